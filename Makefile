@@ -1,0 +1,107 @@
+# One command each. `make test` needs Python 3.11 or newer and make; it brings the rest and, once that is there, no
+# network. The environment and the wheel are below .venv: `rm -rf .venv` starts afresh.
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --no-input --disable-pip-version-check -qq
+PYTEST := -m pytest -n $(JOBS)
+
+# What the wheel is made of. Folders are listed too: their time changes when a file is deleted.
+PACKED := pyproject.toml $(wildcard README.md LICENSE) \
+    $(shell find src -not -name '*.pyc' -not -name __pycache__ 2>/dev/null)
+
+# Branch coverage, in per cent, that each of these must reach.
+GATE := 95
+GATED := 'src/leasehold/recipes/*' src/leasehold/recipes/watchdog.py src/leasehold/engines/memory.py
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+# -- the tests ---------------------------------------------------------------------------------------------------------
+
+.PHONY: test
+test: $(VENV)/.installed servers ## all tests but the long ones, measured; a part of them: make test ARGS="tests/core -k line"
+# A part says nothing about coverage and must not replace what the last whole run measured.
+# `coverage run` rather than pytest-cov: our own pytest plugin imports leasehold before pytest-cov would look.
+ifeq ($(strip $(ARGS)),)
+	@$(PY) -m coverage erase
+	@$(PY) -m coverage run $(PYTEST) && failed=0 || failed=$$?; \
+	    $(PY) -m coverage combine >/dev/null 2>&1; exit $$failed  # pytest's summary stays the last line
+else
+	$(PY) $(PYTEST) $(ARGS)
+endif
+
+.PHONY: faults
+faults: $(VENV)/.installed servers ## the whole fault matrix and the long simulations: an hour or more
+	LEASEHOLD_SEEDS=10000 $(PY) $(PYTEST) -m faults -o faulthandler_timeout=7200 $(ARGS)
+
+.PHONY: bench
+bench: $(VENV)/.installed servers ## measure
+	$(PY) -m bench $(ARGS)
+
+.PHONY: docs
+docs: $(VENV)/.installed ## run the snippets of the docs and compare their generated tables
+	$(PY) -m pytest tests/docs $(ARGS)
+
+# -- the checks --------------------------------------------------------------------------------------------------------
+
+.PHONY: check
+check: format lint types imports coverage ## format, lint, types, imports, docs, and the coverage of the last `make test`
+
+.PHONY: format lint types imports coverage
+format: $(VENV)/.installed
+	$(PY) -m ruff format --check
+
+lint: $(VENV)/.installed
+	$(PY) -m ruff check
+
+types: $(VENV)/.installed
+	$(PY) -m mypy
+
+imports: $(VENV)/.installed
+	$(PY) -m pytest -q tests/test_imports.py $(wildcard tests/docs)
+
+coverage: $(VENV)/.installed
+	@[ .coverage -nt $(VENV)/.installed ] || { echo "no coverage of this source yet: run \`make test\` first"; exit 1; }
+	@for part in $(GATED); do \
+	    $(PY) -m coverage report --include="$$part" --fail-under=$(GATE) || { echo "$$part: below $(GATE) %"; exit 1; }; \
+	done
+
+.PHONY: fix
+fix: $(VENV)/.installed ## format, and mend what ruff can mend
+	$(PY) -m ruff format
+	$(PY) -m ruff check --fix
+
+# -- the environment ---------------------------------------------------------------------------------------------------
+
+.PHONY: servers
+servers:
+	@tools/servers.sh
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "Leasehold needs Python 3.11 or newer: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || tools/servers.sh python3-venv  # Debian packs it apart
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# The tests meet the package as users do: built, then installed. pip asks the network only for what is not there yet.
+$(VENV)/.built: $(VENV)/.made $(PACKED)
+	@rm -rf $(VENV)/wheel
+	$(PIP) install hatchling
+	$(PY) -m hatchling build --target wheel --directory $(VENV)/wheel
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.built
+	$(PIP) install "$$(echo ./$(VENV)/wheel/*.whl)[dev]"
+	$(PIP) install --force-reinstall --no-deps ./$(VENV)/wheel/*.whl
+	@touch $@

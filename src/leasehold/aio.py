@@ -1,0 +1,164 @@
+"""The asyncio face: the twin of `blocking`, awaited. Neither holds any logic."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar, Unpack
+
+from leasehold import engines
+from leasehold.config import UNSET, LockArguments, Unset
+from leasehold.model import Holding
+from leasehold.recipes.calling import OnBusy, Task, wants_lease
+from leasehold.recipes.client import BaseClient, semaphore_shape
+from leasehold.recipes.lease import BaseLease
+from leasehold.recipes.lock import BaseLock, Shape
+from leasehold.runtime.loop import Loop
+
+T = TypeVar("T")
+
+
+class AsyncLease(BaseLease):
+    """As `Lease`: what you hold, renewed in the background, also while the loop is blocked."""
+
+    __slots__ = ()
+
+    async def verify(self) -> None:
+        """Ask the engine itself, and renew. Raises `LeaseLost` or `Unavailable`."""
+        await self._renew(None)
+
+    async def renew(self, ttl: float | None = None) -> None:
+        """Set the life left to `ttl` seconds from now, as `Lease.renew` does."""
+        await self._renew(ttl)
+
+    async def release(self) -> bool:
+        """Give it up, as `Lease.release` does. Cancelled half-way, it is repeated in the background."""
+        return await self._release_by_hand()
+
+    async def wait_lost(self, seconds: float | None = None) -> bool:
+        """Wait until the lease is lost, at most `seconds`. False: it is not lost."""
+        return await self._wait_lost(seconds)
+
+
+class AsyncLock(BaseLock[AsyncLease]):
+    """As `Lock`: a name to be held by one at a time. In `async with`, losing the lease cancels the body and the block
+    raises `LeaseLost`, as `asyncio.timeout` does with its error."""
+
+    __slots__ = ()
+
+    async def acquire(self, *, wait: float | Unset | None = UNSET) -> AsyncLease:
+        """A lease, or `NotAcquired` after `wait` seconds (None: never; 0: try once). Cancelled, it leaves the line."""
+        return await self._acquire(wait)
+
+    async def try_acquire(self) -> AsyncLease | None:
+        """A lease if the name is free right now, else None."""
+        return await self._try_acquire()
+
+    async def locked(self) -> bool:
+        """Whether somebody holds it, at the moment the engine is asked. Decide nothing by it."""
+        return await self._locked()
+
+    async def call(self, fn: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any) -> T:
+        """Run `fn`, plain or async, under the lock; it gets the lease if it has a parameter `lease`."""
+        result: T = await self._call(fn, args, kwargs, wants_lease(fn, blocking=False))
+        return result
+
+    async def __aenter__(self) -> AsyncLease:
+        return await self._enter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave(kind, error)
+
+
+class AsyncRWLock:
+    """Many readers or one writer of a name, first come, first served, so that no writer starves."""
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        self._client, self._name = client, name
+
+    def read(self, **options: Unpack[LockArguments]) -> AsyncLock:
+        """The shared side: held by any number of readers at once. Options as for `AsyncClient.lock`."""
+        return self._client._lock("read()", self._name, Shape("shared"), options)
+
+    def write(self, **options: Unpack[LockArguments]) -> AsyncLock:
+        """The exclusive side: the same as `client.lock(name)`. Options as for `AsyncClient.lock`."""
+        return self._client._lock("write()", self._name, Shape(), options)
+
+
+class AsyncClient(BaseClient):
+    """As `Client`, for one event loop: the one that uses it first, and after that one is closed, the next.
+
+    Its watchdog is a thread of its own, so a blocked loop loses no lease.
+    """
+
+    _runtime_type = Loop
+    _engines: ClassVar = engines
+
+    def lock(self, name: str, **options: Unpack[LockArguments]) -> AsyncLock:
+        """A lock on `name`. Options as for `Client.lock`; `reentrant` is by task."""
+        return self._lock("lock()", name, Shape(), options)
+
+    def rwlock(self, name: str) -> AsyncRWLock:
+        """Many readers or one writer: `.read(...)` and `.write(...)` give locks."""
+        return AsyncRWLock(self, name)
+
+    def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> AsyncLock:
+        """A lock with `limit` holders at once; `lease.slot` says which of them. Options as for `lock`."""
+        return self._lock("semaphore()", name, semaphore_shape(limit), options)
+
+    async def with_lock(self, name: str, fn: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any) -> T:
+        """Run `fn(*args, **kwargs)`, plain or async, under the lock; given the lease if it has a parameter `lease`."""
+        return await self.lock(name).call(fn, *args, **kwargs)
+
+    def locked(
+        self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]
+    ) -> Callable[[Callable[..., T | Awaitable[T]]], Callable[..., Awaitable[T | None]]]:
+        """Decorate a function, plain or async, as `Client.locked` does; what comes out is to be awaited."""
+
+        def decorate(fn: Callable[..., T | Awaitable[T]]) -> Callable[..., Awaitable[T | None]]:
+            task = Task(fn, name, on_busy, blocking=False)
+            self._options_of("locked()", options)
+
+            @wraps(fn)
+            async def run(*args: Any, **kwargs: Any) -> T | None:
+                lock = self.lock(task.name(args, kwargs), **task.options(options))
+                result: T | None = await task.run(lock, args, kwargs)
+                return result
+
+            return run
+
+        return decorate
+
+    async def inspect(self, prefix: str = "", exact: bool = False) -> list[Holding]:
+        """Who holds and who waits, by name: every claim in this namespace whose name begins with `prefix`."""
+        return await self._inspect(prefix, exact)
+
+    async def break_lock(self, name: str, *, token: int) -> bool:
+        """Take a lock from its holder, as `Client.break_lock` does."""
+        return await self._break(name, token)
+
+    async def connect(self) -> None:
+        """Connect now rather than at the first call. Raises `Unavailable`."""
+        await self._ping()
+
+    async def ping(self) -> float:
+        """One round trip to the engine, in seconds. Raises `Unavailable`."""
+        return await self._ping()
+
+    async def close(self) -> None:
+        """Release what is held and what is owed, within `call_timeout`; then let go of the engine."""
+        await self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _lock(self, where: str, name: str, shape: Shape, options: LockArguments) -> AsyncLock:
+        return AsyncLock(self, AsyncLease, name, shape, self._options_of(where, options))

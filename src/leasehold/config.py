@@ -1,0 +1,223 @@
+"""What a client and a lock are told, checked once and early: a bad value never gets as far as an engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from types import MappingProxyType
+from typing import Any, Final, TypedDict, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from leasehold.core.names import check_namespace
+from leasehold.errors import ConfigError, Unsupported
+from leasehold.events import Hook
+from leasehold.model import Traits
+
+T = TypeVar("T")
+
+URL_VARIABLE: Final = "LEASEHOLD_URL"
+
+
+class Unset:
+    """The type of UNSET: an argument left out, where None already means something."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """An engine's URL in parts. Only the scheme is ever shown: the rest may hold a password."""
+
+    url: str = field(repr=False)
+    scheme: str
+    target: str = field(repr=False)  # all between `scheme://` and `?`, decoded
+    options: Mapping[str, str] = field(repr=False)
+    call_timeout: float = 5.0
+
+    @classmethod
+    def parse(cls, url: str, call_timeout: float) -> EngineConfig:
+        if not isinstance(url, str) or "://" not in url:
+            raise ConfigError('an engine URL looks like "memory://" or "redis://host:6379/0"; this one has no "://"')
+        scheme, _, rest = url.partition("://")
+        try:
+            query = urlsplit(f"//{rest}").query
+            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        except ValueError as bad:
+            raise ConfigError(f"the options of this {scheme}:// URL cannot be read: {bad}") from None
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"an option is given twice in this {scheme}:// URL")
+        target = unquote(rest.partition("?")[0])
+        return cls(url, scheme.lower(), target, MappingProxyType(dict(pairs)), call_timeout)
+
+    def accept(self, **kinds: Callable[[str], T]) -> dict[str, T]:
+        """The URL's options, each through its converter; an unknown one is a ConfigError that names the known."""
+        for name in self.options:
+            if name not in kinds:
+                known = ", ".join(sorted(kinds)) or "none"
+                raise ConfigError(f"{self.scheme}:// has no option {name!r}; known options: {known}")
+        found = {}
+        for name, text in self.options.items():
+            try:
+                found[name] = kinds[name](text)
+            except ValueError as bad:
+                raise ConfigError(f"the option {name} of this {self.scheme}:// URL: {bad}") from None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """The arguments of `Client` and `AsyncClient`, which is also what they pickle as."""
+
+    url: str | None = field(default=None, repr=False)
+    namespace: str = ""
+    holder: str | None = None
+    ttl: float = 30.0
+    call_timeout: float = 5.0
+    on_event: Hook | None = None
+
+    def __post_init__(self) -> None:
+        check_namespace(self.namespace)
+        check_seconds("ttl", self.ttl, zero=False)
+        check_seconds("call_timeout", self.call_timeout, zero=False)
+        if self.on_event is not None and not callable(self.on_event):
+            raise ConfigError("on_event is a function that takes one event")
+        _check_label("holder", self.holder)
+
+    def engine(self) -> EngineConfig:
+        url = self.url if self.url is not None else os.environ.get(URL_VARIABLE)
+        if not url:
+            raise ConfigError(f'no engine: pass a URL such as "memory://", or set ${URL_VARIABLE}')
+        return EngineConfig.parse(url, self.call_timeout)
+
+
+class LockArguments(TypedDict, total=False):
+    """What `lock`, `read`, `write`, `semaphore` and `locked` take by keyword."""
+
+    ttl: float | None  # seconds a grant lives unrenewed; None: the client's
+    wait: float | None  # seconds to stand in line; None: for ever, 0: try once
+    holder: str | None  # who holds it, for people; None: the client's
+    purpose: str | None  # what for, for people
+    min_hold: float  # keep the name at least so long, also when released earlier
+    max_hold: float | None  # give it up after so long: the lease is then lost
+    delay: float  # keep the name so much longer than a lost lease trusts it
+    reentrant: bool  # the same thread or task may take it again
+    require: Collection[str]  # traits without which the lock is refused
+
+
+def lock_options(where: str, default_ttl: float, arguments: Mapping[str, Any]) -> LockOptions:
+    """Checked options from keyword arguments. A misspelt one is a TypeError, as for any function."""
+    for name in arguments:
+        if name == "timeout":  # elsewhere it means both of these
+            raise TypeError(
+                f"{where} has no 'timeout': use ttl= for how long a lease lives unrenewed, "
+                "wait= for how long to stand in line"
+            )
+        if name not in LockArguments.__annotations__:
+            raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
+    given = dict(arguments)
+    if given.get("ttl") is None:
+        given["ttl"] = default_ttl
+    given["require"] = requirements(given.get("require", ()))
+    return LockOptions(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """The same, checked."""
+
+    ttl: float
+    wait: float | None = None
+    holder: str | None = None
+    purpose: str | None = None
+    min_hold: float = 0.0
+    max_hold: float | None = None
+    delay: float = 0.0
+    reentrant: bool = False
+    require: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_seconds("ttl", self.ttl, zero=False)
+        check_wait(self.wait)
+        check_seconds("min_hold", self.min_hold)
+        check_seconds("delay", self.delay)
+        if self.max_hold is not None:
+            check_seconds("max_hold", self.max_hold, zero=False)
+            if self.min_hold > self.max_hold:
+                raise ConfigError(f"min_hold ({self.min_hold} s) must not exceed max_hold ({self.max_hold} s)")
+        _check_label("holder", self.holder)
+        _check_label("purpose", self.purpose)
+
+
+REQUIREMENTS: Final[Mapping[str, Callable[[Traits], bool]]] = MappingProxyType(
+    {
+        "fencing": lambda traits: traits.fencing,
+        "fair": lambda traits: traits.fair,
+        "push": lambda traits: traits.push,
+        "shared": lambda traits: traits.shared,
+        "slots": lambda traits: traits.slots,
+        "outlives": lambda traits: traits.outlives,
+        "told": lambda traits: traits.told,
+        "engine-clock": lambda traits: traits.clock == "engine",
+        "survives-restart": lambda traits: traits.survives in ("restart", "minority"),
+        "survives-minority": lambda traits: traits.survives == "minority",
+    }
+)
+
+
+def check_required(words: Collection[str], traits: Traits, engine: str) -> None:
+    """Refuse a lock whose requirements the engine's traits do not meet."""
+    missing = tuple(word for word in sorted(words) if not REQUIREMENTS[word](traits))
+    if missing:
+        raise Unsupported(
+            f"{engine} does not promise {', '.join(missing)}, which this lock requires: use another engine, "
+            "or leave the word out of require=",
+            engine=engine,
+            missing=missing,
+        )
+
+
+def requirements(words: Collection[str]) -> frozenset[str]:
+    if isinstance(words, str):
+        raise ConfigError(f"require is a set of words, such as {{{words!r}}}, not one text")
+    unknown = sorted(set(words) - set(REQUIREMENTS))
+    if unknown:
+        raise ConfigError(f"require knows {', '.join(REQUIREMENTS)}; not {', '.join(unknown)}")
+    return frozenset(words)
+
+
+def check_limit(limit: int) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ConfigError(f"a semaphore's limit is a whole number of at least 1, not {limit!r}")
+    return limit
+
+
+def check_wait(wait: float | None) -> None:
+    if wait is not None:
+        check_seconds("wait", wait)
+
+
+def check_seconds(what: str, value: float, zero: bool = True) -> None:
+    """A number of seconds: finite, not negative, and above 0 where 0 makes no sense."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ConfigError(f"{what} is a finite number of seconds, not {value!r}")
+    if value < 0 or (value == 0 and not zero):
+        raise ConfigError(f"{what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r}")
+
+
+def _check_label(what: str, text: str | None) -> None:
+    if text is None:
+        return
+    if not isinstance(text, str) or len(text) > 200 or not text.isprintable():
+        raise ConfigError(f"{what} is a short printable text of at most 200 characters, not {text!r}")
+
+
+def default_holder() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

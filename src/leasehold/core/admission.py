@@ -1,0 +1,332 @@
+"""Who may hold a name, given the claims upon it: the state machine that every party-table engine implements.
+
+A `Line` is all there is about one live name. Its verbs are told the time, issue tokens through the counter they are
+given, and return what to tell whom; they read no clock and send nothing. The memory engine is this module behind a
+guard, and the tests of the SQL and Redis engines run it beside the real thing as the model.
+
+    waiting ──> reserved ──> held ──> (released)          a reservation is a grant the waiter has yet to claim:
+       ^            │          └────> cooling ──> (over)   its ttl must start at a request whose sending it timed
+       └─ passed ───┘ not claimed in time, or not to be told: keeps its ticket, comes back at its old place
+
+Safety, in four lines. A new occupier is only admitted by `_fits`, after `_settle` has ended what is over (E1). Every
+token comes from the one counter, which only rises (E3). A repeated attempt finds its party by mark (E2). `until` of a
+grant only moves forward, and only while it lies ahead (E8), so whoever trusts an earlier answer is never overtaken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from leasehold.core.timing import BEAT, RESERVATION
+from leasehold.errors import Mismatch
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, HoldingState, Kind, Mode
+
+WAITING: Final = 0
+RESERVED: Final = 1
+HELD: Final = 2
+COOLING: Final = 3  # no owner; ends by itself
+PASSED: Final = 4
+
+STATES: Final[tuple[HoldingState, ...]] = ("waiting", "reserved", "held", "cooling", "passed over")
+
+
+class Word(NamedTuple):
+    """One message to one client: `go` (your turn is reserved), `head` (look again in `seconds`), `lost` (broken)."""
+
+    client: str
+    kind: Literal["go", "head", "lost"]
+    mark: str
+    seconds: float = 0.0
+
+
+class Counter:
+    """The fencing tokens of a bucket of names: only ever rises, and never below the clock it is shown."""
+
+    __slots__ = ("last",)
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+
+    def next(self, floor: int) -> int:
+        self.last = max(self.last + 1, floor)
+        return self.last
+
+
+@dataclass(slots=True)
+class Moment:
+    """What a verb may know of the world when it runs."""
+
+    now: float  # the engine's clock, which ends leases
+    issue: Callable[[], int]  # the next token
+    reachable: Callable[[str], bool]  # False: this client cannot be told anything
+
+
+@dataclass(slots=True, eq=False)
+class Party:
+    """One claim's part in a line. `until` ends what it occupies, `beat` its place while it waits (E7)."""
+
+    mark: str
+    client: str
+    holder: Holder
+    mode: Mode
+    delay: float
+    ticket: int
+    since: float
+    beat: float
+    state: int = WAITING
+    until: float = 0.0
+    token: int = 0
+    slot: int | None = None
+
+
+Answer: TypeAlias = "tuple[Grant | Busy, list[Word]]"
+
+
+class Line:
+    """Everything about one live name; `idle` once nothing is left of it."""
+
+    __slots__ = ("_next_end", "_scan_at", "_told", "kind", "limit", "occupiers", "parties", "tickets", "waiters")
+
+    def __init__(self, now: float, kind: Kind = "lock", limit: int = 1) -> None:
+        self.kind: Kind = kind
+        self.limit = limit
+        self.parties: dict[str, Party] = {}  # by mark: everything that has an owner
+        self.occupiers: dict[int, Party] = {}  # by token: reserved, held, cooling
+        self.waiters: list[tuple[int, Party]] = []  # by ticket; passed-over parties are not among them
+        self.tickets = 0
+        self._next_end = float("inf")  # no occupier ends before this
+        self._scan_at = now + BEAT
+        self._told: tuple[str, float] = ("", 0.0)  # which head knows when to look again, and when
+
+    @property
+    def idle(self) -> bool:
+        return not self.parties and not self.occupiers
+
+    # ------------------------------------------------------------------ verbs
+
+    def attempt(self, at: Moment, claim: Claim, client: str) -> Answer:
+        words: list[Word] = []
+        self._settle(at.now)
+        if claim.kind != self.kind or claim.limit != self.limit:
+            self._change_kind(at.now, claim)
+        party = self.parties.get(claim.mark)
+        if party is None:
+            if self.waiters:
+                self._advance(at, words)
+            if not self.waiters and self._fits(claim.mode):
+                return self._grant(at, self._join(at.now, claim, client), claim), words
+            if not claim.queue:
+                return self._busy(at.now, None), words
+            party = self._join(at.now, claim, client)
+            insort(self.waiters, (party.ticket, party))
+        elif party.state == PASSED:
+            party.state = WAITING
+            insort(self.waiters, (party.ticket, party))
+        party.beat, party.client = at.now + BEAT, client
+        if party.state == WAITING:
+            self._advance(at, words, asking=party)
+        if party.state == WAITING:
+            return self._busy(at.now, party), words
+        return self._claim(at, party, claim, words), words
+
+    def renew(self, at: Moment, claim: Claim) -> tuple[Alive | Gone, list[Word]]:
+        words: list[Word] = []
+        party = self.parties.get(claim.mark)
+        lapsed = party is not None and party.state == HELD and party.until <= at.now
+        self._settle(at.now)
+        self._advance(at, words)
+        party = self.parties.get(claim.mark)
+        if party is None:
+            return Gone("lapsed" if lapsed else "unknown"), words
+        if not claim.token:  # queued: the heart-beat alone. It lengthens no reservation and puts nobody back in line
+            party.beat = at.now + BEAT
+            return Alive(BEAT, self._place(party)), words
+        if party.state != HELD or party.token != claim.token:
+            return Gone("unknown"), words
+        party.until = max(party.until, at.now + claim.ttl)
+        return Alive(party.until - at.now), words
+
+    def release(self, at: Moment, mark: str, min_hold: float) -> tuple[bool, list[Word]]:
+        words: list[Word] = []
+        self._settle(at.now)
+        party = self.parties.get(mark)
+        if party is not None:
+            self._remove(party)
+            if party.state == HELD and party.since + min_hold > at.now:
+                self._cool(party, party.since + min_hold, delay=0.0)
+        self._advance(at, words)
+        return party is not None and party.token > 0, words
+
+    def break_(self, at: Moment, token: int) -> tuple[bool, list[Word]]:
+        words: list[Word] = []
+        self._settle(at.now)
+        party = self.occupiers.get(token)
+        broken = party is not None and (party.state == HELD or (party.state == COOLING and not party.delay))
+        if party is not None and broken:
+            # What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
+            self._remove(party)
+            if party.state == HELD:
+                words.append(Word(party.client, "lost", party.mark))
+                if party.delay:
+                    self._cool(party, at.now + party.delay, party.delay)
+        self._advance(at, words)
+        return broken, words
+
+    def look(self, at: Moment) -> list[Word]:
+        """End what is over and wake whoever may go, though nobody asked: what a sweep does."""
+        words: list[Word] = []
+        self._settle(at.now)
+        self._scan(at.now)
+        self._advance(at, words)
+        return words
+
+    def holdings(self, namespace: str, name: str, now: float) -> Iterator[Holding]:
+        """Holders by token, then the line by ticket, passed-over waiters at the place they would come back to."""
+        everyone = {id(party): party for party in (*self.parties.values(), *self.occupiers.values())}
+        for party in sorted(everyone.values(), key=lambda p: (p.token == 0, p.token, p.ticket)):
+            occupies = party.state in (RESERVED, HELD, COOLING)
+            yield Holding(
+                namespace=namespace,
+                name=name,
+                state=STATES[party.state],
+                mode=party.mode,
+                kind=self.kind,
+                limit=self.limit,
+                fingerprint=party.mark[:16],
+                holder=party.holder,
+                age=now - party.since,
+                left=max(0.0, (party.until if occupies else party.beat) - now),
+                token=party.token or None,
+                slot=party.slot,
+                place=None if occupies else self._place(party),
+            )
+
+    # -------------------------------------------------------------- decisions
+
+    def _fits(self, mode: Mode) -> bool:
+        if not self.occupiers:
+            return True
+        if self.kind == "semaphore":
+            return len(self.occupiers) < self.limit
+        return mode == "shared" and all(party.mode == "shared" for party in self.occupiers.values())
+
+    def _change_kind(self, now: float, claim: Claim) -> None:
+        self._scan(now)  # the dead do not fix a kind
+        if not self.idle:
+            raise Mismatch(
+                claim.name, wanted=described(claim.kind, claim.limit), found=described(self.kind, self.limit)
+            )
+        self.kind, self.limit = claim.kind, claim.limit
+
+    def _settle(self, now: float) -> None:
+        """End every occupation that is over by now. Nothing is decided before this has run."""
+        if now >= self._scan_at:
+            self._scan(now)
+        if now < self._next_end:
+            return
+        for party in [party for party in self.occupiers.values() if party.until <= now]:
+            self._remove(party)
+            if party.state == HELD and party.until + party.delay > now:
+                self._cool(party, party.until + party.delay, party.delay)
+            elif party.state == RESERVED and party.beat > now:
+                self._pass_over(party)
+        self._next_end = min((party.until for party in self.occupiers.values()), default=float("inf"))
+
+    def _scan(self, now: float) -> None:
+        """Drop the places of those not heard of. Rare: a dead head is also met in `_advance`."""
+        self._scan_at = now + BEAT
+        for party in [p for p in self.parties.values() if p.state in (WAITING, PASSED) and p.beat <= now]:
+            self._remove(party)
+
+    def _advance(self, at: Moment, words: list[Word], asking: Party | None = None) -> None:
+        """Reserve for the head of the line while it fits; then see that the new head knows when to look again."""
+        while self.waiters:
+            head = self.waiters[0][1]
+            if head is not asking and head.beat <= at.now:
+                self._remove(head)
+            elif head is not asking and not at.reachable(head.client):
+                self._remove(head)
+                self._pass_over(head)
+            elif self._fits(head.mode):
+                self._reserve(at, head)
+                if head is not asking:  # its own answer tells it
+                    words.append(Word(head.client, "go", head.mark))
+            else:
+                self._next_end = min(party.until for party in self.occupiers.values())
+                if head is not asking and (self._told[0] != head.mark or self._next_end < self._told[1]):
+                    words.append(Word(head.client, "head", head.mark, self._next_end - at.now))
+                self._told = (head.mark, self._next_end)
+                return
+
+    # ----------------------------------------------------------- transitions
+
+    def _join(self, now: float, claim: Claim, client: str) -> Party:
+        self.tickets += 1
+        party = Party(claim.mark, client, claim.holder, claim.mode, claim.delay, self.tickets, now, now + BEAT)
+        self.parties[claim.mark] = party
+        return party
+
+    def _reserve(self, at: Moment, party: Party) -> None:
+        self._remove(party)
+        self.parties[party.mark] = party
+        self._occupy(at, party, RESERVED, at.now + RESERVATION)
+
+    def _grant(self, at: Moment, party: Party, claim: Claim) -> Grant:
+        self._occupy(at, party, HELD, at.now + claim.ttl)
+        return Grant(party.token, claim.ttl, party.slot)
+
+    def _claim(self, at: Moment, party: Party, claim: Claim, words: list[Word]) -> Grant:
+        """A reserved or held party asks again: the same token, and at least the life it asks for (E2, E8)."""
+        if party.state == RESERVED:
+            party.state, party.since, party.until = HELD, at.now, at.now + claim.ttl
+        party.until, party.delay = max(party.until, at.now + claim.ttl), claim.delay
+        self._next_end = min(self._next_end, party.until)
+        self._advance(at, words)
+        return Grant(party.token, party.until - at.now, party.slot)
+
+    def _occupy(self, at: Moment, party: Party, state: int, until: float) -> None:
+        party.state, party.until, party.since, party.token = state, until, at.now, at.issue()
+        party.slot = self._free_slot() if self.kind == "semaphore" else None
+        self.occupiers[party.token] = party
+        self._next_end = min(self._next_end, until)
+
+    def _free_slot(self) -> int:
+        taken = {party.slot for party in self.occupiers.values()}
+        return next(slot for slot in range(self.limit) if slot not in taken)
+
+    def _cool(self, party: Party, until: float, delay: float) -> None:
+        party.state, party.until, party.delay = COOLING, until, delay
+        self.occupiers[party.token] = party
+        self._next_end = min(self._next_end, until)
+
+    def _pass_over(self, party: Party) -> None:
+        party.state, party.token, party.slot = PASSED, 0, None
+        self.parties[party.mark] = party
+
+    def _remove(self, party: Party) -> None:
+        """Take a party out wherever it stands; what becomes of it is the caller's to say."""
+        if self.parties.get(party.mark) is party:
+            del self.parties[party.mark]
+        if party.state == WAITING:
+            del self.waiters[bisect_left(self.waiters, party.ticket, key=lambda entry: entry[0])]
+        elif party.state != PASSED:
+            del self.occupiers[party.token]
+
+    # --------------------------------------------------------------- answers
+
+    def _busy(self, now: float, party: Party | None) -> Busy:
+        place = None if party is None else self._place(party)
+        front = min(self.occupiers.values(), key=lambda p: p.until, default=None)
+        if front is None:
+            return Busy(None, place)
+        return Busy(max(0.0, front.until - now), place, front.token, front.holder)
+
+    def _place(self, party: Party) -> int:
+        return bisect_left(self.waiters, party.ticket, key=lambda entry: entry[0])
+
+
+def described(kind: Kind, limit: int) -> str:
+    return "lock" if kind == "lock" else f"semaphore of {limit}"

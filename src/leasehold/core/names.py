@@ -1,0 +1,70 @@
+"""Names of locks: what is allowed, and how a name becomes a safe engine key without collisions.
+
+A name and a namespace are any text. They are carried apart; an engine that needs one key encodes both and joins
+them by `:`, which the encoding never makes, so no two pairs meet in one key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+
+from leasehold.errors import ConfigError
+
+FORMAT = "lh1"  # every engine key begins with it, so that versions can meet during a roll-out
+LONGEST = 255
+BUCKETS = 1024
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+def check_name(name: str) -> str:
+    """The name itself, or a ConfigError that says what is wrong with it."""
+    if _checked(name, "lock name") == 0:
+        raise ConfigError("a lock name needs at least one character")
+    return name
+
+
+def check_namespace(namespace: str) -> str:
+    _checked(namespace, "namespace")
+    return namespace
+
+
+def _checked(text: str, what: str) -> int:
+    if not isinstance(text, str):
+        raise ConfigError(f"a {what} is text, not {type(text).__name__}: {text!r}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"a {what} must be encodable as UTF-8: {text!r} has a lone surrogate") from None
+    if size > LONGEST:
+        raise ConfigError(f"a {what} has at most {LONGEST} bytes of UTF-8, this one has {size}: {text[:40]!r}...")
+    if "\0" in text:
+        raise ConfigError(f"a {what} must not hold a NUL character: {text!r}")
+    return size
+
+
+def encode(text: str) -> str:
+    """One-to-one into letters, digits, `_`, `-` and `%XX`; `.`, `/`, `{` and `:` are all encoded."""
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode())
+
+
+def decode(key: str) -> str:
+    """The inverse of `encode`."""
+    head, *rest = key.split("%")
+    raw = head.encode() + b"".join(bytes([int(part[:2], 16)]) + part[2:].encode() for part in rest)
+    return raw.decode()
+
+
+def key(namespace: str, name: str) -> str:
+    return f"{encode(namespace)}:{encode(name)}"
+
+
+def bucket(name: str) -> int:
+    """Which of the fixed number of token counters a name uses, so that no name leaves one behind."""
+    return zlib.crc32(name.encode()) & (BUCKETS - 1)
+
+
+def mark(claim_id: str) -> str:
+    """What engines store and compare of a secret id: they could not betray it if they wished to."""
+    return hashlib.sha256(claim_id.encode()).hexdigest()[:32]

@@ -1,0 +1,53 @@
+"""When to trust, when to renew, when to stop: every duration Leasehold decides, in one place.
+
+All instants are on the clock of whoever calls. `asked` is always read *before* a request leaves (E8): the engine
+starts its count later than that, so the caller's end comes first.
+"""
+
+from __future__ import annotations
+
+DRIFT = 0.01  # how far two honest clocks may run apart, as a share of the time measured
+LEAST_DRIFT = 0.002
+
+RESERVATION = 3.0  # a waiter that was told its turn has this long to claim it
+BEAT = 15.0  # a queued claim lapses so long after it was last heard of (E7)
+BEAT_EVERY = 5.0  # the watchdog refreshes waiters, and a waiter asks again unprompted, this often
+
+_RETRY_SHARE = 0.15  # of the life left, between tries after a missed renewal
+_LEAST_RETRY = 0.01
+
+
+def valid_until(asked: float, ttl: float) -> float:
+    """Until when a grant may be trusted: the engine frees it no earlier, whatever the clocks do within drift."""
+    drift = ttl * DRIFT
+    return asked + ttl - (drift if drift > LEAST_DRIFT else LEAST_DRIFT)
+
+
+def renew_at(asked: float, ttl: float, jitter: float) -> float:
+    """A third of the life, less up to a fifth of that: leases taken together are not all renewed together."""
+    return asked + ttl / 3 * (1 - 0.2 * jitter)
+
+
+def overdue_at(asked: float, ttl: float) -> float:
+    """From here on a lease not yet renewed is AT_RISK."""
+    return asked + ttl * 2 / 3
+
+
+def retry_at(now: float, until: float, jitter: float) -> float:
+    """After a miss: a share of the life left, so that tries get denser as the end comes nearer."""
+    return now + max((until - now) * _RETRY_SHARE * (1 - 0.5 * jitter), _LEAST_RETRY)
+
+
+def renewal_deadline(now: float, until: float, call_timeout: float) -> float:
+    """A third of the life left: a silent engine still leaves time for another try."""
+    return now + min(max((until - now) / 3, _LEAST_RETRY), call_timeout)
+
+
+def call_deadline(now: float, call_timeout: float, ttl: float) -> float:
+    """No call is worth more patience than the lease it is about would live."""
+    return now + (call_timeout if call_timeout < ttl else ttl)
+
+
+def backoff(tries: int, base: float, most: float, jitter: float) -> float:
+    """Exponential, with full jitter: for what can only be polled."""
+    return min(most, base * 2.0 ** min(tries, 30)) * jitter

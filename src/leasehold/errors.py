@@ -1,0 +1,158 @@
+"""Everything Leasehold raises, and what each one asks of the caller.
+
+    LeaseholdError
+    ├── NotAcquired   (also TimeoutError)   somebody else holds the name; wait longer, or come back
+    ├── LeaseLost                           stop working on what the lock protects
+    ├── Unavailable                         the engine did not answer: neither yes nor no
+    ├── Unsupported                         this engine cannot do what was asked; refused when built
+    ├── Mismatch                            the same name is in use with another kind or limit
+    ├── SelfDeadlock  (also RuntimeError)   this thread or task holds the name already
+    ├── StaleToken                          a resource refused a token older than one it has seen
+    └── ConfigError   (also ValueError)     a bad argument, URL or name; nothing was done
+
+Each error is made from fields, shows them in its text, and survives pickling. None ever carries a claim's
+secret id or a URL's password.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from leasehold.model import Holder, Reason
+
+__all__ = [
+    "ConfigError",
+    "LeaseLost",
+    "LeaseholdError",
+    "Mismatch",
+    "NotAcquired",
+    "SelfDeadlock",
+    "StaleToken",
+    "Unavailable",
+    "Unsupported",
+]
+
+
+class LeaseholdError(Exception):
+    """The root of the tree: catch it to catch everything Leasehold raises."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only fields are not in `args`, so the default would lose them.
+        return _rebuild, (type(self), str(self), self.__dict__.copy())
+
+
+def _rebuild(kind: type[LeaseholdError], text: str, fields: dict[str, object]) -> LeaseholdError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    error.__dict__.update(fields)
+    return error
+
+
+class NotAcquired(LeaseholdError, TimeoutError):
+    """The name could not be had in time. Says who holds it, as far as the engine knows."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        holder: Holder | None = None,
+        token: int | None = None,
+        left: float | None = None,
+        place: int | None = None,
+        waited: float = 0.0,
+    ) -> None:
+        self.name, self.token, self.left, self.place, self.waited = name, token, left, place, waited
+        self.holder = holder.label if holder else None
+        self.host = holder.host if holder else None
+        self.pid = holder.pid if holder else None
+        self.purpose = holder.purpose if holder else None
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        who = f"is held by {self.holder}" if self.holder else "is not free"
+        facts = []
+        if self.holder and self.host is not None and self.pid is not None and f"{self.host}:{self.pid}" != self.holder:
+            facts.append(f"pid {self.pid} on {self.host}")
+        if self.purpose:
+            facts.append(self.purpose)
+        if self.token:
+            facts.append(f"token {self.token}")
+        if self.left is not None:
+            facts.append(f"{self.left:.1f} s left")
+        text = f"{self.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
+        if self.waited > 0:
+            text += f"; gave up after {self.waited:.1f} s"
+            text += f" at place {self.place + 1} in line" if self.place is not None else ""
+            return text
+        return text + "; pass wait=seconds to stand in line"
+
+
+class LeaseLost(LeaseholdError):
+    """The lease can no longer be trusted: stop, another holder may exist from now on."""
+
+    MEANING: ClassVar[dict[Reason, str]] = {
+        "lapsed": "the engine says it lapsed",
+        "broken": "an operator broke it",
+        "unreachable": "the engine did not answer before the lease ran out",
+        "stalled": "this process did not run in time to renew it",
+        "max_hold": "it was held for as long as max_hold allows",
+        "forked": "it belongs to the parent of this forked process",
+        "unknown": "the engine no longer knows it",
+        "released": "it was released",
+    }
+
+    def __init__(self, name: str, *, reason: Reason = "unknown", token: int | None = None) -> None:
+        self.name, self.reason, self.token = name, reason, token
+        with_token = f" (token {token})" if token else ""
+        super().__init__(f"the lease of {name}{with_token} is lost: {self.MEANING[reason]}; stop the work it protects")
+
+
+class Unavailable(LeaseholdError):
+    """The engine gave no usable answer. The outcome is unknown: it may or may not have happened."""
+
+    def __init__(self, text: str, *, engine: str = "", seconds: float | None = None) -> None:
+        self.engine, self.seconds = engine, seconds
+        super().__init__(text)
+
+
+class Unsupported(LeaseholdError):
+    """The engine, as configured, does not promise what this lock needs. Raised when the lock is built."""
+
+    def __init__(self, text: str, *, engine: str = "", missing: tuple[str, ...] = ()) -> None:
+        self.engine, self.missing = engine, missing
+        super().__init__(text)
+
+
+class Mismatch(LeaseholdError):
+    """The name is live with another kind or limit. One of the two callers is wrong about what it is."""
+
+    def __init__(self, name: str, *, wanted: str, found: str) -> None:
+        self.name, self.wanted, self.found = name, wanted, found
+        super().__init__(
+            f"{name} is in use as a {found}, this call wants a {wanted}: use one kind and one limit for a name, "
+            "or wait until it is idle"
+        )
+
+
+class SelfDeadlock(LeaseholdError, RuntimeError):
+    """This very thread or task holds the name, so waiting for it could never end."""
+
+    def __init__(self, name: str, *, token: int | None = None, why: str = "") -> None:
+        self.name, self.token = name, token
+        super().__init__(
+            f"{name} is already held by this thread or task"
+            + (f" (token {token})" if token else "")
+            + (f": {why}" if why else ": pass the lease down, or build the lock with reentrant=True")
+        )
+
+
+class StaleToken(LeaseholdError):
+    """A protected resource has seen a newer token: the lease behind this one is over."""
+
+    def __init__(self, resource: str, *, token: int, highest: int) -> None:
+        self.resource, self.token, self.highest = resource, token, highest
+        super().__init__(f"{resource} refused token {token}: it has seen {highest}; the lease behind it is over")
+
+
+class ConfigError(LeaseholdError, ValueError):
+    """An argument, URL or name that cannot work. Nothing was sent, nothing is half done."""

@@ -1,0 +1,1 @@
+"""What people use, written once over the engine seam."""

@@ -1,0 +1,74 @@
+"""Attempt, wait, attempt again: the only such loop in the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from leasehold.core import timing
+from leasehold.engine import Engine
+from leasehold.errors import NotAcquired, SelfDeadlock, Unavailable
+from leasehold.model import Claim, Grant
+from leasehold.runtime.base import Runtime
+
+L = TypeVar("L")
+
+_LATE_TRIES = 3  # an engine slower than the ttl will stay so: waiting for ever would only load it
+
+
+async def acquire(
+    engine: Engine,
+    runtime: Runtime,
+    claim: Claim,
+    *,
+    wait: float | None,
+    call_timeout: float,
+    admit: Callable[[Claim, Grant, float], L],
+    renamed: Callable[[Claim], Claim],
+    alone: bool = False,
+) -> L:
+    """Take the name within `wait` seconds and hand it to `admit`, or raise and leave no claim behind (E6).
+
+    `alone`: a claim beside one of the same owner, which can only be had at once or never.
+    """
+    began = runtime.now()
+    deadline = float("inf") if wait is None else began + wait
+    if wait != 0 and not alone and engine.listening:
+        claim = claim._replace(queue=True)
+    owes, late = False, 0
+    try:
+        while True:
+            asked, owes = runtime.now(), True  # before the request leaves (E8)
+            reply = await engine.attempt(claim, timing.call_deadline(asked, call_timeout, claim.ttl))
+            if isinstance(reply, Grant):
+                if runtime.now() < timing.valid_until(asked, reply.ttl):
+                    return admit(claim, reply, asked)
+                engine.forget(bare(claim))  # granted too late to be trusted
+                owes, late, claim = False, late + 1, renamed(claim)  # the late release must not hit the next attempt
+                if late == _LATE_TRIES or runtime.now() >= deadline:
+                    raise Unavailable(
+                        f"the engine took longer to grant {claim.name} than its ttl of {claim.ttl} s lasts: "
+                        "choose a longer ttl",
+                        seconds=runtime.now() - asked,
+                    )
+                continue
+            owes = claim.queue  # answered busy and never queued: nothing owed
+            if alone and wait != 0:
+                raise SelfDeadlock(claim.name, why="it reads already, and a writer stands in line between")
+            remaining = deadline - runtime.now()
+            if remaining <= 0:
+                waited = runtime.now() - began if wait else 0.0
+                raise NotAcquired(claim.name, waited=waited, **reply._asdict())
+            if claim.queue:
+                await engine.wait(claim, reply, min(remaining, timing.BEAT_EVERY))  # stay in line (E7)
+            else:
+                claim = claim._replace(queue=True)
+    except BaseException:  # waited out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
+        if owes:
+            engine.forget(bare(claim))  # sent at once, or owed to the watchdog; never a second wait
+        raise
+
+
+def bare(claim: Claim) -> Claim:
+    """The claim as it is given up by somebody who never worked under it: there is nothing to keep for min_hold."""
+    return claim._replace(min_hold=0.0) if claim.min_hold else claim

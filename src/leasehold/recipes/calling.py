@@ -1,0 +1,81 @@
+"""Running a function under a lock: whether it wants the lease, and which name its arguments make."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from string import Formatter
+from typing import Any, Final, Literal, TypeAlias
+
+from leasehold.config import LockArguments
+from leasehold.errors import ConfigError, NotAcquired
+from leasehold.recipes.lock import BaseLock
+
+OnBusy: TypeAlias = Literal["wait", "raise", "skip"]
+_ON_BUSY: Final = ("wait", "raise", "skip")
+
+
+def wants_lease(fn: Callable[..., Any], blocking: bool) -> bool:
+    """Whether `fn` has a parameter called `lease`. Refuses a coroutine function where nobody would await it."""
+    if blocking and inspect.iscoroutinefunction(fn):
+        raise ConfigError(f"{_name(fn)} is a coroutine function: run it under a lock of AsyncClient")
+    try:
+        return "lease" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # some built-ins do not tell
+        return False
+
+
+class Task:
+    """A decorated function: the name its arguments make (`"user:{user_id}"`), and what to do when that is busy.
+
+    Checked when the function is decorated, not when it is first called.
+    """
+
+    def __init__(self, fn: Callable[..., Any], template: str, on_busy: OnBusy, *, blocking: bool) -> None:
+        if on_busy not in _ON_BUSY:
+            raise ConfigError(f"on_busy is one of {', '.join(_ON_BUSY)}, not {on_busy!r}")
+        self._fn, self._template, self._on_busy = fn, template, on_busy
+        self._pass_lease = wants_lease(fn, blocking)
+        signature = inspect.signature(fn)
+        # The lease is given by us: callers leave it out.
+        kept = [p for p in signature.parameters.values() if not (self._pass_lease and p.name == "lease")]
+        self._signature = signature.replace(parameters=kept)
+        self._more = next((p.name for p in kept if p.kind is p.VAR_KEYWORD), None)
+        self._made = self._check_template()
+
+    def _check_template(self) -> bool:
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(self._template) if field is not None]
+        except ValueError as bad:
+            raise ConfigError(f"{self._template!r} is no name template: {bad}") from None
+        for field in fields:
+            root = field.partition(".")[0].partition("[")[0]
+            if root not in self._signature.parameters and self._more is None:
+                what = repr(root) if root else "a position"
+                raise ConfigError(f"{self._template!r} uses {what}, which is no argument of {_name(self._fn)}")
+        return bool(fields)
+
+    def name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if not self._made:
+            return self._template.format()
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        if self._more is not None:
+            values |= values.pop(self._more)
+        return self._template.format(**values)
+
+    def options(self, options: LockArguments) -> LockArguments:
+        return options if self._on_busy == "wait" else {**options, "wait": 0}
+
+    async def run(self, lock: BaseLock[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return await lock._call(self._fn, args, kwargs, self._pass_lease)
+        except NotAcquired as busy:
+            if self._on_busy == "skip" and busy.name == lock.name:
+                return None
+            raise
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", repr(fn))

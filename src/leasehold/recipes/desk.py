@@ -1,0 +1,210 @@
+"""What all leases of one client share: engine, watchdog, teller, book. It outlives the client while a lease lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from leasehold.book import Book
+from leasehold.config import ClientOptions, EngineConfig, check_required, default_holder
+from leasehold.core import timing
+from leasehold.engine import Engine, Opener
+from leasehold.errors import ConfigError, Unavailable
+from leasehold.events import Event, EventKind, safely
+from leasehold.model import Claim, Holder, Reason, Traits
+from leasehold.recipes.entries import Entries
+from leasehold.recipes.teller import Teller
+from leasehold.recipes.watchdog import Watchdog
+from leasehold.runtime.base import Runtime
+
+if TYPE_CHECKING:
+    from leasehold.recipes.lease import BaseLease
+
+_log = logging.getLogger("leasehold")
+
+
+class Desk:
+    def __init__(self, options: ClientOptions, config: EngineConfig, opener: Opener, runtime: Runtime) -> None:
+        self.options, self.config, self.runtime = options, config, runtime
+        self._opener = opener
+        self.guard: AbstractContextManager[Any] = runtime.guard()
+        self.book = Book(runtime, runtime.entropy(8).hex())
+        self.teller = Teller(runtime)
+        self.entries = Entries(runtime)
+        self.dog = Watchdog(runtime, self.book, self._open, options.call_timeout)
+        self.closed = False
+        self._settings_known = False
+        self._engine = self._open(runtime)
+        self._describe()
+
+    def _open(self, runtime: Runtime) -> Engine:
+        return self._opener(self.config, runtime, self.book)
+
+    def _describe(self) -> None:
+        self._host, self._pid = os.uname().nodename if hasattr(os, "uname") else "", os.getpid()
+        self._label = self.options.holder or default_holder()
+        self._holders: dict[tuple[str | None, str | None], Holder] = {}
+
+    @property
+    def name(self) -> str:
+        """What the engine is called in events and errors: its scheme, never its address."""
+        return self.config.scheme
+
+    @property
+    def traits(self) -> Traits:
+        return self._engine.traits
+
+    def engine(self) -> Engine:
+        """The engine, for use now and from here."""
+        if self.closed:
+            raise ConfigError("this client is closed: make a new one")
+        if not self.runtime.bind():
+            self._move()
+        return self._engine
+
+    async def meet(self, words: frozenset[str]) -> None:
+        """Before the first grant: check what a lock requires against what the server's settings turned out to be."""
+        if not self._settings_known:
+            await self.engine().ping(self.deadline())
+            self._settings_known = True
+        check_required(words, self.traits, self.name)
+
+    def _move(self) -> None:
+        """The event loop of before is closed: its tasks are gone, and so are the connections that lived in it."""
+        for waiter in list(self.book.waiting.values()):
+            self.book.leave(waiter.claim.mark)
+            self.book.owe(waiter.claim)
+        self._engine = self._open(self.runtime)
+
+    def deadline(self) -> float:
+        return self.runtime.now() + self.options.call_timeout
+
+    def holder(self, label: str | None, purpose: str | None) -> Holder:
+        known = self._holders.get((label, purpose))
+        if known is None:
+            known = Holder(label or self._label, self._host, self._pid, purpose or "")
+            self._holders[label, purpose] = known
+        return known
+
+    def admit(self, lease: BaseLease) -> None:
+        """Look after a new lease. It is known as held before it stops being known as waiting: a late wake-up for a
+        claim nobody knows would release it."""
+        mark = lease._claim.mark
+        self.book.held[mark] = ref(lease)
+        self.dog.watch(lease)
+        self.book.leave(mark)
+
+    async def give_back(self, claim: Claim) -> bool:
+        """Release at the engine. Never raises for an engine that does not answer: then the release is owed."""
+        now = self.runtime.now()
+        try:
+            return await self._engine.release(claim, timing.call_deadline(now, self.options.call_timeout, claim.ttl))
+        except Unavailable as error:
+            self.book.owe(claim)
+            _log.warning("the release of %s could not be confirmed and is repeated: %s", claim.name, error)
+            self.emit("owed", claim, reason=str(error))
+            return False
+        except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, the release still due
+            self._engine.forget(claim)
+            raise
+
+    # ------------------------------------------------------------ telling
+
+    def emit(
+        self,
+        kind: EventKind,
+        claim: Claim,
+        *,
+        token: int | None = None,
+        since: float | None = None,
+        reason: str | None = None,
+        aside: bool = False,
+    ) -> None:
+        """Hand an event to the client's hook; `aside`: made by the watchdog, told on the teller's thread."""
+        hook = self.options.on_event
+        if hook is None:
+            return
+        event = Event(
+            kind=kind,
+            engine=self.name,
+            namespace=claim.namespace,
+            name=claim.name,
+            at=self.runtime.wall(),
+            token=token,
+            fingerprint=claim.fingerprint,
+            holder=claim.holder.label,
+            seconds=None if since is None else self.runtime.now() - since,
+            reason=reason,
+        )
+        if aside:
+            self.teller.tell(safely, hook, event)
+        else:
+            safely(hook, event)
+
+    def lost(self, lease: BaseLease, reason: Reason) -> None:
+        level = logging.INFO if reason == "max_hold" else logging.WARNING
+        _log.log(
+            level, "the lease of %s (token %d, %s) is lost: %s", lease.name, lease.token, lease.fingerprint, reason
+        )
+        self.emit("lost", lease._claim, token=lease.token, since=lease._granted_at, reason=reason, aside=True)
+
+    def at_risk(self, lease: BaseLease, error: Unavailable) -> None:
+        _log.warning("the lease of %s (token %d) is at risk: %s", lease.name, lease.token, error)
+        self.emit("at_risk", lease._claim, token=lease.token, since=lease._asked, reason=str(error), aside=True)
+
+    # ------------------------------------------------------ lives of a client
+
+    def leases(self) -> list[BaseLease]:
+        found = [held() for held in list(self.book.held.values())]
+        return [lease for lease in found if lease is not None]  # type: ignore[misc]
+
+    async def close(self) -> None:
+        """Release what is held, settle what is owed for at most `call_timeout`, let go of the engine."""
+        if self.closed:
+            return
+        if not self.runtime.bind():
+            self._move()
+        self.closed = True
+        until = self.deadline()
+        for lease in self.leases():
+            lease._depth = 1
+            await lease._release()
+        for waiter in list(self.book.waiting.values()):  # they find the client closed, and leave the line
+            waiter.go = True
+            waiter.signal.set()
+        while self.book.owed and self.runtime.now() < until:
+            for mark, owed in list(self.book.owed.items()):
+                try:
+                    await self._engine.release(owed.claim, until)
+                except Unavailable:
+                    await self.runtime.sleep(0.05)
+                    break
+                self.book.owed.pop(mark, None)
+        for owed in self.book.owed.values():
+            _log.warning("the release of %s was not confirmed before close(); it lapses", owed.claim.name)
+        await self.dog.stop(self.options.call_timeout)
+        self.teller.retire()
+        await self._engine.close()
+
+    def retire(self) -> None:
+        """The client object is gone. What its leases need stays until they are."""
+        self.dog.retire()
+        self.teller.retire()
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing here is held, renewed or released; the client itself can be used again."""
+        inherited = self.leases()
+        self.guard = self.runtime.guard()
+        self.book.waiting.clear()
+        self.book.owed.clear()
+        self.book.held.clear()
+        self.book.client = self.runtime.entropy(8).hex()
+        self.teller.after_fork()
+        self.dog.after_fork()
+        self._engine.after_fork()
+        self._describe()
+        for lease in inherited:
+            lease.lose("forked")

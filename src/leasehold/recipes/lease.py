@@ -1,0 +1,287 @@
+"""What a caller holds: a grant, and how long to trust it.
+
+The state is computed when it is read, from the clock: nothing has to run for a lease to be over. All a watchdog, a
+break or a failed renewal can do is move `_valid_until` forward, or end the lease earlier; never bring it back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NoReturn, Self
+
+from leasehold.config import check_seconds
+from leasehold.core import timing
+from leasehold.errors import ConfigError, LeaseLost, Unavailable
+from leasehold.model import Alive, Claim, Gone, Grant, Reason
+
+if TYPE_CHECKING:
+    from leasehold.recipes.desk import Desk
+    from leasehold.runtime.base import Interrupt, Signal
+
+
+class LeaseState(StrEnum):
+    HELD = "HELD"  # trusted
+    AT_RISK = "AT_RISK"  # trusted, but a renewal failed or is overdue
+    LOST = "LOST"  # stop: another holder may exist
+    RELEASED = "RELEASED"  # given up
+
+
+# Module names, because reading a member of an enum costs more than the whole comparison.
+HELD: Final = LeaseState.HELD
+AT_RISK: Final = LeaseState.AT_RISK
+LOST: Final = LeaseState.LOST
+RELEASED: Final = LeaseState.RELEASED
+
+_STILL_THERE: Final = frozenset({"unreachable", "stalled", "max_hold"})  # lost here, perhaps not yet at the engine
+
+
+class BaseLease:
+    """The lease of both faces; they add the calls that wait. Belongs to no thread: hand it to another freely."""
+
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_callbacks",
+        "_cap",
+        "_claim",
+        "_depth",
+        "_desk",
+        "_due",
+        "_ended",
+        "_granted_at",
+        "_interrupt",
+        "_missed",
+        "_reason",
+        "_returned",
+        "_signals",
+        "_tried",
+        "_valid_until",
+        "slot",
+        "token",
+        "ttl",
+    )
+
+    def __init__(self, desk: Desk, claim: Claim, grant: Grant, asked: float, max_hold: float | None) -> None:
+        self._desk, self._claim = desk, claim
+        self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
+        self._granted_at = self._asked = asked
+        self._cap = float("inf") if max_hold is None else asked + max_hold
+        self._valid_until = min(timing.valid_until(asked, grant.ttl), self._cap)
+        self._due = timing.renew_at(asked, grant.ttl, desk.runtime.fraction())
+        self._ended: LeaseState | None = None
+        self._reason: Reason | None = None
+        self._missed = self._tried = self._returned = False
+        self._depth = 1
+        self._callbacks: list[Callable[[Self], object]] | None = None
+        self._signals: list[Signal] | None = None
+        self._interrupt: Interrupt | None = None
+
+    # ------------------------------------------------------- reading, no I/O
+
+    @property
+    def name(self) -> str:
+        return self._claim.name
+
+    @property
+    def holder(self) -> str:
+        return self._claim.holder.label
+
+    @property
+    def fingerprint(self) -> str:
+        """What may be shown of the secret id: 16 hex digits of its hash."""
+        return self._claim.fingerprint
+
+    @property
+    def state(self) -> LeaseState:
+        if self._ended is not None:
+            return self._ended
+        now = self._desk.runtime.now()
+        if now >= self._valid_until:
+            return LOST
+        if self._missed or now >= timing.overdue_at(self._asked, self.ttl):
+            return AT_RISK
+        return HELD
+
+    @property
+    def held(self) -> bool:
+        """True while the work may go on: HELD or AT_RISK."""
+        return self._ended is None and self._desk.runtime.now() < self._valid_until
+
+    @property
+    def remaining(self) -> float:
+        """Seconds the lease can be trusted if no renewal succeeds any more; never more than the truth."""
+        return max(0.0, self._valid_until - self._desk.runtime.now()) if self._ended is None else 0.0
+
+    @property
+    def lost_reason(self) -> Reason | None:
+        """Why the lease is LOST; None while it is not."""
+        if self._ended is not None:
+            return self._reason if self._ended is LOST else None
+        return None if self.held else self._reason_by_clock()
+
+    def check(self) -> None:
+        """Raise `LeaseLost` once the lease cannot be trusted. No I/O: call it before every step that matters."""
+        if not self.held:
+            self._raise_lost()
+
+    def on_lost(self, callback: Callable[[Self], object]) -> None:
+        """Call `callback(lease)` once when the lease is lost, on a thread of its own; at once if it is lost already.
+
+        Not promised: that it runs before the next holder begins, if this process is paused. `check()` is.
+        """
+        if not callable(callback) or inspect.iscoroutinefunction(callback):
+            raise ConfigError("on_lost takes a plain function of one argument, the lease; it runs on its own thread")
+        with self._desk.guard:
+            if self._ended is None:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        if self._ended is LOST:
+            self._desk.teller.tell(callback, self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} token={self.token} {self.state} {self.remaining:.1f} s>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a lease cannot be pickled: it is held by this process. Send lease.token, and check that")
+
+    # --------------------------------------------------------- ending it
+
+    def lose(self, reason: Reason) -> bool:
+        """End it as LOST, once, and tell everybody who asked. From any thread; False: it had ended already."""
+        desk = self._desk
+        with desk.guard:
+            if self._ended is not None:
+                return False
+            self._ended, self._reason = LOST, reason
+        desk.book.held.pop(self._claim.mark, None)
+        self._wake()
+        if self._interrupt is not None:
+            self._interrupt.fire()
+        for callback in self._callbacks or ():
+            desk.teller.tell(callback, self)
+        desk.lost(self, reason)
+        return True
+
+    async def _release(self) -> bool:
+        """Give it up. True: a live lease ended by this call, confirmed. Renewal stops before the release is sent."""
+        desk = self._desk
+        if self._depth > 1:  # an inner hold of a reentrant lock
+            self._depth -= 1
+            return True
+        verdict = self.lost_reason  # by the clock, before anything is sent
+        if verdict is not None:
+            self.lose(verdict)
+        with desk.guard:
+            if self._returned or (self._ended is LOST and self._reason not in _STILL_THERE):
+                return False
+            self._returned = True
+            if self._ended is None:
+                self._ended = RELEASED
+        desk.dog.drop(self._claim.mark)
+        if self._signals:
+            self._wake()
+        confirmed = await desk.give_back(self._claim)
+        if desk.options.on_event is not None:
+            desk.emit("released", self._claim, token=self.token, since=self._granted_at)
+        return confirmed and verdict is None
+
+    async def _release_by_hand(self) -> bool:
+        self._desk.entries.discard(self)
+        return await self._release()
+
+    def _wake(self) -> None:
+        for signal in self._signals or ():
+            signal.set()
+
+    def _reason_by_clock(self) -> Reason:
+        if self._valid_until >= self._cap:
+            return "max_hold"
+        return "unreachable" if self._tried else "stalled"
+
+    def _raise_lost(self) -> NoReturn:
+        reason = "released" if self._ended is RELEASED else self.lost_reason or "unknown"
+        raise LeaseLost(self.name, reason=reason, token=self.token)
+
+    def __del__(self) -> None:
+        # A program that ends is not a leak: nothing is released at exit, a thread may still be working.
+        if getattr(self, "_ended", LOST) is None and not sys.is_finalizing():
+            # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the guard.
+            self._desk.dog.dropped(self._claim)
+            warnings.warn(
+                f"{self.name} (token {self.token}) was dropped without release(); it is released now. "
+                "Use `with`, or keep the lease",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+    # -------------------------------------------------------- renewing it
+
+    async def _renew(self, ttl: float | None) -> None:
+        """Ask the engine to let it live `ttl` seconds from now. Raises `LeaseLost` or `Unavailable`."""
+        if ttl is not None:
+            check_seconds("ttl", ttl, zero=False)
+        self.check()
+        desk = self._desk
+        asked, claim = desk.runtime.now(), self.renewal(ttl)
+        deadline = asked + min(desk.options.call_timeout, self.remaining)
+        self._tried = True
+        (reply,) = await desk.engine().renew([claim], deadline)
+        self.answered(asked, claim, reply)
+        if isinstance(reply, Unavailable):
+            raise reply
+        self.check()
+        desk.dog.watch(self)  # the next renewal may be due sooner than planned
+
+    def renewal(self, ttl: float | None = None) -> Claim:
+        """The claim to send: with its token, so that only this very grant is renewed."""
+        return self._claim._replace(token=self.token, ttl=self._claim.ttl if ttl is None else ttl)
+
+    def answered(self, asked: float, claim: Claim, reply: Alive | Gone | Unavailable) -> None:
+        """Take the engine's answer to a renewal; one for a lease that ended meanwhile is dropped."""
+        desk = self._desk
+        if isinstance(reply, Gone):
+            self.lose(reply.reason)
+            return
+        with desk.guard:
+            if self._ended is not None:
+                return
+            if isinstance(reply, Unavailable):
+                newly, self._missed = not self._missed, True
+            elif asked >= self._asked:  # an answer overtaken by a later one has nothing new to say
+                self._claim = self._claim._replace(ttl=claim.ttl)
+                self._asked, self.ttl = asked, min(reply.ttl, claim.ttl)
+                self._valid_until = min(timing.valid_until(asked, self.ttl), self._cap)
+                self._due = timing.renew_at(asked, self.ttl, desk.runtime.fraction())
+                self._missed = self._tried = False
+        if isinstance(reply, Alive):
+            desk.emit("renewed", claim, token=self.token, since=asked, aside=True)
+            return
+        now = desk.runtime.now()
+        self._due = timing.retry_at(now, self._valid_until, desk.runtime.fraction())
+        desk.emit("renew_failed", claim, token=self.token, since=asked, reason=str(reply), aside=True)
+        if newly:
+            desk.at_risk(self, reply)
+
+    async def _wait_lost(self, seconds: float | None) -> bool:
+        """Wait until the lease is lost, at most `seconds`. False: it is not, or was released."""
+        now = self._desk.runtime.now
+        end = float("inf") if seconds is None else now() + seconds
+        signal = self._desk.runtime.signal()
+        with self._desk.guard:
+            self._signals = [*(self._signals or ()), signal]
+        try:
+            while self.held and now() < end:
+                await signal.wait(min(end, self._valid_until) - now())
+        finally:
+            with self._desk.guard:
+                self._signals = [other for other in self._signals or () if other is not signal]
+        return self.state is LOST
+
+
+LeaseRef = weakref.ref[BaseLease]

@@ -1,0 +1,207 @@
+"""Locks, read and write locks, permits of a semaphore: one recipe, told apart by their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
+from leasehold.core.names import check_name, mark
+from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
+from leasehold.model import Claim, Grant, Kind, Mode
+from leasehold.recipes.acquiring import acquire
+from leasehold.recipes.entries import Entry
+from leasehold.recipes.lease import LOST, BaseLease
+from leasehold.runtime.base import settle
+
+if TYPE_CHECKING:
+    from leasehold.recipes.client import BaseClient
+    from leasehold.recipes.desk import Desk
+
+L = TypeVar("L", bound=BaseLease)
+
+
+class Shape(NamedTuple):
+    """What is asked of a name: `lock` and its read and write sides are one kind, a semaphore of n another."""
+
+    mode: Mode = "exclusive"
+    kind: Kind = "lock"
+    limit: int = 1
+
+
+class BaseLock(Generic[L]):
+    """The lock of both faces: immutable, shared freely between threads and tasks."""
+
+    __slots__ = ("_client", "_desk", "_lease_type", "name", "options", "shape")
+
+    def __init__(self, client: BaseClient, lease_type: type[L], name: str, shape: Shape, options: LockOptions) -> None:
+        self.name = check_name(name)
+        self._client, self._lease_type, self.shape, self.options = client, lease_type, shape, options
+        self._desk: Desk = client._desk
+        self._refuse_unsupported()
+
+    def _refuse_unsupported(self) -> None:
+        """What the engine cannot do is said now, not by a call that already runs."""
+        traits, engine = self._desk.traits, self._desk.name
+        missing = []
+        if self.shape.mode == "shared" and not traits.shared:
+            missing.append("shared claims (read locks)")
+        if traits.max_limit is not None and self.shape.limit > traits.max_limit:
+            missing.append(f"more than {traits.max_limit} holder(s) of a name")
+        if not traits.outlives and (self.options.min_hold or self.options.delay):
+            missing.append("min_hold and delay (its grants die with their process)")
+        if missing:
+            text = f"{engine} does not support {' or '.join(missing)}: use another engine"
+            raise Unsupported(text, engine=engine, missing=tuple(missing))
+        check_required(self.options.require, traits, engine)
+
+    def __repr__(self) -> str:
+        what = "" if self.shape == Shape() else f" {self.shape.mode} {self.shape.kind} of {self.shape.limit}"
+        return f"<{type(self).__name__} {self.name}{what} ttl={self.options.ttl}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._client, self._lease_type, self.name, self.shape, self.options)
+
+    # ----------------------------------------------------------- acquiring
+
+    async def _acquire(self, wait: float | Unset | None = UNSET) -> L:
+        """A new lease; of a reentrant lock this thread or task already holds, the same lease once more."""
+        lease, again = await self._take(wait)
+        if self.options.reentrant:
+            self._desk.entries.push(self.name, Entry(None, lease, self.shape.mode, None))
+        if again:
+            lease._depth += 1
+        return lease
+
+    async def _try_acquire(self) -> L | None:
+        try:
+            return await self._acquire(0)
+        except NotAcquired:
+            return None
+
+    async def _take(self, wait: float | Unset | None) -> tuple[L, bool]:
+        """The lease, and whether it is one that this thread or task has already."""
+        if isinstance(wait, Unset):
+            wait = self.options.wait
+        else:
+            check_wait(wait)
+        desk = self._desk
+        engine = desk.engine()
+        if self.options.require:
+            await desk.meet(self.options.require)
+        mine, alone = desk.entries.find(self.name), False
+        if mine is not None:
+            if self.options.reentrant and mine.mode in ("exclusive", self.shape.mode):
+                return mine.lease, True  # type: ignore[return-value]  # leases of one client are of one type
+            alone = self._beside(mine, wait)
+        claim = self._claim()
+        began, telling = desk.runtime.now(), desk.options.on_event is not None
+        if telling:
+            desk.emit("attempted", claim)
+        try:
+            lease = await acquire(
+                engine,
+                desk.runtime,
+                claim,
+                wait=wait,
+                call_timeout=desk.options.call_timeout,
+                admit=self._admit,
+                renamed=self._renamed,
+                alone=alone,
+            )
+        except NotAcquired as busy:
+            desk.emit("busy", claim, token=busy.token, since=began, reason=busy.holder)
+            raise
+        if telling:
+            if lease._claim.queue:
+                desk.emit("waited", lease._claim, token=lease.token, since=began)
+            desk.emit("granted", lease._claim, token=lease.token, since=began)
+        return lease, False
+
+    def _beside(self, mine: Entry, wait: float | None) -> bool:
+        """True: may be tried beside the lease this thread or task has, but not waited for. Raises if it never could."""
+        if self.shape.kind == "semaphore" or wait == 0:
+            return False
+        if self.shape.mode == mine.mode == "shared":
+            return True
+        raise SelfDeadlock(self.name, token=mine.lease.token)
+
+    def _claim(self) -> Claim:
+        desk, options, shape = self._desk, self.options, self.shape
+        secret = desk.runtime.entropy(16).hex()
+        return Claim(
+            desk.options.namespace,
+            self.name,
+            secret,
+            mark(secret),
+            desk.holder(options.holder, options.purpose),
+            options.ttl,
+            shape.mode,
+            shape.kind,
+            shape.limit,
+            options.delay,
+            options.min_hold,
+        )
+
+    def _renamed(self, claim: Claim) -> Claim:
+        secret = self._desk.runtime.entropy(16).hex()
+        return claim._replace(id=secret, mark=mark(secret))
+
+    def _admit(self, claim: Claim, grant: Grant, asked: float) -> L:
+        desk = self._desk
+        lease = self._lease_type(desk, claim, grant, asked, self.options.max_hold)
+        desk.admit(lease)
+        return lease
+
+    # ------------------------------------------------------ with, and call
+
+    async def _enter(self) -> L:
+        desk = self._desk
+        lease, again = await self._take(UNSET)
+        interrupt = None if again else desk.runtime.interrupt()
+        desk.entries.push(self.name, Entry(self, lease, self.shape.mode, interrupt))
+        if again:
+            lease._depth += 1
+        elif interrupt is not None:
+            lease._interrupt = interrupt
+            if lease.state is LOST:  # before the interrupt was in place
+                interrupt.fire()
+        return lease
+
+    async def _leave(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        """Release, which takes its verdict by the clock before it sends anything; LOST raises `LeaseLost`."""
+        entry = self._desk.entries.pop(self.name, self)
+        interrupted = entry.interrupt is not None and entry.interrupt.disarm(kind)
+        lease = entry.lease
+        await lease._release()
+        reason = lease.lost_reason
+        if reason is None:
+            return
+        lost = LeaseLost(self.name, reason=reason, token=lease.token)
+        if error is None or interrupted:
+            raise lost from error
+        if not isinstance(error, LeaseLost):
+            error.add_note(str(lost))
+
+    async def _call(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], pass_lease: bool
+    ) -> Any:
+        lease = await self._enter()
+        try:
+            result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
+            if not self._desk.runtime.blocking:
+                result = await settle(result)
+        except BaseException as error:
+            await self._leave(type(error), error)
+            raise
+        await self._leave(None, None)
+        return result
+
+    async def _locked(self) -> bool:
+        """Whether no further holder of this shape would be let in, if nobody stood in line."""
+        desk = self._desk
+        found = await desk.engine().inspect(desk.options.namespace, self.name, True, desk.deadline())
+        holders = [holding for holding in found if holding.state in ("held", "reserved", "cooling")]
+        if self.shape.mode == "shared":
+            return any(holding.mode == "exclusive" for holding in holders)
+        return len(holders) >= self.shape.limit

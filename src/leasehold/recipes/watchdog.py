@@ -1,0 +1,254 @@
+"""The background renewer: one per client, on a thread of its own also under asyncio.
+
+Its promises (DESIGN: "renewal a busy program can hardly starve"):
+- a lease is renewed at a third of its life, sooner after a miss, in batches; no call outlasts a third of the shortest
+  life it looks after, so one silent call never costs another lease its renewal;
+- a lease that reaches its local deadline is ended then, and told, before the engine can grant the name again;
+- waiters keep their place in line, and owed releases are repeated until answered;
+- leases are held weakly: one that was dropped is released, not renewed for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+from weakref import ref
+
+from leasehold.book import Book
+from leasehold.core import timing
+from leasehold.engine import Engine
+from leasehold.errors import LeaseholdError, Unavailable
+from leasehold.model import Alive, Claim, Gone
+from leasehold.recipes.lease import BaseLease, LeaseRef
+from leasehold.runtime.base import Aside, Runtime, Signal
+
+_log = logging.getLogger("leasehold.watchdog")
+
+_BATCH = 500
+_EARLY = 0.1  # of the time until a renewal is due: what is nearly due goes along with what is
+_NEVER = float("inf")
+
+
+class Watchdog:
+    def __init__(
+        self, runtime: Runtime, book: Book, open_twin: Callable[[Runtime], Engine], call_timeout: float
+    ) -> None:
+        self._runtime, self._book, self._open_twin, self._call_timeout = runtime, book, open_twin, call_timeout
+        book.stir = self.stir
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Watch nothing. The parent's thread does not exist here, and its leases are not ours."""
+        self._guard = self._runtime.guard()
+        self._fresh: dict[str, LeaseRef] = {}
+        self._dropped: deque[Claim] = deque()
+        self._renewals: list[tuple[float, int, LeaseRef]] = []  # by when to renew; may name what has ended
+        self._ends: list[tuple[float, int, LeaseRef]] = []  # by local deadline; a later one may be true by now
+        self._order = count()
+        self._beat_at = self._owed_at = 0.0
+        self._owed_misses = 0
+        self._wakes_at = _NEVER  # while awake: every stir is remembered
+        self._wanted = _NEVER  # what the last stir asked for
+        self._signal: Signal | None = None
+        self._aside: Aside | None = None
+        self._engine: Engine | None = None
+        self._stopped = self._retired = False
+
+    # --------------------------------------------- from the callers' threads
+
+    def watch(self, lease: BaseLease) -> None:
+        with self._guard:
+            self._fresh[lease._claim.mark] = ref(lease)
+        self.stir(lease._due)
+
+    def drop(self, mark: str) -> None:
+        self._book.held.pop(mark, None)
+        with self._guard:
+            self._fresh.pop(mark, None)
+
+    def dropped(self, claim: Claim) -> None:
+        """A lease was collected while held. Called by its finaliser: no guard may be taken here."""
+        self._dropped.append(claim)
+        self.stir(0.0)
+
+    def stir(self, at: float) -> None:
+        """See that the watchdog looks around by this instant."""
+        if self._aside is None:
+            self._start()
+        elif at < self._wakes_at and self._signal is not None:
+            self._wanted = at
+            self._signal.set()
+
+    def retire(self) -> None:
+        """End once there is nothing left to look after: the client itself is gone. Safe inside a finaliser."""
+        self._retired = True
+        if self._signal is not None:
+            self._signal.set()
+
+    async def stop(self, seconds: float) -> None:
+        self._stopped = True
+        if self._signal is not None:
+            self._signal.set()
+        if self._aside is not None:
+            await self._runtime.call(self._aside.join, seconds)
+
+    def _start(self) -> None:
+        with self._guard:
+            if self._aside is None and not self._stopped:
+                self._aside = self._runtime.aside(self._run, "leasehold-watchdog")
+
+    # ------------------------------------------------ on the watchdog's own
+
+    async def _run(self, runtime: Runtime) -> None:
+        self._signal = signal = runtime.signal()
+        while not self._stopped:
+            self._wakes_at = _NEVER
+            try:
+                wake = await self._turn(runtime)
+            except Exception:
+                # A dead watchdog would lose every lease of the client: whatever this was, go on.
+                _log.exception("the watchdog stumbled; it goes on")
+                wake = runtime.now() + 0.1
+            if self._retired and wake == _NEVER and self._finished():
+                break
+            # A lease too short-lived to be met here still fixes the next look, or each of its kind would stir anew.
+            wanted, self._wanted = self._wanted, _NEVER
+            if wanted > runtime.now():
+                wake = min(wake, wanted)
+            self._wakes_at = wake
+            await signal.wait(min(wake - runtime.now(), 3600.0))
+        if self._engine is not None:
+            await self._engine.close()
+            self._engine = None
+
+    def _finished(self) -> bool:
+        with self._guard:
+            if self._fresh:
+                return False
+            self._aside = None  # whoever still stirs after this starts it anew
+            return True
+
+    async def _turn(self, runtime: Runtime) -> float:
+        """Do all that is due, and say when to look again."""
+        self._absorb()
+        self._end_overdue(runtime.now())
+        await self._renew_due(runtime)
+        await self._keep_places(runtime)
+        await self._settle_owed(runtime)
+        self._end_overdue(runtime.now())
+        return min(
+            self._renewals[0][0] if self._renewals else _NEVER,
+            self._first_end(),
+            self._beat_at if self._book.waiting else _NEVER,
+            self._owed_at if self._book.owed else _NEVER,
+        )
+
+    def _absorb(self) -> None:
+        with self._guard:
+            fresh, self._fresh = self._fresh, {}
+        for held in fresh.values():
+            if (lease := held()) is not None:
+                self._plan(lease, held)
+                heappush(self._ends, (lease._valid_until, next(self._order), held))
+        while self._dropped:
+            claim = self._dropped.popleft()
+            self._book.held.pop(claim.mark, None)
+            self._book.owe(claim)
+
+    def _plan(self, lease: BaseLease, held: LeaseRef) -> None:
+        now = self._runtime.now()
+        heappush(self._renewals, (now + (lease._due - now) * (1 - _EARLY), next(self._order), held))
+
+    def _first_end(self) -> float:
+        """The earliest local deadline among all leases. Entries made out of date by a renewal are corrected here."""
+        while self._ends:
+            planned, _, held = self._ends[0]
+            lease = held()
+            if lease is None or lease._ended is not None:
+                heappop(self._ends)
+            elif lease._valid_until > planned:
+                heapreplace(self._ends, (lease._valid_until, next(self._order), held))
+            else:
+                return planned
+        return _NEVER
+
+    def _end_overdue(self, now: float) -> None:
+        while self._first_end() <= now:
+            lease = heappop(self._ends)[2]()
+            if lease is not None and lease._valid_until <= now:
+                lease.lose(lease._reason_by_clock())
+
+    def _deadline(self, runtime: Runtime) -> float:
+        now = runtime.now()
+        return timing.renewal_deadline(now, self._first_end(), self._call_timeout)
+
+    async def _renew_due(self, runtime: Runtime) -> None:
+        due: list[BaseLease] = []
+        now = runtime.now()
+        while self._renewals and self._renewals[0][0] <= now:
+            _, _, held = heappop(self._renewals)
+            lease = held()
+            if lease is None or lease._ended is not None:
+                continue
+            if now < lease._due - (lease._due - lease._asked) * _EARLY * 2:  # renewed by hand meanwhile
+                self._plan(lease, held)
+            else:
+                due.append(lease)
+        for start in range(0, len(due), _BATCH):
+            await self._renew(runtime, [lease for lease in due[start : start + _BATCH] if lease._ended is None])
+
+    async def _renew(self, runtime: Runtime, leases: list[BaseLease]) -> None:
+        claims = [lease.renewal() for lease in leases]
+        for lease in leases:
+            lease._tried = True
+        asked = runtime.now()
+        for lease, claim, reply in zip(leases, claims, await self._ask(runtime, claims), strict=True):
+            lease.answered(asked, claim, reply)
+            if lease._ended is None:
+                self._plan(lease, ref(lease))
+
+    async def _ask(self, runtime: Runtime, claims: list[Claim]) -> list[Alive | Gone | Unavailable]:
+        """The engine's answers, or one `Unavailable` for all: whatever else goes wrong is not an answer (E5)."""
+        try:
+            return list(await self._twin(runtime).renew(claims, self._deadline(runtime)))
+        except Exception as error:
+            if not isinstance(error, LeaseholdError):
+                _log.exception("a renewal failed in a way the engine should have mapped (E9)")
+            return [Unavailable(f"renewal failed: {error}")] * len(claims)
+
+    async def _keep_places(self, runtime: Runtime) -> None:
+        """One batch for all waiters (E7). One the engine no longer knows is woken, so that it asks again."""
+        now = runtime.now()
+        if not self._book.waiting or now < self._beat_at:
+            return
+        self._beat_at = now + timing.BEAT_EVERY
+        waiters = list(self._book.waiting.values())
+        for waiter, reply in zip(waiters, await self._ask(runtime, [w.claim for w in waiters]), strict=True):
+            if isinstance(reply, Gone):
+                waiter.go = True
+                waiter.signal.set()
+
+    async def _settle_owed(self, runtime: Runtime) -> None:
+        if runtime.now() < self._owed_at:
+            return
+        for mark, owed in list(self._book.owed.items()):
+            if runtime.now() < owed.until:
+                try:
+                    await self._twin(runtime).release(owed.claim, self._deadline(runtime))
+                except LeaseholdError as error:
+                    self._owed_misses += 1
+                    jitter = 0.5 + runtime.fraction() / 2
+                    self._owed_at = runtime.now() + timing.backoff(self._owed_misses, 0.05, 2.0, jitter)
+                    _log.info("the release of %s is still owed: %s", owed.claim.name, error)
+                    return
+            if self._book.owed.get(mark) is owed:
+                del self._book.owed[mark]
+        self._owed_misses, self._owed_at = 0, 0.0
+
+    def _twin(self, runtime: Runtime) -> Engine:
+        if self._engine is None:  # a connection of its own, opened at the first renewal
+            self._engine = self._open_twin(runtime)
+        return self._engine

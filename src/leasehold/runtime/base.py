@@ -1,0 +1,98 @@
+"""What recipes and engines need of the world: a clock, a way to wait, and a way to run something aside.
+
+Recipes and engines are written once, as coroutines, against this protocol. There are three runtimes: `threads`,
+where nothing ever suspends and `step` runs a coroutine to its end on the caller's own thread; `loop` for asyncio;
+and `simulated`, a seeded world with a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Signal(Protocol):
+    """A remembered wake-up for one waiter."""
+
+    def set(self) -> None:
+        """Wake the waiter, or let its next `wait` return at once. From any thread, also inside a finaliser."""
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until set, at most `seconds`; takes the wake-up with it. False: the time passed."""
+
+
+class Interrupt(Protocol):
+    """Cancels the body of an `async with` from another thread, as `asyncio.timeout` does from a timer."""
+
+    def fire(self) -> None:
+        """Cancel the task that made this, at its next turn, unless disarmed by then. From any thread."""
+
+    def disarm(self, error: type[BaseException] | None) -> bool:
+        """Called by that task when it leaves the body. True: `error` is the cancellation fired here, and only that."""
+
+
+class Aside(Protocol):
+    """Something running beside the caller."""
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end, at most so long. In runtimes where that would block others: returns at once."""
+
+
+class Runtime(Protocol):
+    blocking: bool
+
+    def now(self) -> float:
+        """Seconds on a clock that never steps and counts suspend. The only clock that decides anything."""
+
+    def wall(self) -> float:
+        """Seconds since 1970, as this machine believes: a floor for tokens, a column for people, nothing else."""
+
+    def entropy(self, size: int) -> bytes:
+        """Unguessable bytes, for secret ids."""
+
+    def fraction(self) -> float:
+        """A random number in [0, 1), for jitter."""
+
+    def owner(self) -> Hashable:
+        """The thread or task that is running."""
+
+    def bind(self) -> bool:
+        """Check that this runtime may be used from here. False: it moved to another loop, connections must be new."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking function without blocking the other tasks."""
+
+    def signal(self) -> Signal: ...
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """A short lock, never held over an await."""
+
+    def interrupt(self) -> Interrupt | None:
+        """For the task that is running; None where a body cannot be interrupted from outside."""
+
+    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> Aside:
+        """Run `start(runtime)` on a thread of its own, with a blocking runtime (simulated: in this very process)."""
+
+
+def step(coro: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends. Blocking mode's only engine room."""
+    try:
+        coro.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # a cast would cost a call
+    finally:
+        coro.close()
+    raise AssertionError("an engine suspended in blocking mode: use the runtime, not asyncio")
+
+
+async def settle(value: T | Awaitable[T]) -> T:
+    """Take a value or something to be awaited: drivers give one in blocking mode, the other under asyncio."""
+    if hasattr(type(value), "__await__"):
+        return await value  # type: ignore[misc, no-any-return]
+    return value  # type: ignore[return-value]

@@ -1,0 +1,137 @@
+"""asyncio mode: coroutines are awaited in the caller's loop; the watchdog still has a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from leasehold.errors import ConfigError
+from leasehold.runtime.base import Aside, Runtime
+from leasehold.runtime.threads import Threads, boot_clock
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class LoopSignal:
+    """A remembered wake-up for one task, set from any thread."""
+
+    __slots__ = ("_future", "_loop", "_set")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[bool] | None = None
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True  # remembered even where the loop is too busy, or closed, to be told
+        _call_soon(self._loop, self._wake)
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(True)
+
+    async def wait(self, seconds: float) -> bool:
+        if not self._set and seconds > 0:
+            self._future = self._loop.create_future()
+            timer = self._loop.call_later(seconds, self._wake)
+            try:
+                await self._future
+            finally:
+                timer.cancel()
+                self._future = None
+        woken, self._set = self._set, False
+        return woken
+
+
+class TaskInterrupt:
+    """Cancels one task's body once, and knows its own cancellation again, as `asyncio.timeout` does."""
+
+    __slots__ = ("_armed", "_before", "_fired", "_loop", "_task")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._before = task.cancelling()
+        self._armed, self._fired = True, False
+
+    def fire(self) -> None:
+        _call_soon(self._loop, self._cancel)
+
+    def _cancel(self) -> None:
+        if self._armed and not self._fired:
+            self._fired = True
+            self._task.cancel()
+
+    def disarm(self, error: type[BaseException] | None) -> bool:
+        self._armed = False
+        if not self._fired:
+            return False
+        # Somebody else may have cancelled the task as well: then that cancellation must go on.
+        only_ours = self._task.uncancel() <= self._before
+        return only_ours and error is not None and issubclass(error, asyncio.CancelledError)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:  # the loop is closed: nobody is left to be told
+        return
+
+
+class Loop:
+    """The runtime of `AsyncClient`. Belongs to the loop that used it first, until that loop is closed."""
+
+    blocking = False
+
+    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
+        self.now = clock
+        self.wall = time.time
+        self.entropy = os.urandom
+        self.fraction = random.Random().random
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: ThreadPoolExecutor | None = None
+
+    def owner(self) -> Hashable:
+        return asyncio.current_task() or threading.get_ident()
+
+    def bind(self) -> bool:
+        running = asyncio.get_running_loop()
+        if running is self._loop:
+            return True
+        if self._loop is not None and not self._loop.is_closed():
+            raise ConfigError(
+                "this AsyncClient belongs to another event loop that is still open: make one client for each loop, "
+                "or close the first loop before using the client in the next"
+            )
+        first, self._loop = self._loop is None, running
+        return first
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+    async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._worker is None:  # one thread, so that a blocking driver sees one caller
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="leasehold-call")
+        return await asyncio.get_running_loop().run_in_executor(self._worker, partial(fn, *args, **kwargs))
+
+    def signal(self) -> LoopSignal:
+        return LoopSignal()
+
+    def guard(self) -> AbstractContextManager[Any]:
+        return threading.Lock()
+
+    def interrupt(self) -> TaskInterrupt | None:
+        task = asyncio.current_task()
+        return None if task is None else TaskInterrupt(task)
+
+    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> Aside:
+        return Threads(self.now).aside(start, name)

@@ -1,0 +1,88 @@
+"""Blocking mode: every await returns at once or blocks the caller's own thread. No loop, no hop."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from leasehold.runtime.base import Runtime, step
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+# Must count suspend: a laptop asleep for an hour holds nothing any more. CLOCK_MONOTONIC stops there on Linux.
+boot_clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
+
+
+class ThreadSignal:
+    """A bare lock as a binary semaphore: unlike an Event, it may be set from a finaliser that interrupts a set()."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:  # set already, and not yet waited for
+            return
+
+    async def wait(self, seconds: float) -> bool:
+        return self._lock.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+
+
+class _Thread:
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+
+    def join(self, seconds: float) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+
+class Threads:
+    """The runtime of `Client`, and of every watchdog."""
+
+    blocking = True
+
+    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
+        self.now = clock
+        self.wall = time.time
+        self.entropy = os.urandom
+        self.fraction = random.Random().random
+        self.owner = threading.get_ident
+
+    def bind(self) -> bool:
+        return True
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(max(0.0, seconds))
+
+    async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return fn(*args, **kwargs)
+
+    def signal(self) -> ThreadSignal:
+        return ThreadSignal()
+
+    def guard(self) -> AbstractContextManager[Any]:
+        return threading.Lock()
+
+    def interrupt(self) -> None:
+        return None  # a thread cannot be stopped from outside: it asks check()
+
+    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> _Thread:
+        def run() -> None:
+            step(start(self))
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return _Thread(thread)
