@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
-from leasehold.core.timing import BEAT, BEAT_EVERY
+from leasehold.core.timing import BEAT, BEAT_EVERY, LATE
 from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
 
@@ -21,12 +21,13 @@ class Losable(Protocol):
 class Waiter:
     """A claim that stands in line, and what the engine has told it since it last asked."""
 
-    __slots__ = ("claim", "go", "look_at", "signal")
+    __slots__ = ("claim", "go", "look_at", "over", "signal")
 
     def __init__(self, claim: Claim, signal: Signal) -> None:
         self.claim = claim
         self.signal = signal
         self.go = False
+        self.over = False  # the client is closed: nothing is worth waiting for
         self.look_at: float | None = None
 
 
@@ -53,7 +54,8 @@ class Book:
         if waiter is None:
             self.waiting[claim.mark] = waiter = Waiter(claim, runtime.signal())
             self.stir(self._now() + BEAT_EVERY)  # the watchdog keeps its place in line from now on (E7)
-        waiter.go, waiter.look_at = False, None
+        else:
+            waiter.go, waiter.look_at = False, None
         return waiter
 
     def leave(self, mark: str) -> None:
@@ -86,7 +88,7 @@ class Book:
         if kind == "go":
             waiter.go = True
         else:
-            waiter.look_at = self._now() + seconds
+            waiter.look_at = self._now() + seconds + LATE
         waiter.signal.set()
 
 
@@ -98,8 +100,8 @@ async def turn(runtime: Runtime, waiter: Waiter, busy: Busy, seconds: float) -> 
     """What `wait` is for every engine that pushes: until told to go, or it is time to look again (E4)."""
     end = runtime.now() + seconds
     # Only the head of the line times the holder: everyone further back is told when that becomes them.
-    look_at = end if busy.place or busy.left is None else runtime.now() + busy.left
-    while not waiter.go:
+    look_at = end if busy.place or busy.left is None else runtime.now() + busy.left + LATE
+    while not waiter.go and not waiter.over:
         if waiter.look_at is not None:
             look_at = waiter.look_at
         left = min(end, look_at) - runtime.now()

@@ -17,7 +17,7 @@ _LATE_TRIES = 3  # an engine slower than the ttl will stay so: waiting for ever 
 
 
 async def acquire(
-    engine: Engine,
+    ready: Callable[[], Engine],
     runtime: Runtime,
     claim: Claim,
     *,
@@ -29,15 +29,18 @@ async def acquire(
 ) -> L:
     """Take the name within `wait` seconds and hand it to `admit`, or raise and leave no claim behind (E6).
 
+    `ready` gives the engine, or raises once the client is closed: also for those who stand in line then.
     `alone`: a claim beside one of the same owner, which can only be had at once or never.
     """
     began = runtime.now()
     deadline = float("inf") if wait is None else began + wait
+    engine = ready()
     if wait != 0 and not alone and engine.listening:
         claim = claim._replace(queue=True)
     owes, late = False, 0
     try:
         while True:
+            engine = ready()
             asked, owes = runtime.now(), True  # before the request leaves (E8)
             reply = await engine.attempt(claim, timing.call_deadline(asked, call_timeout, claim.ttl))
             if isinstance(reply, Grant):

@@ -71,6 +71,8 @@ class BaseClient:
         return lock_options(where, self._options.ttl, arguments)
 
     async def _inspect(self, prefix: str, exact: bool) -> list[Holding]:
+        if not isinstance(prefix, str):
+            raise ConfigError(f"inspect takes the beginning of a name, not {prefix!r}")
         engine = self._desk.engine()
         return list(await engine.inspect(self._options.namespace, prefix, exact, self._desk.deadline()))
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("leasehold")
 
+_CLOSED = "this client is closed: make a new one"
+
 
 class Desk:
     def __init__(self, options: ClientOptions, config: EngineConfig, opener: Opener, runtime: Runtime) -> None:
@@ -60,7 +62,7 @@ class Desk:
     def engine(self) -> Engine:
         """The engine, for use now and from here."""
         if self.closed:
-            raise ConfigError("this client is closed: make a new one")
+            raise ConfigError(_CLOSED)
         if not self.runtime.bind():
             self._move()
         return self._engine
@@ -96,6 +98,10 @@ class Desk:
         self.book.held[mark] = ref(lease)
         self.dog.watch(lease)
         self.book.leave(mark)
+        if self.closed:  # meanwhile: either close() saw the lease just entered, or this sees that it is closed
+            self.dog.drop(mark)
+            lease.disown("released")
+            raise ConfigError(_CLOSED)
 
     async def give_back(self, claim: Claim) -> bool:
         """Release at the engine. Never raises for an engine that does not answer: then the release is owed."""
@@ -173,7 +179,7 @@ class Desk:
             lease._depth = 1
             await lease._release()
         for waiter in list(self.book.waiting.values()):  # they find the client closed, and leave the line
-            waiter.go = True
+            waiter.over = True
             waiter.signal.set()
         while self.book.owed and self.runtime.now() < until:
             for mark, owed in list(self.book.owed.items()):
@@ -188,6 +194,7 @@ class Desk:
         await self.dog.stop(self.options.call_timeout)
         self.teller.retire()
         await self._engine.close()
+        self.runtime.close()
 
     def retire(self) -> None:
         """The client object is gone. What its leases need stays until they are."""
@@ -207,4 +214,4 @@ class Desk:
         self._engine.after_fork()
         self._describe()
         for lease in inherited:
-            lease.lose("forked")
+            lease.disown("forked")

@@ -52,10 +52,12 @@ class BaseLease:
         "_depth",
         "_desk",
         "_due",
+        "_end_plan",
         "_ended",
         "_granted_at",
         "_interrupt",
         "_missed",
+        "_plan",
         "_reason",
         "_returned",
         "_signals",
@@ -77,6 +79,7 @@ class BaseLease:
         self._reason: Reason | None = None
         self._missed = self._tried = self._returned = False
         self._depth = 1
+        self._plan = self._end_plan = -1  # the watchdog's newest appointments for it; older ones are void
         self._callbacks: list[Callable[[Self], object]] | None = None
         self._signals: list[Signal] | None = None
         self._interrupt: Interrupt | None = None
@@ -166,6 +169,10 @@ class BaseLease:
             desk.teller.tell(callback, self)
         desk.lost(self, reason)
         return True
+
+    def disown(self, reason: Reason) -> None:
+        """End it as LOST without a word to anyone: it never was this process's, or this client's, to lose."""
+        self._ended, self._reason = LOST, reason
 
     async def _release(self) -> bool:
         """Give it up. True: a live lease ended by this call, confirmed. Renewal stops before the release is sent."""

@@ -86,7 +86,6 @@ class BaseLock(Generic[L]):
         else:
             check_wait(wait)
         desk = self._desk
-        engine = desk.engine()
         if self.options.require:
             await desk.meet(self.options.require)
         mine, alone = desk.entries.find(self.name), False
@@ -100,7 +99,7 @@ class BaseLock(Generic[L]):
             desk.emit("attempted", claim)
         try:
             lease = await acquire(
-                engine,
+                desk.engine,
                 desk.runtime,
                 claim,
                 wait=wait,

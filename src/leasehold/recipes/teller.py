@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from leasehold.runtime.base import Aside, Runtime, Signal
+from leasehold.runtime.base import Runtime, Signal
 
 _log = logging.getLogger("leasehold.teller")
 
@@ -21,17 +21,17 @@ class Teller:
     def after_fork(self) -> None:
         self._todo: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._signal: Signal | None = None
-        self._aside: Aside | None = None
+        self._running = False
         self._guard = self._runtime.guard()
         self._retired = False
 
     def tell(self, fn: Callable[..., object], *args: object) -> None:
         with self._guard:
             self._todo.append((fn, args))
-            if self._aside is None:
-                self._aside = self._runtime.aside(self._run, "leasehold-teller")
-                return
-        if self._signal is not None:
+            starts, self._running = not self._running, True
+        if starts:
+            self._runtime.aside(self._run, "leasehold-teller")
+        elif self._signal is not None:
             self._signal.set()
 
     def retire(self) -> None:
@@ -39,10 +39,6 @@ class Teller:
         self._retired = True
         if self._signal is not None:
             self._signal.set()
-
-    def join(self, seconds: float) -> None:
-        if self._aside is not None:
-            self._aside.join(seconds)
 
     async def _run(self, runtime: Runtime) -> None:
         self._signal = signal = runtime.signal()
@@ -56,6 +52,6 @@ class Teller:
                 del fn, args  # or an idle teller would keep a lease alive
             with self._guard:
                 if self._retired and not self._todo:
-                    self._aside = self._signal = None
+                    self._running, self._signal = False, None
                     return
             await signal.wait(3600.0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from itertools import count
 from weakref import ref
 
@@ -23,7 +23,7 @@ from leasehold.engine import Engine
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Alive, Claim, Gone
 from leasehold.recipes.lease import BaseLease, LeaseRef
-from leasehold.runtime.base import Aside, Runtime, Signal
+from leasehold.runtime.base import Runtime, Signal
 
 _log = logging.getLogger("leasehold.watchdog")
 
@@ -38,6 +38,7 @@ class Watchdog:
     ) -> None:
         self._runtime, self._book, self._open_twin, self._call_timeout = runtime, book, open_twin, call_timeout
         book.stir = self.stir
+        self._engine: Engine | None = None
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -53,9 +54,12 @@ class Watchdog:
         self._wakes_at = _NEVER  # while awake: every stir is remembered
         self._wanted = _NEVER  # what the last stir asked for
         self._signal: Signal | None = None
-        self._aside: Aside | None = None
-        self._engine: Engine | None = None
+        self._running = False
+        self._ended: Signal | None = None  # set when it has ended, for whoever waits for that
         self._stopped = self._retired = False
+        if self._engine is not None:
+            self._engine.after_fork()
+            self._engine = None
 
     # --------------------------------------------- from the callers' threads
 
@@ -72,11 +76,12 @@ class Watchdog:
     def dropped(self, claim: Claim) -> None:
         """A lease was collected while held. Called by its finaliser: no guard may be taken here."""
         self._dropped.append(claim)
-        self.stir(0.0)
+        if self._signal is not None:
+            self._signal.set()
 
     def stir(self, at: float) -> None:
         """See that the watchdog looks around by this instant."""
-        if self._aside is None:
+        if not self._running:
             self._start()
         elif at < self._wakes_at and self._signal is not None:
             self._wanted = at
@@ -89,16 +94,19 @@ class Watchdog:
             self._signal.set()
 
     async def stop(self, seconds: float) -> None:
+        self._ended = self._runtime.signal()
         self._stopped = True
-        if self._signal is not None:
-            self._signal.set()
-        if self._aside is not None:
-            await self._runtime.call(self._aside.join, seconds)
+        if self._running:
+            if self._signal is not None:
+                self._signal.set()
+            await self._ended.wait(seconds)
 
     def _start(self) -> None:
         with self._guard:
-            if self._aside is None and not self._stopped:
-                self._aside = self._runtime.aside(self._run, "leasehold-watchdog")
+            if self._running or self._stopped:
+                return
+            self._running = True
+        self._runtime.aside(self._run, "leasehold-watchdog")
 
     # ------------------------------------------------ on the watchdog's own
 
@@ -123,12 +131,14 @@ class Watchdog:
         if self._engine is not None:
             await self._engine.close()
             self._engine = None
+        if self._stopped and self._ended is not None:
+            self._ended.set()
 
     def _finished(self) -> bool:
         with self._guard:
             if self._fresh:
                 return False
-            self._aside = None  # whoever still stirs after this starts it anew
+            self._running = False  # whoever still stirs after this starts it anew
             return True
 
     async def _turn(self, runtime: Runtime) -> float:
@@ -140,7 +150,7 @@ class Watchdog:
         await self._settle_owed(runtime)
         self._end_overdue(runtime.now())
         return min(
-            self._renewals[0][0] if self._renewals else _NEVER,
+            self._first_renewal(),
             self._first_end(),
             self._beat_at if self._book.waiting else _NEVER,
             self._owed_at if self._book.owed else _NEVER,
@@ -152,27 +162,39 @@ class Watchdog:
         for held in fresh.values():
             if (lease := held()) is not None:
                 self._plan(lease, held)
-                heappush(self._ends, (lease._valid_until, next(self._order), held))
+                self._plan_end(lease, held)
         while self._dropped:
             claim = self._dropped.popleft()
             self._book.held.pop(claim.mark, None)
             self._book.owe(claim)
 
     def _plan(self, lease: BaseLease, held: LeaseRef) -> None:
-        now = self._runtime.now()
-        heappush(self._renewals, (now + (lease._due - now) * (1 - _EARLY), next(self._order), held))
+        now, lease._plan = self._runtime.now(), next(self._order)
+        heappush(self._renewals, (now + (lease._due - now) * (1 - _EARLY), lease._plan, held))
+
+    def _plan_end(self, lease: BaseLease, held: LeaseRef) -> None:
+        lease._end_plan = next(self._order)
+        heappush(self._ends, (lease._valid_until, lease._end_plan, held))
+
+    def _first_renewal(self) -> float:
+        while self._renewals:
+            planned, plan, held = self._renewals[0]
+            lease = held()
+            if lease is not None and lease._ended is None and lease._plan == plan:
+                return planned
+            heappop(self._renewals)
+        return _NEVER
 
     def _first_end(self) -> float:
         """The earliest local deadline among all leases. Entries made out of date by a renewal are corrected here."""
         while self._ends:
-            planned, _, held = self._ends[0]
+            planned, plan, held = self._ends[0]
             lease = held()
-            if lease is None or lease._ended is not None:
-                heappop(self._ends)
-            elif lease._valid_until > planned:
-                heapreplace(self._ends, (lease._valid_until, next(self._order), held))
-            else:
-                return planned
+            if lease is not None and lease._ended is None and lease._end_plan == plan:
+                if lease._valid_until <= planned:
+                    return planned
+                self._plan_end(lease, held)
+            heappop(self._ends)
         return _NEVER
 
     def _end_overdue(self, now: float) -> None:
@@ -188,10 +210,10 @@ class Watchdog:
     async def _renew_due(self, runtime: Runtime) -> None:
         due: list[BaseLease] = []
         now = runtime.now()
-        while self._renewals and self._renewals[0][0] <= now:
-            _, _, held = heappop(self._renewals)
+        while self._first_renewal() <= now:
+            held = heappop(self._renewals)[2]
             lease = held()
-            if lease is None or lease._ended is not None:
+            if lease is None:
                 continue
             if now < lease._due - (lease._due - lease._asked) * _EARLY * 2:  # renewed by hand meanwhile
                 self._plan(lease, held)

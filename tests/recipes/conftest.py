@@ -1,0 +1,92 @@
+"""A clock to turn by hand, and clients that live by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from leasehold import Client
+from leasehold.book import Book
+from leasehold.config import EngineConfig
+from leasehold.engine import Engine, Opener
+from leasehold.engines.memory import Direct, MemoryEngine, Store
+from leasehold.errors import Unavailable
+from leasehold.runtime.base import Runtime
+from leasehold.runtime.threads import Threads
+
+
+def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    """Poll with a deadline."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s")
+        time.sleep(0.002)
+
+
+class Clock:
+    """Stands still until it is turned; everyone who sleeps by it is woken then."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+        self.stirred: list[Callable[[float], None]] = []
+
+    def __call__(self) -> float:
+        return self.at
+
+    def turn(self, seconds: float) -> None:
+        self.at += seconds
+        for stir in self.stirred:
+            stir(-1.0)
+
+
+class Breakable(Direct):
+    """A link that can be told not to answer."""
+
+    silent = False
+    calls = 0
+
+    def call(self, verb: str, args: tuple[object, ...], deadline: float) -> object:
+        self.calls += 1
+        if self.silent:
+            raise Unavailable("silence")
+        return super().call(verb, args, deadline)
+
+    def post(self, verb: str, args: tuple[object, ...]) -> bool:
+        return False if self.silent else super().post(verb, args)
+
+
+class Bench:
+    """One store, any number of blocking clients, one hand-turned clock."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.store = Store(Threads(self.clock))
+        self.link = Breakable(self.store)
+        self.clients: list[Client] = []
+
+    def open(self, _config: EngineConfig, runtime: Runtime, book: Book) -> Engine:
+        return MemoryEngine(runtime, book, self.link)
+
+    def client(self, **options: object) -> Client:
+        opener: Opener = self.open
+        client = Client(engine=opener, runtime=Threads(self.clock), **options)  # type: ignore[arg-type]
+        self.clock.stirred.append(client._desk.dog.stir)
+        self.clients.append(client)
+        return client
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.link.silent = False
+    for client in bench.clients:
+        client.close()
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., None]:
+    return until
