@@ -22,11 +22,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:Resour
 
 
 def test_clients_of_one_shared_memory_exclude_each_other_and_private_ones_do_not() -> None:
-    with Client("memory://t1") as one, Client("memory://t1") as two, Client("memory://") as alone:
-        with one.lock("a"):
-            assert two.lock("a").try_acquire() is None
-            with alone.lock("a"):
-                pass
+    with Client("memory://t1") as one, Client("memory://t1") as two, Client("memory://") as alone, one.lock("a"):
+        assert two.lock("a").try_acquire() is None
+        with alone.lock("a"):
+            pass
 
 
 def test_namespaces_are_apart(bench) -> None:
