@@ -35,13 +35,6 @@ class Interrupt(Protocol):
         """Called by that task when it leaves the body. True: `error` is the cancellation fired here, and only that."""
 
 
-class Aside(Protocol):
-    """Something running beside the caller."""
-
-    def join(self, seconds: float) -> None:
-        """Wait for its end, at most so long. In runtimes where that would block others: returns at once."""
-
-
 class Runtime(Protocol):
     blocking: bool
 
@@ -76,8 +69,11 @@ class Runtime(Protocol):
     def interrupt(self) -> Interrupt | None:
         """For the task that is running; None where a body cannot be interrupted from outside."""
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> Aside:
+    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         """Run `start(runtime)` on a thread of its own, with a blocking runtime (simulated: in this very process)."""
+
+    def close(self) -> None:
+        """Let helper threads go. The runtime may be used again."""
 
 
 def step(coro: Coroutine[Any, Any, T]) -> T:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from leasehold.errors import ConfigError
-from leasehold.runtime.base import Aside, Runtime
+from leasehold.runtime.base import Runtime
 from leasehold.runtime.threads import Threads, boot_clock
 
 T = TypeVar("T")
@@ -133,5 +133,10 @@ class Loop:
         task = asyncio.current_task()
         return None if task is None else TaskInterrupt(task)
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> Aside:
-        return Threads(self.now).aside(start, name)
+    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+        Threads(self.now).aside(start, name)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.shutdown(wait=False)
+            self._worker = None

@@ -40,15 +40,6 @@ class ThreadSignal:
         return self._lock.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
 
-class _Thread:
-    def __init__(self, thread: threading.Thread) -> None:
-        self._thread = thread
-
-    def join(self, seconds: float) -> None:
-        if self._thread is not threading.current_thread():
-            self._thread.join(seconds)
-
-
 class Threads:
     """The runtime of `Client`, and of every watchdog."""
 
@@ -79,10 +70,11 @@ class Threads:
     def interrupt(self) -> None:
         return None  # a thread cannot be stopped from outside: it asks check()
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> _Thread:
+    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         def run() -> None:
             step(start(self))
 
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        return _Thread(thread)
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """There is nothing to let go: what runs aside ends by itself."""
