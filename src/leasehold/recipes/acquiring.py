@@ -23,7 +23,7 @@ async def acquire(
     *,
     wait: float | None,
     call_timeout: float,
-    admit: Callable[[Claim, Grant, float], L],
+    admit: Callable[[Claim, Grant, float, float], L],
     renamed: Callable[[Claim], Claim],
     alone: bool = False,
 ) -> L:
@@ -40,12 +40,12 @@ async def acquire(
     owes, late = False, 0
     try:
         while True:
-            engine = ready()
             asked, owes = runtime.now(), True  # before the request leaves (E8)
             reply = await engine.attempt(claim, timing.call_deadline(asked, call_timeout, claim.ttl))
             if isinstance(reply, Grant):
-                if runtime.now() < timing.valid_until(asked, reply.ttl):
-                    return admit(claim, reply, asked)
+                until = timing.valid_until(asked, reply.ttl)
+                if runtime.now() < until:
+                    return admit(claim, reply, asked, until)
                 engine.forget(bare(claim))  # granted too late to be trusted
                 owes, late, claim = False, late + 1, renamed(claim)  # the late release must not hit the next attempt
                 if late == _LATE_TRIES or runtime.now() >= deadline:
@@ -64,6 +64,7 @@ async def acquire(
                 raise NotAcquired(claim.name, waited=waited, **reply._asdict())
             if claim.queue:
                 await engine.wait(claim, reply, min(remaining, timing.BEAT_EVERY))  # stay in line (E7)
+                engine = ready()
             else:
                 claim = claim._replace(queue=True)
     except BaseException:  # waited out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)

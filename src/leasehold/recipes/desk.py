@@ -95,8 +95,8 @@ class Desk:
         """Look after a new lease. It is known as held before it stops being known as waiting: a late wake-up for a
         claim nobody knows would release it."""
         mark = lease._claim.mark
-        self.book.held[mark] = ref(lease)
-        self.dog.watch(lease)
+        self.book.held[mark] = held = ref(lease)
+        self.dog.watch(lease, held)
         self.book.leave(mark)
         if self.closed:  # meanwhile: either close() saw the lease just entered, or this sees that it is closed
             self.dog.drop(mark)

@@ -68,12 +68,14 @@ class BaseLease:
         "ttl",
     )
 
-    def __init__(self, desk: Desk, claim: Claim, grant: Grant, asked: float, max_hold: float | None) -> None:
+    def __init__(
+        self, desk: Desk, claim: Claim, grant: Grant, asked: float, valid_until: float, max_hold: float | None
+    ) -> None:
         self._desk, self._claim = desk, claim
         self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
         self._granted_at = self._asked = asked
         self._cap = float("inf") if max_hold is None else asked + max_hold
-        self._valid_until = min(timing.valid_until(asked, grant.ttl), self._cap)
+        self._valid_until = valid_until if valid_until < self._cap else self._cap
         self._due = timing.renew_at(asked, grant.ttl, desk.runtime.fraction())
         self._ended: LeaseState | None = None
         self._reason: Reason | None = None

@@ -32,12 +32,15 @@ class Shape(NamedTuple):
 class BaseLock(Generic[L]):
     """The lock of both faces: immutable, shared freely between threads and tasks."""
 
-    __slots__ = ("_client", "_desk", "_lease_type", "name", "options", "shape")
+    __slots__ = ("_client", "_desk", "_lease_type", "_namespace", "_terms", "name", "options", "shape")
 
     def __init__(self, client: BaseClient, lease_type: type[L], name: str, shape: Shape, options: LockOptions) -> None:
         self.name = check_name(name)
         self._client, self._lease_type, self.shape, self.options = client, lease_type, shape, options
         self._desk: Desk = client._desk
+        self._namespace = self._desk.options.namespace
+        # What every claim of this lock says after its holder, laid out once: claims are made on each acquire.
+        self._terms = (options.ttl, *shape, options.delay, options.min_hold, False, 0)
         self._refuse_unsupported()
 
     def _refuse_unsupported(self) -> None:
@@ -68,7 +71,7 @@ class BaseLock(Generic[L]):
         """A new lease; of a reentrant lock this thread or task already holds, the same lease once more."""
         lease, again = await self._take(wait)
         if self.options.reentrant:
-            self._desk.entries.push(self.name, Entry(None, lease, self.shape.mode, None))
+            self._desk.entries.push(self.name, None, lease, self.shape.mode, None)
         if again:
             lease._depth += 1
         return lease
@@ -126,30 +129,18 @@ class BaseLock(Generic[L]):
         raise SelfDeadlock(self.name, token=mine.lease.token)
 
     def _claim(self) -> Claim:
-        desk, options, shape = self._desk, self.options, self.shape
+        desk, options = self._desk, self.options
         secret = desk.runtime.entropy(16).hex()
-        return Claim(
-            desk.options.namespace,
-            self.name,
-            secret,
-            mark(secret),
-            desk.holder(options.holder, options.purpose),
-            options.ttl,
-            shape.mode,
-            shape.kind,
-            shape.limit,
-            options.delay,
-            options.min_hold,
-        )
+        holder = desk.holder(options.holder, options.purpose)
+        return Claim._make((self._namespace, self.name, secret, mark(secret), holder, *self._terms))
 
     def _renamed(self, claim: Claim) -> Claim:
         secret = self._desk.runtime.entropy(16).hex()
         return claim._replace(id=secret, mark=mark(secret))
 
-    def _admit(self, claim: Claim, grant: Grant, asked: float) -> L:
-        desk = self._desk
-        lease = self._lease_type(desk, claim, grant, asked, self.options.max_hold)
-        desk.admit(lease)
+    def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float) -> L:
+        lease = self._lease_type(self._desk, claim, grant, asked, valid_until, self.options.max_hold)
+        self._desk.admit(lease)
         return lease
 
     # ------------------------------------------------------ with, and call
@@ -158,7 +149,7 @@ class BaseLock(Generic[L]):
         desk = self._desk
         lease, again = await self._take(UNSET)
         interrupt = None if again else desk.runtime.interrupt()
-        desk.entries.push(self.name, Entry(self, lease, self.shape.mode, interrupt))
+        desk.entries.push(self.name, self, lease, self.shape.mode, interrupt)
         if again:
             lease._depth += 1
         elif interrupt is not None:

@@ -63,15 +63,13 @@ class Watchdog:
 
     # --------------------------------------------- from the callers' threads
 
-    def watch(self, lease: BaseLease) -> None:
-        with self._guard:
-            self._fresh[lease._claim.mark] = ref(lease)
+    def watch(self, lease: BaseLease, held: LeaseRef | None = None) -> None:
+        self._fresh[lease._claim.mark] = held or ref(lease)  # single steps on a dictionary: no guard
         self.stir(lease._due)
 
     def drop(self, mark: str) -> None:
         self._book.held.pop(mark, None)
-        with self._guard:
-            self._fresh.pop(mark, None)
+        self._fresh.pop(mark, None)
 
     def dropped(self, claim: Claim) -> None:
         """A lease was collected while held. Called by its finaliser: no guard may be taken here."""
@@ -157,9 +155,11 @@ class Watchdog:
         )
 
     def _absorb(self) -> None:
-        with self._guard:
-            fresh, self._fresh = self._fresh, {}
-        for held in fresh.values():
+        while self._fresh:
+            try:
+                _, held = self._fresh.popitem()
+            except KeyError:  # released by another thread just now
+                break
             if (lease := held()) is not None:
                 self._plan(lease, held)
                 self._plan_end(lease, held)
