@@ -260,7 +260,7 @@ def test_waiting_is_an_event(bench, wait_until) -> None:
     client = bench.client(on_event=events.append)
     waiter = threading.Thread(target=lambda: client.lock("a").acquire().release())
     waiter.start()
-    wait_until(lambda: client._desk.book.waiting)
+    wait_until(lambda: [holding.state for holding in client.inspect()] == ["held", "waiting"])
     lease.release()
     waiter.join(10)
     assert [event.kind for event in events] == ["attempted", "waited", "granted", "released"]

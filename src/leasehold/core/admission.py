@@ -149,8 +149,7 @@ class Line:
             return Alive(BEAT, self._place(party)), words
         if party.state != HELD or party.token != claim.token:
             return Gone("unknown"), words
-        party.until = max(party.until, at.now + claim.ttl)
-        return Alive(party.until - at.now), words
+        return Alive(self._extend(at.now, party, claim.ttl)), words
 
     def release(self, at: Moment, mark: str, min_hold: float) -> tuple[bool, list[Word]]:
         words: list[Word] = []
@@ -289,11 +288,19 @@ class Line:
     def _claim(self, at: Moment, party: Party, claim: Claim, words: list[Word]) -> Grant:
         """A reserved or held party asks again: the same token, and at least the life it asks for (E2, E8)."""
         if party.state == RESERVED:
-            party.state, party.since, party.until = HELD, at.now, at.now + claim.ttl
-        party.until, party.delay = max(party.until, at.now + claim.ttl), claim.delay
+            party.state, party.since, party.until = HELD, at.now, at.now
+        party.delay = claim.delay
+        life = self._extend(at.now, party, claim.ttl)
         self._next_end = min(self._next_end, party.until)
         self._advance(at, words)
-        return Grant(party.token, party.until - at.now, party.slot)
+        return Grant(party.token, life, party.slot)
+
+    def _extend(self, now: float, party: Party, ttl: float) -> float:
+        """Move the end forward, never back: the life left, not a rounding error away from the ttl asked for."""
+        if now + ttl < party.until:
+            return party.until - now
+        party.until = now + ttl
+        return ttl
 
     def _occupy(self, at: Moment, party: Party, state: int, until: float) -> None:
         party.state, party.until, party.since, party.token = state, until, at.now, at.issue()

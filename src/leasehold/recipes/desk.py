@@ -100,7 +100,7 @@ class Desk:
         self.book.leave(mark)
         if self.closed:  # meanwhile: either close() saw the lease just entered, or this sees that it is closed
             self.dog.drop(mark)
-            lease.disown("released")
+            lease._disown("released")
             raise ConfigError(_CLOSED)
 
     async def give_back(self, claim: Claim) -> bool:
@@ -140,7 +140,7 @@ class Desk:
             name=claim.name,
             at=self.runtime.wall(),
             token=token,
-            fingerprint=claim.fingerprint,
+            fingerprint=claim.fingerprint or None,
             holder=claim.holder.label,
             seconds=None if since is None else self.runtime.now() - since,
             reason=reason,
@@ -214,4 +214,4 @@ class Desk:
         self._engine.after_fork()
         self._describe()
         for lease in inherited:
-            lease.disown("forked")
+            lease._disown("forked")

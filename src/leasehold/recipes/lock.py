@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
+from leasehold.core.admission import described
 from leasehold.core.names import check_name, mark
 from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
 from leasehold.model import Claim, Grant, Kind, Mode
@@ -59,8 +60,8 @@ class BaseLock(Generic[L]):
         check_required(self.options.require, traits, engine)
 
     def __repr__(self) -> str:
-        what = "" if self.shape == Shape() else f" {self.shape.mode} {self.shape.kind} of {self.shape.limit}"
-        return f"<{type(self).__name__} {self.name}{what} ttl={self.options.ttl}>"
+        what = "shared lock" if self.shape.mode == "shared" else described(self.shape.kind, self.shape.limit)
+        return f"<{type(self).__name__} {self.name} ({what}) ttl={self.options.ttl}>"
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._client, self._lease_type, self.name, self.shape, self.options)
@@ -101,7 +102,7 @@ class BaseLock(Generic[L]):
         if telling:
             desk.emit("attempted", claim)
         try:
-            lease = await acquire(
+            lease, waited = await acquire(
                 desk.engine,
                 desk.runtime,
                 claim,
@@ -114,8 +115,11 @@ class BaseLock(Generic[L]):
         except NotAcquired as busy:
             desk.emit("busy", claim, token=busy.token, since=began, reason=busy.holder)
             raise
+        except BaseException as error:
+            desk.emit("failed", claim, since=began, reason=f"{type(error).__name__}: {error}")
+            raise
         if telling:
-            if lease._claim.queue:
+            if waited:
                 desk.emit("waited", lease._claim, token=lease.token, since=began)
             desk.emit("granted", lease._claim, token=lease.token, since=began)
         return lease, False
