@@ -135,10 +135,11 @@ def test_the_tables_live_beside_an_applications_own(path) -> None:
 
 
 READ_ONLY = """
-import os, sys
-import leasehold.engines.sqlite
+import os, sys, tempfile
 from leasehold import Client, ConfigError
 if os.getuid() == 0:
+    with tempfile.TemporaryDirectory() as folder, Client(f"sqlite://{folder}/x") as client, client.lock("a"):
+        pass  # loads all modules: nobody may read where they are
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
     with Client(f"sqlite://{sys.argv[1]}") as client:
@@ -158,7 +159,7 @@ def test_a_read_only_place_is_refused(exists) -> None:
             os.chmod(path, 0o444)
         os.chmod(folder, 0o555)
         done = subprocess.run(
-            [sys.executable, "-c", READ_ONLY, path], capture_output=True, text=True, timeout=60, cwd="/", check=False
+            [sys.executable, "-c", READ_ONLY, path], capture_output=True, text=True, timeout=60, check=False
         )
         os.chmod(folder, 0o755)
         assert done.stdout.startswith("refused: "), done.stderr
@@ -279,8 +280,7 @@ def test_this_host_is_known() -> None:
 
 
 def test_a_file_that_cannot_grow_is_unavailable_and_heals(path) -> None:
-    url = f"sqlite://{path}"
-    with Client(url, call_timeout=1) as client:
+    with Client(f"sqlite://{path}?durable=no", call_timeout=1) as client:
         kept = client.lock("kept").acquire()
         db = client._desk._engine._file._db
         db.execute("pragma max_page_count = 1")  # clamped to what is in use
