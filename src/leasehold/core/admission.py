@@ -179,6 +179,18 @@ class Line:
         self._advance(at, words)
         return broken, words
 
+    def unheard(self, at: Moment, mark: str) -> tuple[bool, list[Word]]:
+        """A turn that could not be told, for engines that tell after they have decided: passed over at once."""
+        words: list[Word] = []
+        self._settle(at.now)
+        party = self.parties.get(mark)
+        missed = party is not None and party.state == RESERVED and not at.reachable(party.client)
+        if party is not None and missed:
+            self._remove(party)
+            self._pass_over(party)
+        self._advance(at, words)
+        return missed, words
+
     def look(self, at: Moment) -> list[Word]:
         """End what is over and wake whoever may go, though nobody asked: what a sweep does."""
         words: list[Word] = []

@@ -71,7 +71,9 @@ class Mail:
             return error.errno not in _GONE
         return True
 
-    def send(self, namespace: str, name: str, word: Word) -> None:
+    def send(self, namespace: str, name: str, word: Word) -> bool:
+        """False: nobody is there. One that is there and does not read finds out by itself: every waiter looks around
+        now and then (E4)."""
         message = "\0".join((word.kind, word.mark, repr(word.seconds), namespace, name)).encode()
         if self._out is None:
             self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -79,8 +81,9 @@ class Mail:
         try:
             self._out.sendto(message, self._short(word.client))
         except OSError as error:
-            # It finds out by itself: a reservation ends, and every waiter looks around now and then (E4).
             _log.debug("a wake-up for %s could not be sent: %s", word.mark[:16], error)
+            return error.errno not in _GONE
+        return True
 
     def lose(self) -> None:
         """Take the box out of the others' reach, as a cleaner of temporary files would. For rigs."""
