@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import AsyncClient, Client, LeaseLost, Mismatch
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Mismatch
 from leasehold.book import Book
 from leasehold.config import EngineConfig
 from leasehold.core.timing import RESERVATION
@@ -410,6 +410,22 @@ def test_a_child_and_its_parent_stay_in_one_world(url, path) -> None:
         thread.join(30)
     for end in (there, ready, go, on):
         os.close(end)
+
+
+def test_a_child_forked_inside_a_transaction_is_refused_the_file(url, monkeypatch) -> None:
+    monkeypatch.setattr(file_module, "_TO_FINISH", 0.05)
+    with Client(url) as client:
+        client.ping()
+
+        def child() -> None:
+            with pytest.raises(ConfigError, match="forked inside a transaction"):
+                client.lock("a").acquire()
+            with Client(url) as other, pytest.raises(ConfigError, match="forked inside a transaction"):
+                other.ping()
+
+        client._desk._engine._file.once(lambda db: in_fork(child))
+        with client.lock("a"):
+            pass
 
 
 def test_a_waiter_in_a_forked_child_is_woken(url, until) -> None:
