@@ -338,10 +338,13 @@ class Line:
         """Take a party out wherever it stands; what becomes of it is the caller's to say."""
         if self.parties.get(party.mark) is party:
             del self.parties[party.mark]
-        if party.state == WAITING:
-            del self.waiters[bisect_left(self.waiters, party.ticket, key=lambda entry: entry[0])]
-        elif party.state != PASSED:
+        self._leave_line(party)
+        if party.state not in (WAITING, PASSED):
             del self.occupiers[party.token]
+
+    def _leave_line(self, party: Party) -> None:
+        if party.state == WAITING:
+            del self.waiters[self._place(party)]
 
     # --------------------------------------------------------------- answers
 
