@@ -19,6 +19,7 @@ from leasehold.model import Traits
 T = TypeVar("T")
 
 URL_VARIABLE: Final = "LEASEHOLD_URL"
+DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: two users do not exclude each other there
 
 
 class Unset:
@@ -93,9 +94,7 @@ class ClientOptions:
 
     def engine(self) -> EngineConfig:
         url = self.url if self.url is not None else os.environ.get(URL_VARIABLE)
-        if not url:
-            raise ConfigError(f'no engine: pass a URL such as "memory://", or set ${URL_VARIABLE}')
-        return EngineConfig.parse(url, self.call_timeout)
+        return EngineConfig.parse(url or DEFAULT_URL, self.call_timeout)
 
 
 class LockArguments(TypedDict, total=False):

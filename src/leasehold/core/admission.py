@@ -180,13 +180,28 @@ class Line:
         self._advance(at, words)
         return broken, words
 
+    def unheard(self, at: Moment, mark: str) -> tuple[bool, list[Word]]:
+        """A turn that could not be told, for engines that tell after they have decided: passed over at once."""
+        words: list[Word] = []
+        self._settle(at.now)
+        party = self.parties.get(mark)
+        missed = party is not None and party.state == RESERVED and not at.reachable(party.client)
+        if party is not None and missed:
+            self._pass_over(party)
+        self._advance(at, words)
+        return missed, words
+
     def look(self, at: Moment) -> list[Word]:
         """End what is over and wake whoever may go, though nobody asked: what a sweep does."""
         words: list[Word] = []
-        self._settle(at.now)
-        self._scan(at.now)
+        self.tidy(at.now)
         self._advance(at, words)
         return words
+
+    def tidy(self, now: float) -> None:
+        """End what is over, and give nothing to anybody: for whoever only looks on."""
+        self._settle(now)
+        self._scan(now)
 
     def mend(self, at: Moment) -> list[Word]:
         """Make the books agree again after a verb was torn in two: by Ctrl-C, or for want of memory or stack.
@@ -264,8 +279,7 @@ class Line:
 
     def _advance(self, at: Moment, words: list[Word], asking: Party | None = None) -> None:
         """Reserve for the head of the line while it fits; then see that the new head knows when to look again."""
-        while self.waiters:
-            head = self.waiters[0][1]
+        while (head := self._head()) is not None:
             if head is not asking and head.beat <= at.now:
                 self._remove(head)
             elif head is not asking and not at.reachable(head.client):
@@ -280,6 +294,10 @@ class Line:
                     words.append(Word(head.client, "head", head.mark, self._next_end - at.now))
                 self._told = (head.mark, self._next_end)
                 return
+
+    def _head(self) -> Party | None:
+        """First in line. A line kept in a table brings it in from there."""
+        return self.waiters[0][1] if self.waiters else None
 
     # ----------------------------------------------------------- transitions
 
