@@ -20,7 +20,7 @@ def users(pytester):
 
     def run(text, *args, **outcomes):
         pytester.makepyfile(text)
-        result = pytester.runpytest_subprocess(*args)
+        result = pytester.runpytest_subprocess(*args, timeout=120)
         if outcomes:
             result.assert_outcomes(**outcomes)
         return result

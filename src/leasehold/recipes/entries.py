@@ -62,11 +62,11 @@ class Entries:
         this lock here, else the only one anywhere."""
         here = (self._runtime.owner(), name)
         with self._guard:
-            entry = (
-                self._take([here], lambda entry: entry.lock is lock and entry.frame == frame)
-                or self._take(list(self._entries), lambda entry: entry.lock is lock and entry.frame == frame)
-                or self._take([here], lambda entry: entry.lock is lock)
-            )
+            entries = self._entries.get(here)
+            if entries is not None and len(entries) == 1 and entries[0].lock is lock and entries[0].frame == frame:
+                del self._entries[here]  # nearly always
+                return entries[0]
+            entry = self._of_frame(lock, frame) or self._take([here], lambda entry: entry.lock is lock)
             if entry is None:
                 mine = [e for entries in self._entries.values() for e in entries if e.lock is lock]
                 if len(mine) == 1:
@@ -81,7 +81,7 @@ class Entries:
     def abandon(self, lock: object, frame: int) -> Entry | None:
         """Take out what a `with` entered, if anything, when entering or leaving it was interrupted."""
         with self._guard:
-            return self._take(list(self._entries), lambda entry: entry.lock is lock and entry.frame == frame)
+            return self._of_frame(lock, frame)
 
     def spend(self, lease: BaseLease) -> None:
         """One hold of this lease is given up by hand: the newest, which no `with` shall give up once more."""
@@ -94,6 +94,9 @@ class Entries:
             entry.spent = True
             if entry.lock is None:
                 self._take(list(self._entries), lambda other: other is entry)
+
+    def _of_frame(self, lock: object, frame: int) -> Entry | None:
+        return self._take(list(self._entries), lambda entry: entry.lock is lock and entry.frame == frame)
 
     def _newest(self, keys: list[Key], fits: Callable[[Entry], bool]) -> Entry | None:
         return next((e for key in keys for e in reversed(self._entries.get(key, ())) if fits(e)), None)
