@@ -1,0 +1,90 @@
+"""What every command is given: the global options, a client made from them, and the two streams.
+
+Data goes to stdout and nowhere else. All words for people go through `say`, to stderr, so that a pipe never meets them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import click
+
+from leasehold.blocking import Client
+
+Output: TypeAlias = Literal["table", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    url: str | None = None
+    namespace: str = ""
+    output: Output = "table"
+    quiet: bool = False
+    verbosity: int = 0
+
+    @property
+    def json(self) -> bool:
+        return self.output == "json"
+
+    def client(self, *, holder: str | None = None, ttl: float = 30.0) -> Client:
+        return Client(self.url, namespace=self.namespace, holder=holder, ttl=ttl)
+
+    def say(self, text: str, *, error: bool = False, detail: bool = False) -> None:
+        """A line for people. `error`: said even with -q. `detail`: only with -v."""
+        if (self.quiet and not error) or (detail and not self.verbosity):
+            return
+        say(text)
+
+    def put(self, text: str) -> None:
+        """A line of data."""
+        click.echo(text)
+
+    def put_json(self, value: Any) -> None:
+        """One JSON document on one line, so that a stream of them is JSON lines."""
+        click.echo(json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False))
+        sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    for line in text.splitlines() or [""]:
+        click.echo(f"leasehold: {printable(line)}", err=True)
+
+
+def printable(text: str) -> str:
+    """A name is any text, also one that would move the cursor or change the terminal's title."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
+
+
+def prepare_logs(quiet: bool, verbosity: int) -> None:
+    """The library's own words: warnings as they are, the rest with -v and -vv."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines())
+    if not verbosity:
+        handler.addFilter(_said_by_the_command)
+    logger = logging.getLogger("leasehold")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel((logging.ERROR if quiet else logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+
+
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"leasehold: {printable(record.getMessage())}"  # no traceback; `-vv` shows that of the command itself
+
+
+def _said_by_the_command(record: logging.LogRecord) -> bool:
+    """The loss of a lease is the command's to tell, with what it did about it."""
+    return record.funcName != "lost"
+
+
+def coloured() -> bool | None:
+    """None: as click finds the stream. https://no-color.org: any value but the empty one says no."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+pass_console = click.make_pass_decorator(Console)
