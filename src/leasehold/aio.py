@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Literal, Never, Protocol, Self, TypeVar, Unpack, overload
 
 from leasehold import engines
-from leasehold.config import UNSET, LockArguments, Unset
+from leasehold.config import UNSET, LockArguments, Unset, refuse_unknown
 from leasehold.model import Holding
 from leasehold.recipes.calling import OnBusy, Task, wants_lease
 from leasehold.recipes.client import BaseClient, semaphore_shape
@@ -47,8 +47,9 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     __slots__ = ()
 
-    async def acquire(self, *, wait: float | Unset | None = UNSET) -> AsyncLease:
+    async def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
         """A lease, or `NotAcquired` after `wait` seconds (None: never; 0: try once). Cancelled, it leaves the line."""
+        refuse_unknown("acquire()", unknown)
         return await self._acquire(wait)
 
     async def try_acquire(self) -> AsyncLease | None:
@@ -59,10 +60,15 @@ class AsyncLock(BaseLock[AsyncLease]):
         """Whether somebody holds it, at the moment the engine is asked. Decide nothing by it."""
         return await self._locked()
 
-    async def call(self, fn: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any) -> T:
+    @overload
+    async def call(self, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T: ...
+
+    @overload
+    async def call(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
+
+    async def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn`, plain or async, under the lock; it gets the lease if it has a parameter `lease`."""
-        result: T = await self._call(fn, args, kwargs, wants_lease(fn, blocking=False))
-        return result
+        return await self._call(fn, args, kwargs, wants_lease(fn, blocking=False))
 
     async def __aenter__(self) -> AsyncLease:
         return await self._enter()
@@ -88,6 +94,26 @@ class AsyncRWLock:
         return self._client._lock("write()", self._name, Shape(), options)
 
 
+class _Decorator(Protocol):
+    """What `locked` gives: takes a function, plain or async, and makes one to be awaited."""
+
+    @overload
+    def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[..., T], /) -> Callable[..., Awaitable[T]]: ...
+
+
+class _SkipDecorator(Protocol):
+    """The same with `on_busy="skip"`: None when it was busy."""
+
+    @overload
+    def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T | None]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[..., T], /) -> Callable[..., Awaitable[T | None]]: ...
+
+
 class AsyncClient(BaseClient):
     """As `Client`, for one event loop: the one that uses it first, and after that one is closed, the next.
 
@@ -109,24 +135,35 @@ class AsyncClient(BaseClient):
         """A lock with `limit` holders at once; `lease.slot` says which of them. Options as for `lock`."""
         return self._lock("semaphore()", name, semaphore_shape(limit), options)
 
-    async def with_lock(self, name: str, fn: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any) -> T:
+    @overload
+    async def with_lock(self, name: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T: ...
+
+    @overload
+    async def with_lock(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
+
+    async def with_lock(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)`, plain or async, under the lock; given the lease if it has a parameter `lease`."""
         return await self.lock(name).call(fn, *args, **kwargs)
 
+    @overload
     def locked(
-        self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]
-    ) -> Callable[[Callable[..., T | Awaitable[T]]], Callable[..., Awaitable[T | None]]]:
+        self, name: str, *, on_busy: Literal["wait", "raise"] = "wait", **options: Unpack[LockArguments]
+    ) -> _Decorator: ...
+
+    @overload
+    def locked(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]) -> _SkipDecorator: ...
+
+    def locked(self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]) -> Callable[..., Any]:
         """Decorate a function, plain or async, as `Client.locked` does; what comes out is to be awaited."""
 
-        def decorate(fn: Callable[..., T | Awaitable[T]]) -> Callable[..., Awaitable[T | None]]:
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             task = Task(fn, name, on_busy, blocking=False)
             self._options_of("locked()", options)
 
             @wraps(fn)
-            async def run(*args: Any, **kwargs: Any) -> T | None:
+            async def run(*args: Any, **kwargs: Any) -> Any:
                 lock = self.lock(task.name(args, kwargs), **task.options(options))
-                result: T | None = await task.run(lock, args, kwargs)
-                return result
+                return await task.run(lock, args, kwargs)
 
             return run
 

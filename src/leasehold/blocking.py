@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import wraps
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Literal, Never, Self, TypeVar, Unpack, overload
 
 from leasehold import engines
-from leasehold.config import UNSET, LockArguments, Unset
+from leasehold.config import UNSET, LockArguments, Unset, refuse_unknown
 from leasehold.errors import NotAcquired
 from leasehold.model import Holding
 from leasehold.recipes.calling import OnBusy, Task, wants_lease
@@ -52,9 +52,10 @@ class Lock(BaseLock[Lease]):
 
     __slots__ = ()
 
-    def acquire(self, *, wait: float | Unset | None = UNSET) -> Lease:
+    def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Lease:
         """A lease, or `NotAcquired` after `wait` seconds (None: never; 0: try once). Raises `Unavailable` when the
         engine does not answer; then nothing is held, and whatever was asked for is given back."""
+        refuse_unknown("acquire()", unknown)
         return step(self._acquire(wait))
 
     def try_acquire(self) -> Lease | None:
@@ -88,11 +89,12 @@ class ThreadingLock:
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
-        self._leases: list[Lease] = []
+        self._taken: list[tuple[Hashable, Lease]] = []
 
     @property
     def lease(self) -> Lease | None:
-        return self._leases[-1] if self._leases else None
+        """What was taken last and not yet released."""
+        return self._taken[-1][1] if self._taken else None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if not blocking and timeout != -1:
@@ -101,13 +103,19 @@ class ThreadingLock:
             lease = self._lock.acquire(wait=(None if timeout == -1 else timeout) if blocking else 0)
         except NotAcquired:
             return False
-        self._leases.append(lease)
+        self._taken.append((self._lock._desk.runtime.owner(), lease))
         return True
 
     def release(self) -> None:
-        if not self._leases:
+        """Give up what this thread took last; else, as `threading.Lock` allows, what another thread took first.
+
+        After a loss two threads may have taken it: the late one must not give up the other's.
+        """
+        me, taken = self._lock._desk.runtime.owner(), self._taken
+        own = [index for index, (owner, _) in enumerate(taken) if owner == me]
+        if not taken:
             raise RuntimeError("release unlocked lock")
-        self._leases.pop().release()
+        taken.pop(own[-1] if own else 0)[1].release()
 
     def locked(self) -> bool:
         return self._lock.locked()
@@ -173,6 +181,16 @@ class Client(BaseClient):
     def with_lock(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` under the lock; it gets the lease if it has a parameter `lease`."""
         return self.lock(name).call(fn, *args, **kwargs)
+
+    @overload
+    def locked(
+        self, name: str, *, on_busy: Literal["wait", "raise"] = "wait", **options: Unpack[LockArguments]
+    ) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+
+    @overload
+    def locked(
+        self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]
+    ) -> Callable[[Callable[..., T]], Callable[..., T | None]]: ...
 
     def locked(
         self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]

@@ -15,7 +15,7 @@ from leasehold.runtime.base import Runtime, Signal
 
 
 class Losable(Protocol):
-    def lose(self, reason: Reason) -> bool: ...
+    def _lose(self, reason: Reason) -> bool: ...
 
 
 class Waiter:
@@ -78,7 +78,7 @@ class Book:
         """
         if kind == "lost":
             if (held := self.held.get(mark)) and (lease := held()):
-                lease.lose("broken")
+                lease._lose("broken")
             return
         waiter = self.waiting.get(mark)
         if waiter is None:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypedDict, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasehold.core.names import check_namespace
+from leasehold.core.timing import LEAST_DRIFT
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
 from leasehold.model import Traits
@@ -85,7 +86,7 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
-        check_seconds("ttl", self.ttl, zero=False)
+        check_ttl(self.ttl)
         check_seconds("call_timeout", self.call_timeout, zero=False)
         if self.on_event is not None and not callable(self.on_event):
             raise ConfigError("on_event is a function that takes one event")
@@ -112,16 +113,20 @@ class LockArguments(TypedDict, total=False):
     require: Collection[str]  # traits without which the lock is refused
 
 
+def refuse_unknown(where: str, names: Collection[str]) -> None:
+    """A TypeError for a misspelt argument; `timeout`, which elsewhere means two different things, gets its own text."""
+    if "timeout" in names:
+        raise TypeError(
+            f"{where} has no 'timeout': use ttl= for how long a lease lives unrenewed, "
+            "wait= for how long to stand in line"
+        )
+    for name in names:
+        raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
+
+
 def lock_options(where: str, default_ttl: float, arguments: Mapping[str, Any]) -> LockOptions:
     """Checked options from keyword arguments. A misspelt one is a TypeError, as for any function."""
-    for name in arguments:
-        if name == "timeout":  # elsewhere it means both of these
-            raise TypeError(
-                f"{where} has no 'timeout': use ttl= for how long a lease lives unrenewed, "
-                "wait= for how long to stand in line"
-            )
-        if name not in LockArguments.__annotations__:
-            raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
+    refuse_unknown(where, set(arguments) - set(LockArguments.__annotations__))
     given = dict(arguments)
     if given.get("ttl") is None:
         given["ttl"] = default_ttl
@@ -144,7 +149,7 @@ class LockOptions:
     require: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_seconds("ttl", self.ttl, zero=False)
+        check_ttl(self.ttl)
         check_wait(self.wait)
         check_seconds("min_hold", self.min_hold)
         check_seconds("delay", self.delay)
@@ -197,6 +202,12 @@ def check_limit(limit: int) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ConfigError(f"a semaphore's limit is a whole number of at least 1, not {limit!r}")
     return limit
+
+
+def check_ttl(ttl: float) -> None:
+    check_seconds("ttl", ttl, zero=False)
+    if ttl <= LEAST_DRIFT:
+        raise ConfigError(f"a ttl of {ttl!r} s is too short: clocks are not trusted to less than {LEAST_DRIFT} s")
 
 
 def check_wait(wait: float | None) -> None:

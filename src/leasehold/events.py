@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 EventKind: TypeAlias = Literal[
     "attempted",  # an acquire began
     "granted",  # it ended with a lease; `seconds` since it began
-    "busy",  # it ended without one
+    "busy",  # it ended without one: somebody else has it
+    "failed",  # it ended otherwise: no answer, another kind, cancelled; with `reason`
     "waited",  # it had to stand in line; `seconds` in line
     "renewed",
     "renew_failed",

@@ -179,7 +179,7 @@ def test_reentrant_by_acquire(bench) -> None:
     assert outer.held
     assert outer.release()
     assert outer.state == "RELEASED"
-    assert not lock._desk.entries._entries
+    assert not lock._desk.entries._newest
 
 
 def test_a_write_lock_contains_its_read_lock_when_reentrant(bench) -> None:
@@ -432,3 +432,26 @@ def test_there_is_no_timeout(bench) -> None:
             build(**({"name": "a"} if build.__name__ == "lock" else {}), timeout=5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'tll'"):
         bench.client().lock("a", tll=5)
+
+
+def test_a_late_release_of_a_threading_lock_frees_no_successors_lease(bench) -> None:
+    lock = bench.client().lock("a", ttl=30).as_threading()
+    lock.acquire()
+    bench.clock.at += 31
+    assert in_thread(lock.acquire)
+    theirs = lock.lease
+    lock.release()
+    assert theirs is not None
+    assert theirs.held
+    assert in_thread(lock.release) is None  # by a thread that took nothing: what is left
+    assert not theirs.held
+
+
+def test_a_ttl_no_clock_can_keep_is_refused(bench) -> None:
+    with pytest.raises(ConfigError, match="too short"):
+        bench.client().lock("a", ttl=0.002)
+
+
+def test_acquire_has_no_timeout_either(bench) -> None:
+    with pytest.raises(TypeError, match=r"acquire\(\) has no 'timeout': use ttl="):
+        bench.client().lock("a").acquire(timeout=3)

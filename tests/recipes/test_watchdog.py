@@ -190,3 +190,14 @@ def test_a_twin_that_cannot_be_opened_is_no_answer(bench, wait_until) -> None:
     client._desk.dog._open_twin = refuse
     bench.clock.turn(10)
     wait_until(lambda: lease.state == "AT_RISK")
+
+
+def test_an_end_before_any_renewal_is_met_in_time_though_the_watchdog_sleeps(bench, wait_until) -> None:
+    client = bench.client()
+    keep = client.lock("long", ttl=300).acquire()
+    wait_until(lambda: client._desk.dog._wakes_at < float("inf"))
+    lease = client.lock("short", ttl=300, max_hold=1).acquire()
+    wait_until(lambda: client._desk.dog._wakes_at <= 1001)
+    bench.clock.turn(1)
+    wait_until(lambda: lease._ended is not None)
+    assert keep.held

@@ -109,15 +109,18 @@ class Line:
 
     def attempt(self, at: Moment, claim: Claim, client: str) -> Answer:
         words: list[Word] = []
-        self._settle(at.now)
+        if at.now >= self._next_end or at.now >= self._scan_at:
+            self._settle(at.now)
         if claim.kind != self.kind or claim.limit != self.limit:
             self._change_kind(at.now, claim)
         party = self.parties.get(claim.mark)
         if party is None:
             if self.waiters:
                 self._advance(at, words)
-            if not self.waiters and self._fits(claim.mode):
-                return self._grant(at, self._join(at.now, claim, client), claim), words
+            if not self.waiters and (not self.occupiers or self._fits(claim.mode)):
+                party = self._join(at.now, claim, client)
+                self._occupy(at, party, HELD, at.now + claim.ttl)
+                return Grant(party.token, claim.ttl, party.slot), words
             if not claim.queue:
                 return self._busy(at.now, None), words
             party = self._join(at.now, claim, client)
@@ -146,18 +149,19 @@ class Line:
             return Alive(BEAT, self._place(party)), words
         if party.state != HELD or party.token != claim.token:
             return Gone("unknown"), words
-        party.until = max(party.until, at.now + claim.ttl)
-        return Alive(party.until - at.now), words
+        return Alive(self._extend(at.now, party, claim.ttl)), words
 
     def release(self, at: Moment, mark: str, min_hold: float) -> tuple[bool, list[Word]]:
         words: list[Word] = []
-        self._settle(at.now)
+        if at.now >= self._next_end or at.now >= self._scan_at:
+            self._settle(at.now)
         party = self.parties.get(mark)
         if party is not None:
             self._remove(party)
-            if party.state == HELD and party.since + min_hold > at.now:
+            if min_hold and party.state == HELD and party.since + min_hold > at.now:
                 self._cool(party, party.since + min_hold, delay=0.0)
-        self._advance(at, words)
+        if self.waiters:
+            self._advance(at, words)
         return party is not None and party.token > 0, words
 
     def break_(self, at: Moment, token: int) -> tuple[bool, list[Word]]:
@@ -274,24 +278,29 @@ class Line:
         self.parties[party.mark] = party
         self._occupy(at, party, RESERVED, at.now + RESERVATION)
 
-    def _grant(self, at: Moment, party: Party, claim: Claim) -> Grant:
-        self._occupy(at, party, HELD, at.now + claim.ttl)
-        return Grant(party.token, claim.ttl, party.slot)
-
     def _claim(self, at: Moment, party: Party, claim: Claim, words: list[Word]) -> Grant:
         """A reserved or held party asks again: the same token, and at least the life it asks for (E2, E8)."""
         if party.state == RESERVED:
-            party.state, party.since, party.until = HELD, at.now, at.now + claim.ttl
-        party.until, party.delay = max(party.until, at.now + claim.ttl), claim.delay
+            party.state, party.since, party.until = HELD, at.now, at.now
+        party.delay = claim.delay
+        life = self._extend(at.now, party, claim.ttl)
         self._next_end = min(self._next_end, party.until)
         self._advance(at, words)
-        return Grant(party.token, party.until - at.now, party.slot)
+        return Grant(party.token, life, party.slot)
+
+    def _extend(self, now: float, party: Party, ttl: float) -> float:
+        """Move the end forward, never back: the life left, not a rounding error away from the ttl asked for."""
+        if now + ttl < party.until:
+            return party.until - now
+        party.until = now + ttl
+        return ttl
 
     def _occupy(self, at: Moment, party: Party, state: int, until: float) -> None:
         party.state, party.until, party.since, party.token = state, until, at.now, at.issue()
         party.slot = self._free_slot() if self.kind == "semaphore" else None
         self.occupiers[party.token] = party
-        self._next_end = min(self._next_end, until)
+        if until < self._next_end:
+            self._next_end = until
 
     def _free_slot(self) -> int:
         taken = {party.slot for party in self.occupiers.values()}

@@ -6,8 +6,8 @@ them by `:`, which the encoding never makes, so no two pairs meet in one key.
 
 from __future__ import annotations
 
-import hashlib
 import zlib
+from hashlib import sha256
 
 from leasehold.errors import ConfigError
 
@@ -67,4 +67,4 @@ def bucket(name: str) -> int:
 
 def mark(claim_id: str) -> str:
     """What engines store and compare of a secret id: they could not betray it if they wished to."""
-    return hashlib.sha256(claim_id.encode()).hexdigest()[:32]
+    return sha256(claim_id.encode()).hexdigest()[:32]

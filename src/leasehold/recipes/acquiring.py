@@ -23,11 +23,12 @@ async def acquire(
     *,
     wait: float | None,
     call_timeout: float,
-    admit: Callable[[Claim, Grant, float], L],
+    admit: Callable[[Claim, Grant, float, float], L],
     renamed: Callable[[Claim], Claim],
     alone: bool = False,
-) -> L:
+) -> tuple[L, bool]:
     """Take the name within `wait` seconds and hand it to `admit`, or raise and leave no claim behind (E6).
+    Also says whether it had to stand in line.
 
     `ready` gives the engine, or raises once the client is closed: also for those who stand in line then.
     `alone`: a claim beside one of the same owner, which can only be had at once or never.
@@ -37,15 +38,15 @@ async def acquire(
     engine = ready()
     if wait != 0 and not alone and engine.listening:
         claim = claim._replace(queue=True)
-    owes, late = False, 0
+    owes, waited, late = False, False, 0
     try:
         while True:
-            engine = ready()
             asked, owes = runtime.now(), True  # before the request leaves (E8)
             reply = await engine.attempt(claim, timing.call_deadline(asked, call_timeout, claim.ttl))
             if isinstance(reply, Grant):
-                if runtime.now() < timing.valid_until(asked, reply.ttl):
-                    return admit(claim, reply, asked)
+                until = timing.valid_until(asked, reply.ttl)
+                if runtime.now() < until:
+                    return admit(claim, reply, asked, until), waited
                 engine.forget(bare(claim))  # granted too late to be trusted
                 owes, late, claim = False, late + 1, renamed(claim)  # the late release must not hit the next attempt
                 if late == _LATE_TRIES or runtime.now() >= deadline:
@@ -60,10 +61,11 @@ async def acquire(
                 raise SelfDeadlock(claim.name, why="it reads already, and a writer stands in line between")
             remaining = deadline - runtime.now()
             if remaining <= 0:
-                waited = runtime.now() - began if wait else 0.0
-                raise NotAcquired(claim.name, waited=waited, **reply._asdict())
+                raise NotAcquired(claim.name, waited=runtime.now() - began if wait else 0.0, **reply._asdict())
             if claim.queue:
+                waited = True
                 await engine.wait(claim, reply, min(remaining, timing.BEAT_EVERY))  # stay in line (E7)
+                engine = ready()
             else:
                 claim = claim._replace(queue=True)
     except BaseException:  # waited out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)

@@ -95,12 +95,12 @@ class Desk:
         """Look after a new lease. It is known as held before it stops being known as waiting: a late wake-up for a
         claim nobody knows would release it."""
         mark = lease._claim.mark
-        self.book.held[mark] = ref(lease)
-        self.dog.watch(lease)
+        self.book.held[mark] = held = ref(lease)
+        self.dog.watch(lease, held)
         self.book.leave(mark)
         if self.closed:  # meanwhile: either close() saw the lease just entered, or this sees that it is closed
             self.dog.drop(mark)
-            lease.disown("released")
+            lease._disown("released")
             raise ConfigError(_CLOSED)
 
     async def give_back(self, claim: Claim) -> bool:
@@ -140,7 +140,7 @@ class Desk:
             name=claim.name,
             at=self.runtime.wall(),
             token=token,
-            fingerprint=claim.fingerprint,
+            fingerprint=claim.fingerprint or None,
             holder=claim.holder.label,
             seconds=None if since is None else self.runtime.now() - since,
             reason=reason,
@@ -214,4 +214,4 @@ class Desk:
         self._engine.after_fork()
         self._describe()
         for lease in inherited:
-            lease.disown("forked")
+            lease._disown("forked")

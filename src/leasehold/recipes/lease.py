@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
-from leasehold.config import check_seconds
+from leasehold.config import check_ttl
 from leasehold.core import timing
 from leasehold.errors import ConfigError, LeaseLost, Unavailable
 from leasehold.model import Alive, Claim, Gone, Grant, Reason
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 class LeaseState(StrEnum):
+    """Where a lease stands. It only ever goes down this list, but for AT_RISK, which a renewal makes HELD again."""
+
     HELD = "HELD"  # trusted
     AT_RISK = "AT_RISK"  # trusted, but a renewal failed or is overdue
     LOST = "LOST"  # stop: another holder may exist
@@ -68,12 +70,14 @@ class BaseLease:
         "ttl",
     )
 
-    def __init__(self, desk: Desk, claim: Claim, grant: Grant, asked: float, max_hold: float | None) -> None:
+    def __init__(
+        self, desk: Desk, claim: Claim, grant: Grant, asked: float, valid_until: float, max_hold: float | None
+    ) -> None:
         self._desk, self._claim = desk, claim
         self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
         self._granted_at = self._asked = asked
         self._cap = float("inf") if max_hold is None else asked + max_hold
-        self._valid_until = min(timing.valid_until(asked, grant.ttl), self._cap)
+        self._valid_until = valid_until if valid_until < self._cap else self._cap
         self._due = timing.renew_at(asked, grant.ttl, desk.runtime.fraction())
         self._ended: LeaseState | None = None
         self._reason: Reason | None = None
@@ -88,10 +92,12 @@ class BaseLease:
 
     @property
     def name(self) -> str:
+        """What is locked."""
         return self._claim.name
 
     @property
     def holder(self) -> str:
+        """Who holds it, in words for people."""
         return self._claim.holder.label
 
     @property
@@ -101,6 +107,7 @@ class BaseLease:
 
     @property
     def state(self) -> LeaseState:
+        """HELD, AT_RISK, LOST or RELEASED, by the clock at this very moment."""
         if self._ended is not None:
             return self._ended
         now = self._desk.runtime.now()
@@ -154,7 +161,7 @@ class BaseLease:
 
     # --------------------------------------------------------- ending it
 
-    def lose(self, reason: Reason) -> bool:
+    def _lose(self, reason: Reason) -> bool:
         """End it as LOST, once, and tell everybody who asked. From any thread; False: it had ended already."""
         desk = self._desk
         with desk.guard:
@@ -170,7 +177,7 @@ class BaseLease:
         desk.lost(self, reason)
         return True
 
-    def disown(self, reason: Reason) -> None:
+    def _disown(self, reason: Reason) -> None:
         """End it as LOST without a word to anyone: it never was this process's, or this client's, to lose."""
         self._ended, self._reason = LOST, reason
 
@@ -182,7 +189,7 @@ class BaseLease:
             return True
         verdict = self.lost_reason  # by the clock, before anything is sent
         if verdict is not None:
-            self.lose(verdict)
+            self._lose(verdict)
         with desk.guard:
             if self._returned or (self._ended is LOST and self._reason not in _STILL_THERE):
                 return False
@@ -232,28 +239,28 @@ class BaseLease:
     async def _renew(self, ttl: float | None) -> None:
         """Ask the engine to let it live `ttl` seconds from now. Raises `LeaseLost` or `Unavailable`."""
         if ttl is not None:
-            check_seconds("ttl", ttl, zero=False)
+            check_ttl(ttl)
         self.check()
         desk = self._desk
-        asked, claim = desk.runtime.now(), self.renewal(ttl)
+        asked, claim = desk.runtime.now(), self._renewal(ttl)
         deadline = asked + min(desk.options.call_timeout, self.remaining)
         self._tried = True
         (reply,) = await desk.engine().renew([claim], deadline)
-        self.answered(asked, claim, reply)
+        self._answered(asked, claim, reply)
         if isinstance(reply, Unavailable):
             raise reply
         self.check()
         desk.dog.watch(self)  # the next renewal may be due sooner than planned
 
-    def renewal(self, ttl: float | None = None) -> Claim:
+    def _renewal(self, ttl: float | None = None) -> Claim:
         """The claim to send: with its token, so that only this very grant is renewed."""
         return self._claim._replace(token=self.token, ttl=self._claim.ttl if ttl is None else ttl)
 
-    def answered(self, asked: float, claim: Claim, reply: Alive | Gone | Unavailable) -> None:
+    def _answered(self, asked: float, claim: Claim, reply: Alive | Gone | Unavailable) -> None:
         """Take the engine's answer to a renewal; one for a lease that ended meanwhile is dropped."""
         desk = self._desk
         if isinstance(reply, Gone):
-            self.lose(reply.reason)
+            self._lose(reply.reason)
             return
         with desk.guard:
             if self._ended is not None:

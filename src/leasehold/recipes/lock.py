@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
+from leasehold.core.admission import described
 from leasehold.core.names import check_name, mark
 from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
 from leasehold.model import Claim, Grant, Kind, Mode
@@ -32,12 +33,15 @@ class Shape(NamedTuple):
 class BaseLock(Generic[L]):
     """The lock of both faces: immutable, shared freely between threads and tasks."""
 
-    __slots__ = ("_client", "_desk", "_lease_type", "name", "options", "shape")
+    __slots__ = ("_client", "_desk", "_lease_type", "_namespace", "_terms", "name", "options", "shape")
 
     def __init__(self, client: BaseClient, lease_type: type[L], name: str, shape: Shape, options: LockOptions) -> None:
         self.name = check_name(name)
         self._client, self._lease_type, self.shape, self.options = client, lease_type, shape, options
         self._desk: Desk = client._desk
+        self._namespace = self._desk.options.namespace
+        # What every claim of this lock says after its holder, laid out once: claims are made on each acquire.
+        self._terms = (options.ttl, *shape, options.delay, options.min_hold, False, 0)
         self._refuse_unsupported()
 
     def _refuse_unsupported(self) -> None:
@@ -56,8 +60,8 @@ class BaseLock(Generic[L]):
         check_required(self.options.require, traits, engine)
 
     def __repr__(self) -> str:
-        what = "" if self.shape == Shape() else f" {self.shape.mode} {self.shape.kind} of {self.shape.limit}"
-        return f"<{type(self).__name__} {self.name}{what} ttl={self.options.ttl}>"
+        what = "shared lock" if self.shape.mode == "shared" else described(self.shape.kind, self.shape.limit)
+        return f"<{type(self).__name__} {self.name} ({what}) ttl={self.options.ttl}>"
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._client, self._lease_type, self.name, self.shape, self.options)
@@ -68,7 +72,7 @@ class BaseLock(Generic[L]):
         """A new lease; of a reentrant lock this thread or task already holds, the same lease once more."""
         lease, again = await self._take(wait)
         if self.options.reentrant:
-            self._desk.entries.push(self.name, Entry(None, lease, self.shape.mode, None))
+            self._desk.entries.push(self.name, None, lease, self.shape.mode, None)
         if again:
             lease._depth += 1
         return lease
@@ -98,7 +102,7 @@ class BaseLock(Generic[L]):
         if telling:
             desk.emit("attempted", claim)
         try:
-            lease = await acquire(
+            lease, waited = await acquire(
                 desk.engine,
                 desk.runtime,
                 claim,
@@ -111,8 +115,11 @@ class BaseLock(Generic[L]):
         except NotAcquired as busy:
             desk.emit("busy", claim, token=busy.token, since=began, reason=busy.holder)
             raise
+        except BaseException as error:
+            desk.emit("failed", claim, since=began, reason=f"{type(error).__name__}: {error}")
+            raise
         if telling:
-            if lease._claim.queue:
+            if waited:
                 desk.emit("waited", lease._claim, token=lease.token, since=began)
             desk.emit("granted", lease._claim, token=lease.token, since=began)
         return lease, False
@@ -126,30 +133,18 @@ class BaseLock(Generic[L]):
         raise SelfDeadlock(self.name, token=mine.lease.token)
 
     def _claim(self) -> Claim:
-        desk, options, shape = self._desk, self.options, self.shape
+        desk, options = self._desk, self.options
         secret = desk.runtime.entropy(16).hex()
-        return Claim(
-            desk.options.namespace,
-            self.name,
-            secret,
-            mark(secret),
-            desk.holder(options.holder, options.purpose),
-            options.ttl,
-            shape.mode,
-            shape.kind,
-            shape.limit,
-            options.delay,
-            options.min_hold,
-        )
+        holder = desk.holder(options.holder, options.purpose)
+        return Claim._make((self._namespace, self.name, secret, mark(secret), holder, *self._terms))
 
     def _renamed(self, claim: Claim) -> Claim:
         secret = self._desk.runtime.entropy(16).hex()
         return claim._replace(id=secret, mark=mark(secret))
 
-    def _admit(self, claim: Claim, grant: Grant, asked: float) -> L:
-        desk = self._desk
-        lease = self._lease_type(desk, claim, grant, asked, self.options.max_hold)
-        desk.admit(lease)
+    def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float) -> L:
+        lease = self._lease_type(self._desk, claim, grant, asked, valid_until, self.options.max_hold)
+        self._desk.admit(lease)
         return lease
 
     # ------------------------------------------------------ with, and call
@@ -158,7 +153,7 @@ class BaseLock(Generic[L]):
         desk = self._desk
         lease, again = await self._take(UNSET)
         interrupt = None if again else desk.runtime.interrupt()
-        desk.entries.push(self.name, Entry(self, lease, self.shape.mode, interrupt))
+        desk.entries.push(self.name, self, lease, self.shape.mode, interrupt)
         if again:
             lease._depth += 1
         elif interrupt is not None:

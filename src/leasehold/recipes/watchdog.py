@@ -63,15 +63,13 @@ class Watchdog:
 
     # --------------------------------------------- from the callers' threads
 
-    def watch(self, lease: BaseLease) -> None:
-        with self._guard:
-            self._fresh[lease._claim.mark] = ref(lease)
-        self.stir(lease._due)
+    def watch(self, lease: BaseLease, held: LeaseRef | None = None) -> None:
+        self._fresh[lease._claim.mark] = held or ref(lease)  # single steps on a dictionary: no guard
+        self.stir(min(lease._due, lease._valid_until))  # max_hold may end it before any renewal is due
 
     def drop(self, mark: str) -> None:
         self._book.held.pop(mark, None)
-        with self._guard:
-            self._fresh.pop(mark, None)
+        self._fresh.pop(mark, None)
 
     def dropped(self, claim: Claim) -> None:
         """A lease was collected while held. Called by its finaliser: no guard may be taken here."""
@@ -157,9 +155,11 @@ class Watchdog:
         )
 
     def _absorb(self) -> None:
-        with self._guard:
-            fresh, self._fresh = self._fresh, {}
-        for held in fresh.values():
+        while self._fresh:
+            try:
+                _, held = self._fresh.popitem()
+            except KeyError:  # released by another thread just now
+                break
             if (lease := held()) is not None:
                 self._plan(lease, held)
                 self._plan_end(lease, held)
@@ -201,7 +201,7 @@ class Watchdog:
         while self._first_end() <= now:
             lease = heappop(self._ends)[2]()
             if lease is not None and lease._valid_until <= now:
-                lease.lose(lease._reason_by_clock())
+                lease._lose(lease._reason_by_clock())
 
     def _deadline(self, runtime: Runtime) -> float:
         now = runtime.now()
@@ -223,12 +223,12 @@ class Watchdog:
             await self._renew(runtime, [lease for lease in due[start : start + _BATCH] if lease._ended is None])
 
     async def _renew(self, runtime: Runtime, leases: list[BaseLease]) -> None:
-        claims = [lease.renewal() for lease in leases]
+        claims = [lease._renewal() for lease in leases]
         for lease in leases:
             lease._tried = True
         asked = runtime.now()
         for lease, claim, reply in zip(leases, claims, await self._ask(runtime, claims), strict=True):
-            lease.answered(asked, claim, reply)
+            lease._answered(asked, claim, reply)
             if lease._ended is None:
                 self._plan(lease, ref(lease))
 

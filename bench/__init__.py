@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against a base measured in the same run, never bare seconds."""

@@ -1,0 +1,57 @@
+"""The memory engine beside `threading.Lock`: what the library itself costs, with no engine to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from bench.rounds import Case, Result, measure
+from leasehold import AsyncClient, Client
+
+TITLE = "memory: acquire + release, against threading.Lock (aim: at most 80)"
+
+
+def run(rounds: int) -> list[Result]:
+    plain = threading.Lock()
+    with Client("memory://") as client, Client("memory://", on_event=lambda _event: None) as told:
+        ours, hooked = client.lock("bench"), told.lock("bench")
+
+        def base(times: int) -> None:
+            for _ in range(times):
+                with plain:
+                    pass
+
+        def pair(times: int) -> None:
+            for _ in range(times):
+                with ours:
+                    pass
+
+        def by_hand(times: int) -> None:
+            for _ in range(times):
+                ours.acquire().release()
+
+        def with_hook(times: int) -> None:
+            for _ in range(times):
+                with hooked:
+                    pass
+
+        def awaited(times: int) -> None:
+            async def main() -> None:
+                async with AsyncClient("memory://") as other:
+                    lock = other.lock("bench")
+                    for _ in range(times):
+                        async with lock:
+                            pass
+
+            asyncio.run(main())
+
+        return measure(
+            [
+                Case("threading.Lock, with", base, 200_000),
+                Case("leasehold memory://, with", pair, 5_000),
+                Case("leasehold memory://, acquire() and release()", by_hand, 5_000),
+                Case("leasehold memory://, with, and an event hook", with_hook, 5_000),
+                Case("leasehold memory://, async with", awaited, 5_000),
+            ],
+            rounds,
+        )

@@ -1,0 +1,316 @@
+"""The docs are true: every snippet runs and every link leads somewhere. (Tables: `test_tables.py`.)
+
+What a page may write:
+
+- A ```python block is run. The blocks of one page share a namespace, in order, in a process and a folder of their own,
+  with warnings as errors. What a block prints must stand in a ```text block right below it; `...` there stands for any
+  text. A log of level ERROR, an exception in another thread or a lease left behind fails the page as well.
+- A ```python pytest block is a test file, run by pytest.
+- A block that cannot run says why in the line above it: <!-- not run: needs a server -->
+"""
+
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+LANGUAGES = {"python", "python pytest", "text", "sh", "toml", "sql"}  # a misspelt one would pass unseen
+
+# ------------------------------------------------------------------ reading a page
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int  # where its text begins, counted from 1
+    language: str
+    text: str
+    reason: str | None = None  # why it is not run
+    shown: str | None = None  # what the page says it prints
+
+    @property
+    def padded(self) -> str:
+        """Tracebacks then name the line of the page."""
+        return "\n" * (self.line - 1) + self.text
+
+
+FENCE = re.compile(r"^```(?P<language>[^\n`]*)\n(?P<text>.*?)^```$(?P<rest>\s*)", re.M | re.S)
+NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+) -->\n\Z")
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found: list[Block] = []
+    before = None
+    for match in FENCE.finditer(text):
+        above = NOT_RUN.search(text, 0, match.start())
+        block = Block(
+            line=text.count("\n", 0, match.start("text")) + 1,
+            language=match["language"].strip(),
+            text=match["text"],
+            reason=above["reason"] if above else None,
+        )
+        if block.language == "text" and before is not None and before.end() == match.start():
+            last = found[-1]
+            if last.language == "python" and last.reason is None:
+                found[-1] = Block(last.line, last.language, last.text, shown=block.text)
+        found.append(block)
+        before = match
+    return found
+
+
+# --------------------------------------------------------------- running a page
+
+RUNNER = """
+import contextlib, gc, io, json, linecache, logging, sys, threading, traceback
+
+page, blocks = json.load(sys.stdin)
+trouble, results, namespace = [], [], {"__name__": "__main__"}
+
+
+class Errors(logging.Handler):
+    def emit(self, record):
+        trouble.append("logged: " + self.format(record))
+
+
+logging.getLogger().addHandler(Errors(logging.ERROR))
+sys.unraisablehook = lambda it: trouble.append(f"ignored: {it.exc_value!r} in {it.object!r}")
+threading.excepthook = lambda it: trouble.append(f"in thread {it.thread.name}: {it.exc_value!r}")
+
+for code in blocks:
+    printed, raised = io.StringIO(), None
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(code, page, "exec", dont_inherit=True), namespace)
+        except BaseException:
+            raised = traceback.format_exc()
+    results.append((printed.getvalue(), raised))
+    if raised:
+        break
+namespace.clear()
+gc.collect()  # a lease that nobody released warns now
+json.dump((results, trouble), sys.stdout)
+"""
+
+
+def run(page: Path, folder: Path) -> Iterator[str]:
+    """What is wrong with the snippets of a page."""
+    found = blocks(page)
+    todo = [block for block in found if block.language == "python" and block.reason is None]
+    if todo:
+        order = json.dumps((str(page), [block.padded for block in todo]))
+        done = python("-c", RUNNER, folder=folder, stdin=order)
+        if done.returncode:
+            yield f"{page.name}: the snippets ended the process: {done.stderr}"
+            return
+        results, trouble = json.loads(done.stdout)
+        for block, (printed, raised) in zip(todo, results, strict=False):  # none after one that raised
+            yield from verdict(f"{page.name}:{block.line}", block, printed, raised)
+        yield from (f"{page.name}: {each}" for each in trouble)
+    tests = [block for block in found if block.language == "python pytest" and block.reason is None]
+    for block in tests:
+        (folder / f"test_line_{block.line}.py").write_text(block.padded, encoding="utf-8")
+    if tests:
+        done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", ".", folder=folder)
+        if done.returncode:
+            yield f"{page.name}: {done.stdout}{done.stderr}"
+
+
+def verdict(where: str, block: Block, printed: str, raised: str | None) -> Iterator[str]:
+    if raised:
+        yield f"{where}: {raised}"
+    elif block.shown is None:
+        if printed:
+            yield f"{where}: prints what the page does not show:\n{printed}"
+    elif not doctest.OutputChecker().check_output(block.shown, printed, doctest.ELLIPSIS):
+        yield f"{where}: the page shows\n{block.shown}but it prints\n{printed}"
+
+
+def python(*arguments: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "LEASEHOLD"))}
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=folder,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@each_page
+def test_snippets_run(page, tmp_path):
+    assert "\n".join(run(page, tmp_path)) == ""
+
+
+# ------------------------------------------------------------- the form of a page
+
+
+def misshapen(page: Path) -> Iterator[str]:
+    """What the reader above would pass over in silence."""
+    found = blocks(page)
+    for block in found:
+        if block.language not in LANGUAGES:
+            yield f"{page.name}:{block.line}: a block of {block.language!r}; known: {', '.join(sorted(LANGUAGES))}"
+    text = page.read_text(encoding="utf-8")
+    marks = len(re.findall(r"^ *(?:```|~~~)", text, re.M))
+    if marks != 2 * len(found):
+        yield f"{page.name}: {marks} fences make {len(found)} blocks: indented, or one not closed"
+    outside = FENCE.sub("", text)
+    skips = len(re.findall("<!-- not run", outside))
+    if skips != sum(block.reason is not None for block in found):
+        yield f"{page.name}: a `not run` without a reason, or not right above its block"
+
+
+@each_page
+def test_pages_are_well_formed(page):
+    assert "\n".join(misshapen(page)) == ""
+
+
+# ---------------------------------------------------------------------- links
+
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+def broken_links(page: Path, root: Path) -> Iterator[str]:
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    for match in LINK.finditer(text):
+        target = match["target"]
+        if re.match(r"(https?|mailto):", target):
+            continue
+        file, _, anchor = unquote(target).partition("#")
+        goal = (page.parent / file).resolve() if file else page
+        if file.startswith("/") or not goal.is_relative_to(root) or not goal.exists():
+            yield f"{page.name}: {target} leads nowhere"
+        elif anchor and anchor not in anchors(goal):
+            yield f"{page.name}: {target}: no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    assert "\n".join(broken_links(page, ROOT)) == ""
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        targets = LINK.findall(page.read_text(encoding="utf-8"))
+        found = [(page.parent / target.partition("#")[0]).resolve() for target in targets if "://" not in target]
+        todo += [goal for goal in found if goal.is_file()]
+    assert set(PAGES) <= seen
+
+
+# ------------------------------------------------------------- the checker can fail
+
+PYTHON, TEXT, END = "```python\n", "```text\n", "```\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (PYTHON + "1 / 0\n" + END, "ZeroDivisionError"),
+        ("\n\n" + PYTHON + "x = 1\nx / 0\n" + END, "line 5"),
+        (PYTHON + "print(1)\n" + END, "does not show"),
+        (PYTHON + "print(1)\n" + END + "\n" + TEXT + "2\n" + END, "but it prints"),
+        (PYTHON + "x = 1\n" + END + TEXT + "2\n" + END, "but it prints"),
+        (PYTHON + "import warnings; warnings.warn('old')\n" + END, "UserWarning: old"),
+        (PYTHON + "import threading as t; a = t.Thread(target=lambda: 1 / 0)\na.start(); a.join()\n" + END, "ZeroDiv"),
+        (PYTHON + "import logging; logging.error('oh')\n" + END, "logged: oh"),
+        (PYTHON + "import leasehold\na = leasehold.Client('memory://').lock('a').acquire()\n" + END, "dropped without"),
+        (PYTHON + "import os; os._exit(3)\n" + END, "ended the process"),
+        ("```python pytest\ndef test_a():\n    assert 1 == 2\n" + END, "assert 1 == 2"),
+    ],
+    ids=["raises", "line", "unshown", "differs", "silent", "warns", "thread", "logs", "drops", "exits", "test"],
+)
+def test_a_false_snippet_is_found(tmp_path, text, complaint):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert complaint in "\n".join(run(page, tmp_path))
+
+
+TRUE = """
+```python
+x = 1
+print("token", id(x))
+```
+
+```text
+token ...
+```
+
+Prose stands between, so that the next block is no output:
+
+```text
+anything
+```
+
+```python
+x += 1
+```
+
+<!-- not run: it would fail -->
+```python
+x / 0
+```
+
+```python pytest
+def test_a():
+    assert True
+```
+"""
+
+
+def test_true_snippets_pass(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(TRUE)
+    assert list(run(page, tmp_path)) == list(misshapen(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```py\n" + END, "a block of 'py'"),
+        ("- a\n\n  ```python\n  x\n  ```\n", "2 fences make 0 blocks"),
+        (PYTHON + "x = 1\n", "1 fences make 0 blocks"),
+        ("<!-- not run -->\n" + PYTHON + END, "without a reason"),
+        ("<!-- not run: later -->\n\n" + PYTHON + END, "not right above"),
+    ],
+    ids=["language", "indented", "open", "reason", "apart"],
+)
+def test_a_misshapen_page_is_found(tmp_path, text, complaint):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert complaint in "\n".join(misshapen(page))
+
+
+@pytest.mark.parametrize("target", ["other.md", "#no", "page.md#no", "/page.md", "../outside.md"])
+def test_a_broken_link_is_found(tmp_path, target):
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "outside.md").touch()
+    page = root / "page.md"
+    page.write_text(f"# Yes, it is\n[a](page.md#yes-it-is), `[b](none.md)`, [c](https://example.org), [d]({target})")
+    assert len(list(broken_links(page, root))) == 1

@@ -1,0 +1,198 @@
+"""Real usage of the public API, for `mypy --strict`; never run.
+
+`assert_type` pins what a call gives. A `type: ignore[...]` proves that wrong usage is refused: mypy reports one that is
+not needed.
+"""
+
+import threading
+from typing import assert_type
+
+import leasehold
+from leasehold import Client, Event, Holding, Lease, LeaseLost, LeaseState, Lock, NotAcquired, Traits
+
+# -------------------------------------------------------------------------- clients
+
+
+def report(event: Event) -> None:
+    print(event.kind, event.name, event.token, event.seconds)
+
+
+def making_clients() -> None:
+    Client()
+    Client("memory://", namespace="shop", holder="web-3", ttl=10, call_timeout=2.5, on_event=report)
+    with Client("memory://") as client:
+        assert_type(client, Client)
+        assert_type(client.traits, Traits)
+        assert_type(client.traits.max_limit, int | None)
+        assert_type(client.ping(), float)
+        client.connect()
+
+    Client("memory://", "shop")  # type: ignore[call-arg]  # options are keyword-only
+    Client("memory://", timeout=3)  # type: ignore[call-arg]
+    Client("memory://", on_event=lambda: None)  # type: ignore[misc, arg-type]  # the hook takes the event
+    Client("memory://", ttl="30")  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------- locks
+
+
+def taking_a_lock(client: Client) -> None:
+    with client.lock("orders/42", ttl=30, wait=5) as lease:
+        assert_type(lease, Lease)
+
+    lock = client.lock(
+        "orders/42",
+        ttl=30,
+        wait=None,
+        holder="web-3",
+        purpose="refund",
+        min_hold=1,
+        max_hold=60.0,
+        delay=2,
+        reentrant=True,
+        require={"fencing", "fair"},
+    )
+    assert_type(lock, Lock)
+    assert_type(lock.acquire(), Lease)
+    assert_type(lock.acquire(wait=0), Lease)
+    assert_type(lock.acquire(wait=None), Lease)
+    assert_type(lock.try_acquire(), Lease | None)
+    assert_type(lock.locked(), bool)
+    assert_type(lock.name, str)
+
+    client.lock("orders/42", timeout=3)  # type: ignore[call-arg]
+    client.lock("orders/42", 30)  # type: ignore[call-arg]  # options are keyword-only
+    client.lock("orders/42", tll=30)  # type: ignore[call-arg]
+    client.lock("orders/42", wait="long")  # type: ignore[arg-type]
+    client.lock(42)  # type: ignore[arg-type]
+    lock.acquire(5)  # type: ignore[call-arg]
+    lock.acquire(timeout=5)  # type: ignore[arg-type]
+    lock.release()  # type: ignore[attr-defined]  # the lease is released, not the lock
+    lock.try_acquire().check()  # type: ignore[union-attr]  # may be None
+    if lock.acquire():  # type: ignore[truthy-bool]  # acquire raises: there is no boolean to look at
+        pass
+    with client.lock("a"), client.lock("b") as other:
+        assert_type(other, Lease)
+
+
+def kinds_of_locks(client: Client) -> None:
+    with client.semaphore("scanners", 3, wait=1) as permit:
+        assert_type(permit.slot, int | None)
+    with client.semaphore("scanners", limit=3):
+        pass
+    settings = client.rwlock("settings")
+    with settings.read(wait=1) as reader, settings.write(ttl=5) as writer:
+        assert_type(reader, Lease)
+        assert_type(writer, Lease)
+    plain = client.lock("legacy").as_threading()
+    assert_type(plain.acquire(timeout=3), bool)
+    assert_type(plain.lease, Lease | None)
+    with plain as taken:
+        assert_type(taken, bool)
+    threading.Condition(plain)  # type: ignore[arg-type]  # the shape of one, but not the class
+
+    client.semaphore("scanners")  # type: ignore[call-arg]
+    client.semaphore("scanners", 3, 5)  # type: ignore[call-arg]
+    client.rwlock("settings", wait=1)  # type: ignore[call-arg]  # options belong to read() and write()
+
+
+def using_a_lease(lease: Lease) -> None:
+    assert_type(lease.token, int)
+    assert_type(lease.ttl, float)
+    assert_type(lease.state, LeaseState)
+    assert_type(lease.held, bool)
+    assert_type(lease.remaining, float)
+    assert_type(lease.name, str)
+    assert_type(lease.holder, str)
+    assert_type(lease.fingerprint, str)
+    assert_type(lease.release(), bool)
+    assert_type(lease.wait_lost(1.5), bool)
+    lease.check()
+    lease.verify()
+    lease.renew()
+    lease.renew(60)
+    lease.on_lost(lambda lost: print(assert_type(lost, Lease).lost_reason))
+    lease.on_lost(print)
+    if lease.state is LeaseState.AT_RISK:
+        print(lease.lost_reason)
+
+    lease.state = LeaseState.HELD  # type: ignore[misc]
+    lease.on_lost(lambda: None)  # type: ignore[misc, arg-type]  # it gets the lease
+    lease.renew(ttl="60")  # type: ignore[arg-type]
+
+
+def handling_errors(lock: Lock) -> None:
+    try:
+        lock.acquire(wait=0)
+    except NotAcquired as busy:
+        assert_type(busy.holder, str | None)
+        assert_type(busy.left, float | None)
+        assert_type(busy.waited, float)
+        timeout: TimeoutError = busy
+        print(timeout)
+    except LeaseLost as lost:
+        if lost.reason == "max_hold":
+            print(lost.token)
+        if lost.reason == "expired":  # type: ignore[comparison-overlap]  # no such reason
+            print()
+    except leasehold.LeaseholdError:
+        raise
+    stale = leasehold.StaleToken("stock", token=1, highest=2)
+    assert_type(stale.highest, int)
+
+
+def looking_around(client: Client) -> None:
+    holdings = client.inspect("orders/", exact=False)
+    assert_type(holdings, list[Holding])
+    for holding in holdings:
+        if holding.state == "held" and holding.token is not None:
+            assert_type(client.break_lock(holding.name, token=holding.token), bool)
+
+    client.break_lock("orders/42")  # type: ignore[call-arg]  # which grant?
+    client.break_lock("orders/42", 7)  # type: ignore[call-arg]
+    holdings[0].token = 3  # type: ignore[misc]  # frozen
+    print(holdings[0].id)  # type: ignore[attr-defined]  # the secret is not shown
+
+
+# ------------------------------------------------------------------ functions under a lock
+
+
+def count(item: str) -> int:
+    return len(item)
+
+
+def count_with(item: str, lease: Lease) -> int:
+    return lease.token
+
+
+def running_functions(client: Client) -> None:
+    assert_type(client.with_lock("stock", count, "teapot"), int)
+    assert_type(client.with_lock("stock", count_with, item="teapot"), int)
+    assert_type(client.lock("stock", wait=1).call(count, "teapot"), int)
+
+    client.locked("stock", on_busy="never")  # type: ignore[call-overload]
+    client.locked("stock", "skip")  # type: ignore[call-overload]
+    client.locked("stock", timeout=3)  # type: ignore[call-overload]
+
+
+def decorating(client: Client) -> None:
+    @client.locked("stock/{item}", on_busy="skip", ttl=5)
+    def maybe(item: str) -> int:
+        return len(item)
+
+    assert_type(maybe("teapot"), int | None)
+
+    @client.locked("stock/{item}", wait=5)
+    def surely(item: str, lease: Lease) -> int:
+        return lease.token
+
+    assert_type(surely("teapot"), int)
+
+
+async def the_faces_do_not_mix() -> None:
+    client = Client("memory://")
+    async with client.lock("a"):  # type: ignore[attr-defined]
+        pass
+    async with client:  # type: ignore[attr-defined]
+        pass
+    await client.lock("a").acquire()  # type: ignore[misc]

@@ -1,0 +1,108 @@
+"""Real usage of the asyncio face, for `mypy --strict`; never run. See `usage.py`."""
+
+import asyncio
+from typing import assert_type
+
+import leasehold
+from leasehold import AsyncClient, AsyncLease, AsyncLock, Holding, LeaseState
+
+
+async def making_clients() -> None:
+    async with AsyncClient("memory://", namespace="shop", ttl=10) as client:
+        assert_type(client, AsyncClient)
+        assert_type(await client.ping(), float)
+        await client.connect()
+    client = AsyncClient()
+    await client.close()
+
+    client.close()  # type: ignore[unused-coroutine]
+    with AsyncClient("memory://"):  # type: ignore[attr-defined]
+        pass
+    AsyncClient("memory://", "shop")  # type: ignore[call-arg]  # options are keyword-only
+
+
+async def taking_a_lock(client: AsyncClient) -> None:
+    async with client.lock("orders/42", ttl=30, wait=5) as lease:
+        assert_type(lease, AsyncLease)
+    lock = client.lock("orders/42")
+    assert_type(lock, AsyncLock)
+    assert_type(await lock.acquire(), AsyncLease)
+    assert_type(await lock.acquire(wait=0), AsyncLease)
+    assert_type(await lock.try_acquire(), AsyncLease | None)
+    assert_type(await lock.locked(), bool)
+    async with asyncio.timeout(1), lock, client.semaphore("scanners", 2) as permit:
+        assert_type(permit.slot, int | None)
+    settings = client.rwlock("settings")
+    async with settings.read() as reader, settings.write(wait=1):
+        assert_type(reader, AsyncLease)
+
+    client.lock("orders/42", timeout=3)  # type: ignore[call-arg]
+    client.lock("orders/42", 30)  # type: ignore[call-arg]
+    lock.acquire()  # type: ignore[unused-coroutine]
+    lock.as_threading()  # type: ignore[attr-defined]
+    (await lock.try_acquire()).check()  # type: ignore[union-attr]  # may be None
+    with lock:  # type: ignore[attr-defined]
+        pass
+
+
+async def using_a_lease(lease: AsyncLease) -> None:
+    assert_type(lease.token, int)
+    assert_type(lease.state, LeaseState)
+    assert_type(lease.remaining, float)
+    lease.check()
+    await lease.verify()
+    await lease.renew(60)
+    assert_type(await lease.release(), bool)
+    assert_type(await lease.wait_lost(1), bool)
+    lease.on_lost(lambda lost: print(assert_type(lost, AsyncLease).lost_reason))
+
+    lease.release()  # type: ignore[unused-coroutine]
+    await lease.check()  # type: ignore[func-returns-value, misc]  # nothing to await: it asks nobody
+
+
+async def looking_around(client: AsyncClient) -> None:
+    holdings = await client.inspect("orders/")
+    assert_type(holdings, list[Holding])
+    assert_type(await client.break_lock("orders/42", token=7), bool)
+
+
+# ------------------------------------------------------------------ functions under a lock
+
+
+async def fetch(item: str) -> int:
+    return len(item)
+
+
+async def fetch_with(item: str, lease: AsyncLease) -> int:
+    return lease.token
+
+
+def count(item: str) -> int:
+    return len(item)
+
+
+async def running_functions(client: AsyncClient) -> None:
+    assert_type(await client.with_lock("stock", count, "teapot"), int)
+    assert_type(await client.with_lock("stock", fetch, "teapot"), int)
+    assert_type(await client.with_lock("stock", fetch_with, item="teapot"), int)
+    assert_type(await client.lock("stock", wait=1).call(fetch, "teapot"), int)
+
+
+async def decorating(client: AsyncClient) -> None:
+    @client.locked("stock/{item}", on_busy="skip")
+    async def maybe(item: str) -> int:
+        return len(item)
+
+    assert_type(await maybe("teapot"), int | None)
+
+    @client.locked("stock/{item}", wait=5)
+    def plain(item: str) -> int:
+        return len(item)
+
+    assert_type(await plain("teapot"), int)
+
+
+async def the_faces_do_not_mix(client: AsyncClient, blocking: leasehold.Client) -> None:
+    one: leasehold.Lease = await client.lock("a").acquire()  # type: ignore[assignment]
+    other: AsyncLease = blocking.lock("a").acquire()  # type: ignore[assignment]
+    print(one, other)
