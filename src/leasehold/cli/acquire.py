@@ -14,7 +14,8 @@ from leasehold.errors import NotAcquired
 from leasehold.recipes import deed
 
 EXAMPLES = """
-export LEASEHOLD_LEASE=$(leasehold acquire deploy --ttl 600 -w 60) || exit
+LEASEHOLD_LEASE=$(leasehold acquire deploy --ttl 600 -w 60) || exit
+export LEASEHOLD_LEASE
 trap 'leasehold release' EXIT
 ./deploy.sh --token "$(printf %s "$LEASEHOLD_LEASE" | jq .token)"
 """
@@ -29,11 +30,12 @@ trap 'leasehold release' EXIT
 @name_argument
 @taking
 @pass_console
-def acquire(console: Console, name: str, **given: Any) -> int:
-    """Take NAME and print the lease as JSON, for `renew` and `release`.
+def acquire(console: Console, /, name: str, **given: Any) -> int:
+    """Take NAME and print the lease as JSON.
 
-    Nobody renews it for you: the lease lapses TTL seconds from now unless `leasehold renew` is called in time.
-    `leasehold run` is safer wherever it fits, because it renews and stops the work when the lease is lost.
+    The lease is for `leasehold renew` and `leasehold release`. Nobody renews it for you: the lease lapses TTL
+    seconds from now unless `leasehold renew` is called in time. `leasehold run` is safer wherever it fits, because
+    it renews and stops the work when the lease is lost.
 
     The JSON holds the secret id that owns the lease. Keep it in $LEASEHOLD_LEASE or hand it over on stdin, and
     never on a command line, where every user of the machine can read it. Its shape is described in

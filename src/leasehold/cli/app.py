@@ -16,7 +16,7 @@ from leasehold.cli import exits, show
 from leasehold.cli.acquire import acquire
 from leasehold.cli.breaking import break_
 from leasehold.cli.completion import completion
-from leasehold.cli.console import Console, Output, coloured, prepare_logs, say
+from leasehold.cli.console import global_options, say
 from leasehold.cli.get import get
 from leasehold.cli.ls import ls
 from leasehold.cli.manual import WIDTH, Group
@@ -25,8 +25,7 @@ from leasehold.cli.renew import renew
 from leasehold.cli.run import run
 from leasehold.cli.signals import Interrupted, interruptible
 from leasehold.cli.watch import watch
-from leasehold.config import URL_VARIABLE, ClientOptions
-from leasehold.errors import ConfigError, LeaseholdError, NotAcquired
+from leasehold.errors import LeaseholdError, NotAcquired
 
 EXAMPLES = """
 leasehold run nightly-report -- ./report.sh     one at a time; others stand in line
@@ -39,53 +38,17 @@ leasehold -u redis://cache run j -- make        the same between machines
 @click.group(
     cls=Group,
     examples=EXAMPLES,
+    params=global_options(of_a_command=False),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "show_default": False},
 )
-@click.option(
-    "-u",
-    "--url",
-    envvar=URL_VARIABLE,
-    show_envvar=True,
-    metavar="URL",
-    help="The engine that decides who holds a name. Default: SQLite in your own state directory, which excludes the "
-    "processes of one user on one machine; two users do not exclude each other there.",
-)
-@click.option(
-    "--namespace",
-    envvar="LEASEHOLD_NAMESPACE",
-    show_envvar=True,
-    default="",
-    metavar="TEXT",
-    help="Keeps applications apart: the same name in two namespaces is two locks.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    envvar="LEASEHOLD_OUTPUT",
-    show_envvar=True,
-    default="table",
-    help="How data looks on stdout: a table for people (the default), or JSON for programs.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors; that a name is busy is none.")
-@click.option("-v", "--verbose", count=True, help="Say more on stderr; -vv shows tracebacks as well.")
 @click.version_option(__version__, "-V", "--version", prog_name="leasehold", message="%(prog)s %(version)s")
-@click.pass_context
-def leasehold(ctx: click.Context, url: str | None, namespace: str, output: Output, quiet: bool, verbose: int) -> None:
+def leasehold() -> None:
     """Distributed locks for the shell: leases that end by themselves, and tokens that only rise.
 
-    Global options stand before the command: `leasehold -o json ls`. `leasehold COMMAND --help` is the manual of a
-    command.
+    `leasehold COMMAND --help` is the manual of a command. The options below may stand before the command or after it.
 
     Colours are left out when stdout is no terminal, or when NO_COLOR is set. [env var: NO_COLOR]
     """
-    try:
-        ClientOptions(namespace=namespace)
-    except ConfigError as bad:
-        raise click.BadParameter(str(bad), ctx, param_hint="--namespace") from None
-    ctx.color = coloured()
-    prepare_logs(quiet, verbose)
-    ctx.obj = Console(url or None, namespace, output, quiet, verbose)
 
 
 for command in (run, ls, get, watch, break_, acquire, renew, release, completion):

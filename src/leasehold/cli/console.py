@@ -9,12 +9,14 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import click
 
 from leasehold.blocking import Client
+from leasehold.config import URL_VARIABLE, ClientOptions
+from leasehold.errors import ConfigError
 
 Output: TypeAlias = Literal["table", "json"]
 
@@ -85,6 +87,60 @@ def _said_by_the_command(record: logging.LogRecord) -> bool:
 def coloured() -> bool | None:
     """None: as click finds the stream. https://no-color.org: any value but the empty one says no."""
     return False if os.environ.get("NO_COLOR") else None
+
+
+# -- the global options: of the program, and of every command as well, because people put them there
+
+
+def global_options(*, of_a_command: bool) -> list[click.Option]:
+    """Of the program: shown, and read from the environment. Of a command: hidden, and they override the program's."""
+    more: dict[str, Any] = {"expose_value": False, "callback": _take}
+    if of_a_command:
+        more["hidden"] = True
+
+    def option(*names: str, env: str | None = None, **settings: Any) -> click.Option:
+        return click.Option(names, envvar=None if of_a_command else env, show_envvar=True, **settings, **more)
+
+    return [
+        option(
+            "-u",
+            "--url",
+            env=URL_VARIABLE,
+            metavar="URL",
+            help="The engine that decides who holds a name. Default: SQLite in your own state directory, which "
+            "excludes the processes of one user on one machine; two users do not exclude each other there.",
+        ),
+        option(
+            "--namespace",
+            env="LEASEHOLD_NAMESPACE",
+            metavar="TEXT",
+            help="Keeps applications apart: the same name in two namespaces is two locks.",
+        ),
+        option(
+            "-o",
+            "--output",
+            env="LEASEHOLD_OUTPUT",
+            type=click.Choice(["table", "json"]),
+            help="How data looks on stdout: a table for people (the default), or JSON for programs.",
+        ),
+        option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors; that a name is busy is none."),
+        option("-v", "--verbose", count=True, help="Say more on stderr; -vv shows tracebacks as well."),
+    ]
+
+
+def _take(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Into the console of this context, which a command's context takes over from the program's."""
+    console = ctx.find_object(Console) or Console()
+    if value and param.name == "namespace":
+        try:
+            ClientOptions(namespace=value)
+        except ConfigError as bad:
+            raise click.BadParameter(str(bad), ctx, param) from None
+    if value:
+        field = "verbosity" if param.name == "verbose" else str(param.name)
+        console = replace(console, **{field: value})
+    ctx.obj, ctx.color = console, coloured()
+    prepare_logs(console.quiet, console.verbosity)
 
 
 pass_console = click.make_pass_decorator(Console)

@@ -19,11 +19,12 @@ leasehold -o json ls | jq -r '.[] | select(.state == "held") | .name'
 @click.argument("prefix", default="")
 @pass_console
 def ls(console: Console, prefix: str) -> None:
-    """List holders and waiters of every live name that begins with PREFIX.
+    """List who holds what and who waits.
 
-    A name that nobody holds or waits for is not listed: nothing of it is kept. LEFT is the time until the holding
-    ends unless its holder renews it, AGE the time since it was granted, or since a waiter joined the line. What you
-    see may have changed by the time you read it: take the lock if you need to be sure.
+    Shows every live name that begins with PREFIX. A name that nobody holds or waits for is not listed: nothing of
+    it is kept. LEFT is the time until the holding ends unless its holder renews it, AGE the time since it was
+    granted, or since a waiter joined the line. What you see may have changed by the time you read it: take the lock
+    if you need to be sure.
 
     With `-o json`: one array, described in docs/reference/json.md. Exits 0 whenever the engine answered, also with
     nothing found.

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from leasehold.cli import exits
+from leasehold.cli.console import global_options
 
 WIDTH = 100
 
@@ -20,10 +21,14 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, examples: str = "", codes: Sequence[int] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.params += global_options(of_a_command=True)
         self.examples = examples.strip("\n")
         self.codes = (exits.OK, *codes, exits.USAGE)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("The options of `leasehold --help` (-u, --namespace, -o, -q, -v) may stand here, too.")
         write_examples(formatter, self.examples)
         write_codes(formatter, self.codes)
 

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from leasehold.blocking import Client, Lock
 from leasehold.cli.console import Console
@@ -18,56 +19,49 @@ from leasehold.errors import ConfigError, LeaseholdError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Name(click.ParamType):
-    """A lock's name: any text of 1 to 255 bytes. Completed from the names that are live now."""
-
-    name = "name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return check_name(value)
-        except ConfigError as bad:
-            self.fail(str(bad), param, ctx)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        options = ctx.find_root().params
-        try:
-            with Client(options.get("url"), namespace=options.get("namespace") or "", call_timeout=1.0) as client:
-                names = {holding.name for holding in client.inspect(incomplete)}
-        except LeaseholdError:
-            return []  # the tab key is no place for a complaint
-        return [click.shell_completion.CompletionItem(name) for name in sorted(names) if name.isprintable()]
+def checked_name(value: str) -> str:
+    """A lock's name: any text of 1 to 255 bytes."""
+    try:
+        return check_name(value)
+    except ConfigError as bad:
+        raise click.BadParameter(str(bad)) from None
 
 
-class Seconds(click.ParamType):
-    """A finite number of seconds."""
-
-    name = "seconds"
-
-    def __init__(self, *, zero: bool = True) -> None:
-        self.zero = zero
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a number of seconds, such as 30 or 0.5", param, ctx)
-        if not isfinite(seconds) or seconds < 0 or (seconds == 0 and not self.zero):
-            self.fail(f"{value} must be {'0 or more' if self.zero else 'more than 0'} seconds", param, ctx)
-        return seconds
+def live_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For the tab key, which is no place for a complaint."""
+    options = ctx.find_root().params
+    try:
+        with Client(options.get("url"), namespace=options.get("namespace") or "", call_timeout=1.0) as client:
+            names = {holding.name for holding in client.inspect(incomplete)}
+    except LeaseholdError:
+        return []
+    return [CompletionItem(name) for name in sorted(names) if name.isprintable()]
 
 
-class Label(click.ParamType):
+def seconds(value: str | float) -> float:
+    """A finite number of seconds, 0 or more."""
+    try:
+        number = float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number of seconds, such as 30 or 0.5") from None
+    if not isfinite(number) or number < 0:
+        raise click.BadParameter(f"{value} is not a number of seconds: it must be finite, and 0 or more")
+    return number
+
+
+def some_seconds(value: str | float) -> float:
+    """More than 0 of them."""
+    number = seconds(value)
+    if number == 0:
+        raise click.BadParameter("0 is too short: it must be more than 0 seconds")
+    return number
+
+
+def label(value: str) -> str:
     """A short text for people."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not is_label(value):
-            self.fail("use a printable text of 1 to 200 characters", param, ctx)
-        return str(value)
+    if not is_label(value):
+        raise click.BadParameter("use a printable text of 1 to 200 characters")
+    return value
 
 
 def is_label(text: str) -> bool:
@@ -75,7 +69,7 @@ def is_label(text: str) -> bool:
 
 
 def name_argument(command: F) -> F:
-    return click.argument("name", type=Name())(command)
+    return click.argument("name", type=checked_name, shell_complete=live_names)(command)
 
 
 def taking(command: F) -> F:
@@ -86,7 +80,7 @@ def taking(command: F) -> F:
             click.option(
                 "-w",
                 "--wait",
-                type=Seconds(),
+                type=seconds,
                 metavar="SECS",
                 help="Stand in line for at most SECS, then exit 75. Default: for ever.",
             ),
@@ -100,7 +94,7 @@ def taking(command: F) -> F:
             ),
             click.option(
                 "--ttl",
-                type=Seconds(zero=False),
+                type=some_seconds,
                 default=30.0,
                 show_default=True,
                 metavar="SECS",
@@ -108,14 +102,14 @@ def taking(command: F) -> F:
             ),
             click.option(
                 "--delay",
-                type=Seconds(),
+                type=seconds,
                 default=0.0,
                 metavar="SECS",
                 help="Keep NAME so much longer than a lost lease is trusted: for a resource that checks no tokens.",
             ),
             click.option(
                 "--min-hold",
-                type=Seconds(),
+                type=seconds,
                 default=0.0,
                 metavar="SECS",
                 help="Keep NAME at least so long, also when it is released earlier: for clocks that differ.",
@@ -128,8 +122,8 @@ def taking(command: F) -> F:
                 metavar="CODE",
                 help="Exit with CODE instead of 75 when busy.",
             ),
-            click.option("--holder", type=Label(), metavar="TEXT", help="Who holds it, for people. Default: host:pid."),
-            click.option("--purpose", type=Label(), metavar="TEXT", help="What for, for people."),
+            click.option("--holder", type=label, metavar="TEXT", help="Who holds it, for people. Default: host:pid."),
+            click.option("--purpose", type=label, metavar="TEXT", help="What for, for people."),
         ]
     ):
         command = option(command)

@@ -7,7 +7,7 @@ import click
 from leasehold.cli import exits, show
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.manual import Command
-from leasehold.cli.options import Seconds
+from leasehold.cli.options import some_seconds
 from leasehold.cli.paper import read_deed
 from leasehold.recipes import deed
 from leasehold.runtime.base import step
@@ -19,15 +19,14 @@ leasehold renew --ttl 600 < lease.json
 
 
 @click.command("renew", cls=Command, examples=EXAMPLES, codes=(exits.UNREACHABLE, exits.CONFIG, exits.LOST))
-@click.option(
-    "--ttl", type=Seconds(zero=False), metavar="SECS", help="Live so long from now. Default: as it was acquired."
-)
+@click.option("--ttl", type=some_seconds, metavar="SECS", help="Live so long from now. Default: as it was acquired.")
 @pass_console
 def renew(console: Console, ttl: float | None) -> None:
-    """Push the end of a lease back: it then lives --ttl seconds from now.
+    """Push the end of a lease back.
 
-    Reads what `leasehold acquire` printed from $LEASEHOLD_LEASE [env var: LEASEHOLD_LEASE], or else from stdin;
-    never from the command line. An end that was already promised for later stays.
+    It then lives --ttl seconds from now. Reads what `leasehold acquire` printed from $LEASEHOLD_LEASE [env var:
+    LEASEHOLD_LEASE], or else from stdin; never from the command line. An end that was already promised for later
+    stays.
 
     Exits 79 when the engine no longer has the lease: stop the work it protects.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from leasehold.blocking import Lease
-from leasehold.cli.show import rounded
+from leasehold.cli.show import busy_text, rounded
 from leasehold.errors import LeaseholdError, NotAcquired
 
 
@@ -50,7 +50,7 @@ class Result:
     def busy(self, busy: NotAcquired, code: int) -> None:
         # `holder` is who got in the way here, and so is the token.
         self._facts |= {"outcome": "busy", "exit_code": code, "token": busy.token, "holder": busy.holder}
-        self._facts |= {"waited": rounded(busy.waited), "error": str(busy)}
+        self._facts |= {"waited": rounded(busy.waited), "error": busy_text(busy)}
 
     def not_run(self, text: str, code: int) -> None:
         self._facts |= {"outcome": "not run", "exit_code": code, "error": text}

@@ -14,7 +14,7 @@ from leasehold.cli import exits, show
 from leasehold.cli.child import CannotRun, Child
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.manual import Command
-from leasehold.cli.options import Seconds, Taking, is_label, name_argument, refuse, taking
+from leasehold.cli.options import Taking, is_label, name_argument, refuse, seconds, some_seconds, taking
 from leasehold.cli.result import Result
 from leasehold.cli.signals import Inbox, Interrupted
 from leasehold.cli.supervisor import OnLost, Supervisor
@@ -105,9 +105,7 @@ class Running:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] CMD [ARG]...")
 @click.option("-c", "--command", "line", metavar="STRING", help="Run STRING through /bin/sh instead of CMD.")
 @taking
-@click.option(
-    "--max-hold", type=Seconds(zero=False), metavar="SECS", help="Stop CMD after SECS: TERM before, KILL then."
-)
+@click.option("--max-hold", type=some_seconds, metavar="SECS", help="Stop CMD after SECS: TERM before, KILL then.")
 @click.option(
     "--on-lost",
     type=click.Choice(["term", "kill", "ignore"]),
@@ -118,7 +116,7 @@ class Running:
 )
 @click.option(
     "--kill-after",
-    type=Seconds(),
+    type=seconds,
     metavar="SECS",
     help="Time between TERM and KILL; at most a third of --ttl. "
     "Default: the smaller of 5 and a third of the life granted.",
@@ -133,6 +131,7 @@ class Running:
 @pass_console
 def run(
     console: Console,
+    /,
     name: str,
     command: tuple[str, ...],
     line: str | None,

@@ -18,7 +18,7 @@ from leasehold.blocking import Client
 from leasehold.cli import exits, show
 from leasehold.cli.console import Console, pass_console, printable
 from leasehold.cli.manual import Command
-from leasehold.cli.options import Seconds
+from leasehold.cli.options import seconds, some_seconds
 from leasehold.core import timing
 from leasehold.errors import Unavailable
 from leasehold.model import Holding
@@ -40,24 +40,24 @@ leasehold -o json watch | jq -c 'select(.change == "gone") | .name'
 @click.argument("prefix", default="")
 @click.option(
     "--interval",
-    type=Seconds(zero=False),
+    type=some_seconds,
     default=2.0,
     show_default=True,
     metavar="SECS",
     help="Look at least so often. While things change it looks more often.",
 )
-@click.option("--for", "seconds", type=Seconds(), metavar="SECS", help="End after SECS. Default: at Ctrl-C.")
+@click.option("--for", "lasting", type=seconds, metavar="SECS", help="End after SECS. Default: at Ctrl-C.")
 @pass_console
-def watch(console: Console, prefix: str, interval: float, seconds: float | None) -> None:
-    """Follow holders and waiters of the names that begin with PREFIX.
+def watch(console: Console, prefix: str, interval: float, lasting: float | None) -> None:
+    """Follow holders and waiters as they change.
 
-    On a terminal: the table of `ls`, kept fresh. Into a pipe: a line for each change. With `-o json`: a JSON object
-    for each change, one per line, described in docs/reference/json.md.
+    Shows the names that begin with PREFIX. On a terminal: the table of `ls`, kept fresh. Into a pipe: a line for
+    each change. With `-o json`: a JSON object for each change, one per line, described in docs/reference/json.md.
 
     It looks again and again, so that a holding that begins and ends between two looks is missed. An engine that
     does not answer is said on stderr and asked again.
     """
-    end = float("inf") if seconds is None else time.monotonic() + seconds
+    end = float("inf") if lasting is None else time.monotonic() + lasting
     with console.client() as client:
         if not console.json and sys.stdout.isatty():
             for holdings, _ in looks(console, client, prefix, interval, end):

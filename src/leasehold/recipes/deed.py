@@ -34,7 +34,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 def write(lease: BaseLease) -> dict[str, Any]:
     """All that another process needs to renew and release this lease, the secret among it. It is still held here."""
     lease.check()
-    claim = lease.renewal()
+    claim = lease._renewal()
     return {
         "namespace": claim.namespace,
         "name": claim.name,
@@ -58,7 +58,7 @@ def let_go(lease: BaseLease) -> None:
     Needs an engine with the trait `outlives`: build the lock with `require={"outlives"}`.
     """
     lease._desk.dog.drop(lease._claim.mark)
-    lease.disown("released")
+    lease._disown("released")
 
 
 def read(text: str) -> Claim:
