@@ -1,0 +1,190 @@
+"""Signals reach the child, and the end of the lease is the end of the child and of all it started."""
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
+
+# Says which signal came, and goes on; ends when told by TERM. `wait` lets the trap run at once.
+TELLS = """
+trap 'echo INT' INT; trap 'echo HUP' HUP; trap 'echo USR1' USR1; trap 'echo USR2' USR2; trap 'echo QUIT' QUIT
+trap 'echo WINCH' WINCH; trap 'echo TERM; exit 5' TERM
+echo ready; while :; do sleep 60 & wait $!; done
+"""
+
+
+def started(shell, *options, script, name="j"):
+    """A run whose child has said its first line, and that line."""
+    process = shell.start("run", *options, name, "--", "sh", "-c", script)
+    first = process.stdout.readline().strip()
+    assert first, process.communicate()[1]
+    return process, first
+
+
+@pytest.mark.parametrize("name", ["INT", "HUP", "USR1", "USR2", "QUIT", "WINCH"])
+def test_a_signal_reaches_the_child(alone, name):
+    process, _ = started(alone, script=TELLS)
+    process.send_signal(signal.Signals[f"SIG{name}"])
+    assert process.stdout.readline() == f"{name}\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20) == ("TERM\n", "")
+    assert process.returncode == 5
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_child_that_dies_of_it_gives_its_code(alone, signum, code):
+    process, _ = started(alone, script="echo ready; sleep 60")
+    process.send_signal(signum)
+    assert process.wait(20) == code
+
+
+def test_term_reaches_what_the_child_started(alone, wait_until, lives):
+    process, pid = started(alone, script="sleep 60 & echo $!; wait")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
+    wait_until(lambda: not lives(int(pid)))
+
+
+def test_an_ignored_hangup_stays_ignored(alone):
+    """`nohup leasehold run ...` is immune, and so is CMD."""
+    process = alone.start(
+        "run", "j", "--", "sh", "-c", "echo ready; read line; exit 4",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.communicate("go on\n", timeout=20)
+    assert process.returncode == 4
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_who_is_interrupted_in_line_leaves_it(shell, wait_until, signum, code):
+    shell.hold("j")
+    waiter = shell.start("run", "j", "--result-file", "result.json", "--", "touch", "ran")
+    wait_until(lambda: shell.json("get", "j")["waiters"])
+    waiter.send_signal(signum)
+    assert waiter.wait(20) == code
+    assert shell.json("get", "j")["waiters"] == []
+    assert not (shell.folder / "ran").exists()
+    assert json.loads((shell.folder / "result.json").read_text())["outcome"] == "interrupted"
+
+
+@linux
+def test_the_child_dies_with_the_wrapper(alone, wait_until, lives):
+    process, pid = started(alone, script="echo $$; exec sleep 60")
+    process.kill()
+    wait_until(lambda: not lives(int(pid)))
+
+
+@linux
+def test_who_is_killed_in_line_leaves_no_process(shell, wait_until, lives):
+    shell.hold("j")
+    waiter = shell.start("run", "j", "--", "touch", "ran")
+    wait_until(lambda: shell.json("get", "j")["waiters"])
+    children = Path(f"/proc/{waiter.pid}/task/{waiter.pid}/children").read_text().split()
+    assert len(children) == 1
+    waiter.kill()
+    wait_until(lambda: not any(lives(int(pid)) for pid in children))
+    assert not (shell.folder / "ran").exists()
+
+
+# ------------------------------------------------------------------ a lost lease
+
+
+def test_max_hold_stops_the_child(alone):
+    process, _ = started(
+        alone, "--max-hold", "0.9", script="trap 'echo told; sleep 0.05; exit 0' TERM; echo ready; sleep 60 & wait"
+    )
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 79
+    assert out == "told\n"
+    assert re.search(r"the lease of j \(token \d+\) ends in 0\.\d s: .*max_hold.*; sent TERM to sh", err)
+
+
+def test_a_child_that_ignores_term_is_killed_at_the_deadline(alone):
+    began = time.monotonic()
+    process, _ = started(alone, "--max-hold", "0.9", script="trap '' TERM; echo ready; while :; do sleep 60; done")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 79
+    assert time.monotonic() - began > 0.8
+    assert "killed sh (pid" in err
+
+
+def test_what_the_child_leaves_behind_after_term_is_killed_too(alone, wait_until, lives):
+    script = "(trap '' TERM; echo $(exec sh -c 'echo $PPID'); while :; do sleep 1; done) & wait"
+    process, pid = started(alone, "--max-hold", "0.9", script=script)
+    assert process.wait(20) == 79
+    wait_until(lambda: not lives(int(pid)))
+
+
+def test_on_lost_kill_says_no_word_before(alone):
+    process, _ = started(
+        alone, "--max-hold", "0.6", "--on-lost", "kill", script="trap 'echo told' TERM; echo ready; sleep 60 & wait"
+    )
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (79, "")
+
+
+def test_on_lost_ignore_lets_the_child_go_on(alone, tmp_path):
+    process, _ = started(
+        alone, "--max-hold", "0.3", "--on-lost", "ignore", "--result-file", "result.json",
+        script="echo ready; read line; exit 6",
+    )  # fmt: skip
+    assert "is lost: it was held for as long as max_hold allows" in process.stderr.readline()
+    process.communicate("go on\n", timeout=20)
+    assert process.returncode == 6
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["outcome"], found["lost_reason"], found["child_exit_code"]) == ("lost", "max_hold", 6)
+
+
+def test_a_broken_lease_ends_the_child_at_once(shell, wait_until, lives):
+    process, pid = started(shell, "--ttl", "3", script="trap '' TERM; echo $$; while :; do sleep 60; done")
+    token = shell.json("get", "j")["holders"][0]["token"]
+    assert shell("break", "j", "--token", str(token)).returncode == 0
+    began = time.monotonic()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 79
+    assert "is lost" in err
+    assert "killed sh" in err
+    assert not lives(int(pid))
+    assert time.monotonic() - began < 2.5, "the next renewal tells it at the latest"
+
+
+def test_a_paused_machine(shell, wait_until, lives):
+    """Wrapper and child are stopped past the ttl. When they go on, the whole group is killed at once."""
+    script = "sleep 300 & echo $! > other; echo $$; while :; do date +%N >> beats; sleep 0.01; done"
+    first, pid = started(shell, "--ttl", "1", script=script)
+    pid = int(pid)
+    other = int((shell.folder / "other").read_text())
+    token = shell.json("get", "j")["holders"][0]["token"]
+    os.kill(first.pid, signal.SIGSTOP)
+    os.killpg(pid, signal.SIGSTOP)
+    try:
+        second = shell("run", "-w", "10", "j", "-c", "echo $LEASEHOLD_TOKEN")
+        assert second.returncode == 0, second.stderr
+        assert int(second.stdout) > token
+        assert lives(pid)
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+        os.killpg(pid, signal.SIGCONT)
+    _, err = first.communicate(timeout=20)
+    assert first.returncode == 79
+    assert "is lost" in err
+    assert "killed sh" in err
+    wait_until(lambda: not lives(pid) and not lives(other))
+
+
+def test_a_pause_within_the_ttl_does_no_harm(alone):
+    process, pid = started(alone, "--ttl", "20", script="echo $$; read line; exit 3")
+    os.kill(process.pid, signal.SIGSTOP)
+    os.killpg(int(pid), signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGCONT)
+    process.communicate("go on\n", timeout=20)  # the wrapper has the child go on as well
+    assert process.returncode == 3
