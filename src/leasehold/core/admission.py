@@ -182,10 +182,14 @@ class Line:
     def look(self, at: Moment) -> list[Word]:
         """End what is over and wake whoever may go, though nobody asked: what a sweep does."""
         words: list[Word] = []
-        self._settle(at.now)
-        self._scan(at.now)
+        self.tidy(at.now)
         self._advance(at, words)
         return words
+
+    def tidy(self, now: float) -> None:
+        """End what is over, and give nothing to anybody: for whoever only looks on."""
+        self._settle(now)
+        self._scan(now)
 
     def holdings(self, namespace: str, name: str, now: float) -> Iterator[Holding]:
         """Holders by token, then the line by ticket, passed-over waiters at the place they would come back to."""
@@ -247,8 +251,7 @@ class Line:
 
     def _advance(self, at: Moment, words: list[Word], asking: Party | None = None) -> None:
         """Reserve for the head of the line while it fits; then see that the new head knows when to look again."""
-        while self.waiters:
-            head = self.waiters[0][1]
+        while (head := self._head()) is not None:
             if head is not asking and head.beat <= at.now:
                 self._remove(head)
             elif head is not asking and not at.reachable(head.client):
@@ -264,6 +267,10 @@ class Line:
                     words.append(Word(head.client, "head", head.mark, self._next_end - at.now))
                 self._told = (head.mark, self._next_end)
                 return
+
+    def _head(self) -> Party | None:
+        """First in line. A line kept in a table brings it in from there."""
+        return self.waiters[0][1] if self.waiters else None
 
     # ----------------------------------------------------------- transitions
 

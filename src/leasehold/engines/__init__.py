@@ -13,6 +13,7 @@ GROUP: Final = "leasehold.engines"  # where other packages announce engines: sch
 
 BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
+    "sqlite": "leasehold.engines.sqlite",
 }
 
 

@@ -1,0 +1,260 @@
+"""The verbs of the SQLite engine: each is one immediate transaction, tried again until its deadline while another
+process is inside its own. SQLite's own waiting is off: it knows no deadline, and no jitter.
+
+Atomicity: everything a verb reads, decides and writes happens under SQLite's one write lock, at one reading of the
+clock taken inside it. What is to be told is sent after COMMIT.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
+
+from leasehold.book import Book, turn
+from leasehold.config import EngineConfig
+from leasehold.core.admission import Line, Moment, Word
+from leasehold.core.timing import backoff
+from leasehold.engines.sqlite.file import File, Occupied
+from leasehold.engines.sqlite.host import Host
+from leasehold.engines.sqlite.mail import Mail
+from leasehold.engines.sqlite.place import located
+from leasehold.engines.sqlite.rows import RowLine, holdings, overdue
+from leasehold.errors import LeaseholdError, Unavailable
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
+from leasehold.runtime.base import Runtime
+
+T = TypeVar("T")
+Told: TypeAlias = "list[tuple[str, str, Word]]"  # namespace, name, and what to tell
+Verb: TypeAlias = "Callable[[Line, Moment], tuple[T, list[Word]]]"
+
+TRAITS: Final = Traits(
+    liveness="ttl",
+    clock="engine",
+    fencing=True,
+    fair=True,
+    push=True,
+    shared=True,
+    max_limit=None,
+    slots=True,
+    outlives=True,
+    told=True,
+    min_ttl=0.0,
+    ttl_step=0.0,
+    survives="restart",
+)
+
+_RETRY: Final = 0.0003  # about one transaction
+_LONGEST_RETRY: Final = 0.01
+_BATCH: Final = 50  # renewals in one transaction: others get in between
+_SWEEP_EVERY: Final = 8  # attempts, and then this many names: what lapsed and nobody asks about leaves nothing
+_DEAF: Final = 0.2  # a client without a mailbox looks about so often
+
+
+class Flight:
+    """An attempt on its way. Under asyncio it runs on, on the worker's thread, though its caller was cancelled."""
+
+    __slots__ = ("abandoned",)
+
+    def __init__(self) -> None:
+        self.abandoned = False
+
+
+class SqliteEngine:
+    def __init__(self, runtime: Runtime, book: Book, file: File, mail: Mail) -> None:
+        self._runtime, self._book, self._file, self._mail = runtime, book, file, mail
+        self._host = file.host
+        mail.twins.add(self)
+        self._attempts = 0
+        self._swept = ("", "")
+        self.traits = TRAITS if file.durable else replace(TRAITS, survives="nothing")
+
+    @property
+    def listening(self) -> bool:
+        return "contended" in self._book.shelf
+
+    async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+        if claim.queue:
+            self._book.shelf["contended"] = True
+            self._book.enter(claim, self._runtime)  # before asking (E4)
+        flight = Flight()
+        try:
+            return await self._until(deadline, self._attempt, claim, flight)
+        except BaseException:
+            flight.abandoned = True
+            raise
+
+    async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
+        if waiter := self._book.waiting.get(claim.mark):
+            if not self._mail.address:
+                seconds = min(seconds, _DEAF * (0.5 + self._runtime.fraction()))
+            await turn(self._runtime, waiter, busy, seconds)
+
+    async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
+        replies: list[Alive | Gone | Unavailable] = []
+        while len(replies) < len(claims):
+            batch = claims[len(replies) : len(replies) + _BATCH]
+            try:
+                replies += await self._until(deadline, self._renew, batch)
+            except LeaseholdError as error:
+                silence = error if isinstance(error, Unavailable) else Unavailable(str(error), engine="sqlite")
+                replies += [silence] * len(batch)
+        return replies
+
+    async def release(self, claim: Claim, deadline: float) -> bool:
+        self._book.leave(claim.mark)
+        return await self._until(deadline, self._release, claim)
+
+    async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
+        return await self._until(deadline, self._break, namespace, name, token)
+
+    async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
+        def look(db: sqlite3.Connection) -> list[Holding]:
+            return list(holdings(db, self._host, namespace, prefix, exact))
+
+        return await self._until(deadline, self._file.once, look, False)
+
+    async def ping(self, deadline: float) -> None:
+        def look(db: sqlite3.Connection) -> None:
+            db.execute("select token from lh_meta").fetchone()
+
+        await self._until(deadline, self._file.once, look, False)
+
+    def forget(self, claim: Claim) -> None:
+        self._book.leave(claim.mark)
+        if self._runtime.blocking:
+            try:
+                self._release(claim)
+            except (Occupied, LeaseholdError):
+                self._book.owe(claim)
+        else:  # a loop must not wait for a disk; the watchdog's thread may
+            self._book.owe(claim)
+
+    def after_fork(self) -> None:
+        self._file.after_fork()
+        self._mail.after_fork()
+
+    async def close(self) -> None:
+        await self._runtime.call(self._file.close)
+        self._mail.twins.discard(self)
+        if not self._mail.twins:  # the watchdog's twin comes and goes
+            self._mail.close()
+
+    # ------------------------------------------------- the same, on a thread
+
+    async def _until(self, deadline: float, verb: Callable[..., T], *args: object) -> T:
+        """The verb's answer, however often it takes; the last try begins before the deadline."""
+        tries = 0
+        while True:
+            try:
+                return await self._runtime.call(verb, *args)
+            except Occupied:
+                left = deadline - self._runtime.now()
+                if left <= 0:
+                    break
+            tries += 1
+            pause = backoff(min(tries, 6), _RETRY, _LONGEST_RETRY, 0.5 + self._runtime.fraction() / 2)
+            await self._runtime.sleep(min(pause, left))
+        raise Unavailable(
+            f"{self._file.path} stayed locked by other processes until the deadline; "
+            "one of them may be stopped inside a transaction",
+            engine="sqlite",
+        )
+
+    def _attempt(self, claim: Claim, flight: Flight) -> Grant | Busy:
+        address = self._mail.address
+        if claim.queue or not address:
+            self._file.open()
+            address = self._mail.ready(self._runtime)
+        told: Told = []
+
+        def decide(db: sqlite3.Connection) -> Grant | Busy:
+            if flight.abandoned:
+                raise Unavailable("given up meanwhile", engine="sqlite")
+            line = RowLine(db, self._host, claim.namespace, claim.name, claim.mark, claim.kind, claim.limit)
+            at = line.moment(self._host.wall, self._mail.reachable)
+            reply, words = line.attempt(at, claim, address)
+            line.save()
+            if words:
+                told.extend((claim.namespace, claim.name, word) for word in words)
+            self._attempts += 1
+            if not self._attempts % _SWEEP_EVERY:
+                self._sweep(db, at.now, told)
+            return reply
+
+        reply = self._file.once(decide)
+        self._tell(told)
+        if flight.abandoned:  # its release may have been carried out before it
+            self._release(claim)
+        return reply
+
+    def _renew(self, claims: Sequence[Claim]) -> list[Alive | Gone]:
+        if self._mail.address and any(not claim.token for claim in claims):
+            self._mail.ready(self._runtime)
+        told: Told = []
+
+        def decide(db: sqlite3.Connection) -> list[Alive | Gone]:
+            return [
+                self._on_line(db, told, (each.namespace, each.name, each.mark), partial(Line.renew, claim=each))
+                for each in claims
+            ]
+
+        replies = self._file.once(decide)
+        self._tell(told)
+        return replies
+
+    def _release(self, claim: Claim) -> bool:
+        told: Told = []
+        verb = partial(Line.release, mark=claim.mark, min_hold=claim.min_hold)
+        ended = self._file.once(lambda db: self._on_line(db, told, (claim.namespace, claim.name, claim.mark), verb))
+        self._tell(told)
+        return ended
+
+    def _break(self, namespace: str, name: str, token: int) -> bool:
+        told: Told = []
+        verb = partial(Line.break_, token=token)
+        broken = self._file.once(lambda db: self._on_line(db, told, (namespace, name, ""), verb))
+        self._tell(told)
+        return broken
+
+    def _on_line(self, db: sqlite3.Connection, told: Told, whose: tuple[str, str, str], verb: Verb[T]) -> T:
+        """Run one verb on the line of one name, as (a part of) one transaction."""
+        namespace, name, mark = whose
+        line = RowLine(db, self._host, namespace, name, mark)
+        answer, words = verb(line, line.moment(self._host.wall, self._mail.reachable))
+        line.save()
+        if words:
+            told.extend((namespace, name, word) for word in words)
+        return answer
+
+    def _sweep(self, db: sqlite3.Connection, now: float, told: Told) -> None:
+        over, self._swept = overdue(db, now, self._swept, _SWEEP_EVERY)
+        for namespace, name in over:
+            self._on_line(db, told, (namespace, name, ""), lambda line, at: (None, line.look(at)))
+
+    def _tell(self, told: Told) -> None:
+        for namespace, name, word in told:
+            if word.client:
+                self._mail.send(namespace, name, word)
+
+
+def opened(config: EngineConfig, runtime: Runtime, book: Book, host: Host) -> SqliteEngine:
+    """An engine on this host's clock; tests bring hosts of their own."""
+    options = config.accept(durable=_yes)
+    mail = book.shelf.get("sqlite")
+    if not isinstance(mail, Mail):  # the first of the twins; the path is resolved once, wherever the process goes
+        mail = book.shelf["sqlite"] = Mail(located(config.target), runtime, book)
+    return SqliteEngine(runtime, book, File(mail.file, options.get("durable", True), host, runtime), mail)
+
+
+def open(config: EngineConfig, runtime: Runtime, book: Book) -> SqliteEngine:
+    """`sqlite:///path?durable=yes`; with `durable=no`, what a power cut loses of the last moments is accepted."""
+    return opened(config, runtime, book, Host.here())
+
+
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(f"yes or no, not {text!r}")
+    return text == "yes"

@@ -1,0 +1,199 @@
+"""One twin's connection to the file: opened when first needed, one transaction at a time, its errors mapped (E9).
+
+SQLite's rule is that no connection is carried across a fork: it keeps its POSIX locks per process but its idea of
+them in memory, so a child would believe in locks that it does not have, and could write to a log the others have
+removed. So every connection is closed just before a fork, between transactions, and both sides open their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+from leasehold.engines.sqlite import place
+from leasehold.engines.sqlite.host import Host
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.runtime.base import Runtime
+
+_log = logging.getLogger("leasehold.sqlite")
+
+T = TypeVar("T")
+
+_TO_FINISH: Final = 5.0  # how long a fork waits for another thread's transaction
+_LOOK_EVERY: Final = 0.1
+_OCCUPIED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+_DENIED: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+
+_KEPT: list[sqlite3.Connection] = []  # for ever: closing these could remove files that others use
+
+
+class Occupied(Exception):
+    """Another process is inside its transaction: ask again. Never leaves the engine."""
+
+
+class Moved(Exception):
+    """The file belongs to another clock than when it was opened: open it anew. Never leaves the engine."""
+
+
+class File:
+    def __init__(self, path: str, durable: bool, host: Host, runtime: Runtime) -> None:
+        self._db: sqlite3.Connection | None = None
+        self.path, self.durable, self.host = path, durable, host
+        self._runtime = runtime
+        self._node = (0, 0)  # which file was opened: the path may name another one by now
+        self._look_at = 0.0
+        self._frozen = self._torn = False
+        self._guard: AbstractContextManager[Any] = runtime.guard()
+        _FILES.add(self)
+
+    def once(self, job: Callable[[sqlite3.Connection], T], write: bool = True) -> T:
+        """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait."""
+        with self._guard:
+            db = self._ready()
+            try:
+                db.execute("begin immediate" if write else "begin")
+                answer = job(db)
+                db.execute("commit")
+            except sqlite3.Error as error:
+                raise self._meaning(error) from error
+            except Moved:
+                self._let_go()
+                raise Occupied from None
+            finally:
+                if db.in_transaction:  # also when Ctrl-C came in between
+                    with suppress(sqlite3.Error):
+                        db.execute("rollback")
+        return answer
+
+    def open(self) -> None:
+        """See that the file is there and ours. Done by every transaction anyway."""
+        with self._guard:
+            self._ready()
+
+    def _ready(self) -> sqlite3.Connection:
+        if self._torn:
+            raise ConfigError("this process was forked inside a transaction of its parent: it cannot use SQLite locks")
+        now = self.host.clock()
+        if self._db is not None:
+            if now < self._look_at or self._still_there():
+                return self._db
+            # Removed or replaced by somebody: locks in the old file would exclude nobody any more. Closing it would
+            # remove the log of the new one, which has the same name.
+            _log.warning("%s was replaced: leases in the old file are gone", self.path)
+            _KEPT.append(self._db)
+            self._db = None
+        place.prepare(self.path)
+        try:
+            self._db = self._opened()
+        except sqlite3.Error as error:
+            raise self._meaning(error) from error
+        self._look_at = now + _LOOK_EVERY
+        return self._db
+
+    def _still_there(self) -> bool:
+        """Does the path still name the file that was opened?"""
+        self._look_at = self.host.clock() + _LOOK_EVERY
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._node
+
+    def _opened(self) -> sqlite3.Connection:
+        # timeout=0: SQLite's own waiting knows no deadline of ours. check_same_thread: the guard sees to that.
+        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
+                raise ConfigError(f"{self.path} is on a file system that cannot share memory, which SQLite's WAL needs")
+            db.execute(f"pragma synchronous = {'full' if self.durable else 'normal'}")
+            stamp = self._stamp(db)
+            if stamp != self.host.stamp:
+                db.execute("begin immediate")
+                place.move_in(db, self.path, self.host)
+                db.execute("commit")
+            found = os.stat(self.path)
+        except BaseException:
+            db.close()
+            raise
+        self._node = (found.st_dev, found.st_ino)
+        return db
+
+    def _stamp(self, db: sqlite3.Connection) -> str:
+        """Whose clock the file has; empty if it is new or of another version. Most openings write nothing."""
+        try:
+            row = db.execute("select version, stamp from lh_meta").fetchone()
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+            return ""
+        return str(row[1]) if row is not None and row[0] == place.VERSION else ""
+
+    def _meaning(self, error: sqlite3.Error) -> LeaseholdError | Occupied:
+        """The one mapping of what SQLite raises (E9)."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _OCCUPIED:
+            return Occupied()
+        if code in _BROKEN:
+            return ConfigError(f"{self.path} is not a sound SQLite file ({error}): move it away to start anew")
+        if code in _DENIED and not place.writable(self.path):
+            return ConfigError(f"{self.path} cannot be written ({error}): choose another path or mend its permissions")
+        return Unavailable(f"{self.path}: {error}", engine="sqlite")
+
+    def _let_go(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(sqlite3.Error):
+                db.close()
+
+    def close(self) -> None:
+        with self._guard:
+            self._let_go()
+
+    def __del__(self) -> None:
+        self._let_go()
+
+    # ------------------------------------------------------------------ fork
+
+    def freeze(self) -> None:
+        """Before a fork: finish, close, and let nobody begin until it is over."""
+        acquire = getattr(self._guard, "acquire", None)
+        if acquire is None or not acquire(timeout=_TO_FINISH):
+            return  # the forking thread itself is inside a transaction, or another is stuck in one
+        self._frozen = True
+        self._let_go()
+
+    def thaw(self) -> None:
+        if self._frozen:
+            self._frozen = False
+            self._guard.__exit__(None, None, None)
+
+    def after_fork(self) -> None:
+        """In the child."""
+        if self._db is not None:
+            _KEPT.append(self._db)
+            self._db, self._torn = None, True
+        self._frozen = False
+        self._guard = self._runtime.guard()
+
+
+_FILES: WeakSet[File] = WeakSet()
+
+
+def _each(step: Callable[[File], None]) -> Callable[[], None]:
+    def run() -> None:
+        for file in list(_FILES):
+            step(file)
+
+    return run
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_each(File.freeze), after_in_parent=_each(File.thaw), after_in_child=_each(File.after_fork)
+    )

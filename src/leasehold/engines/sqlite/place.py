@@ -1,0 +1,180 @@
+"""Where a file of leases may live and who may use it. Everything that cannot work is refused here, before any grant.
+
+The schema. Times are seconds of the host's boot clock. A name without holders and waiters has no row anywhere.
+
+    lh_meta    one row: schema version, the machine and clock the times belong to, the last token and ticket
+    lh_grant   one row per party that occupies a name: reserved, held, cooling; `life` is what it was last given
+    lh_waiter  one row per party in line: waiting, or passed over
+    lh_line    one row per name that has waiters: its kind, when to look for lapsed ones, what its head was told
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from leasehold.core.timing import BEAT
+from leasehold.engines.sqlite.host import Host
+from leasehold.errors import ConfigError, Unavailable
+
+VERSION: Final = 1
+
+SCHEMA: Final = (
+    """create table lh_meta (
+        id integer primary key check (id = 1), version integer not null,
+        machine text not null, boot text not null, stamp text not null,
+        token integer not null, ticket integer not null)""",
+    """create table lh_grant (
+        namespace text not null, name text not null, token integer not null,
+        mark text not null, state integer not null, client text not null,
+        label text not null, host text not null, pid integer not null, purpose text not null,
+        mode text not null, delay real not null, ticket integer not null,
+        since real not null, beat real not null, until real not null, slot integer,
+        life real not null, kind text not null, most integer not null,
+        primary key (namespace, name, token)) without rowid""",
+    """create table lh_waiter (
+        namespace text not null, name text not null, passed integer not null, ticket integer not null,
+        mark text not null, client text not null,
+        label text not null, host text not null, pid integer not null, purpose text not null,
+        mode text not null, delay real not null, since real not null, beat real not null,
+        primary key (namespace, name, passed, ticket)) without rowid""",
+    "create index lh_waiter_mark on lh_waiter (mark)",
+    """create table lh_line (
+        namespace text not null, name text not null, kind text not null, most integer not null,
+        scan_at real not null, told text not null, told_end real not null,
+        primary key (namespace, name)) without rowid""",
+)
+
+# Locks on these are not seen by every machine that can write the file, or not at all.
+_REMOTE: Final = frozenset(
+    """
+    9p afs beegfs ceph cifs coda davfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs prl_fs smb2 smb3 smbfs
+    vboxsf virtiofs vmhgfs fuse.ceph fuse.davfs fuse.gcsfuse fuse.glusterfs fuse.grpcfuse fuse.juicefs fuse.osxfs
+    fuse.rclone fuse.s3fs fuse.sshfs
+    """.split()  # noqa: SIM905  # a list of its own lines would be three times as long
+)
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO)
+
+
+def located(target: str) -> str:
+    """The absolute path a URL means: `sqlite:///srv/x.db`, `sqlite://./x.db` from here, `sqlite://~/x.db` from home."""
+    if target.startswith("~/"):
+        target = os.path.expanduser(target)
+    if not target.startswith(("/", "./", "../")) or target.endswith("/") or "\0" in target:
+        raise ConfigError(
+            "a sqlite:// URL names a file: sqlite:///absolute/path.db, sqlite://./path.db from the working directory, "
+            "or sqlite://~/path.db from home; for locks within one process use memory://"
+        )
+    return os.path.abspath(target)
+
+
+def prepare(path: str) -> None:
+    """See that the file exists, for its owner alone, on a disk of this machine."""
+    folder = os.path.dirname(path)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if kind := remote_kind(folder):
+            raise ConfigError(
+                f"{folder} is on a network or shared file system ({kind}), where SQLite's locks do not hold: "
+                "choose a path on a local disk, or an engine that serves several machines"
+            )
+        if not os.path.exists(path):
+            _create(path)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ConfigError(f"{path} is not a file")
+    except OSError as error:
+        if error.errno in _FULL:
+            raise Unavailable(f"{path} cannot be made now: {error.strerror}", engine="sqlite") from error
+        raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}") from error
+
+
+def _create(path: str) -> None:
+    """Make an empty file under another name first: whoever opens and closes a database's own file drops the locks
+    that SQLite has on it in this process."""
+    handle, draft = tempfile.mkstemp(prefix=".leasehold-", dir=os.path.dirname(path))  # 0600
+    os.close(handle)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return  # somebody else was first
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        os.replace(draft, path)  # a file system without links: a race with another creator is then possible
+        return
+    finally:
+        if os.path.lexists(draft):
+            os.unlink(draft)
+
+
+def remote_kind(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
+    """The type of the file system if it is one that machines share; empty if local, or where one cannot tell."""
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    real, best, found = os.path.realpath(folder), -1, ""
+    for line in lines:
+        fields = line.split(" ")
+        if "-" not in fields:
+            continue
+        point, kind = _unescaped(fields[4]), fields[fields.index("-") + 1]
+        inside = point == "/" or real == point or real.startswith(point + "/")
+        if inside and len(point) >= best:  # of two on one point, the later lies on top
+            best, found = len(point), kind
+    return found if found in _REMOTE else ""
+
+
+def _unescaped(text: str) -> str:
+    for code, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, plain)
+    return text
+
+
+def writable(path: str) -> bool:
+    """False: this place is read-only for us, so no waiting helps."""
+    folder = os.path.dirname(path)
+    try:
+        read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+    return not read_only and os.access(folder, os.W_OK) and (not os.path.exists(path) or os.access(path, os.W_OK))
+
+
+def move_in(db: sqlite3.Connection, path: str, host: Host) -> None:
+    """Inside an immediate transaction: make the tables, and see whose clock the times in them are.
+
+    Same boot and time namespace: ours. Another boot of this machine: the clock began anew, so every lease gets its full
+    ttl once more, never less. Another machine, or a shifted clock: its times cannot be read here, so nothing may live.
+    """
+    if db.execute("select 1 from sqlite_schema where type = 'table' and name = 'lh_meta'").fetchone() is None:
+        for statement in SCHEMA:
+            db.execute(statement)
+    row = db.execute("select version, machine, boot, stamp from lh_meta").fetchone()
+    if row is None:
+        values = (VERSION, host.machine, host.boot, host.stamp)
+        db.execute("insert into lh_meta values (1, ?, ?, ?, ?, 0, 0)", values)
+        return
+    version, machine, boot, stamp = row
+    if version > VERSION:
+        raise ConfigError(f"{path} was made by a newer Leasehold (schema {version}, this one knows {VERSION}): upgrade")
+    if stamp == host.stamp:
+        return
+    now = host.clock()
+    if boot != host.boot and machine == host.machine:
+        db.execute("update lh_grant set until = ? + life, since = ?, beat = ?", (now, now, now + BEAT))
+        db.execute("update lh_waiter set since = ?, beat = ?", (now, now + BEAT))
+        db.execute("update lh_line set scan_at = ?, told = ''", (now + BEAT,))
+    elif db.execute("select exists (select 1 from lh_grant) or exists (select 1 from lh_waiter)").fetchone()[0]:
+        whose = "another time namespace of this machine" if boot == host.boot else "another machine"
+        raise ConfigError(
+            f"{path} holds leases of {whose}, whose clock cannot be compared with this one: let every process use the "
+            "file from one machine and one time namespace; if that one is gone for good, remove the file"
+        )
+    db.execute("update lh_meta set machine = ?, boot = ?, stamp = ?", (host.machine, host.boot, host.stamp))
