@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 PROGRAM = [sys.executable, "-m", "leasehold"]
-SECONDS = 20.0  # how long a test waits for what must happen; a slow machine is no failure
+SECONDS = 60.0  # how long a test waits for what must happen; a slow machine is no failure
 
 
 def until(true: Callable[[], Any], seconds: float = SECONDS) -> Any:
@@ -83,7 +83,10 @@ class Shell:
             with suppress(OSError):
                 process.send_signal(signal.SIGCONT)
             process.kill()
-            process.communicate()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
         for terminal in self._terminals:
             terminal.end()
 

@@ -110,7 +110,7 @@ def test_other_open_files_pass_through(alone, tmp_path):
     os.write(file, b"by descriptor")
     os.lseek(file, 0, os.SEEK_SET)
     process = alone.start("run", "j", "--", "cat", f"/dev/fd/{file}", pass_fds=[file])
-    assert process.communicate(timeout=20)[0] == "by descriptor"
+    assert process.communicate(timeout=60)[0] == "by descriptor"
     os.close(file)
 
 
@@ -140,7 +140,7 @@ def test_two_shells(shell):
     assert busy.stdout == ""
 
     holder.stdin.close()
-    assert holder.wait(20) == 0
+    assert holder.wait(60) == 0
     after = shell("run", "-n", "j", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN")
     assert int(after.stdout) > seen["token"]
 
@@ -172,8 +172,8 @@ def test_who_stands_in_line_gets_its_turn(shell, wait_until):
     waiter = shell.start("run", "j", "--", "echo", "my turn")
     wait_until(lambda: shell.json("get", "j")["waiters"])
     holder.stdin.close()
-    assert waiter.communicate(timeout=20)[0] == "my turn\n"
-    assert holder.wait(20) == 0
+    assert waiter.communicate(timeout=60)[0] == "my turn\n"
+    assert holder.wait(60) == 0
 
 
 def test_a_name_is_free_as_soon_as_the_child_has_ended(shell):
