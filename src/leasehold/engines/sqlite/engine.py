@@ -22,7 +22,7 @@ from leasehold.engines.sqlite.host import Host
 from leasehold.engines.sqlite.mail import Mail
 from leasehold.engines.sqlite.place import located
 from leasehold.engines.sqlite.rows import RowLine, holdings, overdue
-from leasehold.errors import LeaseholdError, Unavailable
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
@@ -69,6 +69,7 @@ class SqliteEngine:
         mail.twins.add(self)
         self._attempts = 0
         self._swept = ("", "")
+        self._refused: set[str] = set()  # marks of attempts that the file was not fit for
         self.traits = TRAITS if file.durable else replace(TRAITS, survives="nothing")
 
     @property
@@ -82,8 +83,10 @@ class SqliteEngine:
         flight = Flight()
         try:
             return await self._until(deadline, self._attempt, claim, flight)
-        except BaseException:
+        except BaseException as error:
             flight.abandoned = True
+            if isinstance(error, ConfigError):
+                self._refused.add(claim.mark)
             raise
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
@@ -105,7 +108,10 @@ class SqliteEngine:
 
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._book.leave(claim.mark)
-        return await self._until(deadline, self._release, claim)
+        try:
+            return await self._until(deadline, self._release, claim)
+        except ConfigError as error:  # the file was fit for use when the claim was granted: it may be so again
+            raise Unavailable(str(error), engine="sqlite") from error
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         return await self._until(deadline, self._break, namespace, name, token)
@@ -124,7 +130,9 @@ class SqliteEngine:
 
     def forget(self, claim: Claim) -> None:
         self._book.leave(claim.mark)
-        if self._runtime.blocking:
+        if claim.mark in self._refused:  # nothing was ever written
+            self._refused.discard(claim.mark)
+        elif self._runtime.blocking:
             try:
                 self._release(claim)
             except (Occupied, LeaseholdError):

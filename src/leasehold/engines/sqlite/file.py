@@ -55,26 +55,32 @@ class File:
     def once(self, job: Callable[[sqlite3.Connection], T], write: bool = True) -> T:
         """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait."""
         with self._guard:
-            db = self._ready()
             try:
-                db.execute("begin immediate" if write else "begin")
-                answer = job(db)
-                db.execute("commit")
+                return self._transaction(self._ready(), job, write)
             except sqlite3.Error as error:
                 raise self._meaning(error) from error
             except Moved:
                 self._let_go()
                 raise Occupied from None
-            finally:
-                if db.in_transaction:  # also when Ctrl-C came in between
-                    with suppress(sqlite3.Error):
-                        db.execute("rollback")
+
+    def _transaction(self, db: sqlite3.Connection, job: Callable[[sqlite3.Connection], T], write: bool) -> T:
+        try:
+            db.execute("begin immediate" if write else "begin")
+            answer = job(db)
+            db.execute("commit")
+        finally:
+            if db.in_transaction:  # also when Ctrl-C came in between
+                with suppress(sqlite3.Error):
+                    db.execute("rollback")
         return answer
 
     def open(self) -> None:
         """See that the file is there and ours. Done by every transaction anyway."""
         with self._guard:
-            self._ready()
+            try:
+                self._ready()
+            except sqlite3.Error as error:
+                raise self._meaning(error) from error
 
     def _ready(self) -> sqlite3.Connection:
         if self._torn:
@@ -89,10 +95,7 @@ class File:
             _KEPT.append(self._db)
             self._db = None
         place.prepare(self.path)
-        try:
-            self._db = self._opened()
-        except sqlite3.Error as error:
-            raise self._meaning(error) from error
+        self._db = self._opened()
         self._look_at = now + _LOOK_EVERY
         return self._db
 

@@ -15,6 +15,7 @@ import os
 import sqlite3
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -78,7 +79,7 @@ def prepare(path: str) -> None:
     """See that the file exists, for its owner alone, on a disk of this machine."""
     folder = os.path.dirname(path)
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        _make_folders(folder)
         if kind := remote_kind(folder):
             raise ConfigError(
                 f"{folder} is on a network or shared file system ({kind}), where SQLite's locks do not hold: "
@@ -92,6 +93,14 @@ def prepare(path: str) -> None:
         if error.errno in _FULL:
             raise Unavailable(f"{path} cannot be made now: {error.strerror}", engine="sqlite") from error
         raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}") from error
+
+
+def _make_folders(folder: str) -> None:
+    """Whatever is missing of it, for its owner alone. `os.makedirs` would open the ones between to everybody."""
+    if not os.path.isdir(folder):
+        _make_folders(os.path.dirname(folder))
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
 
 
 def _create(path: str) -> None:

@@ -1,0 +1,351 @@
+"""Where a file of leases may live, and what is refused before any grant: paths, permissions, file systems, schema."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from leasehold import Client, ConfigError, Unavailable
+from leasehold.book import Book
+from leasehold.config import EngineConfig
+from leasehold.engines.sqlite.engine import SqliteEngine, opened
+from leasehold.engines.sqlite.host import Host
+from leasehold.engines.sqlite.place import located, remote_kind
+from leasehold.model import Busy, Claim, Holder
+from leasehold.runtime.base import step
+from leasehold.runtime.threads import Threads
+
+
+def on(host: Host):
+    return lambda config, runtime, book: opened(config, runtime, book, host)
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_the_file_and_its_folder_are_for_their_owner_alone(tmp_path) -> None:
+    path = tmp_path / "new" / "deep" / "locks.db"
+    with Client(f"sqlite://{path}") as client, client.lock("a"):
+        assert mode(path.parent.parent) == mode(path.parent) == 0o700
+        assert mode(path) == mode(f"{path}-wal") == 0o600
+        assert mode(f"{path}-mail") == 0o700
+        assert [mode(one) for one in Path(f"{path}-mail").iterdir()] == [0o600]
+    assert sorted(one.name for one in path.parent.iterdir()) == ["locks.db", "locks.db-mail"]
+    assert not list(Path(f"{path}-mail").iterdir())
+
+
+def test_without_a_url_locks_live_in_the_users_state_directory(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state %41"))
+    with Client() as one, one.lock("a"):
+        assert (tmp_path / "state %41" / "leasehold" / "locks.db").is_file()
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # ignored, as the XDG rules say
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with Client() as one, one.lock("a"):
+        assert (tmp_path / "home" / ".local" / "state" / "leasehold" / "locks.db").is_file()
+
+
+def test_what_a_url_names(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert located("/srv/x.db") == "/srv/x.db"
+    assert located("//srv/x.db") in ("/srv/x.db", "//srv/x.db")  # what SQLAlchemy users write
+    assert located("./x.db") == str(tmp_path / "x.db")
+    assert located("../x.db") == str(tmp_path.parent / "x.db")
+    assert located("~/x.db") == "/home/me/x.db"
+
+
+@pytest.mark.parametrize("target", ["", "x.db", ":memory:", "/srv/", "host/x.db"])
+def test_a_url_without_a_path_is_refused(target) -> None:
+    with pytest.raises(ConfigError, match="sqlite:///absolute/path"):
+        Client(f"sqlite://{target}")
+
+
+def test_a_relative_file_stays_where_it_was(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Client("sqlite://./x.db") as client:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with client.lock("a") as lease:
+            lease.renew()
+    assert (tmp_path / "x.db").is_file()
+
+
+@pytest.mark.parametrize(("options", "says"), [("?durable=maybe", "yes or no"), ("?sync=1", "known options: durable")])
+def test_bad_options_are_refused(path, options, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Client(f"sqlite://{path}{options}")
+
+
+def test_what_durable_promises(path) -> None:
+    with Client(f"sqlite://{path}") as full, Client(f"sqlite://{path}?durable=no") as quick:
+        assert full.traits.survives == "restart"
+        assert quick.traits.survives == "nothing"
+        for client, level in ((full, 2), (quick, 1)):
+            client.ping()
+            assert client._desk._engine._file._db.execute("pragma synchronous").fetchone() == (level,)
+
+
+def test_a_file_that_is_no_database_is_refused(path, tmp_path) -> None:
+    Path(path).write_text("this is not a database, though it is long enough to look like one" * 20)
+    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match="not a sound SQLite file"):
+        client.lock("a").acquire()
+    with Client(f"sqlite://{tmp_path}") as client, pytest.raises(ConfigError, match="not a file"):
+        client.ping()
+
+
+def test_a_damaged_file_is_refused(path) -> None:
+    with Client(f"sqlite://{path}") as client, client.lock("a"):
+        pass
+    with open(path, "r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * 30000)
+    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match="not a sound SQLite file"):
+        client.lock("a").acquire()
+
+
+def test_a_newer_schema_is_refused(path) -> None:
+    with Client(f"sqlite://{path}") as client:
+        client.ping()
+    with sqlite3.connect(path) as db:
+        db.execute("update lh_meta set version = 99")
+    db.close()
+    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match="newer Leasehold"):
+        client.ping()
+
+
+def test_the_tables_live_beside_an_applications_own(path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("create table mine (x)")
+        db.execute("insert into mine values (7)")
+    db.close()
+    with Client(f"sqlite://{path}") as client, client.lock("a"):
+        pass
+    with sqlite3.connect(path) as db:
+        assert db.execute("select x from mine").fetchone() == (7,)
+    db.close()
+
+
+READ_ONLY = """
+import os, sys, tempfile
+from leasehold import Client, ConfigError
+if os.getuid() == 0:
+    with tempfile.TemporaryDirectory() as folder, Client(f"sqlite://{folder}/x") as client, client.lock("a"):
+        pass  # loads all modules: nobody may read where they are
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    with Client(f"sqlite://{sys.argv[1]}") as client:
+        client.lock("a").acquire()
+except ConfigError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_read_only_place_is_refused(exists) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
+        path = os.path.join(folder, "locks.db")
+        if exists:
+            with Client(f"sqlite://{path}") as client:
+                client.ping()
+            os.chmod(path, 0o444)
+        os.chmod(folder, 0o555)
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY, path], capture_output=True, text=True, timeout=60, check=False
+        )
+        os.chmod(folder, 0o755)
+        assert done.stdout.startswith("refused: "), done.stderr
+        assert path in done.stdout or folder in done.stdout
+
+
+MOUNTS = """\
+22 1 254:1 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:40 / /mnt/share rw - nfs4 server:/x rw
+31 22 0:41 / /mnt/with\\040space rw - cifs //server/x rw
+32 30 0:42 / /mnt/share/local rw - tmpfs tmpfs rw
+33 22 0:43 / /mnt/fuse rw - fuse.sshfs x rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/srv", ""),
+        ("/mnt/share", "nfs4"),
+        ("/mnt/share/a", "nfs4"),
+        ("/mnt/shared", ""),
+        ("/mnt/with space", "cifs"),
+        ("/mnt/share/local", ""),
+        ("/mnt/fuse/a", "fuse.sshfs"),
+    ],
+)
+def test_network_file_systems_are_known(folder, kind, tmp_path) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS)
+    assert remote_kind(folder, str(tmp_path / "mounts")) == kind
+    assert remote_kind(folder, str(tmp_path / "absent")) == ""
+
+
+def test_a_network_file_system_is_refused(path, monkeypatch) -> None:
+    monkeypatch.setattr("leasehold.engines.sqlite.place.remote_kind", lambda folder: "nfs4")
+    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match=r"nfs4.*local disk"):
+        client.lock("a").acquire()
+
+
+# ------------------------------------------------------------------- whose clock
+
+
+def test_after_a_restart_of_the_machine_every_lease_has_its_full_ttl_once_more(path) -> None:
+    now = [5000.0]
+    before = engine(path, Host("machine", "boot 1", "ns", lambda: now[0]))
+    held = step(before.attempt(claim("a", delay=3.0), FAR))
+    step(before.attempt(claim("b", queue=True), FAR))
+    now[0] += 20
+    now[0] = 7.0
+    after = engine(path, Host("machine", "boot 2", "ns", lambda: now[0]))
+    first, second = step(after.inspect("", "name", True, FAR))
+    assert (first.state, first.token, first.left) == ("held", held.token, 30.0)
+    assert (second.state, second.left) == ("waiting", 15.0)
+    now[0] = 7.0 + 30.0 + 2.9
+    assert isinstance(step(after.attempt(claim("c"), FAR)), Busy)  # its delay counts too
+    now[0] = 7.0 + 30.0 + 3.1
+    assert step(after.attempt(claim("c"), FAR)).token > held.token
+    for one in (before, after):
+        step(one.close())
+
+
+FAR = float("inf")
+
+
+def engine(path: str, host: Host) -> SqliteEngine:
+    runtime = Threads()
+    config = EngineConfig.parse(f"sqlite://{path}", 5.0)
+    return opened(config, runtime, Book(runtime, os.urandom(8).hex()), host)
+
+
+def claim(mark: str, **more) -> Claim:
+    return Claim("", "name", f"secret {mark}", mark, Holder(mark), 30.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (Host("another machine", "boot 2", "ns"), "another machine"),
+        (Host("machine", "boot 1", "another ns"), "another time namespace"),
+    ],
+)
+def test_live_leases_of_another_clock_are_refused(path, other, says) -> None:
+    here = Host("machine", "boot 1", "ns")
+    with Client(f"sqlite://{path}", engine=on(here)) as client:
+        with client.lock("a"), Client(f"sqlite://{path}", engine=on(other)) as far:
+            with pytest.raises(ConfigError, match=says):
+                far.lock("b").acquire()
+            with pytest.raises(ConfigError, match=says):
+                far.ping()
+        # Nothing is live, so the file is theirs now: the first client notices, though it has it open.
+        with (
+            Client(f"sqlite://{path}", engine=on(other)) as far,
+            far.lock("b"),
+            pytest.raises(ConfigError, match="another"),
+        ):
+            client.lock("b").acquire()
+        with client.lock("b", wait=0):
+            pass
+
+
+def test_containers_with_ids_of_their_own_share_the_boot(path) -> None:
+    with (
+        Client(f"sqlite://{path}", engine=on(Host("one", "boot", "ns"))) as one,
+        Client(f"sqlite://{path}", engine=on(Host("two", "boot", "ns"))) as two,
+        one.lock("a"),
+    ):
+        assert two.lock("a").try_acquire() is None
+
+
+def test_this_host_is_known() -> None:
+    host = Host.here()
+    assert host.boot
+    assert host.stamp == Host.here().stamp
+    assert abs(Host.here().clock() - host.clock()) < 5
+
+
+# --------------------------------------------------------------- full disks
+
+
+def test_a_file_that_cannot_grow_is_unavailable_and_heals(path) -> None:
+    with Client(f"sqlite://{path}?durable=no", call_timeout=1) as client:
+        kept = client.lock("kept").acquire()
+        db = client._desk._engine._file._db
+        db.execute("pragma max_page_count = 1")  # clamped to what is in use
+        leases = []
+        with pytest.raises(Unavailable, match="full"):
+            for number in range(2000):
+                leases.append(client.lock(f"{number:0200}").acquire(wait=0))
+        kept.renew()
+        assert {one.name for one in client.inspect()} == {"kept", *(lease.name for lease in leases)}
+        db.execute("pragma max_page_count = 1000000")
+        with client.lock("more", wait=0) as more:
+            assert more.token > leases[-1].token
+
+
+def test_a_limit_on_file_sizes_is_unavailable_and_heals(path, url, child) -> None:
+    one = child("limit", url, path)
+    full = one.hear()
+    assert full["error"] == "Unavailable", full
+    assert full["held"]
+    healed = one.hear()
+    assert healed["kept"]
+    assert healed["verified"]
+    assert healed["token"] > healed["before"]
+
+
+FULL_DISK = """
+set -e
+mount -t tmpfs -o size=400k none "$1"
+exec "$2" -c '
+import os, sys
+from leasehold import Client, Unavailable
+folder = sys.argv[1]
+with Client(f"sqlite://{folder}/locks.db", call_timeout=1) as client:
+    kept = client.lock("kept").acquire()
+    with open(f"{folder}/filler", "wb", buffering=0) as filler:
+        try:
+            while True: filler.write(b"x" * 1024)
+        except OSError: pass
+    leases = []
+    try:
+        while len(leases) < 5000: leases.append(client.lock(f"n{len(leases)}").acquire(wait=0))
+    except Unavailable as error: print("unavailable:", error)
+    assert kept.held
+    os.unlink(f"{folder}/filler")
+    after = client.lock("after").acquire(wait=0)
+    kept.renew()
+    assert after.token > kept.token
+    assert {one.name for one in client.inspect()} == {"kept", "after", *(one.name for one in leases)}
+    print("healed")
+' "$1"
+"""
+
+
+def test_a_full_disk_is_unavailable_loses_nothing_and_heals(tmp_path) -> None:
+    if os.getuid() != 0 or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root for a small file system of its own; RLIMIT_FSIZE is the rootless form")
+    small = tmp_path / "small"
+    small.mkdir()
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", FULL_DISK, "sh", str(small), sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unavailable: " in done.stdout
+    assert done.stdout.endswith("healed\n")
