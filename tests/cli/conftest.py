@@ -168,7 +168,7 @@ def nothing_ignored() -> Iterator[None]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/locks.db"
+    return f"sqlite://{tmp_path}/locks.db"
 
 
 @pytest.fixture

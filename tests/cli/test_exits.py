@@ -41,7 +41,7 @@ def test_an_unknown_engine_is_78(shell, command):
 @pytest.mark.parametrize("command", [["ls"], ["run", "j", "true"]], ids=lambda command: command[0])
 def test_a_database_that_cannot_be_written_is_78(shell, command, tmp_path):
     (tmp_path / "file").write_text("")
-    done = shell("-u", f"sqlite:///{tmp_path}/file/locks.db", *command)
+    done = shell("-u", f"sqlite://{tmp_path}/file/locks.db", *command)
     assert done.returncode == 78
     assert str(tmp_path / "file") in done.stderr
     assert "Traceback" not in done.stderr
@@ -50,14 +50,14 @@ def test_a_database_that_cannot_be_written_is_78(shell, command, tmp_path):
 def test_a_read_only_place_is_78(shell):
     if not pathlib.Path("/proc/self").exists():
         pytest.skip("needs /proc, where nobody can write, root included")
-    done = shell("-u", "sqlite:////proc/locks.db", "run", "j", "true")
+    done = shell("-u", "sqlite:///proc/locks.db", "run", "j", "true")
     assert done.returncode == 78
     assert "Traceback" not in done.stderr
 
 
 def test_a_file_that_is_no_database_is_78(shell, tmp_path):
     (tmp_path / "notes.txt").write_text("this is no database\n" * 500)
-    done = shell("-u", f"sqlite:///{tmp_path}/notes.txt", "ls")
+    done = shell("-u", f"sqlite://{tmp_path}/notes.txt", "ls")
     assert done.returncode == 78
     assert (tmp_path / "notes.txt").read_text() == "this is no database\n" * 500
 
@@ -66,10 +66,9 @@ def test_an_engine_that_does_not_answer_is_69(shell, tmp_path):
     assert shell("run", "j", "true").returncode == 0
     with sqlite3.connect(tmp_path / "locks.db", isolation_level=None) as other:
         other.execute("begin exclusive")
-        for command in (["run", "j", "touch", "ran"], ["acquire", "j"]):
-            done = shell(*command)
-            assert done.returncode == 69, done.stderr
-            assert "Traceback" not in done.stderr
+        done = shell("run", "j", "touch", "ran")
+        assert done.returncode == 69, done.stderr
+        assert "Traceback" not in done.stderr
         other.execute("rollback")
     other.close()
     assert not (tmp_path / "ran").exists()

@@ -17,7 +17,7 @@ COMMANDS = list(leasehold.commands)
 HEAD = """\
 # The command line
 
-Made from `leasehold --help` and the help of each command; `python tests/cli/test_help.py` writes it anew after a change.
+Made from `leasehold --help` and the help of each command. After a change, `python tests/cli/test_help.py` writes it.
 What `-o json` prints is described in [JSON](json.md).
 """
 
@@ -104,7 +104,7 @@ def completed(shell, *words):
     done = shell(
         COMP_WORDS=" ".join(("leasehold", *words)), COMP_CWORD=str(len(words)), _LEASEHOLD_COMPLETE="bash_complete"
     )
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
 def test_commands_options_and_live_names_are_completed(shell):

@@ -21,7 +21,8 @@ def test_what_is_typed_reaches_the_child(alone):
 
 
 def test_ctrl_c_reaches_the_child_and_its_code_comes_back(alone):
-    terminal = alone.terminal("run", "j", "--", "sh", "-c", "trap 'echo caught; exit 9' INT; echo ready; sleep 60")
+    script = "trap 'echo caught; exit 9' INT; echo ready; read line"
+    terminal = alone.terminal("run", "j", "--", "sh", "-c", script)
     terminal.read("ready")
     terminal.type("\x03")
     terminal.read("caught")
@@ -29,7 +30,8 @@ def test_ctrl_c_reaches_the_child_and_its_code_comes_back(alone):
 
 
 def test_ctrl_c_ends_a_child_that_does_not_mind(alone):
-    terminal = alone.terminal("run", "j", "--", "sh", "-c", "echo ready; sleep 60")
+    script = "import signal; signal.signal(2, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
+    terminal = alone.terminal("run", "j", "--", sys.executable, "-c", script)
     terminal.read("ready")
     terminal.type("\x03")
     assert terminal.wait() == 130

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import traceback
@@ -79,9 +78,6 @@ def start(arguments: Sequence[str] | None = None) -> int:
         return exits.SIGNALLED + interrupted.signum
     except (KeyboardInterrupt, click.Abort):
         return exits.SIGNALLED + signal.SIGINT
-    except BrokenPipeError:  # `| head`: whoever read has seen enough, and the exit must not try to flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.SIGNALLED + signal.SIGPIPE
     except PermissionError as denied:
         _trace()
         say(f"not permitted: {denied}")
@@ -93,7 +89,11 @@ def start(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain_usage(bad: click.UsageError) -> None:
-    say(bad.format_message())
+    if isinstance(bad, click.exceptions.NoArgsIsHelpError):
+        bad.show()
+        return
+    for line in filter(None, bad.format_message().split("\n")):
+        say(line)
     if bad.ctx is not None:
         click.echo(bad.ctx.get_usage(), err=True)
         click.echo(f"Try '{bad.ctx.command_path} --help'.", err=True)

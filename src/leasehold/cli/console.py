@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import click
 
 from leasehold.blocking import Client
+from leasehold.cli.signals import Interrupted
 from leasehold.config import URL_VARIABLE, ClientOptions
 from leasehold.errors import ConfigError
 
@@ -44,17 +46,19 @@ class Console:
 
     def put(self, text: str) -> None:
         """A line of data."""
-        click.echo(text)
+        try:
+            click.echo(text)  # which flushes
+        except BrokenPipeError:  # `| head` has seen enough; the interpreter must not try to flush again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise Interrupted(signal.SIGPIPE) from None
 
     def put_json(self, value: Any) -> None:
         """One JSON document on one line, so that a stream of them is JSON lines."""
-        click.echo(json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False))
-        sys.stdout.flush()
+        self.put(json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False))
 
 
 def say(text: str) -> None:
-    for line in text.splitlines() or [""]:
-        click.echo(f"leasehold: {printable(line)}", err=True)
+    click.echo(f"leasehold: {printable(text)}", err=True)
 
 
 def printable(text: str) -> str:

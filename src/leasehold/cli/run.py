@@ -207,15 +207,17 @@ class Job:
                     self.console.say(show.busy_text(busy) + ("" if busy.waited else "; -w SECS stands in line"))
                     return
                 self.result.granted(lease, time.monotonic() - began)
+                inbox = Inbox()
                 try:
-                    self._hold(lease, child)
+                    self._hold(lease, child, inbox)
                 finally:
+                    inbox.close()
                     lease.release()
         finally:
             child.abandon()
 
-    def _hold(self, lease: Lease, child: Child) -> None:
-        inbox, terminal = Inbox(), Terminal()
+    def _hold(self, lease: Lease, child: Child, inbox: Inbox) -> None:
+        terminal = Terminal()
         supervisor = Supervisor(
             lease,
             child,

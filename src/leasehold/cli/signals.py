@@ -54,6 +54,10 @@ class Inbox:
             if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGCHLD:
                 signal.signal(signum, _queued)
 
+    def close(self) -> None:
+        """The child is gone: what comes now finds a program that ends anyway, and is dropped."""
+        signal.set_wakeup_fd(-1)
+
     def wake(self) -> None:
         """End the `read` under way, or the next one. From any thread."""
         try:

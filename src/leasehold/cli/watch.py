@@ -124,4 +124,3 @@ def put_change(console: Console, seen: Seen) -> None:
     name, state, token, holder, *_ = show.row(seen.holding)
     clock = at.astimezone().strftime("%H:%M:%S")
     console.put(f"{clock}  {seen.change:<8}  {printable(name)}  {state}  token {token}  {printable(holder)}")
-    sys.stdout.flush()
