@@ -36,7 +36,7 @@ def test_there_are_two():
 
 
 def test_the_first_one_works_offline(tmp_path):
-    """In a fresh environment. What pip would fetch, the build's and the program's one package, is lent from this one."""
+    """In a fresh environment. What pip would fetch, hatchling and click, is lent from this one."""
     pytest.importorskip("hatchling", reason="`make test` installs it")
     venv.create(tmp_path / "venv", with_pip=True)
     (lent,) = {sysconfig.get_path("purelib")}

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -112,6 +114,21 @@ def test_other_open_files_pass_through(alone, tmp_path):
     process = alone.start("run", "j", "--", "cat", f"/dev/fd/{file}", pass_fds=[file])
     assert process.communicate(timeout=60)[0] == "by descriptor"
     os.close(file)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_obstacle(alone, tmp_path, closed):
+    line = f"{sys.executable} -m leasehold run j -- touch ran {closed}"
+    assert subprocess.run(["sh", "-c", line], cwd=tmp_path, env=alone.environment, timeout=60).returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_parent_that_ignores_its_children_hides_no_exit_code(alone):
+    ignore = "import signal, subprocess, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    code = f"{ignore}; import os; os.execv(sys.executable, [sys.executable, '-m', 'leasehold', *sys.argv[1:]])"
+    for words, exit_code in (["sh", "-c", "exit 7"], 7), (["no-such-program"], 127):
+        done = subprocess.run([sys.executable, "-c", code, "run", "j", "--", *words], env=alone.environment, timeout=60)
+        assert done.returncode == exit_code
 
 
 def test_the_child_does_not_inherit_an_ignored_pipe_signal(alone):
@@ -262,6 +279,13 @@ def test_a_result_file_without_a_folder_is_refused_before_the_work(alone, tmp_pa
     done = alone("run", "--result-file", "no/such/folder", "j", "--", "touch", "ran")
     assert done.returncode == 64
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_result_that_cannot_be_written_changes_no_exit_code(alone, tmp_path):
+    (tmp_path / "folder").mkdir()
+    done = alone("run", "--result-file", "folder/result.json", "j", "-c", "rmdir folder; exit 3")
+    assert done.returncode == 3
+    assert "could not be written" in done.stderr
 
 
 # ---------------------------------------------------------------------- refusals

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -165,6 +166,30 @@ def test_a_broken_lease_ends_the_child_at_once(shell, wait_until, lives):
     assert "killed sh" in err
     assert not lives(int(pid))
     assert time.monotonic() - began < 2.5, "the next renewal tells it at the latest"
+
+
+def test_an_engine_that_falls_silent_costs_the_lease_in_time(shell, tmp_path):
+    """TERM comes `kill_after` before the local deadline, KILL at the deadline: before anybody else is granted it."""
+    process, _ = started(
+        shell, "--ttl", "3", "--kill-after", "1", "--result-file", "result.json",
+        script="trap 'date +%s.%N >> told' TERM; echo ready; while :; do sleep 0.02; done",
+    )  # fmt: skip
+    silent = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)
+    silent.execute("begin exclusive")
+    last = time.time()
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        silent.rollback()
+        silent.close()
+    assert process.returncode == 79
+    assert "sent TERM to sh" in err
+    assert "killed sh" in err
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["outcome"], found["child_exit_code"]) == ("lost", 137)
+    told = float((tmp_path / "told").read_text().split()[0])
+    assert last + 0.5 < told < last + 3 + 1, "a life of 3 s less 1 s, of which the engine was silent for up to all"
+    assert shell("run", "-w", "10", "j", "true").returncode == 0
 
 
 def test_a_paused_machine(shell, wait_until, lives):

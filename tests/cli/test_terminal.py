@@ -47,6 +47,16 @@ def test_ctrl_c_in_line_leaves_it(shell, wait_until):
     assert not (shell.folder / "ran").exists()
 
 
+def test_people_are_told_that_they_stand_in_line(shell):
+    holder = shell.hold("j", "--holder", "web-3")
+    terminal = shell.terminal("run", "j", "--", "echo", "my turn")
+    terminal.read("j is held by web-3")
+    terminal.read("standing in line")
+    holder.stdin.close()
+    terminal.read("my turn")
+    assert terminal.wait() == 0
+
+
 def prompt(shell):
     """An interactive shell, which has job control."""
     bash = shell.terminal(program=["bash", "--norc", "--noprofile", "-i"])

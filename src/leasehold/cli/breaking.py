@@ -36,7 +36,8 @@ def break_(console: Console, name: str, token: int | None, yes: bool) -> None:
     Exits 0 also when that grant was over already; with `-o json` the field `broken` tells which.
     """
     with console.client() as client:
-        seen = [holding for holding in client.inspect(name, exact=True) if show.occupies(holding)]
+        # What is reserved has no holder yet: it is granted, or passes on, within seconds.
+        seen = [holding for holding in client.inspect(name, exact=True) if holding.state in ("held", "cooling")]
         target = token if token is not None else choose(name, seen)
         if target is None:
             broken = False
@@ -86,5 +87,7 @@ def report(console: Console, name: str, token: int | None, broken: bool, seen: l
         console.say(f"broke {name} (token {token}{who})")
     elif token is None:
         console.say(f"{name} is free: nothing to break")
+    elif hit is not None and hit.state == "cooling":
+        console.say(f"{name} (token {token}) is kept for its --delay, which cannot be cut short: nothing was broken")
     else:
         console.say(f"the grant of {name} with token {token} is over already: nothing was broken")

@@ -42,8 +42,9 @@ class Child:
         go_reader, self._go = os.pipe()
         self._failure, failure_writer = os.pipe()
         parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed by whoever started us: `>&-`
+                stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._go)

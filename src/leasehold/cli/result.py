@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -20,8 +21,8 @@ class Result:
 
     def __init__(self, namespace: str, name: str, command: list[str], path: str | None) -> None:
         self._path = path
-        if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
-            raise click.UsageError(f"--result-file {path}: its folder does not exist")  # not after an hour of work
+        if path is not None:
+            _check_folder(path)  # now, not after an hour of work
         self._facts: dict[str, Any] = {
             "namespace": namespace,
             "name": name,
@@ -67,7 +68,7 @@ class Result:
         self._facts |= {"outcome": "interrupted", "exit_code": code}
 
     def write(self) -> None:
-        """Whole or not at all: whoever reads the file never sees half of it."""
+        """Whole or not at all: whoever reads the file never sees half of it. Raises `OSError`."""
         if self._path is None:
             return
         self._facts["ended"] = _now()
@@ -80,6 +81,14 @@ class Result:
         except BaseException:
             os.unlink(draft)
             raise
+
+
+def _check_folder(path: str) -> None:
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise click.UsageError(f"--result-file {path}: its folder does not exist")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
 
 
 def _now() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from leasehold.blocking import Lease
+from leasehold.blocking import Lease, Lock
 from leasehold.cli import exits, show
 from leasehold.cli.child import CannotRun, Child
 from leasehold.cli.console import Console, pass_console
@@ -178,7 +179,10 @@ def run(
         result.interrupted(exits.SIGNALLED + interrupted.signum)
         raise
     finally:
-        result.write()
+        try:
+            result.write()
+        except OSError as error:  # what happened counts more than the note of it
+            console.say(f"--result-file could not be written: {error}", error=True)
     return result.exit_code
 
 
@@ -201,12 +205,13 @@ class Job:
                 lock = self.options.lock(client, self.name, max_hold=self.running.max_hold)
                 began = time.monotonic()
                 try:
-                    lease = lock.acquire()
+                    lease = self._acquire(lock)
                 except NotAcquired as busy:
                     self.result.busy(busy, self.busy_code)
                     self.console.say(show.busy_text(busy) + ("" if busy.waited else "; -w SECS stands in line"))
                     return
                 self.result.granted(lease, time.monotonic() - began)
+                self.console.say(f"{self.name} is yours (token {lease.token})", detail=True)
                 inbox = Inbox()
                 try:
                     self._hold(lease, child, inbox)
@@ -215,6 +220,18 @@ class Job:
                     lease.release()
         finally:
             child.abandon()
+
+    def _acquire(self, lock: Lock) -> Lease:
+        """Stand in line, and say so to people: a prompt that hangs without a word looks broken. Logs need no such
+        word.
+        """
+        told = self.console.verbosity or (sys.stderr is not None and sys.stderr.isatty())
+        if told and lock.options.wait != 0:
+            try:
+                return lock.acquire(wait=0)
+            except NotAcquired as busy:
+                self.console.say(f"{show.busy_text(busy)}; standing in line")
+        return lock.acquire()
 
     def _hold(self, lease: Lease, child: Child, inbox: Inbox) -> None:
         terminal = Terminal()

@@ -34,6 +34,7 @@ def interruptible() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # `nohup`, and jobs a script put in the background
             signal.signal(signum, _raise)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the child ended
 
 
 def _raise(signum: int, _frame: FrameType | None) -> None:
@@ -51,7 +52,7 @@ class Inbox:
     def open(self) -> None:
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for signum in (*TO_THE_GROUP, *TO_THE_CHILD, *HANDLED_HERE):
-            if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGCHLD:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _queued)
 
     def close(self) -> None:
