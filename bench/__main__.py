@@ -8,7 +8,7 @@ import sys
 
 from bench.rounds import as_json, table
 
-TABLES = ("memory",)
+TABLES = ("memory", "sqlite")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final, TypedDict, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasehold.core.names import check_namespace
 from leasehold.core.timing import LEAST_DRIFT
@@ -20,6 +20,7 @@ from leasehold.model import Traits
 T = TypeVar("T")
 
 URL_VARIABLE: Final = "LEASEHOLD_URL"
+DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: two users do not exclude each other there
 
 
 class Unset:
@@ -94,18 +95,7 @@ class ClientOptions:
 
     def engine(self) -> EngineConfig:
         url = self.url if self.url is not None else os.environ.get(URL_VARIABLE)
-        return EngineConfig.parse(url or default_url(), self.call_timeout)
-
-
-def default_url() -> str:
-    """Embedded SQLite in the user's state directory. Two users of a machine do not exclude each other there."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # the XDG rules have a relative one ignored
-        state = os.path.join(os.path.expanduser("~"), ".local", "state")
-    path = os.path.join(state, "leasehold", "locks.db")
-    if not os.path.isabs(path):
-        raise ConfigError(f'no engine: pass a URL such as "memory://", set ${URL_VARIABLE}, or set $HOME')
-    return f"sqlite://{quote(path)}"
+        return EngineConfig.parse(url or DEFAULT_URL, self.call_timeout)
 
 
 class LockArguments(TypedDict, total=False):

@@ -35,7 +35,7 @@ def rows(path: str) -> int:
 
 
 def in_fork(body) -> None:
-    """Run `body` in a forked child; what it raises fails the test."""
+    """Run `body` in a forked child; what it raises fails the test (in a thread: its warning does)."""
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
@@ -361,6 +361,31 @@ def test_a_fork_in_the_midst_of_other_threads_transactions(url, path) -> None:
     db = sqlite3.connect(path)
     assert db.execute("pragma integrity_check").fetchone() == ("ok",)
     db.close()
+
+
+def test_a_child_and_its_parent_stay_in_one_world(url, path) -> None:
+    """A connection carried across the fork would part them here: the parent's close removes the log it shares."""
+    client = Client(url)
+    with client.lock("before"):
+        pass
+    (there, ready), (go, on) = os.pipe(), os.pipe()
+
+    def child() -> None:
+        with client.lock("child", ttl=600):
+            os.write(ready, b".")
+            os.read(go, 1)
+            assert client.lock("third").try_acquire() is None
+
+    thread = threading.Thread(target=in_fork, args=(child,))
+    thread.start()
+    os.read(there, 1)
+    client.close()
+    with Client(url) as third, third.lock("third", wait=0):
+        assert third.lock("child").try_acquire() is None
+        os.write(on, b".")
+        thread.join(30)
+    for end in (there, ready, go, on):
+        os.close(end)
 
 
 def test_a_waiter_in_a_forked_child_is_woken(url, until) -> None:

@@ -63,7 +63,7 @@ def test_what_a_url_names(monkeypatch, tmp_path) -> None:
     assert located("~/x.db") == "/home/me/x.db"
 
 
-@pytest.mark.parametrize("target", ["", "x.db", ":memory:", "/srv/", "host/x.db"])
+@pytest.mark.parametrize("target", ["x.db", ":memory:", "/srv/", "host/x.db"])
 def test_a_url_without_a_path_is_refused(target) -> None:
     with pytest.raises(ConfigError, match="sqlite:///absolute/path"):
         Client(f"sqlite://{target}")

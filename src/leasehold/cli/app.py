@@ -30,7 +30,7 @@ EXAMPLES = """
 leasehold run nightly-report -- ./report.sh     one at a time; others stand in line
 leasehold run -n backup -- ./backup.sh          or exit 75 at once if it is running already
 leasehold ls                                    who holds what, who waits
-leasehold -u redis://cache run j -- make        the same between machines
+leasehold -u sqlite:///srv/locks.db ls          of another engine than your own
 """
 
 

@@ -126,7 +126,7 @@ class SqliteEngine:
         def look(db: sqlite3.Connection) -> None:
             db.execute("select token from lh_meta").fetchone()
 
-        await self._until(deadline, self._file.once, look, False)
+        await self._until(deadline, self._file.once, look)  # as a verb would: behind whoever is inside a transaction
 
     def forget(self, claim: Claim) -> None:
         self._book.leave(claim.mark)

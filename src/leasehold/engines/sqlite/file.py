@@ -1,8 +1,9 @@
 """One twin's connection to the file: opened when first needed, one transaction at a time, its errors mapped (E9).
 
-SQLite's rule is that no connection is carried across a fork: it keeps its POSIX locks per process but its idea of
-them in memory, so a child would believe in locks that it does not have, and could write to a log the others have
-removed. So every connection is closed just before a fork, between transactions, and both sides open their own.
+No connection is carried across a fork. SQLite has its POSIX locks per process but its idea of them in memory, per file:
+a child that inherits a connection, even if it never uses it and opens its own, believes in locks it does not have; once
+the parent closes, the log is removed beneath the child, and the two go on in worlds of their own (ran: each saw writes
+the other did not). So every connection is closed just before a fork, between transactions, and both sides open anew.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_
 _DENIED: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 
 _KEPT: list[sqlite3.Connection] = []  # for ever: closing these could remove files that others use
+_TORN: set[str] = set()  # files with a connection inherited from a parent: SQLite cannot be trusted with them here
 
 
 class Occupied(Exception):
@@ -48,7 +50,7 @@ class File:
         self._runtime = runtime
         self._node = (0, 0)  # which file was opened: the path may name another one by now
         self._look_at = 0.0
-        self._frozen = self._torn = False
+        self._frozen = False
         self._guard: AbstractContextManager[Any] = runtime.guard()
         _FILES.add(self)
 
@@ -83,7 +85,7 @@ class File:
                 raise self._meaning(error) from error
 
     def _ready(self) -> sqlite3.Connection:
-        if self._torn:
+        if self.path in _TORN:
             raise ConfigError("this process was forked inside a transaction of its parent: it cannot use SQLite locks")
         now = self.host.clock()
         if self._db is not None:
@@ -180,7 +182,8 @@ class File:
         """In the child."""
         if self._db is not None:
             _KEPT.append(self._db)
-            self._db, self._torn = None, True
+            _TORN.add(self.path)
+            self._db = None
         self._frozen = False
         self._guard = self._runtime.guard()
 

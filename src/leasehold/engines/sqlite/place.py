@@ -64,13 +64,19 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFILE, errno.EN
 
 
 def located(target: str) -> str:
-    """The absolute path a URL means: `sqlite:///srv/x.db`, `sqlite://./x.db` from here, `sqlite://~/x.db` from home."""
+    """The absolute path a URL means: `sqlite:///srv/x.db`, `sqlite://./x.db` from here, `sqlite://~/x.db` from home,
+    `sqlite://` in the user's state directory."""
+    if not target:
+        state = os.environ.get("XDG_STATE_HOME", "")
+        if not os.path.isabs(state):  # the XDG rules have a relative one ignored
+            state = "~/.local/state"
+        target = f"{state}/leasehold/locks.db"
     if target.startswith("~/"):
         target = os.path.expanduser(target)
     if not target.startswith(("/", "./", "../")) or target.endswith("/") or "\0" in target:
         raise ConfigError(
             "a sqlite:// URL names a file: sqlite:///absolute/path.db, sqlite://./path.db from the working directory, "
-            "or sqlite://~/path.db from home; for locks within one process use memory://"
+            "sqlite://~/path.db from home, or sqlite:// for the default; for locks within one process use memory://"
         )
     return os.path.abspath(target)
 

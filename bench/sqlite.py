@@ -1,0 +1,169 @@
+"""The SQLite engine beside two bare transactions of equal durability and beside file locks; then hand-offs.
+
+`python -m bench sqlite`, or `python bench/sqlite.py` for this table and the hand-offs between processes. Packages that
+are not installed are left out: filelock, sherlock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.rounds import Case, Result, measure, table
+from leasehold import AsyncClient, Client
+
+TITLE = "sqlite: acquire + release, against two bare immediate transactions of equal durability (aim: at most 1.5)"
+TITLE_QUICK = "sqlite with durable=no: the same, the bare ones with synchronous=NORMAL too"
+TITLE_HAND_OFF = "hand-off: released in one process until held in another, against filelock"
+
+
+def run(rounds: int) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(list(pairs(folder, "", "full", 30)), rounds)
+
+
+def quick(rounds: int) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(list(pairs(folder, "?durable=no", "normal", 300)), rounds)
+
+
+def pairs(folder: str, options: str, synchronous: str, times: int) -> Iterator[Case]:
+    db = sqlite3.connect(f"{folder}/bare.db", isolation_level=None)
+    db.execute("pragma journal_mode = wal")
+    db.execute(f"pragma synchronous = {synchronous}")
+    db.execute("create table held (name text primary key, until real) without rowid")
+
+    def bare(times: int) -> None:
+        for _ in range(times):
+            db.execute("begin immediate")
+            db.execute("insert into held values ('bench', 1)")
+            db.execute("commit")
+            db.execute("begin immediate")
+            db.execute("delete from held where name = 'bench'")
+            db.execute("commit")
+
+    yield Case("two bare immediate transactions", bare, times)
+    ours = Client(f"sqlite://{folder}/ours.db{options}").lock("bench")
+    yield Case("leasehold sqlite://, with", repeated(ours), times)
+
+    def awaited(times: int) -> None:
+        import asyncio
+
+        async def main() -> None:
+            async with AsyncClient(f"sqlite://{folder}/ours.db{options}") as client:
+                lock = client.lock("bench")
+                for _ in range(times):
+                    async with lock:
+                        pass
+
+        asyncio.run(main())
+
+    yield Case("leasehold sqlite://, async with", awaited, times)
+    for name, lock in others(folder):
+        yield Case(name, repeated(lock), 300)
+
+
+def repeated(lock: Any) -> Callable[[int], None]:
+    def pair(times: int) -> None:
+        for _ in range(times):
+            with lock:
+                pass
+
+    return pair
+
+
+def others(folder: str) -> Iterator[tuple[str, Any]]:
+    with contextlib.suppress(ImportError):
+        from filelock import FileLock
+
+        yield "filelock: no lease, no token, no line", FileLock(f"{folder}/filelock")
+    with contextlib.suppress(ImportError):
+        import sherlock
+
+        sherlock.configure(backend=sherlock.backends.FILE, expire=60)
+        with contextlib.suppress(Exception):
+            lock = sherlock.FileLock("bench", client=Path(folder))
+            lock.acquire()
+            lock.release()
+            yield "sherlock's file lock", lock
+
+
+# ------------------------------------------------------------------ hand-off
+
+
+def lock_of(kind: str, folder: str) -> Any:
+    if kind == "filelock":
+        from filelock import FileLock
+
+        return FileLock(f"{folder}/hand-off", poll_interval=0.05)  # its default
+    return Client(f"sqlite://{folder}/{kind}.db{'?durable=no' if kind == 'quick' else ''}").lock("bench")
+
+
+def other_side(kind: str, folder: str, pipe: Any) -> None:
+    lock = lock_of(kind, folder)
+    while pipe.recv():
+        with lock:
+            pipe.send(time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def hand_offs(kind: str, folder: str) -> Callable[[int], float]:
+    """A function that hands over so many times, and says how long each took."""
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    context.Process(target=other_side, args=(kind, folder, there), daemon=True).start()
+    lock = lock_of(kind, folder)
+
+    def run(times: int) -> float:
+        lasted = []
+        for _ in range(times):
+            with lock:
+                here.send(True)
+                time.sleep(0.02)  # the other stands in line by now
+                began = time.clock_gettime(time.CLOCK_BOOTTIME)
+            lasted.append(here.recv() - began)
+        return sorted(lasted)[len(lasted) // 2]
+
+    run(3)
+    return run
+
+
+def hand_off_table(rounds: int) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = ["ours", "quick"]
+        with contextlib.suppress(ImportError):
+            import filelock  # noqa: F401
+
+            kinds.append("filelock")
+        runs = {kind: hand_offs(kind, folder) for kind in kinds}
+        medians: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(rounds):
+            for kind in kinds:
+                medians[kind].append(runs[kind](5))
+    lines = [TITLE_HAND_OFF]
+    names = {"ours": "leasehold sqlite://", "quick": "leasehold sqlite://?durable=no", "filelock": "filelock (polls)"}
+    for kind, found in medians.items():
+        base = medians.get("filelock", found)
+        ratio = sorted(mine / its for mine, its in zip(found, base, strict=True))[len(found) // 2]
+        lines.append(f"  {names[kind]:<44} {sorted(found)[len(found) // 2] * 1e6:>7.0f} us {ratio:>8.3f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    rounds = int(os.environ.get("ROUNDS", "9"))
+    print(table(TITLE, run(rounds)))
+    print(table(TITLE_QUICK, quick(rounds)))
+    print(hand_off_table(rounds))
+
+
+if __name__ == "__main__":
+    main()
