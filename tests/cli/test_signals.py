@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,28 @@ def test_what_the_child_leaves_behind_after_term_is_killed_too(alone, wait_until
     process, pid = started(alone, "--max-hold", "0.9", script=script)
     assert process.wait(60) == 79
     wait_until(lambda: not lives(int(pid)))
+
+
+def test_a_full_pipe_does_not_come_between_term_and_kill(alone, wait_until, lives):
+    """`leasehold run ... 2>&1 | less`, and nobody scrolls on: the wrapper's own words must not hold it up."""
+    reader, writer = os.pipe()
+    with open(reader, "rb", 0) as stderr:
+        os.set_blocking(writer, False)
+        with suppress(BlockingIOError):
+            while os.write(writer, b"x" * 4096):
+                pass
+        os.set_blocking(writer, True)
+        script = "trap '' TERM; echo $$; while :; do sleep 60; done"
+        process = alone.start("run", "--max-hold", "0.6", "j", "--", "sh", "-c", script, stderr=writer)
+        os.close(writer)
+        pid = int(process.stdout.readline())
+        wait_until(lambda: not lives(pid))
+        said = b""
+        while part := stderr.read(65536):
+            said += part
+    assert process.wait(60) == 79
+    assert b"sent TERM" in said
+    assert b"killed sh" in said
 
 
 def test_on_lost_kill_says_no_word_before(alone):

@@ -8,6 +8,7 @@ process or machine past the deadline: the first thing looked at on waking is the
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable
 from time import monotonic
@@ -46,6 +47,8 @@ class Supervisor:
         self.lost: Reason | None = None  # why the child was stopped, or went on unprotected
         self._kill_at: float | None = None  # set once TERM is sent; a renewal that comes later does not call it back
         self._killed = False
+        self._resting = False  # told to stop, and waiting for the child to have stopped
+        self._unsaid: list[str] = []
         lease.on_lost(lambda _: inbox.wake())
 
     def watch(self) -> None:
@@ -59,6 +62,8 @@ class Supervisor:
                 self._guard()
                 self._pass_on(signum)
         self._terminal.take_back(self._child.pid)
+        for text in self._unsaid:
+            self._say(text)
 
     # ------------------------------------------------------------ the lease
 
@@ -75,7 +80,7 @@ class Supervisor:
         if self.lost is None:
             self.lost = reason
             if self._on_lost == "ignore":
-                self._say(f"{self._lost_text(reason)}; --on-lost ignore lets {self._program} go on")
+                self._tell(f"{self._lost_text(reason)}; --on-lost ignore lets {self._program} go on")
         if self._on_lost == "ignore" or self._killed:
             return
         if self._on_lost == "term" and self._kill_at is None:
@@ -84,19 +89,25 @@ class Supervisor:
 
     def _term(self, reason: Reason, seconds: float) -> None:
         self.lost, self._kill_at = reason, monotonic() + seconds
+        self._child.signal_group(signal.SIGTERM)
+        self._child.signal_group(signal.SIGCONT)  # a stopped process would never see it
         why = LeaseLost.MEANING[reason] if reason == "max_hold" else "it was not renewed in time"
-        self._say(
+        self._tell(
             f"the lease of {self._lease.name} (token {self._lease.token}) ends in {seconds:.1f} s: {why}; "
             f"sent TERM to {self._program}, KILL follows"
         )
-        self._child.signal_group(signal.SIGTERM)
-        self._child.signal_group(signal.SIGCONT)  # a stopped process would never see it
 
     def _kill(self) -> None:
         assert self.lost is not None
         self._killed = True
         self._child.signal_group(signal.SIGKILL)
-        self._say(f"{self._lost_text(self.lost)}; killed {self._program} and its group")
+        self._tell(f"{self._lost_text(self.lost)}; killed {self._program} and its group")
+
+    def _tell(self, text: str) -> None:
+        """Say it now if stderr takes it, else at the end: a full pipe must not come between TERM and KILL."""
+        self._unsaid.append(text)
+        while self._unsaid and _takes(2):
+            self._say(self._unsaid.pop(0))
 
     def _lost_text(self, reason: Reason) -> str:
         return f"the lease of {self._lease.name} (token {self._lease.token}) is lost: {LeaseLost.MEANING[reason]}"
@@ -131,9 +142,9 @@ class Supervisor:
             self._child.signal_group(signum)
         elif signum in TO_THE_CHILD:
             self._child.signal(signum)
-        elif signum == signal.SIGTSTP:  # Ctrl-Z, where this process has the terminal
+        elif signum == signal.SIGTSTP:  # Ctrl-Z, where this process has the terminal: rest once the child does
+            self._resting = True
             self._child.signal_group(signal.SIGTSTP)
-            self._rest()
         elif signum == signal.SIGCONT:
             self._resume()
 
@@ -144,12 +155,14 @@ class Supervisor:
                 self._child.signal_group(signal.SIGCONT)
             else:  # this job is in the background itself: tell the shell that it waits for the terminal
                 self._rest()
-        elif stopped_by == signal.SIGTSTP and self._terminal.wanted_at_once:
+        elif stopped_by == signal.SIGTSTP and (self._resting or self._terminal.serves(self._child.pid)):
             self._rest()
 
     def _rest(self) -> None:
-        """Stop as the child has, so that the shell has its prompt back. Nothing is renewed meanwhile, which is why
-        `_resume` is only reached past `_guard`."""
+        """Stop as the child has, so that the shell has its prompt back. Nothing is renewed meanwhile: so all of the
+        group must stand still, and `_resume` is only reached past `_guard`."""
+        self._resting = False
+        self._child.signal_group(signal.SIGSTOP)
         self._terminal.take_back(self._child.pid)
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -159,3 +172,11 @@ class Supervisor:
         if self._terminal.wanted_at_once:
             self._terminal.give(self._child.pid)
         self._child.signal_group(signal.SIGCONT)
+
+
+def _takes(descriptor: int) -> bool:
+    """Whether a line can be written without waiting: a pipe that is ready has room for a page."""
+    try:
+        return bool(select.select([], [descriptor], [], 0)[1])
+    except OSError:  # closed
+        return False

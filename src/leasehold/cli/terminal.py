@@ -29,12 +29,15 @@ class Terminal:
         """Whether this process's own group is in the foreground."""
         return self._foreground() == os.getpgrp()
 
+    def serves(self, group: int) -> bool:
+        return self._foreground() == group
+
     def give(self, group: int) -> bool:
         """Let a group have it, if it is ours to give."""
         return self.is_ours() and self._set(group)
 
     def take_back(self, group: int) -> None:
-        if self._foreground() == group:
+        if self.serves(group):
             self._set(os.getpgrp())
 
     def _foreground(self) -> int | None:
