@@ -38,6 +38,7 @@ class Shell:
         self.folder = folder
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("LEASEHOLD", "PYTEST"))}
         self.environment = {**kept, "LEASEHOLD_URL": url, "COLUMNS": "100", "TERM": "xterm", "HOME": str(folder)}
+        self.environment["PYTHONWARNINGS"] = "error"  # they end up on stderr, which the tests compare
         self._started: list[subprocess.Popen[Any]] = []
         self._terminals: list[Terminal] = []
 

@@ -58,12 +58,14 @@ class Inbox:
     def close(self) -> None:
         """The child is gone: what comes now finds a program that ends anyway, and is dropped."""
         signal.set_wakeup_fd(-1)
+        self._reader.close()
+        self._writer.close()
 
     def wake(self) -> None:
         """End the `read` under way, or the next one. From any thread."""
         try:
             self._writer.send(bytes([WOKEN]))
-        except OSError:  # full: it wakes anyway
+        except OSError:  # full: it wakes anyway; or closed: nobody is left to wake
             return
 
     def read(self, seconds: float) -> list[int]:
