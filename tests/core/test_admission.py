@@ -119,6 +119,18 @@ def test_a_waiter_that_cannot_be_told_is_passed_over_at_once() -> None:
     assert bench.state("b") == PASSED
 
 
+def test_a_turn_that_could_not_be_told_passes_on_at_once() -> None:
+    bench = Bench()
+    for who in "abc":
+        bench.attempt(who)
+    bench.release("a")
+    assert bench.line.unheard(bench.at, "b") == (False, [])  # somebody listens there by now
+    bench.deaf.add("b")
+    assert bench.line.unheard(bench.at, "b") == (True, [Word("c", "go", "c")])
+    assert bench.state("b") == PASSED
+    assert bench.line.unheard(bench.at, "b") == (False, [])
+
+
 def test_a_deaf_client_that_asks_is_served_all_the_same() -> None:
     bench = Bench()
     bench.deaf |= {"b"}

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import AsyncClient, Client, LeaseLost, Mismatch
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Mismatch
 from leasehold.book import Book
 from leasehold.config import EngineConfig
+from leasehold.core.timing import RESERVATION
 from leasehold.engines.sqlite import file as file_module
 from leasehold.engines.sqlite.engine import opened
 from leasehold.engines.sqlite.host import Host
+from leasehold.engines.sqlite.mail import Mail
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
@@ -251,6 +253,28 @@ def test_a_lost_mailbox_is_replaced(url, path, until) -> None:
         taken[0].release()
 
 
+def test_one_that_dies_between_its_turn_and_the_telling_is_passed_over(url, path, until, child, monkeypatch) -> None:
+    with Client(url) as client:
+        lease = client.lock("a").acquire()
+        dead = child("wait", url, "a", 60)
+        assert dead.hear() == "waiting"
+        next_ = child("wait", url, "a", 60)
+        assert next_.hear() == "waiting"
+        dead.kill()
+        asked = []
+        true = Mail.reachable
+
+        def reachable(self, address: str) -> bool:
+            asked.append(address)
+            return len(asked) == 1 or true(self, address)  # it was still there when the turn was given
+
+        monkeypatch.setattr(Mail, "reachable", reachable)
+        began = time.monotonic()
+        lease.release()
+        next_.hear()
+        assert time.monotonic() - began < RESERVATION / 2
+
+
 def test_without_a_mailbox_waiting_still_ends(url, monkeypatch) -> None:
     def refuse(self) -> int:
         raise PermissionError("no place for a socket")
@@ -386,6 +410,22 @@ def test_a_child_and_its_parent_stay_in_one_world(url, path) -> None:
         thread.join(30)
     for end in (there, ready, go, on):
         os.close(end)
+
+
+def test_a_child_forked_inside_a_transaction_is_refused_the_file(url, monkeypatch) -> None:
+    monkeypatch.setattr(file_module, "_TO_FINISH", 0.05)
+    with Client(url) as client:
+        client.ping()
+
+        def child() -> None:
+            with pytest.raises(ConfigError, match="forked inside a transaction"):
+                client.lock("a").acquire()
+            with Client(url) as other, pytest.raises(ConfigError, match="forked inside a transaction"):
+                other.ping()
+
+        client._desk._engine._file.once(lambda db: in_fork(child))
+        with client.lock("a"):
+            pass
 
 
 def test_a_waiter_in_a_forked_child_is_woken(url, until) -> None:

@@ -100,6 +100,7 @@ steps = st.lists(
         st.tuples(st.just("release"), marks, st.sampled_from([0.0, 4.0])),
         st.tuples(st.just("break"), marks),
         st.tuples(st.just("look")),
+        st.tuples(st.just("unheard"), marks),
         st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 3.0, 5.0, 16.0])),
         st.tuples(st.just("deaf"), marks),
         st.tuples(st.just("hears"), marks),
@@ -133,6 +134,10 @@ def both(world: World, step, tokens: dict[str, int], kind: str, data) -> None:
         world.deaf.discard(f"client {args[0]}")
     elif what == "look":
         assert world.rows(lambda line, at: line.look(at)) == world.pure(lambda line, at: line.look(at))
+    elif what == "unheard":
+        (mark,) = args
+        got = world.rows(lambda line, at: line.unheard(at, mark), mark)
+        assert got == world.pure(lambda line, at: line.unheard(at, mark))
     elif what == "attempt":
         mark, queue, shape, ttl = args
         if kind == "semaphore" or (kind == "either" and data.draw(st.booleans())):

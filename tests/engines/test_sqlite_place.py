@@ -260,6 +260,35 @@ def test_live_leases_of_another_clock_are_refused(path, other, says) -> None:
             pass
 
 
+SHIFTED = """
+import sys
+from leasehold import Client, ConfigError
+with Client(f"sqlite://{sys.argv[1]}") as client:
+    try:
+        with client.lock("b"):
+            print("taken")
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_a_real_time_namespace_is_told_apart(path) -> None:
+    unshare = ["unshare", "-T", "--fork", "--boottime", "1000"]
+    if os.getuid() != 0 or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root for a time namespace; the rule itself is shown without")
+
+    def shifted() -> str:
+        command = [*unshare, sys.executable, "-c", SHIFTED, path]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    with Client(f"sqlite://{path}") as client:
+        with client.lock("a"):
+            assert "another time namespace" in shifted()
+        assert shifted() == "taken\n"
+        with client.lock("a"):  # and back again
+            pass
+
+
 def test_containers_with_ids_of_their_own_share_the_boot(path) -> None:
     with (
         Client(f"sqlite://{path}", engine=on(Host("one", "boot", "ns"))) as one,

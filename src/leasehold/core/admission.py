@@ -179,6 +179,18 @@ class Line:
         self._advance(at, words)
         return broken, words
 
+    def unheard(self, at: Moment, mark: str) -> tuple[bool, list[Word]]:
+        """A turn that could not be told, for engines that tell after they have decided: passed over at once."""
+        words: list[Word] = []
+        self._settle(at.now)
+        party = self.parties.get(mark)
+        missed = party is not None and party.state == RESERVED and not at.reachable(party.client)
+        if party is not None and missed:
+            self._remove(party)
+            self._pass_over(party)
+        self._advance(at, words)
+        return missed, words
+
     def look(self, at: Moment) -> list[Word]:
         """End what is over and wake whoever may go, though nobody asked: what a sweep does."""
         words: list[Word] = []
@@ -326,10 +338,13 @@ class Line:
         """Take a party out wherever it stands; what becomes of it is the caller's to say."""
         if self.parties.get(party.mark) is party:
             del self.parties[party.mark]
-        if party.state == WAITING:
-            del self.waiters[bisect_left(self.waiters, party.ticket, key=lambda entry: entry[0])]
-        elif party.state != PASSED:
+        self._leave_line(party)
+        if party.state not in (WAITING, PASSED):
             del self.occupiers[party.token]
+
+    def _leave_line(self, party: Party) -> None:
+        if party.state == WAITING:
+            del self.waiters[self._place(party)]
 
     # --------------------------------------------------------------- answers
 

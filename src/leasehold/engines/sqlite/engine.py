@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -243,9 +244,14 @@ class SqliteEngine:
             self._on_line(db, told, (namespace, name, ""), lambda line, at: (None, line.look(at)))
 
     def _tell(self, told: Told) -> None:
-        for namespace, name, word in told:
-            if word.client:
-                self._mail.send(namespace, name, word)
+        while told:
+            namespace, name, word = told.pop(0)
+            if not word.client or self._mail.send(namespace, name, word) or word.kind != "go":
+                continue
+            # It died since it was given its turn, a moment ago. If this cannot be said now, the turn ends in 3 s.
+            with suppress(Occupied, LeaseholdError):
+                verb = partial(Line.unheard, mark=word.mark)
+                self._file.once(partial(self._on_line, told=told, whose=(namespace, name, word.mark), verb=verb))
 
 
 def opened(config: EngineConfig, runtime: Runtime, book: Book, host: Host) -> SqliteEngine:

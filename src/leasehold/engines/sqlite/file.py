@@ -56,6 +56,8 @@ class File:
 
     def once(self, job: Callable[[sqlite3.Connection], T], write: bool = True) -> T:
         """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait."""
+        if self._inside():  # a finaliser or signal handler, in the midst of this very thread's transaction
+            raise Occupied
         with self._guard:
             try:
                 return self._transaction(self._ready(), job, write)
@@ -76,8 +78,14 @@ class File:
                     db.execute("rollback")
         return answer
 
+    def _inside(self) -> bool:
+        mine = getattr(self._guard, "mine", None)
+        return mine is not None and mine()
+
     def open(self) -> None:
         """See that the file is there and ours. Done by every transaction anyway."""
+        if self._inside():
+            raise Occupied
         with self._guard:
             try:
                 self._ready()
@@ -168,7 +176,7 @@ class File:
     def freeze(self) -> None:
         """Before a fork: finish, close, and let nobody begin until it is over."""
         acquire = getattr(self._guard, "acquire", None)
-        if acquire is None or not acquire(timeout=_TO_FINISH):
+        if self._inside() or acquire is None or not acquire(timeout=_TO_FINISH):
             return  # the forking thread itself is inside a transaction, or another is stuck in one
         self._frozen = True
         self._let_go()

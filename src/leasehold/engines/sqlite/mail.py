@@ -42,10 +42,10 @@ class Mail:
         self._folder = f"{path}-mail"
         self.file = path
         self._runtime, self._book = runtime, ref(book)
-        self._guard: AbstractContextManager[Any] = runtime.guard()
+        self._guard: AbstractContextManager[Any] = runtime.guard()  # of the box
+        self._out_guard: AbstractContextManager[Any] = runtime.guard()
         self._box: socket.socket | None = None
-        self._out: socket.socket | None = None
-        self._probe: socket.socket | None = None
+        self._out: tuple[socket.socket, socket.socket] | None = None  # to ask, and to send
         self._folder_fd = -1
         self._round = 0
         self._deaf = False
@@ -63,24 +63,22 @@ class Mail:
         """Does anybody listen there? Never sends, never waits."""
         if not address:
             return False
-        if self._probe is None:
-            self._probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            self._probe.connect(self._short(address))
+            self._ways()[0].connect(self._short(address))
         except OSError as error:
             return error.errno not in _GONE
         return True
 
-    def send(self, namespace: str, name: str, word: Word) -> None:
+    def send(self, namespace: str, name: str, word: Word) -> bool:
+        """False: nobody is there. One that is there and does not read finds out by itself: every waiter looks around
+        now and then (E4)."""
         message = "\0".join((word.kind, word.mark, repr(word.seconds), namespace, name)).encode()
-        if self._out is None:
-            self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pack("ll", 0, _FULL_WAIT))
         try:
-            self._out.sendto(message, self._short(word.client))
+            self._ways()[1].sendto(message, self._short(word.client))
         except OSError as error:
-            # It finds out by itself: a reservation ends, and every waiter looks around now and then (E4).
             _log.debug("a wake-up for %s could not be sent: %s", word.mark[:16], error)
+            return error.errno not in _GONE
+        return True
 
     def lose(self) -> None:
         """Take the box out of the others' reach, as a cleaner of temporary files would. For rigs."""
@@ -93,7 +91,7 @@ class Mail:
 
     def after_fork(self) -> None:
         """In the child: the parent's box is not ours, and a copy of it would make a dead parent look alive."""
-        self._guard = self._runtime.guard()
+        self._guard, self._out_guard = self._runtime.guard(), self._runtime.guard()
         self._let_go(forked=True)
 
     def __del__(self) -> None:
@@ -160,6 +158,20 @@ class Mail:
             self._folder_fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._folder_fd}/{address}"
 
+    def _ways(self) -> tuple[socket.socket, socket.socket]:
+        """Two sockets: one that is connected to somebody sends to nobody else while that one's box is full."""
+        if (out := self._out) is None:
+            probe, sender = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pack("ll", 0, _FULL_WAIT))
+            with self._out_guard:
+                if self._out is None:
+                    self._out = out = (probe, sender)
+                    return out
+                out = self._out
+            probe.close()
+            sender.close()
+        return out
+
     def _sweep(self) -> None:
         """Remove what killed processes left."""
         for entry in list(os.scandir(self._folder))[:200]:
@@ -177,10 +189,9 @@ class Mail:
                 os.unlink(self._path(address))
             with suppress(OSError):
                 box.shutdown(socket.SHUT_RDWR)  # the listener ends, and closes it: in a child, the parent's would
-        for each in (self._out, self._probe):
-            if each is not None:
-                each.close()
-        self._out = self._probe = None
+        for each in self._out or ():
+            each.close()
+        self._out = None
         if self._folder_fd >= 0:
             os.close(self._folder_fd)
             self._folder_fd = -1

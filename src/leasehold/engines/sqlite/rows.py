@@ -185,9 +185,11 @@ class RowLine(Line):
                 self._queued(row)
         return super()._head()
 
-    def _remove(self, party: Party) -> None:
-        super()._remove(party)
+    def _leave_line(self, party: Party) -> None:
         if party.state == WAITING:
+            place = super()._place(party)  # among those brought in
+            if place < len(self.waiters) and self.waiters[place][1] is party:
+                del self.waiters[place]
             self._head()  # `waiters` must not look empty while the table has more
 
     def _scan(self, now: float) -> None:
