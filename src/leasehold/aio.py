@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import TracebackType
@@ -71,12 +72,22 @@ class AsyncLock(BaseLock[AsyncLease]):
         return await self._call(fn, args, kwargs, wants_lease(fn, blocking=False))
 
     async def __aenter__(self) -> AsyncLease:
-        return await self._enter()
+        frame = id(sys._getframe(1))
+        try:
+            return await self._enter(frame)
+        except BaseException:
+            self._abandon(frame)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave(kind, error)
+        frame = id(sys._getframe(1))
+        try:
+            await self._leave(frame, kind, error)
+        except BaseException:
+            self._abandon(frame)
+            raise
 
 
 class AsyncRWLock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from functools import wraps
 from types import TracebackType
@@ -76,12 +77,22 @@ class Lock(BaseLock[Lease]):
         return ThreadingLock(self)
 
     def __enter__(self) -> Lease:
-        return step(self._enter())
+        frame = id(sys._getframe(1))
+        try:
+            return step(self._enter(frame))
+        except BaseException:
+            self._abandon(frame)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        step(self._leave(kind, error))
+        frame = id(sys._getframe(1))
+        try:
+            step(self._leave(frame, kind, error))
+        except BaseException:
+            self._abandon(frame)
+            raise
 
 
 class ThreadingLock:
@@ -111,14 +122,32 @@ class ThreadingLock:
 
         After a loss two threads may have taken it: the late one must not give up the other's.
         """
-        me, taken = self._lock._desk.runtime.owner(), self._taken
-        own = [index for index, (owner, _) in enumerate(taken) if owner == me]
-        if not taken:
+        if not self._taken:
             raise RuntimeError("release unlocked lock")
-        taken.pop(own[-1] if own else 0)[1].release()
+        own = self._own()
+        self._taken.pop(own[-1] if own else 0)[1].release()
 
     def locked(self) -> bool:
         return self._lock.locked()
+
+    # What `threading.Condition` asks of a reentrant lock.
+
+    def _is_owned(self) -> bool:
+        return bool(self._own())
+
+    def _release_save(self) -> int:
+        depth = len(self._own())
+        for _ in range(depth):
+            self.release()
+        return depth
+
+    def _acquire_restore(self, depth: int) -> None:
+        for _ in range(depth):
+            self.acquire()
+
+    def _own(self) -> list[int]:
+        me = self._lock._desk.runtime.owner()
+        return [index for index, (owner, _) in enumerate(self._taken) if owner is me]
 
     def __enter__(self) -> bool:
         return self.acquire()

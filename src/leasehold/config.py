@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final, TypedDict, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -216,8 +215,8 @@ def check_wait(wait: float | None) -> None:
 
 def check_seconds(what: str, value: float, zero: bool = True) -> None:
     """A number of seconds: finite, not negative, and above 0 where 0 makes no sense."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ConfigError(f"{what} is a finite number of seconds, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e15 < value < 1e15:
+        raise ConfigError(f"{what} is a finite number of seconds, not {str(value)[:40]}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r}")
 

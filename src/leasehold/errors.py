@@ -115,6 +115,16 @@ class Unavailable(LeaseholdError):
         super().__init__(text)
 
 
+class Reentered(Unavailable):
+    """A finaliser or signal handler called an engine that its own thread is in the middle of using.
+
+    Waiting would be for ever. As for any `Unavailable`, what was asked for is repeated later where it can be.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("called by a finaliser or signal handler while its thread was inside the engine")
+
+
 class Unsupported(LeaseholdError):
     """The engine, as configured, does not promise what this lock needs. Raised when the lock is built."""
 

@@ -179,7 +179,7 @@ def test_reentrant_by_acquire(bench) -> None:
     assert outer.held
     assert outer.release()
     assert outer.state == "RELEASED"
-    assert not lock._desk.entries._newest
+    assert not lock._desk.entries._entries
 
 
 def test_a_write_lock_contains_its_read_lock_when_reentrant(bench) -> None:

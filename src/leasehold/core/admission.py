@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from leasehold.core.timing import BEAT, RESERVATION
@@ -68,7 +68,7 @@ class Moment:
 class Party:
     """One claim's part in a line. `until` ends what it occupies, `beat` its place while it waits (E7)."""
 
-    mark: str
+    mark: str = field(repr=False)
     client: str
     holder: Holder
     mode: Mode
@@ -76,7 +76,7 @@ class Party:
     ticket: int
     since: float
     beat: float
-    state: int = WAITING
+    state: int = PASSED
     until: float = 0.0
     token: int = 0
     slot: int | None = None
@@ -124,8 +124,7 @@ class Line:
             if not claim.queue:
                 return self._busy(at.now, None), words
             party = self._join(at.now, claim, client)
-            insort(self.waiters, (party.ticket, party))
-        elif party.state == PASSED:
+        if party.state == PASSED:
             party.state = WAITING
             insort(self.waiters, (party.ticket, party))
         party.beat, party.client = at.now + BEAT, client
@@ -157,9 +156,10 @@ class Line:
             self._settle(at.now)
         party = self.parties.get(mark)
         if party is not None:
-            self._remove(party)
             if min_hold and party.state == HELD and party.since + min_hold > at.now:
                 self._cool(party, party.since + min_hold, delay=0.0)
+            else:
+                self._remove(party)
         if self.waiters:
             self._advance(at, words)
         return party is not None and party.token > 0, words
@@ -171,11 +171,12 @@ class Line:
         broken = party is not None and (party.state == HELD or (party.state == COOLING and not party.delay))
         if party is not None and broken:
             # What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
-            self._remove(party)
             if party.state == HELD:
                 words.append(Word(party.client, "lost", party.mark))
-                if party.delay:
-                    self._cool(party, at.now + party.delay, party.delay)
+            if party.state == HELD and party.delay:
+                self._cool(party, at.now + party.delay, party.delay)
+            else:
+                self._remove(party)
         self._advance(at, words)
         return broken, words
 
@@ -202,6 +203,21 @@ class Line:
         """End what is over, and give nothing to anybody: for whoever only looks on."""
         self._settle(now)
         self._scan(now)
+
+    def mend(self, at: Moment) -> list[Word]:
+        """Make the books agree again after a verb was torn in two: by Ctrl-C, or for want of memory or stack.
+
+        Each party's own state is the truth, for it changes in one step; where it stands follows. What the torn verb
+        was about to do has not happened, and its caller gives the claim up. Words that may not have gone out are
+        said again: twice does no harm.
+        """
+        everyone = [*self.parties.values(), *self.occupiers.values()]
+        self.occupiers = {p.token: p for p in everyone if p.token and p.state in (RESERVED, HELD, COOLING)}
+        self.parties = {p.mark: p for p in everyone if p.state != COOLING}
+        self.waiters = sorted((p.ticket, p) for p in self.parties.values() if p.state == WAITING)
+        self._next_end, self._told = 0.0, ("", 0.0)
+        reserved = [Word(p.client, "go", p.mark) for p in self.parties.values() if p.state == RESERVED]
+        return reserved + self.look(at)
 
     def holdings(self, namespace: str, name: str, now: float) -> Iterator[Holding]:
         """Holders by token, then the line by ticket, passed-over waiters at the place they would come back to."""
@@ -248,11 +264,12 @@ class Line:
         if now < self._next_end:
             return
         for party in [party for party in self.occupiers.values() if party.until <= now]:
-            self._remove(party)
             if party.state == HELD and party.until + party.delay > now:
                 self._cool(party, party.until + party.delay, party.delay)
             elif party.state == RESERVED and party.beat > now:
                 self._pass_over(party)
+            else:
+                self._remove(party)
         self._next_end = min((party.until for party in self.occupiers.values()), default=float("inf"))
 
     def _scan(self, now: float) -> None:
@@ -267,10 +284,9 @@ class Line:
             if head is not asking and head.beat <= at.now:
                 self._remove(head)
             elif head is not asking and not at.reachable(head.client):
-                self._remove(head)
                 self._pass_over(head)
             elif self._fits(head.mode):
-                self._reserve(at, head)
+                self._occupy(at, head, RESERVED, at.now + RESERVATION)
                 if head is not asking:  # its own answer tells it
                     words.append(Word(head.client, "go", head.mark))
             else:
@@ -287,15 +303,11 @@ class Line:
     # ----------------------------------------------------------- transitions
 
     def _join(self, now: float, claim: Claim, client: str) -> Party:
+        """A new party, not yet in line: as one passed over, it takes its place by what comes next."""
         self.tickets += 1
         party = Party(claim.mark, client, claim.holder, claim.mode, claim.delay, self.tickets, now, now + BEAT)
         self.parties[claim.mark] = party
         return party
-
-    def _reserve(self, at: Moment, party: Party) -> None:
-        self._remove(party)
-        self.parties[party.mark] = party
-        self._occupy(at, party, RESERVED, at.now + RESERVATION)
 
     def _claim(self, at: Moment, party: Party, claim: Claim, words: list[Word]) -> Grant:
         """A reserved or held party asks again: the same token, and at least the life it asks for (E2, E8)."""
@@ -315,9 +327,11 @@ class Line:
         return ttl
 
     def _occupy(self, at: Moment, party: Party, state: int, until: float) -> None:
-        party.state, party.until, party.since, party.token = state, until, at.now, at.issue()
-        party.slot = self._free_slot() if self.kind == "semaphore" else None
-        self.occupiers[party.token] = party
+        token = at.issue()
+        slot = self._free_slot() if self.kind == "semaphore" else None
+        self._leave_line(party)
+        party.state, party.until, party.since, party.token, party.slot = state, until, at.now, token, slot
+        self.occupiers[token] = party
         if until < self._next_end:
             self._next_end = until
 
@@ -326,25 +340,27 @@ class Line:
         return next(slot for slot in range(self.limit) if slot not in taken)
 
     def _cool(self, party: Party, until: float, delay: float) -> None:
+        """Take the owner from what it held; the place stays taken until then."""
+        self.parties.pop(party.mark, None)
         party.state, party.until, party.delay = COOLING, until, delay
-        self.occupiers[party.token] = party
         self._next_end = min(self._next_end, until)
 
     def _pass_over(self, party: Party) -> None:
+        self._leave_line(party)
+        self.occupiers.pop(party.token, None)
         party.state, party.token, party.slot = PASSED, 0, None
-        self.parties[party.mark] = party
 
     def _remove(self, party: Party) -> None:
-        """Take a party out wherever it stands; what becomes of it is the caller's to say."""
         if self.parties.get(party.mark) is party:
             del self.parties[party.mark]
         self._leave_line(party)
-        if party.state not in (WAITING, PASSED):
-            del self.occupiers[party.token]
+        self.occupiers.pop(party.token, None)
 
     def _leave_line(self, party: Party) -> None:
         if party.state == WAITING:
-            del self.waiters[self._place(party)]
+            place = self._place(party)
+            if place < len(self.waiters) and self.waiters[place][1] is party:
+                del self.waiters[place]
 
     # --------------------------------------------------------------- answers
 

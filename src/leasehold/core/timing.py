@@ -12,6 +12,7 @@ LEAST_DRIFT = 0.002
 RESERVATION = 3.0  # a waiter that was told its turn has this long to claim it
 BEAT = 15.0  # a queued claim lapses so long after it was last heard of (E7)
 BEAT_EVERY = 5.0  # the watchdog refreshes waiters, and a waiter asks again unprompted, this often
+LOOK_EVERY = 5.0  # no sleep is longer while something is held: sleeps do not count suspend, lives do
 LATE = 0.002  # looking for an end a hair too early would only cost a second look
 
 _RETRY_SHARE = 0.15  # of the life left, between tries after a missed renewal

@@ -17,7 +17,7 @@ from leasehold.book import Book, turn
 from leasehold.config import EngineConfig
 from leasehold.core.admission import Counter, Line, Moment, Word
 from leasehold.core.timing import BEAT
-from leasehold.errors import Unavailable
+from leasehold.errors import Mismatch, Reentered, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Traits
 from leasehold.runtime.base import Runtime, settle
 
@@ -53,6 +53,8 @@ class Store:
         self._moment = Moment(0.0, self._issue, self.mailboxes.__contains__)  # only ever used under the guard
 
     def attempt(self, claim: Claim, client: str) -> Grant | Busy:
+        if self._guard.mine():
+            raise Reentered
         key = (claim.namespace, claim.name)
         swept: list[tuple[str, str, Word]] = []
         with self._guard:
@@ -64,11 +66,18 @@ class Store:
                 line = self.lines[key] = Line(at.now, claim.kind, claim.limit)
             try:
                 reply, words = line.attempt(at, claim, client)
+            except Mismatch:
+                raise
+            except BaseException:
+                swept += self._mend(key)
+                raise
             finally:
                 if not line.occupiers and line.idle:
-                    del self.lines[key]
-        if swept or words:
-            self._deliver(swept + [(*key, word) for word in words])
+                    self.lines.pop(key, None)
+                if swept:
+                    self._deliver(swept)
+        if words:
+            self._deliver([(*key, word) for word in words])
         return reply
 
     def renew(self, claims: Sequence[Claim]) -> list[Alive | Gone]:
@@ -82,6 +91,8 @@ class Store:
         return self._on_line((namespace, name), Line.break_, False, token)
 
     def inspect(self, namespace: str, prefix: str, exact: bool) -> list[Holding]:
+        if self._guard.mine():
+            raise Reentered
         with self._guard:
             if exact:
                 keys = [(namespace, prefix)] if (namespace, prefix) in self.lines else []
@@ -100,16 +111,29 @@ class Store:
         self.mailboxes.clear()
 
     def _on_line(self, key: tuple[str, str], verb: Callable[..., tuple[T, list[Word]]], absent: T, *args: object) -> T:
+        if self._guard.mine():
+            raise Reentered
+        torn: list[tuple[str, str, Word]] = []
         with self._guard:
             line = self.lines.get(key)
             if line is None:
                 return absent
-            answer, words = verb(line, self._now(), *args)
-            if line.idle:
-                del self.lines[key]
+            try:
+                answer, words = verb(line, self._now(), *args)
+            except BaseException:
+                torn = self._mend(key)
+                raise
+            finally:
+                if line.idle:
+                    self.lines.pop(key, None)
+                if torn:
+                    self._deliver(torn)
         if words:
             self._deliver([(*key, word) for word in words])
         return answer
+
+    def _mend(self, key: tuple[str, str]) -> list[tuple[str, str, Word]]:
+        return [(*key, word) for word in self.lines[key].mend(self._now())]
 
     def _now(self) -> Moment:
         self._moment.now = self._runtime.now()
@@ -130,13 +154,17 @@ class Store:
 
     def _look(self, at: Moment, key: tuple[str, str]) -> list[tuple[str, str, Word]]:
         line = self.lines[key]
-        words = line.look(at)
+        try:
+            words = line.look(at)
+        except BaseException:
+            line.mend(at)
+            raise
         if line.idle:
             del self.lines[key]
         return [(*key, word) for word in words]
 
     def _deliver(self, words: list[tuple[str, str, Word]]) -> None:
-        """Outside of the guard: what a wake-up sets off may call the store again."""
+        """A wake-up only notes and signals; it never calls the store."""
         for namespace, name, word in words:
             if mailbox := self.mailboxes.get(word.client):
                 mailbox(word, namespace, name)
@@ -167,7 +195,10 @@ class Direct:
         return getattr(self.store, verb)(*args)
 
     def post(self, verb: str, args: tuple[Any, ...]) -> bool:
-        getattr(self.store, verb)(*args)
+        try:
+            getattr(self.store, verb)(*args)
+        except Reentered:
+            return False
         return True
 
     def listen(self, client: str, mailbox: Mailbox) -> None:
@@ -191,8 +222,8 @@ class MemoryEngine:
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         if "mailbox" not in self._book.shelf:
-            self._book.shelf["mailbox"] = True
             self._link.listen(self._book.client, self._heard)
+            self._book.shelf["mailbox"] = True  # only now: torn between, it would be deaf for ever
         if claim.queue:
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
@@ -225,9 +256,10 @@ class MemoryEngine:
         await settle(self._link.call("inspect", ("", "", True), deadline))
 
     def forget(self, claim: Claim) -> None:
+        self._book.owe(claim)  # first: torn between, it is still owed
         self._book.leave(claim.mark)
-        if not self._link.post("release", (claim,)):
-            self._book.owe(claim)
+        if self._link.post("release", (claim,)):
+            self._book.owed.pop(claim.mark, None)
 
     def after_fork(self) -> None:
         self._book.shelf.pop("mailbox", None)

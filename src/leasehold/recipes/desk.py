@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from leasehold.book import Book
 from leasehold.config import ClientOptions, EngineConfig, check_required, default_holder
 from leasehold.core import timing
 from leasehold.engine import Engine, Opener
-from leasehold.errors import ConfigError, Unavailable
+from leasehold.errors import ConfigError, Reentered, Unavailable
 from leasehold.events import Event, EventKind, safely
 from leasehold.model import Claim, Holder, Reason, Traits
 from leasehold.recipes.entries import Entries
@@ -32,12 +31,12 @@ class Desk:
     def __init__(self, options: ClientOptions, config: EngineConfig, opener: Opener, runtime: Runtime) -> None:
         self.options, self.config, self.runtime = options, config, runtime
         self._opener = opener
-        self.guard: AbstractContextManager[Any] = runtime.guard()
+        self.guard = runtime.guard()
         self.book = Book(runtime, runtime.entropy(8).hex())
         self.teller = Teller(runtime)
         self.entries = Entries(runtime)
-        self.dog = Watchdog(runtime, self.book, self._open, options.call_timeout)
-        self.closed = False
+        self.dog = Watchdog(runtime, self.book, self._open, options.call_timeout, self.teller.tell)
+        self.closed = self._shut = False
         self._settings_known = False
         self._engine = self._open(runtime)
         self._describe()
@@ -48,7 +47,7 @@ class Desk:
     def _describe(self) -> None:
         self._host, self._pid = os.uname().nodename if hasattr(os, "uname") else "", os.getpid()
         self._label = self.options.holder or default_holder()
-        self._holders: dict[tuple[str | None, str | None], Holder] = {}
+        self._holder = Holder(self._label, self._host, self._pid)
 
     @property
     def name(self) -> str:
@@ -85,11 +84,9 @@ class Desk:
         return self.runtime.now() + self.options.call_timeout
 
     def holder(self, label: str | None, purpose: str | None) -> Holder:
-        known = self._holders.get((label, purpose))
-        if known is None:
-            known = Holder(label or self._label, self._host, self._pid, purpose or "")
-            self._holders[label, purpose] = known
-        return known
+        if label is None and purpose is None:
+            return self._holder
+        return Holder(label or self._label, self._host, self._pid, purpose or "")
 
     def admit(self, lease: BaseLease) -> None:
         """Look after a new lease. It is known as held before it stops being known as waiting: a late wake-up for a
@@ -113,9 +110,9 @@ class Desk:
             _log.warning("the release of %s could not be confirmed and is repeated: %s", claim.name, error)
             self.emit("owed", claim, reason=str(error))
             return False
-        except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, the release still due
-            self._engine.forget(claim)
-            raise
+
+    def forget(self, claim: Claim) -> None:
+        self._engine.forget(claim)
 
     # ------------------------------------------------------------ telling
 
@@ -152,13 +149,12 @@ class Desk:
 
     def lost(self, lease: BaseLease, reason: Reason) -> None:
         level = logging.INFO if reason == "max_hold" else logging.WARNING
-        _log.log(
-            level, "the lease of %s (token %d, %s) is lost: %s", lease.name, lease.token, lease.fingerprint, reason
-        )
+        text = "the lease of %s (token %d, %s) is lost: %s"
+        self.teller.tell(_log.log, level, text, lease.name, lease.token, lease.fingerprint, reason)
         self.emit("lost", lease._claim, token=lease.token, since=lease._granted_at, reason=reason, aside=True)
 
     def at_risk(self, lease: BaseLease, error: Unavailable) -> None:
-        _log.warning("the lease of %s (token %d) is at risk: %s", lease.name, lease.token, error)
+        self.teller.tell(_log.warning, "the lease of %s (token %d) is at risk: %s", lease.name, lease.token, error)
         self.emit("at_risk", lease._claim, token=lease.token, since=lease._asked, reason=str(error), aside=True)
 
     # ------------------------------------------------------ lives of a client
@@ -168,8 +164,11 @@ class Desk:
         return [lease for lease in found if lease is not None]  # type: ignore[misc]
 
     async def close(self) -> None:
-        """Release what is held, settle what is owed for at most `call_timeout`, let go of the engine."""
-        if self.closed:
+        """Release what is held, settle what is owed, all within `call_timeout`; let go of the engine.
+
+        Interrupted, it can be repeated: what it has not done yet is done then.
+        """
+        if self._shut:
             return
         if not self.runtime.bind():
             self._move()
@@ -177,24 +176,34 @@ class Desk:
         until = self.deadline()
         for lease in self.leases():
             lease._depth = 1
-            await lease._release()
+            if self.book.owed:  # an engine that did not answer for one is not asked for each of the others
+                lease._abandon()
+            else:
+                await lease._release()
         for waiter in list(self.book.waiting.values()):  # they find the client closed, and leave the line
             waiter.over = True
             waiter.signal.set()
+        await self._settle_owed(until)
+        await self.dog.stop(max(until - self.runtime.now(), 0.1))
+        self.teller.retire()
+        await self._engine.close()
+        self.runtime.close()
+        self._shut = True
+
+    async def _settle_owed(self, until: float) -> None:
+        self.dog.owe_dropped()
         while self.book.owed and self.runtime.now() < until:
             for mark, owed in list(self.book.owed.items()):
                 try:
                     await self._engine.release(owed.claim, until)
+                except Reentered:
+                    return  # nothing can be answered before this very call has returned
                 except Unavailable:
                     await self.runtime.sleep(0.05)
                     break
                 self.book.owed.pop(mark, None)
-        for owed in self.book.owed.values():
-            _log.warning("the release of %s was not confirmed before close(); it lapses", owed.claim.name)
-        await self.dog.stop(self.options.call_timeout)
-        self.teller.retire()
-        await self._engine.close()
-        self.runtime.close()
+        for left in list(self.book.owed.values()):
+            _log.warning("the release of %s was not confirmed before close(); it lapses", left.claim.name)
 
     def retire(self) -> None:
         """The client object is gone. What its leases need stays until they are."""
@@ -204,7 +213,9 @@ class Desk:
     def after_fork(self) -> None:
         """In a forked child: nothing here is held, renewed or released; the client itself can be used again."""
         inherited = self.leases()
+        self.runtime.after_fork()
         self.guard = self.runtime.guard()
+        self.entries.after_fork()
         self.book.waiting.clear()
         self.book.owed.clear()
         self.book.held.clear()

@@ -76,7 +76,8 @@ class BaseLease:
         self._desk, self._claim = desk, claim
         self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
         self._granted_at = self._asked = asked
-        self._cap = float("inf") if max_hold is None else asked + max_hold
+        # From now, not from when it was asked for: an answer that took longer would hand out what is over.
+        self._cap = float("inf") if max_hold is None else desk.runtime.now() + max_hold
         self._valid_until = valid_until if valid_until < self._cap else self._cap
         self._due = timing.renew_at(asked, grant.ttl, desk.runtime.fraction())
         self._ended: LeaseState | None = None
@@ -177,6 +178,23 @@ class BaseLease:
         desk.lost(self, reason)
         return True
 
+    def _again(self) -> bool:
+        """Count one more hold of a reentrant lock, if there is still something to hold."""
+        with self._desk.guard:
+            if not self.held:
+                return False
+            self._depth += 1
+            return True
+
+    def _abandon(self) -> None:
+        """Give it up without waiting: the `with` that held it was torn apart."""
+        with self._desk.guard:
+            self._depth -= 1
+            if self._depth > 0 or self._ended is not None:
+                return
+            self._ended, self._returned = RELEASED, True
+        self._desk.dog.dropped(self._claim)
+
     def _disown(self, reason: Reason) -> None:
         """End it as LOST without a word to anyone: it never was this process's, or this client's, to lose."""
         self._ended, self._reason = LOST, reason
@@ -184,28 +202,33 @@ class BaseLease:
     async def _release(self) -> bool:
         """Give it up. True: a live lease ended by this call, confirmed. Renewal stops before the release is sent."""
         desk = self._desk
-        if self._depth > 1:  # an inner hold of a reentrant lock
-            self._depth -= 1
-            return True
         verdict = self.lost_reason  # by the clock, before anything is sent
         if verdict is not None:
             self._lose(verdict)
-        with desk.guard:
-            if self._returned or (self._ended is LOST and self._reason not in _STILL_THERE):
-                return False
-            self._returned = True
-            if self._ended is None:
-                self._ended = RELEASED
-        desk.dog.drop(self._claim.mark)
-        if self._signals:
-            self._wake()
-        confirmed = await desk.give_back(self._claim)
+        try:
+            with desk.guard:
+                if self._depth > 1:  # an inner hold of a reentrant lock
+                    self._depth -= 1
+                    return True
+                if self._returned or (self._ended is LOST and self._reason not in _STILL_THERE):
+                    return False
+                self._returned = True
+                if self._ended is None:
+                    self._ended = RELEASED
+            desk.dog.drop(self._claim.mark)
+            if self._signals:
+                self._wake()
+            confirmed = await desk.give_back(self._claim)
+        except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, the release still due
+            if self._returned:
+                desk.forget(self._claim)
+            raise
         if desk.options.on_event is not None:
             desk.emit("released", self._claim, token=self.token, since=self._granted_at)
         return confirmed and verdict is None
 
     async def _release_by_hand(self) -> bool:
-        self._desk.entries.discard(self)
+        self._desk.entries.spend(self)
         return await self._release()
 
     def _wake(self) -> None:
@@ -224,6 +247,7 @@ class BaseLease:
     def __del__(self) -> None:
         # A program that ends is not a leak: nothing is released at exit, a thread may still be working.
         if getattr(self, "_ended", LOST) is None and not sys.is_finalizing():
+            self._ended = RELEASED  # somebody may still reach it, by the warning or from the same cycle
             # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the guard.
             self._desk.dog.dropped(self._claim)
             warnings.warn(
@@ -262,6 +286,9 @@ class BaseLease:
         if isinstance(reply, Gone):
             self._lose(reply.reason)
             return
+        if desk.runtime.now() >= self._valid_until:  # somebody may have read LOST: it does not come back
+            self._lose(self._reason_by_clock())
+            return
         with desk.guard:
             if self._ended is not None:
                 return
@@ -291,7 +318,7 @@ class BaseLease:
             self._signals = [*(self._signals or ()), signal]
         try:
             while self.held and now() < end:
-                await signal.wait(min(end, self._valid_until) - now())
+                await signal.wait(min(end - now(), self._valid_until - now(), timing.LOOK_EVERY))
         finally:
             with self._desk.guard:
                 self._signals = [other for other in self._signals or () if other is not signal]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -43,6 +44,7 @@ class BaseLock(Generic[L]):
         # What every claim of this lock says after its holder, laid out once: claims are made on each acquire.
         self._terms = (options.ttl, *shape, options.delay, options.min_hold, False, 0)
         self._refuse_unsupported()
+        self._desk.dog.shortest = min(self._desk.dog.shortest, options.ttl)
 
     def _refuse_unsupported(self) -> None:
         """What the engine cannot do is said now, not by a call that already runs."""
@@ -70,11 +72,9 @@ class BaseLock(Generic[L]):
 
     async def _acquire(self, wait: float | Unset | None = UNSET) -> L:
         """A new lease; of a reentrant lock this thread or task already holds, the same lease once more."""
-        lease, again = await self._take(wait)
+        lease, _ = await self._take(wait)
         if self.options.reentrant:
-            self._desk.entries.push(self.name, None, lease, self.shape.mode, None)
-        if again:
-            lease._depth += 1
+            self._desk.entries.push(self.name, Entry(None, lease, self.shape.mode))
         return lease
 
     async def _try_acquire(self) -> L | None:
@@ -94,9 +94,10 @@ class BaseLock(Generic[L]):
             await desk.meet(self.options.require)
         mine, alone = desk.entries.find(self.name), False
         if mine is not None:
-            if self.options.reentrant and mine.mode in ("exclusive", self.shape.mode):
+            if not (self.options.reentrant and mine.mode in ("exclusive", self.shape.mode)):
+                alone = self._beside(mine, wait)
+            elif mine.lease._again():
                 return mine.lease, True  # type: ignore[return-value]  # leases of one client are of one type
-            alone = self._beside(mine, wait)
         claim = self._claim()
         began, telling = desk.runtime.now(), desk.options.on_event is not None
         if telling:
@@ -149,25 +150,25 @@ class BaseLock(Generic[L]):
 
     # ------------------------------------------------------ with, and call
 
-    async def _enter(self) -> L:
+    async def _enter(self, frame: int) -> L:
+        """Take it for the `with` that this frame runs."""
         desk = self._desk
         lease, again = await self._take(UNSET)
         interrupt = None if again else desk.runtime.interrupt()
-        desk.entries.push(self.name, self, lease, self.shape.mode, interrupt)
-        if again:
-            lease._depth += 1
-        elif interrupt is not None:
+        desk.entries.push(self.name, Entry(self, lease, self.shape.mode, frame, interrupt))
+        if interrupt is not None:
             lease._interrupt = interrupt
             if lease.state is LOST:  # before the interrupt was in place
                 interrupt.fire()
         return lease
 
-    async def _leave(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+    async def _leave(self, frame: int, kind: type[BaseException] | None, error: BaseException | None) -> None:
         """Release, which takes its verdict by the clock before it sends anything; LOST raises `LeaseLost`."""
-        entry = self._desk.entries.pop(self.name, self)
+        entry = self._desk.entries.pop(self.name, self, frame)
         interrupted = entry.interrupt is not None and entry.interrupt.disarm(kind)
         lease = entry.lease
-        await lease._release()
+        if not entry.spent:
+            await lease._release()
         reason = lease.lost_reason
         if reason is None:
             return
@@ -177,18 +178,28 @@ class BaseLock(Generic[L]):
         if not isinstance(error, LeaseLost):
             error.add_note(str(lost))
 
+    def _abandon(self, frame: int) -> None:
+        """After Ctrl-C in the middle of entering or leaving a `with`: what it still holds is given up."""
+        if (entry := self._desk.entries.abandon(self, frame)) and not entry.spent:
+            entry.lease._abandon()
+
     async def _call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], pass_lease: bool
     ) -> Any:
-        lease = await self._enter()
+        frame = id(sys._getframe())
         try:
-            result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
-            if not self._desk.runtime.blocking:
-                result = await settle(result)
-        except BaseException as error:
-            await self._leave(type(error), error)
+            lease = await self._enter(frame)
+            try:
+                result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
+                if not self._desk.runtime.blocking:
+                    result = await settle(result)
+            except BaseException as error:
+                await self._leave(frame, type(error), error)
+                raise
+            await self._leave(frame, None, None)
+        except BaseException:
+            self._abandon(frame)
             raise
-        await self._leave(None, None)
         return result
 
     async def _locked(self) -> bool:

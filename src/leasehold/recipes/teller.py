@@ -30,7 +30,11 @@ class Teller:
             self._todo.append((fn, args))
             starts, self._running = not self._running, True
         if starts:
-            self._runtime.aside(self._run, "leasehold-teller")
+            try:
+                self._runtime.aside(self._run, "leasehold-teller")
+            except BaseException:  # no thread to be had: the next thing to tell tries again
+                self._running = False
+                raise
         elif self._signal is not None:
             self._signal.set()
 
@@ -47,7 +51,7 @@ class Teller:
                 fn, args = self._todo.popleft()
                 try:
                     fn(*args)
-                except Exception:
+                except BaseException:  # sys.exit() in a callback ends the callback, not the teller
                     _log.exception("%s failed", getattr(fn, "__qualname__", fn))
                 del fn, args  # or an idle teller would keep a lease alive
             with self._guard:

@@ -2,7 +2,7 @@
 
 Its promises (DESIGN: "renewal a busy program can hardly starve"):
 - a lease is renewed at a third of its life, sooner after a miss, in batches; no call outlasts a third of the shortest
-  life it looks after, so one silent call never costs another lease its renewal;
+  life it looks after, or may be given meanwhile, so one silent call never costs another lease its renewal;
 - a lease that reaches its local deadline is ended then, and told, before the engine can grant the name again;
 - waiters keep their place in line, and owed releases are repeated until answered;
 - leases are held weakly: one that was dropped is released, not renewed for ever.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from weakref import ref
@@ -28,16 +29,24 @@ from leasehold.runtime.base import Runtime, Signal
 _log = logging.getLogger("leasehold.watchdog")
 
 _BATCH = 500
+_LEAST_CALL = 0.25  # no first try is given less: a slow network would answer none
 _EARLY = 0.1  # of the time until a renewal is due: what is nearly due goes along with what is
 _NEVER = float("inf")
 
 
 class Watchdog:
     def __init__(
-        self, runtime: Runtime, book: Book, open_twin: Callable[[Runtime], Engine], call_timeout: float
+        self,
+        runtime: Runtime,
+        book: Book,
+        open_twin: Callable[[Runtime], Engine],
+        call_timeout: float,
+        tell: Callable[..., None],  # runs elsewhere what may block: a log handler above all
     ) -> None:
+        self._tell = tell
         self._runtime, self._book, self._open_twin, self._call_timeout = runtime, book, open_twin, call_timeout
         book.stir = self.stir
+        self.shortest = _NEVER  # the least ttl any lock of this client asks for: such a lease may come during any call
         self._engine: Engine | None = None
         self.after_fork()
 
@@ -70,6 +79,8 @@ class Watchdog:
     def drop(self, mark: str) -> None:
         self._book.held.pop(mark, None)
         self._fresh.pop(mark, None)
+        if self._retired and self._signal is not None:  # perhaps there is nothing left to stay for
+            self._signal.set()
 
     def dropped(self, claim: Claim) -> None:
         """A lease was collected while held. Called by its finaliser: no guard may be taken here."""
@@ -104,7 +115,11 @@ class Watchdog:
             if self._running or self._stopped:
                 return
             self._running = True
-        self._runtime.aside(self._run, "leasehold-watchdog")
+        try:
+            self._runtime.aside(self._run, "leasehold-watchdog")
+        except BaseException:  # no thread to be had, or Ctrl-C just here: whoever stirs next tries again
+            self._running = False
+            raise
 
     # ------------------------------------------------ on the watchdog's own
 
@@ -114,9 +129,9 @@ class Watchdog:
             self._wakes_at = _NEVER
             try:
                 wake = await self._turn(runtime)
-            except Exception:
+            except Exception as error:
                 # A dead watchdog would lose every lease of the client: whatever this was, go on.
-                _log.exception("the watchdog stumbled; it goes on")
+                self._tell(partial(_log.error, "the watchdog stumbled; it goes on", exc_info=error))
                 wake = runtime.now() + 0.1
             if self._retired and wake == _NEVER and self._finished():
                 break
@@ -125,7 +140,8 @@ class Watchdog:
             if wanted > runtime.now():
                 wake = min(wake, wanted)
             self._wakes_at = wake
-            await signal.wait(min(wake - runtime.now(), 3600.0))
+            # A sleep does not count suspend as lives do: with something to look after, it is never a long one.
+            await signal.wait(3600.0 if wake == _NEVER else min(wake - runtime.now(), timing.LOOK_EVERY))
         if self._engine is not None:
             await self._engine.close()
             self._engine = None
@@ -163,6 +179,9 @@ class Watchdog:
             if (lease := held()) is not None:
                 self._plan(lease, held)
                 self._plan_end(lease, held)
+        self.owe_dropped()
+
+    def owe_dropped(self) -> None:
         while self._dropped:
             claim = self._dropped.popleft()
             self._book.held.pop(claim.mark, None)
@@ -203,9 +222,11 @@ class Watchdog:
             if lease is not None and lease._valid_until <= now:
                 lease._lose(lease._reason_by_clock())
 
-    def _deadline(self, runtime: Runtime) -> float:
+    def _deadline(self, runtime: Runtime, patient: bool = False) -> float:
+        """`patient`, after a miss: an engine slower than the shortest ttl allows costs a try, not the lease."""
         now = runtime.now()
-        return timing.renewal_deadline(now, self._first_end(), self._call_timeout)
+        latest = timing.renewal_deadline(now, self._first_end(), self._call_timeout)
+        return latest if patient else min(latest, now + max(self.shortest / 3, _LEAST_CALL))
 
     async def _renew_due(self, runtime: Runtime) -> None:
         due: list[BaseLease] = []
@@ -223,22 +244,28 @@ class Watchdog:
             await self._renew(runtime, [lease for lease in due[start : start + _BATCH] if lease._ended is None])
 
     async def _renew(self, runtime: Runtime, leases: list[BaseLease]) -> None:
+        asked = runtime.now()
         claims = [lease._renewal() for lease in leases]
         for lease in leases:
             lease._tried = True
-        asked = runtime.now()
-        for lease, claim, reply in zip(leases, claims, await self._ask(runtime, claims), strict=True):
-            lease._answered(asked, claim, reply)
-            if lease._ended is None:
-                self._plan(lease, ref(lease))
+        patient = any(lease._missed for lease in leases)
+        for lease, claim, reply in zip(leases, claims, await self._ask(runtime, claims, patient), strict=True):
+            try:
+                lease._answered(asked, claim, reply)
+            finally:  # whatever was raised in there, the lease keeps its next appointment
+                if lease._ended is None:
+                    self._plan(lease, ref(lease))
 
-    async def _ask(self, runtime: Runtime, claims: list[Claim]) -> list[Alive | Gone | Unavailable]:
+    async def _ask(
+        self, runtime: Runtime, claims: list[Claim], patient: bool = False
+    ) -> list[Alive | Gone | Unavailable]:
         """The engine's answers, or one `Unavailable` for all: whatever else goes wrong is not an answer (E5)."""
         try:
-            return list(await self._twin(runtime).renew(claims, self._deadline(runtime)))
+            return list(await self._twin(runtime).renew(claims, self._deadline(runtime, patient)))
         except Exception as error:
             if not isinstance(error, LeaseholdError):
-                _log.exception("a renewal failed in a way the engine should have mapped (E9)")
+                text = "a renewal failed in a way the engine should have mapped (E9)"
+                self._tell(partial(_log.error, text, exc_info=error))
             return [Unavailable(f"renewal failed: {error}")] * len(claims)
 
     async def _keep_places(self, runtime: Runtime) -> None:
@@ -264,10 +291,10 @@ class Watchdog:
                     self._owed_misses += 1
                     jitter = 0.5 + runtime.fraction() / 2
                     self._owed_at = runtime.now() + timing.backoff(self._owed_misses, 0.05, 2.0, jitter)
-                    _log.info("the release of %s is still owed: %s", owed.claim.name, error)
+                    self._tell(_log.info, "the release of %s is still owed: %s", owed.claim.name, error)
                     return
-            if self._book.owed.get(mark) is owed:
-                del self._book.owed[mark]
+            if self._book.owed.get(mark) is owed:  # not owed anew meanwhile
+                self._book.owed.pop(mark, None)
         self._owed_misses, self._owed_at = 0, 0.0
 
     def _twin(self, runtime: Runtime) -> Engine:

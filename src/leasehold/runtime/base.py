@@ -8,7 +8,7 @@ and `simulated`, a seeded world with a virtual clock.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -33,6 +33,23 @@ class Interrupt(Protocol):
 
     def disarm(self, error: type[BaseException] | None) -> bool:
         """Called by that task when it leaves the body. True: `error` is the cancellation fired here, and only that."""
+
+
+class Guard(Protocol):
+    """A short lock, never held over an await.
+
+    A finaliser or a signal handler may run between any two steps of a thread, also of one that is inside. It would
+    wait for itself; so a guard is reentrant, and whoever cannot be entered twice asks `mine` first.
+    """
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None: ...
+
+    def mine(self) -> bool:
+        """Whether the running thread is inside already."""
 
 
 class Runtime(Protocol):
@@ -63,8 +80,7 @@ class Runtime(Protocol):
 
     def signal(self) -> Signal: ...
 
-    def guard(self) -> AbstractContextManager[Any]:
-        """A short lock, never held over an await."""
+    def guard(self) -> Guard: ...
 
     def interrupt(self) -> Interrupt | None:
         """For the task that is running; None where a body cannot be interrupted from outside."""
@@ -74,6 +90,9 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Let helper threads go. The runtime may be used again."""
+
+    def after_fork(self) -> None:
+        """In a forked child: neither the parent's threads nor its loop are here."""
 
 
 def step(coro: Coroutine[Any, Any, T]) -> T:

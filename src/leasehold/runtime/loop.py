@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.threads import Threads, boot_clock
+from leasehold.runtime.threads import ThreadGuard, Threads, boot_clock
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -97,11 +95,12 @@ class Loop:
         self.wall = time.time
         self.entropy = os.urandom
         self.fraction = random.Random().random
+        self._threads = Threads(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: ThreadPoolExecutor | None = None
 
     def owner(self) -> Hashable:
-        return asyncio.current_task() or threading.get_ident()
+        return asyncio.current_task() or self._threads.owner()
 
     def bind(self) -> bool:
         running = asyncio.get_running_loop()
@@ -126,17 +125,20 @@ class Loop:
     def signal(self) -> LoopSignal:
         return LoopSignal()
 
-    def guard(self) -> AbstractContextManager[Any]:
-        return threading.Lock()
+    def guard(self) -> ThreadGuard:
+        return ThreadGuard()
 
     def interrupt(self) -> TaskInterrupt | None:
         task = asyncio.current_task()
         return None if task is None else TaskInterrupt(task)
 
     def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
-        Threads(self.now).aside(start, name)
+        self._threads.aside(start, name)
 
     def close(self) -> None:
         if self._worker is not None:
             self._worker.shutdown(wait=False)
             self._worker = None
+
+    def after_fork(self) -> None:
+        self._loop = self._worker = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,6 +40,23 @@ class ThreadSignal:
         return self._lock.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
 
+class ThreadGuard(_thread.RLock):  # type: ignore[misc]  # typeshed calls it final; it is not
+    """The interpreter's own reentrant lock, which knows its owner."""
+
+    __slots__ = ()
+    mine = _thread.RLock._is_owned  # type: ignore[attr-defined]
+
+
+class _Owner(threading.local):
+    """One object per thread, for as long as the thread lives: its ident is given to the next one after that."""
+
+    def __init__(self) -> None:
+        self.me = object()
+
+
+_owner = _Owner()
+
+
 class Threads:
     """The runtime of `Client`, and of every watchdog."""
 
@@ -50,7 +67,9 @@ class Threads:
         self.wall = time.time
         self.entropy = os.urandom
         self.fraction = random.Random().random
-        self.owner = threading.get_ident
+
+    def owner(self) -> Hashable:
+        return _owner.me
 
     def bind(self) -> bool:
         return True
@@ -64,8 +83,8 @@ class Threads:
     def signal(self) -> ThreadSignal:
         return ThreadSignal()
 
-    def guard(self) -> AbstractContextManager[Any]:
-        return threading.Lock()
+    def guard(self) -> ThreadGuard:
+        return ThreadGuard()
 
     def interrupt(self) -> None:
         return None  # a thread cannot be stopped from outside: it asks check()
@@ -78,3 +97,6 @@ class Threads:
 
     def close(self) -> None:
         """There is nothing to let go: what runs aside ends by itself."""
+
+    def after_fork(self) -> None:
+        """There is nothing to replace: this runtime keeps no thread."""

@@ -1,0 +1,217 @@
+"""The third runtime: processes in a seeded world, in which the code under test meets every misfortune.
+
+A `Process` is one machine's process, with a clock that runs a little fast or slow, and is the runtime of whatever runs
+there. It can be paused and crashed, its wall clock stepped, and its tasks cancelled at whatever they await. A minute of
+it takes milliseconds; see `world.py` for what makes a run repeatable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Hashable
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+from leasehold.runtime.base import Runtime
+from leasehold.runtime.world import NEXT, TURN, Promise, Task, Timer, World
+
+__all__ = ["DRIFT", "Process", "Promise", "SimulatedSignal", "Task", "Timer", "World"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+DRIFT: Final = 0.004  # clocks run fast or slow by at most this share: two of them differ by less than the margin
+_LATEST: Final = 0.001  # a timer never fires early, and so much late at most
+
+
+class SimulatedSignal:
+    """A remembered wake-up for one task."""
+
+    __slots__ = ("_process", "_promise", "_set")
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._promise: Promise[bool] | None = None
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+        if self._promise is not None:
+            self._promise.keep(True)
+
+    async def wait(self, seconds: float) -> bool:
+        if not self._set and seconds > 0:
+            promise: Promise[bool] = Promise(self._process)
+            self._promise = promise
+            timer = self._process.later(seconds, lambda: promise.keep(False))
+            try:
+                await promise
+            finally:
+                timer.cancel()
+                self._promise = None
+        woken, self._set = self._set, False
+        return woken
+
+
+class SimulatedInterrupt:
+    """Cancels one task's body once, and knows its own cancellation again, as the asyncio runtime's does."""
+
+    __slots__ = ("_armed", "_before", "_fired", "_task")
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._before = task, task.cancelling()
+        self._armed, self._fired = True, False
+
+    def fire(self) -> None:
+        self._task.process.later(0.0, self._cancel)
+
+    def _cancel(self) -> None:
+        if self._armed and not self._fired:
+            self._fired = self._task.cancel()
+
+    def disarm(self, error: type[BaseException] | None) -> bool:
+        self._armed = False
+        if not self._fired:
+            return False
+        only_ours = self._task.uncancel() <= self._before
+        return only_ours and error is not None and issubclass(error, asyncio.CancelledError)
+
+
+class _Guard:
+    """Steps are atomic here, so nobody ever waits for a guard: whoever finds it taken has found a deadlock."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self) -> None:
+        self._taken = False
+
+    def __enter__(self) -> None:
+        if self._taken:
+            raise RuntimeError("a guard was held over an await, or taken twice: with threads this would hang")
+        self._taken = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._taken = False
+
+    def mine(self) -> bool:
+        return self._taken
+
+
+class Process:
+    """One process of one machine, and the runtime of all that runs in it."""
+
+    blocking = False
+
+    def __init__(self, world: World, name: str, *, rate: float | None = None) -> None:
+        self.world, self.name = world, name
+        self.rate = 1 + world.random.uniform(-DRIFT, DRIFT) if rate is None else rate
+        self.tasks: dict[Task, None] = {}  # in order, unlike a set
+        self.paused = self.dead = False
+        self.resumed_at = 0.0  # true time
+        self.backlog: list[Timer] = []
+        self.when_dead: list[Callable[[], None]] = []  # whoever sees its sockets close
+        self._random = random.Random(world.random.getrandbits(64))
+        self._offset = world.random.uniform(0, 1_000_000)
+        self._wall = 1_700_000_000 + world.random.uniform(-1, 1)
+        self.entropy = self._random.randbytes
+        self.fraction = self._random.random
+
+    def __repr__(self) -> str:
+        return f"<process {self.name}>"
+
+    # ------------------------------------------------------------ the runtime
+
+    def now(self) -> float:
+        return self.world.time * self.rate + self._offset
+
+    def wall(self) -> float:
+        return self.world.time + self._wall
+
+    def owner(self) -> Hashable:
+        return self.world.current or self
+
+    def bind(self) -> bool:
+        return True
+
+    async def sleep(self, seconds: float) -> None:
+        promise: Promise[bool] = Promise(self)
+        timer = self.later(seconds, lambda: promise.keep(True))
+        try:
+            await promise
+        finally:
+            timer.cancel()
+
+    async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        result = fn(*args, **kwargs)
+        await self.sleep(0)  # as on a worker thread: a cancellation may lose the result of what has happened
+        return result
+
+    def signal(self) -> SimulatedSignal:
+        return SimulatedSignal(self)
+
+    def guard(self) -> _Guard:
+        return _Guard()
+
+    def interrupt(self) -> SimulatedInterrupt | None:
+        task = self.world.current
+        return None if task is None else SimulatedInterrupt(task)
+
+    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+        self.spawn(start(self), name)
+
+    def close(self) -> None:
+        """There is nothing to let go: what runs aside ends by itself."""
+
+    def after_fork(self) -> None:
+        """Simulated processes do not fork."""
+
+    # --------------------------------------------------- what befalls a process
+
+    def spawn(self, coro: Coroutine[Any, Any, Any], name: str) -> Task:
+        """Start a task. In a dead process it never begins."""
+        task = Task(self, coro, name)
+        if self.dead:
+            task.kill()
+        else:
+            self.tasks[task] = None
+        return task
+
+    def later(self, seconds: float, fn: Callable[[], object]) -> Timer:
+        """Have `fn` run once so many seconds have passed on this process's clock. Never early."""
+        late = self.world.random.uniform(0, _LATEST if seconds > 0 else TURN)
+        return self.world.after(max(seconds, 0.0) / self.rate + late + NEXT, fn, self)
+
+    def true_time(self, instant: float) -> float:
+        """The true time at which this process's clock shows `instant`."""
+        return (instant - self._offset) / self.rate
+
+    def step_wall(self, seconds: float) -> None:
+        """Somebody sets the machine's clock, which must matter to nobody."""
+        self._wall += seconds
+
+    def pause(self) -> None:
+        """Stop as if by SIGSTOP: nothing runs, timers and messages pile up, the clock goes on."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on. What piled up happens at once, in no particular order."""
+        self.paused, piled, self.backlog = False, self.backlog, []
+        self.resumed_at = self.world.time
+        for timer in piled:
+            if timer.fn is not None:
+                self.world.after(self.world.random.uniform(0, _LATEST), timer.fn, self)
+
+    def crash(self) -> None:
+        """Die. Nothing it does from here on, closing its coroutines included, has any effect on others."""
+        if self.dead:
+            return
+        self.dead = True
+        tasks, self.tasks = list(self.tasks), {}
+        self.backlog.clear()
+        for task in tasks:
+            task.kill()
+        for see in self.when_dead:
+            see()

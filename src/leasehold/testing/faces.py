@@ -1,0 +1,101 @@
+"""The two faces of a client as one, for code that is written once and runs on both."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias, Unpack
+
+from leasehold.aio import AsyncClient, AsyncLease, AsyncLock
+from leasehold.blocking import Client, Lease, Lock
+from leasehold.config import UNSET, LockArguments, Unset
+from leasehold.model import Holding, Traits
+from leasehold.runtime.base import settle
+
+AnyLock: TypeAlias = Lock | AsyncLock
+AnyLease: TypeAlias = Lease | AsyncLease
+
+PATIENT: Final = 30.0
+
+
+async def _either(value: object) -> Any:
+    """The answer of a method, or of its twin that is to be awaited."""
+    return await settle(value)
+
+
+class Caller:
+    """A client and its calls, all to be awaited; in blocking mode none of them suspends."""
+
+    def __init__(self, client: Client | AsyncClient) -> None:
+        self.client = client
+
+    @property
+    def traits(self) -> Traits:
+        return self.client.traits
+
+    def lock(self, name: str = "job", **options: Unpack[LockArguments]) -> AnyLock:
+        """Unless told otherwise it waits for a while, not for ever: a case must end also where an engine is wrong."""
+        patient: LockArguments = {"wait": PATIENT, **options}
+        return self.client.lock(name, **patient)
+
+    def read(self, name: str, **options: Unpack[LockArguments]) -> AnyLock:
+        return self.client.rwlock(name).read(**options)
+
+    def write(self, name: str, **options: Unpack[LockArguments]) -> AnyLock:
+        return self.client.rwlock(name).write(**options)
+
+    def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> AnyLock:
+        return self.client.semaphore(name, limit, **options)
+
+    def now(self) -> float:
+        """The client's own clock."""
+        return self.client._desk.runtime.now()
+
+    async def acquire(self, name: str = "job", **options: Unpack[LockArguments]) -> AnyLease:
+        return await self.take(self.lock(name, **options))
+
+    async def take(self, lock: AnyLock, wait: float | Unset | None = UNSET) -> AnyLease:
+        lease: AnyLease = await _either(lock.acquire(wait=wait))
+        return lease
+
+    async def try_acquire(self, lock: AnyLock) -> AnyLease | None:
+        lease: AnyLease | None = await _either(lock.try_acquire())
+        return lease
+
+    @asynccontextmanager
+    async def inside(self, lock: AnyLock) -> AsyncIterator[AnyLease]:
+        """The body of a `with` or an `async with`."""
+        if isinstance(lock, Lock):
+            with lock as lease:
+                yield lease
+        else:
+            async with lock as async_lease:
+                yield async_lease
+
+    async def locked(self, lock: AnyLock) -> bool:
+        return bool(await _either(lock.locked()))
+
+    async def release(self, lease: AnyLease) -> bool:
+        return bool(await _either(lease.release()))
+
+    async def renew(self, lease: AnyLease, ttl: float | None = None) -> None:
+        if isinstance(lease, Lease):
+            lease.renew(ttl)
+        else:
+            await lease.renew(ttl)
+
+    async def inspect(self, prefix: str = "", exact: bool = False) -> list[Holding]:
+        found: list[Holding] = await _either(self.client.inspect(prefix, exact))
+        return found
+
+    async def break_lock(self, name: str, token: int) -> bool:
+        return bool(await _either(self.client.break_lock(name, token=token)))
+
+    async def ping(self) -> float:
+        return float(await _either(self.client.ping()))
+
+    async def close(self) -> None:
+        if isinstance(self.client, Client):
+            self.client.close()
+        else:
+            await self.client.close()

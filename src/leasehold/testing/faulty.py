@@ -1,0 +1,260 @@
+"""An engine that loses, delays and repeats calls on demand: a wrapper around any other, in every runtime.
+
+    faults = Faults()
+    client = leasehold.Client("memory://", engine=faulty(opener, faults))
+    faults.next("attempt", drop_answer)     # the next attempt happens, but its caller is told Unavailable
+
+and, to leave out no call of a scenario:
+
+    for faults in each_call(drop_answer):   # drop the answer of the first call, then of the second, ...
+        run_the_scenario(faulty(opener, faults))
+
+Both twins of a client pass through the same `Faults`. What the wrapper does is allowed to networks, never to engines:
+it invents no answer, but for `repeat_answer`, which hands out an earlier one of the same claim.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from leasehold.book import Book
+from leasehold.config import EngineConfig
+from leasehold.engine import Engine, Opener
+from leasehold.errors import LeaseholdError, Unavailable
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
+from leasehold.runtime.base import Runtime
+
+T = TypeVar("T")
+Verb: TypeAlias = Literal["attempt", "renew", "release", "break_", "inspect", "ping", "wait", "forget"]
+ASKING: Final[frozenset[Verb]] = frozenset({"attempt", "renew", "release", "break_", "inspect", "ping"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What befalls one call. As a value, so that faults can be made, named and listed by tests."""
+
+    label: str
+    sent: int = 1  # how often the request reaches the engine: 0 drops it, 2 repeats it
+    answered: bool = True  # False: the caller is told Unavailable
+    silent: bool = False  # ... not at once, but at its deadline
+    before: float = 0.0  # seconds the request is on its way
+    after: float = 0.0  # seconds the answer is on its way; one that comes after the deadline does not come
+    echo: bool = False  # the answer is the one this claim got to the same verb before, if there was one
+    again: int = 0  # so many calls later the request reaches the engine once more, and nobody hears the answer
+
+
+drop_request: Final = Fault("drop_request", sent=0, answered=False)
+drop_answer: Final = Fault("drop_answer", answered=False)
+cannot_tell: Final = replace(drop_request, label="cannot_tell")  # of a renewal: nothing is known of any claim (E5)
+duplicate: Final = Fault("duplicate", sent=2)
+repeat_answer: Final = Fault("repeat_answer", echo=True)
+
+
+def silently(fault: Fault) -> Fault:
+    """The same, but without a word until the deadline: a lost packet rather than a closed connection."""
+    return replace(fault, label=f"silently {fault.label}", silent=True)
+
+
+def delay(*, request: float = 0.0, answer: float = 0.0) -> Fault:
+    return Fault(f"delay {request:g}+{answer:g}", before=request, after=answer)
+
+
+def repeat_later(calls: int) -> Fault:
+    """The request arrives a second time, after so many other calls: the ghost that only a ttl ends (E6)."""
+    return Fault(f"repeat after {calls}", again=calls)
+
+
+@dataclass(slots=True)
+class _Countdown:
+    number: int
+    fault: Fault
+    verbs: Collection[Verb]
+
+    def meet(self, verb: Verb) -> Fault | None:
+        if verb not in self.verbs:
+            return None
+        self.number -= 1
+        return self.fault if self.number == -1 else None
+
+
+class Faults:
+    """What is to befall which call. Thread-safe; one for all engines that a test wants counted together."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._next: dict[Verb, deque[Fault]] = defaultdict(deque)
+        self._at: list[_Countdown] = []
+        self._always: dict[Verb, Fault] = {}
+        self.calls: list[Verb] = []  # every call so far, for a test to look at
+        self.struck: list[tuple[Verb, Fault]] = []  # those that a fault befell
+
+    def next(self, verb: Verb, *faults: Fault) -> None:
+        """The next call of this verb meets the first of these, the one after it the second, and so on."""
+        with self._guard:
+            self._next[verb].extend(faults)
+
+    def always(self, verb: Verb, fault: Fault) -> None:
+        """Every call of this verb, until `clear`."""
+        with self._guard:
+            self._always[verb] = fault
+
+    def at(self, number: int, fault: Fault, verbs: Collection[Verb] = ASKING) -> None:
+        """The call of that number, counted from 0 among these verbs only."""
+        with self._guard:
+            self._at.append(_Countdown(number, fault, verbs))
+
+    def clear(self) -> None:
+        """All is well from here on."""
+        with self._guard:
+            self._next.clear()
+            self._at.clear()
+            self._always.clear()
+
+    def meet(self, verb: Verb) -> Fault | None:
+        """Called by the wrapper: what befalls this call."""
+        with self._guard:
+            self.calls.append(verb)
+            fault = self._always.get(verb)
+            for countdown in self._at:
+                fault = countdown.meet(verb) or fault
+            if waiting := self._next.get(verb):
+                fault = waiting.popleft()
+            if fault is not None:
+                self.struck.append((verb, fault))
+            return fault
+
+
+def each_call(fault: Fault, verbs: Collection[Verb] = ASKING) -> Iterator[Faults]:
+    """One `Faults` per call of a scenario, each of which strikes one call more to the back; ends when none is left."""
+    number = 0
+    while True:
+        faults = Faults()
+        faults.at(number, fault, verbs)
+        yield faults
+        if not faults.struck:
+            return
+        number += 1
+
+
+def faulty(opener: Opener, faults: Faults) -> Opener:
+    """The same engine, with faults."""
+
+    def open_(config: EngineConfig, runtime: Runtime, book: Book) -> FaultyEngine:
+        return FaultyEngine(opener(config, runtime, book), runtime, book, faults)
+
+    return open_
+
+
+class FaultyEngine:
+    """The verbs of another engine, each through `Faults`."""
+
+    def __init__(self, engine: Engine, runtime: Runtime, book: Book, faults: Faults) -> None:
+        self._engine, self._runtime, self._book, self._faults = engine, runtime, book, faults
+        self._answers: dict[tuple[Verb, str], Any] = {}
+        self._ghosts: list[tuple[int, str, Callable[[], Awaitable[object]]]] = []
+
+    @property
+    def traits(self) -> Traits:
+        return self._engine.traits
+
+    @property
+    def listening(self) -> bool:
+        return self._engine.listening
+
+    async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+        return await self._ask("attempt", claim.mark, deadline, lambda: self._engine.attempt(claim, deadline))
+
+    async def release(self, claim: Claim, deadline: float) -> bool:
+        return await self._ask("release", claim.mark, deadline, lambda: self._engine.release(claim, deadline))
+
+    async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
+        about = f"{namespace}\0{name}"
+        return await self._ask("break_", about, deadline, lambda: self._engine.break_(namespace, name, token, deadline))
+
+    async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
+        about = f"{namespace}\0{prefix}\0{exact}"
+        return await self._ask(
+            "inspect", about, deadline, lambda: self._engine.inspect(namespace, prefix, exact, deadline)
+        )
+
+    async def ping(self, deadline: float) -> None:
+        await self._ask("ping", "", deadline, lambda: self._engine.ping(deadline))
+
+    async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
+        about = "\0".join(claim.mark for claim in claims)
+        try:
+            return await self._ask("renew", about, deadline, lambda: self._engine.renew(claims, deadline))
+        except Unavailable as silence:  # the verb that raises nothing (E5)
+            return [silence] * len(claims)
+
+    async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
+        """Dropping the request sleeps the time out, as if the wake-up were lost; dropping the answer returns nearly
+        at once, for nothing. Both are allowed to a hint (E4)."""
+        fault = self._faults.meet("wait")
+        if fault is None or fault.answered:
+            await self._engine.wait(claim, busy, seconds)
+        else:
+            await self._runtime.sleep(0.001 if fault.sent else seconds)
+
+    def forget(self, claim: Claim) -> None:
+        """With any fault that loses a call: as if the release could not be sent at once, it is owed."""
+        fault = self._faults.meet("forget")
+        if fault is None or fault.answered:
+            self._engine.forget(claim)
+        else:
+            self._book.leave(claim.mark)
+            self._book.owe(claim)
+
+    def after_fork(self) -> None:
+        self._engine.after_fork()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    async def _ask(self, verb: Verb, about: str, deadline: float, send: Callable[[], Awaitable[T]]) -> T:
+        fault = self._faults.meet(verb)
+        await self._haunt()
+        if fault is None:
+            answer = await send()
+        else:
+            answer = await self._suffer(fault, (verb, about), deadline, send)
+        self._answers[verb, about] = answer
+        return answer
+
+    async def _suffer(
+        self, fault: Fault, about: tuple[Verb, str], deadline: float, send: Callable[[], Awaitable[T]]
+    ) -> T:
+        now = self._runtime.now
+        if fault.before:
+            await self._runtime.sleep(min(fault.before, deadline - now()))
+        if fault.again:
+            self._ghosts.append((fault.again, about[1], send))
+        answer: T | None = None
+        for _ in range(fault.sent):
+            answer = await send()
+        if fault.after:
+            await self._runtime.sleep(min(fault.after, deadline - now()))
+        if not fault.answered or ((fault.before or fault.after) and now() >= deadline):
+            if fault.silent:
+                await self._runtime.sleep(deadline - now())
+            raise Unavailable(f"{about[0]}: {fault.label}", engine="faulty")
+        if fault.echo and about in self._answers:
+            earlier: T = self._answers[about]
+            return earlier
+        return answer  # type: ignore[return-value]  # a fault that answers has sent
+
+    async def _haunt(self) -> None:
+        """Requests that arrive once more, now that enough other calls have gone by."""
+        due = [ghost for ghost in self._ghosts if ghost[0] <= 1]
+        self._ghosts = [(calls - 1, mark, send) for calls, mark, send in self._ghosts if calls > 1]
+        for _, mark, send in due:
+            known = mark in self._book.waiting
+            with suppress(LeaseholdError):
+                await send()
+            if not known:  # only the request travelled again: its client never asked, and keeps no place for it
+                self._book.leave(mark)

@@ -1,0 +1,82 @@
+"""The pytest plugin: fixtures for testing code that uses locks, without a server and without waiting.
+
+    def test_the_report_stops_when_its_lock_is_lost(leasehold_client, leasehold_clock):
+        with pytest.raises(leasehold.LeaseLost):
+            with leasehold_client.lock("report") as lease:
+                leasehold_clock.advance(3600)        # an hour; the watchdog renews all the while
+                assert lease.held
+                expire(lease)                        # from leasehold.testing import expire
+
+    leasehold_client         a `Client` on a memory engine of this test alone
+    leasehold_async_client   an `AsyncClient` on the same engine; works with any plugin that runs async tests
+    leasehold_clock          the clock of both, of the engine and of the watchdogs: see `Clock`
+
+pytest loads this in every run where Leasehold is installed, so everything else is imported when a fixture is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from leasehold import AsyncClient, Client
+    from leasehold.engine import Opener
+    from leasehold.testing.clock import Clock
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Set by `conformance` on cases that let a heart-beat pass for real; unknown marks are errors in many projects.
+    config.addinivalue_line("markers", "faults: long runs, such as cases of the Leasehold suite that wait for real")
+
+
+@pytest.fixture
+def leasehold_clock() -> Clock:
+    """A clock that stands still until `leasehold_clock.advance(seconds)`; see `leasehold.testing.Clock`."""
+    from leasehold.testing.clock import Clock
+
+    return Clock()
+
+
+@pytest.fixture
+def _leasehold_engine(leasehold_clock: Clock) -> Opener:
+    from leasehold.book import Book
+    from leasehold.config import EngineConfig
+    from leasehold.engines import memory
+    from leasehold.runtime.base import Runtime
+    from leasehold.testing.clock import ClockThreads
+
+    store = memory.Store(ClockThreads(leasehold_clock))
+
+    def open_(config: EngineConfig, runtime: Runtime, book: Book) -> memory.MemoryEngine:
+        book.shelf["store"] = store  # where the engine keeps a private one, and `expire` finds it
+        return memory.open(config, runtime, book)
+
+    return open_
+
+
+@pytest.fixture
+def leasehold_client(leasehold_clock: Clock, _leasehold_engine: Opener) -> Iterator[Client]:
+    """A blocking client on a memory engine of this test alone; closed when the test ends, all it holds released."""
+    from leasehold import Client
+    from leasehold.testing.clock import ClockThreads
+
+    with Client("memory://", engine=_leasehold_engine, runtime=ClockThreads(leasehold_clock)) as client:
+        yield client
+
+
+@pytest.fixture
+def leasehold_async_client(leasehold_clock: Clock, _leasehold_engine: Opener) -> Iterator[AsyncClient]:
+    """An asyncio client on the same engine as `leasehold_client`. Not a coroutine fixture, so it needs no plugin of its
+    own; it belongs to the loop that uses it first, and is closed when the test ends, in whatever state that loop is."""
+    from leasehold import AsyncClient
+    from leasehold.runtime.base import step
+    from leasehold.testing.clock import ClockLoop
+
+    runtime = ClockLoop(leasehold_clock)
+    client = AsyncClient("memory://", engine=_leasehold_engine, runtime=runtime)
+    yield client
+    runtime.ended = True
+    step(client._desk.close())

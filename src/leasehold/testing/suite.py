@@ -1,0 +1,94 @@
+"""The conformance suite, as an engine author uses it in a test file:
+
+    from leasehold.testing import conformance
+
+    test_conformance = conformance("memory")
+
+One test per case and runtime, called `memory-blocking-<case>` and `memory-asyncio-<case>`. A case that asks for a
+trait the engine does not promise, or for an ability its rig does not have, is skipped by the name of that. An absent
+server is a skip too, but where `$CI` is set a failure: there a skip would go unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from leasehold.runtime.base import step
+from leasehold.testing.choosing import CASES, Case
+from leasehold.testing.rig import RUNTIMES, Absent, Rig, RuntimeName, rig_type
+from leasehold.testing.trial import Trial
+
+if "leasehold.testing.cases" not in sys.modules:
+    pytest.register_assert_rewrite("leasehold.testing.cases")  # for a readable failure
+
+
+class Skipped(Exception):
+    """This case is not for this engine; says which trait or ability is missing."""
+
+
+def run_case(case: Case, trial: Trial) -> None:
+    """Run one case to its end, on this thread or in a loop of its own. Raises what the case raises, or `Skipped`."""
+    if trial.mode == "blocking":
+        step(_run(case, trial))
+    else:
+        asyncio.run(_run(case, trial))
+
+
+async def _run(case: Case, trial: Trial) -> None:
+    try:
+        if why := case.unmet(await trial.traits(), type(trial.rig)):
+            raise Skipped(why)
+        await case.run(trial)
+    finally:
+        await trial.close()
+
+
+def all_cases() -> list[Case]:
+    import leasehold.testing.cases  # enters them  # noqa: F401
+
+    return list(CASES.values())
+
+
+def conformance(
+    rig: str | type[Rig], *, name: str | None = None, cases: Iterable[Case] | None = None
+) -> Callable[[Case, RuntimeName], None]:
+    """A test function over all cases and both runtimes. `rig` is a registered name, or a rig class of your own."""
+    kind = rig_type(rig) if isinstance(rig, str) else rig
+    label = name or (rig if isinstance(rig, str) else kind.scheme)
+    chosen = list(all_cases() if cases is None else cases)
+    parameters = [
+        pytest.param(case, mode, id=f"{label}-{mode}-{case.name}", marks=_marks(case, kind))
+        for mode in RUNTIMES
+        for case in chosen
+    ]
+
+    @pytest.mark.parametrize(("case", "mode"), parameters)
+    def test_conformance(case: Case, mode: RuntimeName) -> None:
+        try:
+            run_case(case, Trial(made(kind), mode))
+        except Skipped as why:
+            pytest.skip(f"{label}: {why}")
+
+    return test_conformance
+
+
+def made(kind: type[Rig]) -> Rig:
+    """A rig, or a skip that says what is absent; in CI a failure."""
+    try:
+        return kind()
+    except Absent as absent:
+        if os.environ.get("CI"):
+            pytest.fail(f"{kind.scheme}: {absent}")
+        pytest.skip(f"{kind.scheme}: {absent}")
+
+
+def _marks(case: Case, rig: type[Rig]) -> list[pytest.MarkDecorator]:
+    """Cases that let a heart-beat pass are quick where the rig travels, and elsewhere among the long fault runs."""
+    if case.unable(rig):
+        return [pytest.mark.skip(reason=f"{rig.scheme}: {case.unable(rig)}")]
+    return [pytest.mark.faults] if case.slow and not rig.can_travel else []

@@ -1,0 +1,55 @@
+"""The code as it is, through a thousand stories in which everything goes wrong: no promise may be broken.
+
+`LEASEHOLD_SEEDS` sets how many. `make faults` runs as many again that were not run before.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from leasehold.testing.simulation import main, simulate
+
+SEEDS = int(os.environ.get("LEASEHOLD_SEEDS", "1000"))
+CHUNK = 50
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, SEEDS, CHUNK),
+        *(pytest.param(first, marks=pytest.mark.faults) for first in range(SEEDS, 2 * SEEDS, CHUNK)),
+    ],
+)
+def test_every_seed_runs_clean(first):
+    reports = [simulate(seed) for seed in range(first, min(first + CHUNK, SEEDS * (1 + (first >= SEEDS))))]
+    print(*reports, f"passed over in all: {sum(report.passed_over for report in reports)}", sep="\n")
+    assert [str(report) for report in reports if report.complaints] == []
+    # The stories are about something: grants, losses, waiters passed over where there are faults, and only there.
+    assert min(report.grants for report in reports) > 0
+    assert sum(report.lost for report in reports) > 0
+    assert {report.family for report in reports if report.passed_over} <= {"mishaps", "outages", "storm"}
+
+
+def test_a_seed_gives_the_same_story_in_every_interpreter():
+    command = (
+        "from leasehold.testing.simulation import simulate;"
+        "print([(str(report), report.last_chance) for report in map(simulate, range(4))])"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", command],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        ).stdout
+        for hash_seed in "123"
+    }
+    assert len(told) == 1
+
+
+def test_the_command_replays_a_seed(capsys):
+    assert main(["--seed", "5", "-v"]) == 0
+    assert "seed 5 (calm): clean" in capsys.readouterr().out
