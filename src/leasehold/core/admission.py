@@ -187,7 +187,6 @@ class Line:
         party = self.parties.get(mark)
         missed = party is not None and party.state == RESERVED and not at.reachable(party.client)
         if party is not None and missed:
-            self._remove(party)
             self._pass_over(party)
         self._advance(at, words)
         return missed, words
