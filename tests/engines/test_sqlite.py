@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Mismatch
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Mismatch, Unavailable
 from leasehold.book import Book
 from leasehold.config import EngineConfig
 from leasehold.core.timing import RESERVATION
 from leasehold.engines.sqlite import file as file_module
-from leasehold.engines.sqlite.engine import opened
+from leasehold.engines.sqlite.engine import Flight, SqliteEngine, opened
 from leasehold.engines.sqlite.host import Host
 from leasehold.engines.sqlite.mail import Mail
-from leasehold.model import Claim, Grant, Holder
+from leasehold.engines.sqlite.rows import RowLine
+from leasehold.model import Alive, Claim, Grant, Holder
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
 
@@ -205,6 +206,45 @@ def test_a_client_goes_with_its_last_loop(url) -> None:
     tokens = [asyncio.run(use()) for _ in range(3)]
     assert tokens == sorted(set(tokens))
     asyncio.run(client.close())
+
+
+def engine_of(client: Client) -> SqliteEngine:
+    engine = client._desk._engine
+    assert isinstance(engine, SqliteEngine)
+    return engine
+
+
+def test_a_batch_of_renewals_without_an_answer_is_unavailable_for_each(url, path) -> None:
+    with Client(url) as client, client.lock("a") as lease:
+        engine, claims = engine_of(client), [lease.renewal()] * 120
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("begin immediate")
+        replies = step(engine.renew(claims, time.clock_gettime(time.CLOCK_BOOTTIME) + 0.1))
+        assert [type(reply) for reply in replies] == [Unavailable] * 120
+        other.execute("rollback")
+        other.close()
+        replies = step(engine.renew(claims, math.inf))
+        assert [type(reply) for reply in replies] == [Alive] * 120
+
+
+def test_an_attempt_given_up_writes_nothing_or_is_undone(url, path, monkeypatch) -> None:
+    claim = Claim("", "a", "secret", "mark", Holder("h"), 60.0)
+    with Client(url) as client:
+        engine, flight = engine_of(client), Flight()
+        flight.abandoned = True  # before the worker came to it
+        with pytest.raises(Unavailable):
+            engine._attempt(claim, flight)
+        assert rows(path) == 0
+        flight = Flight()
+        true = RowLine.save
+
+        def save(self) -> None:
+            true(self)
+            flight.abandoned = True  # while it ran: its release may be over by now
+
+        monkeypatch.setattr(RowLine, "save", save)
+        assert isinstance(engine._attempt(claim, flight), Grant)
+        assert rows(path) == 0
 
 
 # --------------------------------------------------------------- wake-ups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -132,6 +133,43 @@ def test_the_tables_live_beside_an_applications_own(path) -> None:
     with sqlite3.connect(path) as db:
         assert db.execute("select x from mine").fetchone() == (7,)
     db.close()
+
+
+def test_a_file_that_goes_bad_under_a_lease_is_no_answer_and_no_exception(path, tmp_path) -> None:
+    with Client(f"sqlite://{path}?durable=no", call_timeout=0.3) as client:
+        lease = client.lock("a").acquire()
+        (tmp_path / "bad").write_bytes(b"bad" * 1000)
+        os.replace(tmp_path / "bad", path)
+        client._desk._engine._file._look_at = 0.0
+        with pytest.raises(Unavailable, match="not a sound SQLite file"):
+            lease.renew()
+        assert lease.release() is False  # owed, and never raised
+        with pytest.raises(ConfigError, match="not a sound SQLite file"):
+            client.lock("b").acquire()
+        client._desk.book.owed.clear()
+
+
+def test_a_file_system_without_links_will_do(path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with Client(f"sqlite://{path}") as client, client.lock("a"):
+        assert mode(path) == 0o600
+    monkeypatch.undo()
+    assert not [name for name in os.listdir(os.path.dirname(path)) if name.startswith(".leasehold")]
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, Unavailable), (errno.EACCES, ConfigError)])
+def test_a_file_that_cannot_be_made(path, monkeypatch, number, error) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    with Client(f"sqlite://{path}", call_timeout=0.2) as client:
+        with pytest.raises(error, match=os.strerror(number)):
+            client.lock("a").acquire()
+        client._desk.book.owed.clear()
 
 
 READ_ONLY = """
