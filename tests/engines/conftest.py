@@ -83,11 +83,11 @@ def child() -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture
 def until() -> Callable[..., None]:
-    def wait(true: Callable[[], object], seconds: float = 30.0) -> None:
+    def wait(true: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> None:
         end = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < end, "it did not come true in time"
-            time.sleep(0.005)
+            time.sleep(every)
 
     return wait
 

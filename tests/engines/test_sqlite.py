@@ -216,7 +216,7 @@ def engine_of(client: Client) -> SqliteEngine:
 
 def test_a_batch_of_renewals_without_an_answer_is_unavailable_for_each(url, path) -> None:
     with Client(url) as client, client.lock("a") as lease:
-        engine, claims = engine_of(client), [lease.renewal()] * 120
+        engine, claims = engine_of(client), [lease._renewal()] * 120
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("begin immediate")
         replies = step(engine.renew(claims, time.clock_gettime(time.CLOCK_BOOTTIME) + 0.1))

@@ -140,6 +140,8 @@ def test_a_file_that_goes_bad_under_a_lease_is_no_answer_and_no_exception(path, 
         lease = client.lock("a").acquire()
         (tmp_path / "bad").write_bytes(b"bad" * 1000)
         os.replace(tmp_path / "bad", path)
+        os.unlink(f"{path}-wal")  # or SQLite finds every page in there
+        os.unlink(f"{path}-shm")
         client._desk._engine._file._look_at = 0.0
         with pytest.raises(Unavailable, match="not a sound SQLite file"):
             lease.renew()

@@ -184,6 +184,7 @@ def _opener(machine: Machine, faults: Faults | None) -> Opener:
 # rig loads a driver nobody asked for.
 RIGS: Final[dict[str, str | type[Rig]]] = {
     "memory": "leasehold.testing.memory_rig:MemoryRig",
+    "sqlite": "leasehold.testing.sqlite_rig:SqliteRig",
 }
 
 

@@ -12,14 +12,14 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from typing import Any, Final, TypeVar
+from contextlib import suppress
+from typing import Final, TypeVar
 from weakref import WeakSet
 
 from leasehold.engines.sqlite import place
 from leasehold.engines.sqlite.host import Host
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
-from leasehold.runtime.base import Runtime
+from leasehold.runtime.base import Guard, Runtime
 
 _log = logging.getLogger("leasehold.sqlite")
 
@@ -51,12 +51,12 @@ class File:
         self._node = (0, 0)  # which file was opened: the path may name another one by now
         self._look_at = 0.0
         self._frozen = False
-        self._guard: AbstractContextManager[Any] = runtime.guard()
+        self._guard: Guard = runtime.guard()
         _FILES.add(self)
 
     def once(self, job: Callable[[sqlite3.Connection], T], write: bool = True) -> T:
         """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait."""
-        if self._inside():  # a finaliser or signal handler, in the midst of this very thread's transaction
+        if self._guard.mine():  # a finaliser or signal handler, in the midst of this very thread's transaction
             raise Occupied
         with self._guard:
             try:
@@ -78,13 +78,9 @@ class File:
                     db.execute("rollback")
         return answer
 
-    def _inside(self) -> bool:
-        mine = getattr(self._guard, "mine", None)
-        return mine is not None and mine()
-
     def open(self) -> None:
         """See that the file is there and ours. Done by every transaction anyway."""
-        if self._inside():
+        if self._guard.mine():
             raise Occupied
         with self._guard:
             try:
@@ -176,7 +172,7 @@ class File:
     def freeze(self) -> None:
         """Before a fork: finish, close, and let nobody begin until it is over."""
         acquire = getattr(self._guard, "acquire", None)
-        if self._inside() or acquire is None or not acquire(timeout=_TO_FINISH):
+        if self._guard.mine() or acquire is None or not acquire(timeout=_TO_FINISH):
             return  # the forking thread itself is inside a transaction, or another is stuck in one
         self._frozen = True
         self._let_go()

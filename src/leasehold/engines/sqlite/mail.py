@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from hashlib import sha256
 from struct import pack
 from typing import Any, Final, Literal, cast
@@ -25,7 +25,7 @@ from leasehold.book import Book
 from leasehold.core.admission import Word
 from leasehold.core.timing import BEAT
 from leasehold.model import Claim, Holder
-from leasehold.runtime.base import Runtime
+from leasehold.runtime.base import Guard, Runtime
 
 _log = logging.getLogger("leasehold.sqlite")
 
@@ -42,8 +42,8 @@ class Mail:
         self._folder = f"{path}-mail"
         self.file = path
         self._runtime, self._book = runtime, ref(book)
-        self._guard: AbstractContextManager[Any] = runtime.guard()  # of the box
-        self._out_guard: AbstractContextManager[Any] = runtime.guard()
+        self._guard: Guard = runtime.guard()  # of the box
+        self._out_guard: Guard = runtime.guard()
         self._box: socket.socket | None = None
         self._out: tuple[socket.socket, socket.socket] | None = None  # to ask, and to send
         self._folder_fd = -1
