@@ -166,7 +166,8 @@ def call(name: str, member: object) -> str:
     if not inspect.isfunction(member):
         return name
     signature = inspect.signature(member)
-    plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]
+    # `**unknown` only serves to refuse a misspelt argument with a better text.
+    plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:] if p.name != "unknown"]
     shown = str(signature.replace(parameters=plain, return_annotation=signature.empty)).replace("=UNSET", "=...")
     given = str(signature.return_annotation)
     return f"{name}{shown}" + ("" if given == "None" or "Callable" in given else f" -> {given}")
