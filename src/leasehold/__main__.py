@@ -1,0 +1,5 @@
+"""`python -m leasehold` is the program `leasehold`."""
+
+from leasehold.cli import main
+
+main()

@@ -1,0 +1,107 @@
+"""The program: its global options, its commands, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from leasehold import __version__
+from leasehold.cli import exits, show
+from leasehold.cli.acquire import acquire
+from leasehold.cli.breaking import break_
+from leasehold.cli.completion import completion
+from leasehold.cli.console import global_options, say
+from leasehold.cli.get import get
+from leasehold.cli.ls import ls
+from leasehold.cli.manual import WIDTH, Group
+from leasehold.cli.release import release
+from leasehold.cli.renew import renew
+from leasehold.cli.run import run
+from leasehold.cli.signals import Interrupted, interruptible
+from leasehold.cli.watch import watch
+from leasehold.errors import LeaseholdError, NotAcquired
+
+EXAMPLES = """
+leasehold run nightly-report -- ./report.sh     one at a time; others stand in line
+leasehold run -n backup -- ./backup.sh          or exit 75 at once if it is running already
+leasehold ls                                    who holds what, who waits
+leasehold -u sqlite:///srv/locks.db ls          of another engine than your own
+"""
+
+
+@click.group(
+    cls=Group,
+    examples=EXAMPLES,
+    params=global_options(of_a_command=False),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "show_default": False},
+)
+@click.version_option(__version__, "-V", "--version", prog_name="leasehold", message="%(prog)s %(version)s")
+def leasehold() -> None:
+    """Distributed locks for the shell: leases that end by themselves, and tokens that only rise.
+
+    `leasehold COMMAND --help` is the manual of a command. The options below may stand before the command or after it.
+
+    Colours are left out when stdout is no terminal, or when NO_COLOR is set. [env var: NO_COLOR]
+    """
+
+
+for command in (run, ls, get, watch, break_, acquire, renew, release, completion):
+    leasehold.add_command(command)
+
+
+def start(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and give its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        interruptible()
+        code = leasehold.main(arguments, prog_name="leasehold", standalone_mode=False)
+        return code if isinstance(code, int) else exits.OK
+    except click.UsageError as bad:
+        _explain_usage(bad)
+        return exits.USAGE
+    except click.ClickException as bad:
+        say(bad.format_message())
+        return exits.USAGE
+    except NotAcquired as busy:
+        say(show.busy_text(busy))
+        return exits.BUSY
+    except LeaseholdError as error:
+        _trace()
+        say(str(error))
+        return exits.of(error)
+    except Interrupted as interrupted:
+        return exits.SIGNALLED + interrupted.signum
+    except (KeyboardInterrupt, click.Abort):
+        return exits.SIGNALLED + signal.SIGINT
+    except PermissionError as denied:
+        _trace()
+        say(f"not permitted: {denied}")
+        return exits.NOT_PERMITTED
+    except Exception as bug:
+        if not _trace():
+            say(f"this is a fault in leasehold: {type(bug).__name__}: {bug}; -vv shows where. Please report it")
+        return 70  # EX_SOFTWARE: no promise speaks of it
+
+
+def _explain_usage(bad: click.UsageError) -> None:
+    if isinstance(bad, click.exceptions.NoArgsIsHelpError):
+        bad.show()
+        return
+    for line in filter(None, bad.format_message().split("\n")):
+        say(line)
+    if bad.ctx is not None:
+        click.echo(bad.ctx.get_usage(), err=True)
+        click.echo(f"Try '{bad.ctx.command_path} --help'.", err=True)
+
+
+def _trace() -> bool:
+    """Show where it happened, if `-vv` asked for everything."""
+    if logging.getLogger("leasehold").level != logging.DEBUG:
+        return False
+    traceback.print_exc()
+    return True

@@ -1,0 +1,30 @@
+"""`leasehold completion`: the script that teaches a shell to complete commands, options and live names."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from leasehold.cli.console import Console, pass_console
+from leasehold.cli.manual import Command
+
+EXAMPLES = """
+leasehold completion bash > ~/.local/share/bash-completion/completions/leasehold
+leasehold completion zsh > "${fpath[1]}/_leasehold"
+leasehold completion fish > ~/.config/fish/completions/leasehold.fish
+eval "$(leasehold completion bash)"             only for this shell
+"""
+
+
+@click.command("completion", cls=Command, examples=EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@pass_console
+@click.pass_context
+def completion(ctx: click.Context, console: Console, shell: str) -> None:
+    """Print the completion script of SHELL: bash, zsh or fish.
+
+    Names are completed from the engine, if it answers within a second.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click knows {shell}"
+    console.put(kind(ctx.find_root().command, {}, "leasehold", "_LEASEHOLD_COMPLETE").source())

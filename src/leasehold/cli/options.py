@@ -1,0 +1,184 @@
+"""Options that several commands share, checked before anything is done: a wrong one ends with 64 and its way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from leasehold.blocking import Client, Lock
+from leasehold.cli.console import Console
+from leasehold.config import LockArguments
+from leasehold.core.names import check_name
+from leasehold.errors import ConfigError, LeaseholdError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked_name(value: str) -> str:
+    """A lock's name: any text of 1 to 255 bytes."""
+    try:
+        return check_name(value)
+    except ConfigError as bad:
+        raise click.BadParameter(str(bad)) from None
+
+
+def live_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For the tab key, which is no place for a complaint."""
+    options = ctx.find_root().params
+    try:
+        with Client(options.get("url"), namespace=options.get("namespace") or "", call_timeout=1.0) as client:
+            names = {holding.name for holding in client.inspect(incomplete)}
+    except LeaseholdError:
+        return []
+    return [CompletionItem(name) for name in sorted(names) if name.isprintable()]
+
+
+def seconds(value: str | float) -> float:
+    """A finite number of seconds, 0 or more."""
+    try:
+        number = float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number of seconds, such as 30 or 0.5") from None
+    if not isfinite(number) or number < 0:
+        raise click.BadParameter(f"{value} is not a number of seconds: it must be finite, and 0 or more")
+    return number
+
+
+def some_seconds(value: str | float) -> float:
+    """More than 0 of them."""
+    number = seconds(value)
+    if number == 0:
+        raise click.BadParameter("0 is too short: it must be more than 0 seconds")
+    return number
+
+
+def label(value: str) -> str:
+    """A short text for people."""
+    if not is_label(value):
+        raise click.BadParameter("use a printable text of 1 to 200 characters")
+    return value
+
+
+def is_label(text: str) -> bool:
+    return 0 < len(text) <= 200 and text.isprintable()
+
+
+def name_argument(command: F) -> F:
+    return click.argument("name", type=checked_name, shell_complete=live_names)(command)
+
+
+def taking(command: F) -> F:
+    """The options of the commands that take a name: `run` and `acquire`."""
+    for option in reversed(
+        [
+            click.option("-n", "--nonblock", is_flag=True, help="Do not wait: exit 75 at once if NAME is busy."),
+            click.option(
+                "-w",
+                "--wait",
+                type=seconds,
+                metavar="SECS",
+                help="Stand in line for at most SECS, then exit 75. Default: for ever.",
+            ),
+            click.option("-x", "--exclusive", is_flag=True, help="Hold NAME alone. The default."),
+            click.option("-s", "--shared", is_flag=True, help="Hold NAME beside other shared holders, as a reader."),
+            click.option(
+                "--slots",
+                type=click.IntRange(min=1),
+                metavar="N",
+                help="Let N hold NAME at once. All who use NAME must say the same N.",
+            ),
+            click.option(
+                "--ttl",
+                type=some_seconds,
+                default=30.0,
+                show_default=True,
+                metavar="SECS",
+                help="How long the engine keeps NAME for a holder that it no longer hears of.",
+            ),
+            click.option(
+                "--delay",
+                type=seconds,
+                default=0.0,
+                metavar="SECS",
+                help="Keep NAME so much longer than a lost lease is trusted: for a resource that checks no tokens.",
+            ),
+            click.option(
+                "--min-hold",
+                type=seconds,
+                default=0.0,
+                metavar="SECS",
+                help="Keep NAME at least so long, also when it is released earlier: for clocks that differ.",
+            ),
+            click.option(
+                "-E",
+                "--conflict-exit-code",
+                "busy_code",
+                type=click.IntRange(0, 255),
+                metavar="CODE",
+                help="Exit with CODE instead of 75 when busy.",
+            ),
+            click.option("--holder", type=label, metavar="TEXT", help="Who holds it, for people. Default: host:pid."),
+            click.option("--purpose", type=label, metavar="TEXT", help="What for, for people."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """The same, checked against one another."""
+
+    nonblock: bool
+    wait: float | None
+    exclusive: bool
+    shared: bool
+    slots: int | None
+    ttl: float
+    delay: float
+    min_hold: float
+    busy_code: int | None
+    holder: str | None
+    purpose: str | None
+
+    def __post_init__(self) -> None:
+        refuse(self.nonblock and self.wait is not None, "-n and -w exclude each other: -n is the same as -w 0")
+        refuse(self.exclusive and self.shared, "-x and -s exclude each other")
+        refuse(self.shared and self.slots is not None, "-s and --slots exclude each other: readers are not counted")
+        refuse(
+            self.exclusive and (self.slots or 1) > 1,
+            "-x and --slots exclude each other: the holders of a slot are several",
+        )
+
+    def lock(self, client: Client, name: str, *, max_hold: float | None = None, outlives: bool = False) -> Lock:
+        options: LockArguments = {
+            "ttl": self.ttl,
+            "wait": 0 if self.nonblock else self.wait,
+            "holder": self.holder,
+            "purpose": self.purpose,
+            "min_hold": self.min_hold,
+            "max_hold": max_hold,
+            "delay": self.delay,
+            "require": {"outlives"} if outlives else (),
+        }
+        if self.slots is not None:
+            return client.semaphore(name, self.slots, **options)
+        if self.shared:
+            return client.rwlock(name).read(**options)
+        return client.lock(name, **options)
+
+
+def refuse(wrong: bool, text: str) -> None:
+    if wrong:
+        raise click.UsageError(text)
+
+
+def console_of(ctx: click.Context) -> Console:
+    found = ctx.find_object(Console)
+    assert found is not None, "the group makes it before any command runs"
+    return found

@@ -1,0 +1,212 @@
+"""The program as a shell meets it: a process of its own, on a database of this test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = [sys.executable, "-m", "leasehold"]
+SECONDS = 60.0  # how long a test waits for what must happen; a slow machine is no failure
+
+
+def until(true: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """Poll with a deadline; gives what was found."""
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s")
+        time.sleep(0.01)
+    return found
+
+
+class Shell:
+    """Runs `leasehold ...` with one environment; ends at the end of the test what it started."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("LEASEHOLD", "PYTEST"))}
+        self.environment = {**kept, "LEASEHOLD_URL": url, "COLUMNS": "100", "TERM": "xterm", "HOME": str(folder)}
+        self.environment["PYTHONWARNINGS"] = "error"  # they end up on stderr, which the tests compare
+        self._started: list[subprocess.Popen[Any]] = []
+        self._terminals: list[Terminal] = []
+
+    def __call__(
+        self, *arguments: str, stdin: str = "", seconds: float = SECONDS, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*PROGRAM, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            cwd=self.folder,
+            env={**self.environment, **environment},
+        )
+
+    def start(self, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
+        """In the background."""
+        settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
+        process = subprocess.Popen([*PROGRAM, *arguments], text=True, cwd=self.folder, env=self.environment, **settings)
+        self._started.append(process)
+        return process
+
+    def hold(self, name: str, *options: str) -> subprocess.Popen[str]:
+        """Somebody who holds `name` until stdin is closed, or the test ends."""
+        holder = self.start("run", *options, name, "--", "sh", "-c", "echo held; exec cat")
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        return holder
+
+    def json(self, *arguments: str) -> Any:
+        done = self("-o", "json", *arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def terminal(self, *arguments: str, program: list[str] | None = None) -> Terminal:
+        terminal = Terminal(program or [*PROGRAM, *arguments], self.folder, self.environment)
+        self._terminals.append(terminal)
+        return terminal
+
+    def end(self) -> None:
+        for process in self._started:
+            with suppress(OSError):
+                process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        for terminal in self._terminals:
+            terminal.end()
+
+
+class Terminal:
+    """A process with a terminal of its own, and whoever sits in front of it."""
+
+    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            try:
+                os.chdir(folder)
+                os.execvpe(command[0], command, environment)
+            finally:
+                os._exit(1)
+        self.seen = ""
+        self.status: int | None = None
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def read(self, expected: str, seconds: float = SECONDS) -> None:
+        """Read on until the screen has shown `expected`."""
+        end = time.monotonic() + seconds
+        while expected not in self.seen:
+            left = end - time.monotonic()
+            assert left > 0, f"no {expected!r} on the screen:\n{self.seen}"
+            assert self._more(left), f"it ended without {expected!r}:\n{self.seen}"
+
+    def _more(self, seconds: float) -> bool:
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return True
+        try:
+            found = os.read(self._fd, 65536)
+        except OSError:  # Linux, at the end
+            return False
+        self.seen += found.decode(errors="replace")
+        return bool(found)
+
+    def wait(self, seconds: float = SECONDS) -> int:
+        """Its exit code, once everything it wrote has been read."""
+        end = time.monotonic() + seconds
+        while self._more(0.05):
+            assert time.monotonic() < end, f"it does not end:\n{self.seen}"
+            if self._ended():
+                break
+        until(self._ended, seconds)
+        while select.select([self._fd], [], [], 0)[0] and self._more(0):
+            pass
+        assert self.status is not None
+        return os.waitstatus_to_exitcode(self.status)
+
+    def _ended(self) -> bool:
+        if self.status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.status = status
+        return self.status is not None
+
+    def end(self) -> None:
+        if not self._ended():
+            os.kill(self.pid, signal.SIGKILL)
+            until(self._ended)
+        os.close(self._fd)
+
+
+@pytest.fixture(autouse=True)
+def nothing_ignored() -> Iterator[None]:
+    """A run in the background of a script has SIGINT and SIGQUIT ignored, and would hand that down."""
+    names = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    before = [signal.getsignal(signum) for signum in names]
+    for signum, handler in zip(names, before, strict=True):
+        if handler is signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    yield
+    for signum, handler in zip(names, before, strict=True):
+        signal.signal(signum, handler)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/locks.db"
+
+
+@pytest.fixture
+def shell(tmp_path: Path, url: str) -> Iterator[Shell]:
+    shell = Shell(tmp_path, url)
+    yield shell
+    shell.end()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Shell]:
+    """A shell for tests of one process: it needs no database."""
+    shell = Shell(tmp_path, "memory://")
+    yield shell
+    shell.end()
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    return until
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        if sys.platform == "linux":
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+@pytest.fixture
+def lives() -> Callable[[int], bool]:
+    return alive

@@ -1,0 +1,81 @@
+"""`leasehold break`: shows what it would hit, asks, and hits nothing else."""
+
+import pytest
+
+
+def token_of(shell, name="j"):
+    return shell.json("get", name)["holders"][0]["token"]
+
+
+def test_a_token_needs_no_question(shell):
+    shell.hold("j", "--holder", "web-3")
+    token = token_of(shell)
+    done = shell("break", "j", "--token", str(token))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"broke j (token {token}, held by web-3)" in done.stderr
+    assert shell.json("get", "j")["holders"] == []
+
+
+def test_a_token_that_is_over_hits_nobody(shell):
+    shell.hold("j")
+    token = token_of(shell)
+    done = shell("break", "j", "--token", str(token - 1))
+    assert done.returncode == 0
+    assert "nothing was broken" in done.stderr
+    assert token_of(shell) == token
+
+
+def test_without_token_and_terminal_it_refuses_and_names_the_way_out(shell):
+    shell.hold("j", "--holder", "web-3")
+    token = token_of(shell)
+    done = shell("break", "j")
+    assert done.returncode == 64
+    assert "web-3" in done.stderr
+    assert f"--token {token}" in done.stderr
+    assert "--yes" in done.stderr
+    assert token_of(shell) == token
+
+
+def test_yes_hits_whoever_holds_it(shell):
+    shell.hold("j")
+    assert shell("break", "--yes", "j").returncode == 0
+    assert shell.json("get", "j")["locked"] is False
+
+
+@pytest.mark.parametrize(("answer", "code", "locked"), [("y", 0, False), ("n", 77, True), ("", 77, True)])
+def test_a_terminal_is_asked(shell, answer, code, locked):
+    shell.hold("j", "--holder", "web-3")
+    token = token_of(shell)
+    screen = shell.terminal("break", "j")
+    screen.read("web-3")
+    screen.read(f"Take j from the holder of token {token}? [y/N]")
+    screen.type(f"{answer}\n")
+    assert screen.wait() == code
+    assert shell.json("get", "j")["locked"] is locked
+
+
+def test_several_holders_need_a_choice(shell):
+    shell.hold("j", "-s")
+    shell.hold("j", "-s")
+    done = shell("break", "--yes", "j")
+    assert done.returncode == 64
+    tokens = [holding["token"] for holding in shell.json("get", "j")["holders"]]
+    assert all(str(token) in done.stderr for token in tokens)
+    assert shell("break", "j", "--token", str(tokens[0])).returncode == 0
+    assert [holding["token"] for holding in shell.json("get", "j")["holders"]] == tokens[1:]
+
+
+def test_nothing_to_break(shell):
+    done = shell("break", "j")
+    assert done.returncode == 0
+    assert "j is free" in done.stderr
+
+
+def test_as_json(shell):
+    shell.hold("j")
+    token = token_of(shell)
+    found = shell.json("break", "j", "--token", str(token))
+    assert list(found) == ["namespace", "name", "token", "broken", "holding"]
+    assert (found["name"], found["token"], found["broken"]) == ("j", token, True)
+    assert found["holding"]["token"] == token
+    assert shell.json("break", "j") == {"namespace": "", "name": "j", "token": None, "broken": False, "holding": None}

@@ -1,0 +1,121 @@
+"""The help is a manual: every command has examples and exit codes, every variable stands beside its flag."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from leasehold.cli.app import leasehold
+from leasehold.cli.manual import WIDTH
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+COMMANDS = list(leasehold.commands)
+
+HEAD = """\
+# The command line
+
+Made from `leasehold --help` and the help of each command. After a change, `python tests/cli/test_help.py` writes it.
+What `-o json` prints is described in [JSON](json.md).
+"""
+
+
+def help_of(*names: str) -> str:
+    command: click.Command = leasehold
+    context = click.Context(leasehold, info_name="leasehold", terminal_width=WIDTH, **leasehold.context_settings)
+    for name in names:
+        command = leasehold.commands[name]
+        context = click.Context(command, context, info_name=name, terminal_width=WIDTH)
+    return command.get_help(context)
+
+
+def manual() -> str:
+    parts = [HEAD, "## leasehold\n", f"```text\n{help_of()}\n```\n"]
+    for name in COMMANDS:
+        parts += [f"## leasehold {name}\n", f"```text\n{help_of(name)}\n```\n"]
+    return "\n".join(parts)
+
+
+def test_the_page_is_the_help():
+    assert PAGE.read_text(encoding="utf-8") == manual(), "run: python tests/cli/test_help.py"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_examples_and_exit_codes(name):
+    text = help_of(name)
+    assert "\nExamples:\n" in text
+    assert f"leasehold {name}" in text.partition("Examples:")[2]
+    assert "\nExit codes:\n" in text
+    assert "docs/" not in text or (PAGE.parents[1] / "reference/json.md").exists()
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+
+
+def test_every_option_says_what_it_does():
+    for command in (leasehold, *leasehold.commands.values()):
+        for param in command.params:
+            assert not isinstance(param, click.Option) or param.help, (command.name, param.name)
+
+
+def test_variables_stand_beside_their_flags():
+    text = " ".join(help_of().split())
+    for variable in ("LEASEHOLD_URL", "LEASEHOLD_NAMESPACE", "LEASEHOLD_OUTPUT", "NO_COLOR"):
+        assert f"[env var: {variable}]" in text, variable
+    for name in ("renew", "release"):
+        assert "[env var: LEASEHOLD_LEASE]" in " ".join(help_of(name).split())
+
+
+def test_the_list_of_commands_is_not_cut_off():
+    assert "..." not in help_of().partition("Commands:")[2].partition("Examples:")[0]
+
+
+def test_help_goes_to_stdout(alone):
+    for arguments in (["--help"], ["-h"], ["run", "-h"], ["run", "j", "--help"]):
+        done = alone(*arguments)
+        assert done.returncode == 0
+        assert done.stdout.startswith("Usage: leasehold")
+        assert done.stderr == ""
+
+
+def test_no_command_shows_the_help_and_is_64(alone):
+    done = alone()
+    assert done.returncode == 64
+    assert "Commands:" in done.stderr
+    assert done.stdout == ""
+
+
+# ------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize(("name", "check"), [("bash", ["-n"]), ("zsh", ["-n"]), ("fish", ["--no-execute"])])
+def test_a_completion_script_parses(alone, tmp_path, name, check):
+    script = alone("completion", name)
+    assert script.returncode == 0
+    assert "_LEASEHOLD_COMPLETE" in script.stdout
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed here")
+    (tmp_path / "script").write_text(script.stdout)
+    subprocess.run([found, *check, tmp_path / "script"], check=True, timeout=60)
+
+
+def completed(shell, *words):
+    done = shell(
+        COMP_WORDS=" ".join(("leasehold", *words)), COMP_CWORD=str(len(words)), _LEASEHOLD_COMPLETE="bash_complete"
+    )
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_commands_options_and_live_names_are_completed(shell):
+    assert completed(shell, "re") == ["renew", "release"]
+    assert "--kill-after" in completed(shell, "run", "--k")
+    shell.hold("orders/42")
+    assert completed(shell, "get", "or") == ["orders/42"]
+    shell.environment["LEASEHOLD_URL"] = "nope://"
+    assert completed(shell, "get", "or") == []
+
+
+if __name__ == "__main__":
+    PAGE.write_text(manual(), encoding="utf-8")
+    sys.exit(0)

@@ -1,0 +1,185 @@
+"""`ls`, `get` and `watch`: the JSON that docs/reference/json.md promises, and what people see."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+HOLDING = {
+    "namespace": str,
+    "name": str,
+    "state": str,
+    "mode": str,
+    "kind": str,
+    "limit": int,
+    "token": int | None,
+    "slot": int | None,
+    "place": int | None,
+    "holder": str,
+    "host": str | None,
+    "pid": int | None,
+    "purpose": str | None,
+    "age": float,
+    "left": float,
+    "fingerprint": str,
+}
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
+
+
+def check(holding):
+    assert list(holding) == list(HOLDING)
+    for key, kind in HOLDING.items():
+        assert isinstance(holding[key], kind), key
+    assert re.fullmatch("[0-9a-f]{16}", holding["fingerprint"])
+    return holding
+
+
+@pytest.fixture
+def busy(shell, wait_until):
+    """A holder and a waiter of orders/42, a holder of other."""
+    holder = shell.hold("orders/42", "--purpose", "nightly", "--holder", "web-3")
+    shell.start("run", "orders/42", "--", "true")
+    shell.hold("other", "--slots", "2")
+    wait_until(lambda: len(shell.json("ls")) == 3)
+    return holder
+
+
+def test_ls_as_json(shell, busy):
+    first, second, third = map(check, shell.json("ls"))
+    assert (first["name"], first["state"], first["place"]) == ("orders/42", "held", None)
+    assert (first["holder"], first["purpose"], first["pid"]) == ("web-3", "nightly", busy.pid)
+    assert (first["mode"], first["kind"], first["limit"], first["slot"]) == ("exclusive", "lock", 1, None)
+    assert 0 < first["left"] <= 30
+    assert first["age"] >= 0
+    assert (second["name"], second["state"], second["place"], second["token"]) == ("orders/42", "waiting", 0, None)
+    assert (third["name"], third["kind"], third["limit"], third["slot"]) == ("other", "semaphore", 2, 0)
+
+
+def test_ls_of_a_prefix(shell, busy):
+    assert {holding["name"] for holding in shell.json("ls", "ord")} == {"orders/42"}
+    assert shell.json("ls", "no such") == []
+    assert json.loads(shell("ls", "-o", "json", "other").stdout)[0]["name"] == "other"
+
+
+def test_ls_as_a_table(shell, busy):
+    done = shell("ls")
+    assert done.returncode == 0
+    head, first, second, third = done.stdout.splitlines()
+    assert head.split() == ["NAME", "STATE", "TOKEN", "HOLDER", "PID", "AGE", "LEFT", "PURPOSE"]
+    assert re.match(rf"orders/42  held +\d+  web-3 +{busy.pid} +\d+\.\ds  \d\d\.\ds  nightly$", first)
+    assert second.startswith("orders/42  waiting 1 ")
+    assert "held (slot 0 of 2)" in third
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+
+
+def test_nothing_to_list_is_no_failure(shell):
+    done = shell("ls")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "nothing is held" in done.stderr
+    assert shell("-q", "ls").stderr == ""
+
+
+def test_get_as_json(shell, busy):
+    found = shell.json("get", "orders/42")
+    assert list(found) == ["namespace", "name", "locked", "holders", "waiters"]
+    assert (found["namespace"], found["name"], found["locked"]) == ("", "orders/42", True)
+    assert check(found["holders"][0])["state"] == "held"
+    assert check(found["waiters"][0])["state"] == "waiting"
+
+
+def test_get_of_a_free_name_is_no_failure(shell):
+    assert shell.json("get", "j") == {"namespace": "", "name": "j", "locked": False, "holders": [], "waiters": []}
+    done = shell("get", "j")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "j is free" in done.stderr
+
+
+def test_a_name_cannot_play_with_the_terminal(shell):
+    shell.hold("evil\x1b[2J\nname")
+    assert r"evil\x1b[2J\nname" in shell("ls").stdout
+    assert r"evil\x1b[2J\nname is held by" in shell("run", "-n", "evil\x1b[2J\nname", "true").stderr
+
+
+def test_colours_are_for_terminals(shell):
+    shell.hold("j")
+    screen = shell.terminal("ls")
+    assert screen.wait() == 0
+    assert "\x1b[" in screen.seen
+    shell.environment["NO_COLOR"] = "1"
+    screen = shell.terminal("ls")
+    assert screen.wait() == 0
+    assert "\x1b[" not in screen.seen
+    assert "held" in screen.seen
+
+
+def test_a_reader_that_has_seen_enough(shell, busy):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = shell.start("ls", stdout=writer)
+    os.close(writer)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 141
+    assert err == ""
+
+
+# ------------------------------------------------------------------------- watch
+
+
+def test_watch_tells_changes_as_json_lines(shell):
+    first = shell.hold("j")
+    watch = shell.start("-o", "json", "watch", "--interval", "0.05")
+    present = json.loads(watch.stdout.readline())
+    assert list(present) == ["at", "change", *HOLDING]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", present.pop("at"))
+    assert present.pop("change") == "present"
+    check(present)
+
+    first.stdin.close()
+    gone = json.loads(watch.stdout.readline())
+    assert (gone["change"], gone["token"]) == ("gone", present["token"])
+
+    shell.hold("j")
+    appeared = json.loads(watch.stdout.readline())
+    assert (appeared["change"], appeared["state"]) == ("appeared", "held")
+    assert appeared["token"] > gone["token"]
+
+
+def test_watch_tells_when_a_waiter_is_granted(shell, wait_until):
+    first = shell.hold("j")
+    shell.start("run", "j", "--", "cat")
+    wait_until(lambda: shell.json("get", "j")["waiters"])
+    watch = shell.start("-o", "json", "watch", "j", "--interval", "0.02")
+    assert [json.loads(watch.stdout.readline())["state"] for _ in range(2)] == ["held", "waiting"]
+    first.stdin.close()
+    seen = [json.loads(watch.stdout.readline()) for _ in range(2)]
+    assert [one["change"] for one in seen] == ["gone", "changed"]
+    assert seen[1]["token"] > seen[0]["token"]
+
+
+def test_watch_in_words(shell):
+    shell.hold("j")
+    done = shell("watch", "--for", "0.05")
+    assert done.returncode == 0
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  present   j  held  token \d+  .+:\d+\n", done.stdout)
+
+
+def test_watch_on_a_terminal_is_a_fresh_table(shell):
+    shell.hold("j")
+    screen = shell.terminal("watch", "--interval", "0.05")
+    screen.read("NAME")
+    screen.read("held")
+    screen.type("\x03")
+    assert screen.wait() == 130
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def test_the_page_names_every_field():
+    page = PAGE.read_text()
+    described = re.findall(r"^\| `(\w+)` \|", page, re.M)
+    for field in HOLDING:
+        assert field in described, field

@@ -1,0 +1,88 @@
+"""The two commands of the README's first screen, taken from there and run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST_SCREEN = "\n".join(README.splitlines()[:25])
+
+
+def commands() -> list[str]:
+    """The first block of shell, without its remarks."""
+    block = re.search(r"^```sh\n(.*?)^```$", FIRST_SCREEN, re.M | re.S)
+    assert block is not None
+    return [re.sub(r"\s+# .*", "", line) for line in block[1].splitlines()]
+
+
+def clean(**more: str) -> dict[str, str]:
+    """Without what pytest, make and a user's own settings would hand down."""
+    dropped = ("LEASEHOLD", "PYTEST", "MAKE", "MFLAGS", "XDG", "PIP", "VIRTUAL_ENV", "COV")
+    return {key: value for key, value in os.environ.items() if not key.startswith(dropped)} | more
+
+
+def test_there_are_two():
+    install, test = commands()
+    assert install.startswith("pip install . && leasehold run ")
+    assert test == "make test"
+
+
+def test_the_first_one_works_offline(tmp_path):
+    """In a fresh environment. What pip would fetch, hatchling and click, is lent from this one."""
+    pytest.importorskip("hatchling", reason="`make test` installs it")
+    venv.create(tmp_path / "venv", with_pip=True)
+    (lent,) = {sysconfig.get_path("purelib")}
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (site / "lent.pth").write_text(f"{lent}\n")
+    tree = tmp_path / "leasehold"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+
+    done = subprocess.run(
+        ["sh", "-ec", commands()[0]],
+        cwd=tree,
+        env=clean(
+            PATH=f"{tmp_path}/venv/bin:{os.environ['PATH']}",
+            HOME=str(tmp_path),
+            PIP_NO_INDEX="1",
+            PIP_NO_BUILD_ISOLATION="0",  # pip's way to say: no isolation
+            PIP_DISABLE_PIP_VERSION_CHECK="1",
+            PIP_ROOT_USER_ACTION="ignore",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^one at a time, token \d+$", done.stdout, re.M)
+    assert (tmp_path / "venv/bin/leasehold").exists()
+    assert (tmp_path / ".local/state/leasehold/locks.db").exists()
+    assert list(site.glob("leasehold/cli/run.py")), "it ran what it had installed"
+
+
+def test_the_second_one_runs_pytest():
+    """All of it would be this very run: what it would do is looked at, and a small part is done."""
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("make is not installed here")
+    words = commands()[1].split()
+    plan = subprocess.run([*words, "-n"], cwd=ROOT, env=clean(), capture_output=True, text=True, timeout=120)
+    assert plan.returncode == 0, plan.stderr
+    assert "-m pytest" in plan.stdout
+
+    ready = subprocess.run([make, "-q", ".venv/.installed"], cwd=ROOT, env=clean(), capture_output=True, timeout=120)
+    if ready.returncode != 0 or Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+        pytest.skip("this is not a run of `make test`: a part of it would make .venv first")
+    part = subprocess.run(
+        [*words, "ARGS=tests/core/test_names.py", "JOBS=0"],
+        cwd=ROOT, env=clean(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert part.returncode == 0, part.stdout + part.stderr
+    assert " passed" in part.stdout
