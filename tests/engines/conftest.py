@@ -26,7 +26,8 @@ class Child:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, **more
         )
         self._said: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -60,6 +61,7 @@ class Child:
     def close(self) -> None:
         if self.process.poll() is None:
             self.kill()
+        self._reader.join(60)  # it ends with the pipe, which must not be closed beneath it
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 try:

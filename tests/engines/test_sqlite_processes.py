@@ -64,7 +64,7 @@ def test_eight_processes_count_in_one_plain_file(url, path, tmp_path, child) -> 
     file = tmp_path / "counter"
     file.write_text("0")
     workers = [child("count", url, "hot", file, 500) for _ in range(8)]
-    counted = sorted(tuple(pair) for worker in workers for pair in worker.hear(240))
+    counted = sorted(tuple(pair) for worker in workers for pair in worker.hear(600))
     assert file.read_text() == "4000"
     assert [number for number, _ in counted] == list(range(4000))
     assert all(one < two for (_, one), (_, two) in pairwise(counted))
@@ -79,9 +79,9 @@ def test_a_thousand_waiters_from_twenty_processes_are_served_once_each(url, path
             crowds = [child("crowd", url, "crowd", threads) for _ in range(processes)]
             for one in crowds:
                 one.go()
-            until(lambda: saw.waiting() == processes * threads, 240, 0.05)
+            until(lambda: saw.waiting() == processes * threads, 600, 0.05)
             began = time.monotonic()
-        taken = [token for one in crowds for token in one.hear(240)]
+        taken = [token for one in crowds for token in one.hear(600)]
         assert len(set(taken)) == len(taken) == processes * threads
         assert client.inspect() == []
     lasted = time.monotonic() - began
