@@ -197,8 +197,8 @@ def requirements(words: Collection[str]) -> frozenset[str]:
 
 
 def check_limit(limit: int) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError(f"a semaphore's limit is a whole number of at least 1, not {limit!r}")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit < 2**31:
+        raise ConfigError(f"a semaphore's limit is a whole number of at least 1, and below 2^31, not {limit!r}")
     return limit
 
 

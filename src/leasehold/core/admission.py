@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from leasehold.core.timing import BEAT, RESERVATION
+from leasehold.core.timing import BEAT, PROBE, RESERVATION
 from leasehold.errors import Mismatch
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, HoldingState, Kind, Mode
 
@@ -130,7 +130,7 @@ class Line:
         party.beat, party.client = at.now + BEAT, client
         if party.state == WAITING:
             self._advance(at, words, asking=party)
-        if party.state == WAITING:
+        if party.state not in (RESERVED, HELD):
             return self._busy(at.now, party), words
         return self._claim(at, party, claim, words), words
 
@@ -288,12 +288,24 @@ class Line:
                 self._occupy(at, head, RESERVED, at.now + RESERVATION)
                 if head is not asking:  # its own answer tells it
                     words.append(Word(head.client, "go", head.mark))
+            elif silent := self._silent(at, asking):
+                for party in silent:
+                    self._pass_over(party)
             else:
                 self._next_end = min(party.until for party in self.occupiers.values())
-                if head is not asking and (self._told[0] != head.mark or self._next_end < self._told[1]):
-                    words.append(Word(head.client, "head", head.mark, self._next_end - at.now))
-                self._told = (head.mark, self._next_end)
+                reserved = any(party.state == RESERVED for party in self.occupiers.values())
+                look_at = min(self._next_end, at.now + PROBE) if reserved else self._next_end
+                if head is not asking and (self._told[0] != head.mark or look_at < self._told[1]):
+                    words.append(Word(head.client, "head", head.mark, look_at - at.now))
+                    self._told = (head.mark, look_at)
+                elif head is asking:  # told by its own answer
+                    self._told = (head.mark, self._next_end)
                 return
+
+    def _silent(self, at: Moment, asking: Party | None) -> list[Party]:
+        """Those who died after they were given their turn: they will not claim it. One that asks lives."""
+        reserved = [p for p in self.occupiers.values() if p.state == RESERVED and p is not asking]
+        return [party for party in reserved if not at.reachable(party.client)]
 
     def _head(self) -> Party | None:
         """First in line. A line kept in a table brings it in from there."""

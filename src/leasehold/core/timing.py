@@ -10,6 +10,7 @@ DRIFT = 0.01  # how far two honest clocks may run apart, as a share of the time 
 LEAST_DRIFT = 0.002
 
 RESERVATION = 3.0  # a waiter that was told its turn has this long to claim it
+PROBE = 1.0  # the next in line looks so soon whether somebody given a turn is still there to claim it
 BEAT = 15.0  # a queued claim lapses so long after it was last heard of (E7)
 BEAT_EVERY = 5.0  # the watchdog refreshes waiters, and a waiter asks again unprompted, this often
 LOOK_EVERY = 5.0  # no sleep is longer while something is held: sleeps do not count suspend, lives do

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from leasehold.engines.sqlite import place
 from leasehold.engines.sqlite.host import Host
-from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import ConfigError, LeaseholdError, Reentered, Unavailable
 from leasehold.runtime.base import Guard, Runtime
 
 _log = logging.getLogger("leasehold.sqlite")
@@ -48,7 +48,7 @@ class File:
         self._db: sqlite3.Connection | None = None
         self.path, self.durable, self.host = path, durable, host
         self._runtime = runtime
-        self._node = (0, 0)  # which file was opened: the path may name another one by now
+        self._nodes: list[tuple[int, int]] = []  # which files were opened: their paths may name others by now
         self._look_at = 0.0
         self._frozen = False
         self._guard: Guard = runtime.guard()
@@ -56,19 +56,23 @@ class File:
 
     def once(self, job: Callable[[sqlite3.Connection], T], write: bool = True) -> T:
         """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait."""
-        if self._guard.mine():  # a finaliser or signal handler, in the midst of this very thread's transaction
-            raise Occupied
+        if self._guard.mine():  # a finaliser or signal handler, in the midst of this very thread's transaction:
+            raise Reentered  # to wait for that would keep the whole machine waiting, and in vain
         with self._guard:
             try:
                 return self._transaction(self._ready(), job, write)
             except sqlite3.Error as error:
                 raise self._meaning(error) from error
+            except (OverflowError, UnicodeError) as error:
+                raise ConfigError(f"SQLite cannot store what was asked for: {error}") from error
             except Moved:
                 self._let_go()
                 raise Occupied from None
 
     def _transaction(self, db: sqlite3.Connection, job: Callable[[sqlite3.Connection], T], write: bool) -> T:
         try:
+            if db.in_transaction:  # Ctrl-C came once more, before the rollback below
+                db.execute("rollback")
             db.execute("begin immediate" if write else "begin")
             answer = job(db)
             db.execute("commit")
@@ -81,7 +85,7 @@ class File:
     def open(self) -> None:
         """See that the file is there and ours. Done by every transaction anyway."""
         if self._guard.mine():
-            raise Occupied
+            raise Reentered
         with self._guard:
             try:
                 self._ready()
@@ -95,24 +99,36 @@ class File:
         if self._db is not None:
             if now < self._look_at or self._still_there():
                 return self._db
-            # Removed or replaced by somebody: locks in the old file would exclude nobody any more. Closing it would
-            # remove the log of the new one, which has the same name.
+            # Removed or replaced by somebody: locks in the old file would exclude nobody any more.
             _log.warning("%s was replaced: leases in the old file are gone", self.path)
-            _KEPT.append(self._db)
-            self._db = None
-        place.prepare(self.path)
-        self._db = self._opened()
+        self._abandon()
+        try:
+            place.prepare(self.path)
+            self._db = self._opened()
+        except (BlockingIOError, FileNotFoundError) as error:  # being made, or removed, at this very moment
+            raise Occupied from error
         self._look_at = now + _LOOK_EVERY
         return self._db
 
     def _still_there(self) -> bool:
-        """Does the path still name the file that was opened?"""
+        """Do the paths still name the files that were opened? SQLite removes none of them while one has them open."""
         self._look_at = self.host.clock() + _LOOK_EVERY
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._node
+        return place.same(self.path, self._nodes)
+
+    def _abandon(self) -> None:
+        """Close every connection of this process whose files others no longer find: one opened beside it would share
+        the memory of its log. Raises Occupied while another thread is inside one."""
+        for file in list(_FILES):
+            if file.path != self.path or file._db is None or place.same(self.path, file._nodes):
+                continue
+            acquire = getattr(file._guard, "acquire", None)
+            if acquire is None or (file is not self and file._guard.mine()) or not acquire(blocking=False):
+                self._look_at = 0.0
+                raise Occupied
+            try:
+                file._let_go(replaced=not place.same(self.path, file._nodes[:1]))
+            finally:
+                file._guard.__exit__(None, None, None)
 
     def _opened(self) -> sqlite3.Connection:
         # timeout=0: SQLite's own waiting knows no deadline of ours. check_same_thread: the guard sees to that.
@@ -126,11 +142,10 @@ class File:
                 db.execute("begin immediate")
                 place.move_in(db, self.path, self.host)
                 db.execute("commit")
-            found = os.stat(self.path)
+            self._nodes = place.nodes(self.path)
         except BaseException:
             db.close()
             raise
-        self._node = (found.st_dev, found.st_ino)
         return db
 
     def _stamp(self, db: sqlite3.Connection) -> str:
@@ -154,9 +169,11 @@ class File:
             return ConfigError(f"{self.path} cannot be written ({error}): choose another path or mend its permissions")
         return Unavailable(f"{self.path}: {error}", engine="sqlite")
 
-    def _let_go(self) -> None:
+    def _let_go(self, replaced: bool = False) -> None:
         db, self._db = self._db, None
-        if db is not None:
+        if db is not None and replaced:  # closing it could remove the log of the new file, which has the same name
+            _KEPT.append(db)
+        elif db is not None:
             with suppress(sqlite3.Error):
                 db.close()
 

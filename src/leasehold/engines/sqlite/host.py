@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from leasehold.errors import Unavailable
+
+_STARVED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def boot_clock() -> float:
@@ -44,7 +50,9 @@ class Host:
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
+    except OSError as error:
+        if error.errno in _STARVED:  # it is there: taken for another machine, we would shut everybody else out
+            raise Unavailable(f"{path} cannot be read now: {error.strerror}", engine="sqlite") from error
         return ""  # containers may lack one; the boot id alone then decides
 
 

@@ -39,7 +39,7 @@ class Mail:
     """A client's mailbox, and its way to the others'. Shared by both twins."""
 
     def __init__(self, path: str, runtime: Runtime, book: Book) -> None:
-        self._folder = f"{path}-mail"
+        self._folder = f"{os.path.realpath(path)}-mail"  # one folder for all, whatever links lead to the file
         self.file = path
         self._runtime, self._book = runtime, ref(book)
         self._guard: Guard = runtime.guard()  # of the box
@@ -54,8 +54,7 @@ class Mail:
 
     def ready(self, runtime: Runtime) -> str:
         """This client's address, after seeing that mail still reaches it."""
-        address = self.address
-        if not address or not os.path.lexists(self._path(address)):
+        if not self.reachable(self.address):
             self._bind(runtime)
         return self.address
 
@@ -103,40 +102,50 @@ class Mail:
     def _bind(self, runtime: Runtime) -> None:
         book = self._book()
         with self._guard:
-            if book is None or (self.address and os.path.lexists(self._path(self.address))):
+            if book is None or self.reachable(self.address):
                 return
             rebound = bool(self.address)
             self._let_go()
             self._round += 1
             address = f"{book.client}{self._round:x}"
-            box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
-                mode = self._make_folder()
+                # Known from the start: a child forked meanwhile must find its copy, to close it.
+                self._box = box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._make_folder()
                 address = self._address_of(address)
                 box.bind(self._short(address))
-                os.chmod(self._path(address), mode)
+                self._open_up(self._path(address), os.stat(self.file))
                 self._sweep()
-            except OSError as error:
-                box.close()
+                runtime.aside(_listener(box, self._book), "leasehold-mail")
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread to be had
+                made, self._box = self._box, None
+                if made is not None:
+                    with suppress(OSError):
+                        os.unlink(self._path(address))
+                    made.close()
                 if not self._deaf:
                     _log.warning("no wake-ups for this client, it has to look by itself: %s", error)
                 self._deaf = True
                 return
             self._deaf = False
-            self._box, self.address = box, address
-        runtime.aside(_listener(box, self._book), "leasehold-mail")
+            self.address = address
         if rebound:  # whoever waits may have missed its turn, and is known by an address nobody reads
             for mark in list(book.waiting):
                 book.deliver("head", mark, 0.0, None)
 
-    def _make_folder(self) -> int:
-        """As open to others as the file itself."""
-        mode = os.stat(self.file).st_mode & 0o666
+    def _make_folder(self) -> None:
         if not os.path.isdir(self._folder):
             with suppress(FileExistsError):
                 os.mkdir(self._folder, 0o700)
-                os.chmod(self._folder, mode | (mode & 0o444) >> 2)
-        return mode
+                self._open_up(self._folder, os.stat(self.file), folder=True)
+
+    def _open_up(self, path: str, file: os.stat_result, folder: bool = False) -> None:
+        """Make it as open to others as the file itself."""
+        mode = file.st_mode & 0o666
+        if mode & 0o060 and os.stat(path).st_gid != file.st_gid:
+            with suppress(PermissionError):  # not of that group: others then find it closed
+                os.chown(path, -1, file.st_gid)
+        os.chmod(path, mode | (mode & 0o444) >> 2 if folder else mode)
 
     def _address_of(self, name: str) -> str:
         """A name in the folder, so that every process finds it there by its own path; else a short absolute path."""

@@ -11,11 +11,13 @@ The schema. Times are seconds of the host's boot clock. A name without holders a
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +62,7 @@ _REMOTE: Final = frozenset(
     """.split()  # noqa: SIM905  # a list of its own lines would be three times as long
 )
 
+_DRAFT: Final = ".leasehold-"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO)
 
 
@@ -73,6 +76,11 @@ def located(target: str) -> str:
         target = f"{state}/leasehold/locks.db"
     if target.startswith("~/"):
         target = os.path.expanduser(target)
+        if not os.path.isabs(target):
+            raise ConfigError(
+                "this user has no home directory to keep a file of locks in: set HOME or XDG_STATE_HOME, or name a "
+                "file by the URL sqlite:///absolute/path.db"
+            )
     if not target.startswith(("/", "./", "../")) or target.endswith("/") or "\0" in target:
         raise ConfigError(
             "a sqlite:// URL names a file: sqlite:///absolute/path.db, sqlite://./path.db from the working directory, "
@@ -92,9 +100,13 @@ def prepare(path: str) -> None:
                 "choose a path on a local disk, or an engine that serves several machines"
             )
         if not os.path.exists(path):
-            _create(path)
+            with _leftovers(path):
+                _create(path)
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError(f"{path} is not a file")
+        _refuse_second_names(path)
+    except BlockingIOError:
+        raise
     except OSError as error:
         if error.errno in _FULL:
             raise Unavailable(f"{path} cannot be made now: {error.strerror}", engine="sqlite") from error
@@ -112,7 +124,7 @@ def _make_folders(folder: str) -> None:
 def _create(path: str) -> None:
     """Make an empty file under another name first: whoever opens and closes a database's own file drops the locks
     that SQLite has on it in this process."""
-    handle, draft = tempfile.mkstemp(prefix=".leasehold-", dir=os.path.dirname(path))  # 0600
+    handle, draft = tempfile.mkstemp(prefix=_DRAFT, dir=os.path.dirname(path))  # 0600
     os.close(handle)
     try:
         os.link(draft, path)
@@ -124,26 +136,96 @@ def _create(path: str) -> None:
         os.replace(draft, path)  # a file system without links: a race with another creator is then possible
         return
     finally:
-        if os.path.lexists(draft):
+        with suppress(FileNotFoundError):
             os.unlink(draft)
+
+
+@contextmanager
+def _leftovers(path: str) -> Iterator[None]:
+    """While a file is made, remove what is left of one that was removed. Whoever still has that open shares the memory
+    of its log, which a new file must not find. Raises BlockingIOError while another process does the same.
+
+    The log goes last, for it is locked meanwhile: nobody may clear away what a faster one has just begun.
+    """
+    real = os.path.realpath(path)
+    for last in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            handle = os.open(real + last, os.O_RDONLY | os.O_CLOEXEC)
+            break
+    else:
+        yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.exists(path) or not os.path.samestat(os.fstat(handle), os.stat(real + last)):
+            raise BlockingIOError(errno.EAGAIN, "somebody else was first", path)
+        for end in ("-shm", "-wal"):
+            with suppress(FileNotFoundError):
+                os.unlink(real + end)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _refuse_second_names(path: str) -> None:
+    """SQLite finds the log of a file by its name: under two names one file has two logs, and two worlds."""
+    real = os.path.realpath(path)
+    folder, name = os.path.split(real)
+    if len(os.fsencode(name)) > 240 or len(os.fsencode(real)) > 490:  # room for `-journal`; SQLite's own limit is 512
+        raise ConfigError(f"{path} is too long a path for SQLite: choose a shorter one")
+    if _mounted(real):
+        raise ConfigError(f"{path} is mounted as a single file, apart from its log: mount its whole folder instead")
+    found = os.stat(real)
+    if found.st_nlink > 1:  # as for a moment while it is made, and for ever if its maker was killed then
+        for entry in os.scandir(folder):
+            if entry.name.startswith(_DRAFT) and entry.inode() == found.st_ino:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+        if os.stat(real).st_nlink > 1:
+            raise ConfigError(f"{path} has a second name (a hard link), under which its locks do not hold: remove one")
+
+
+def nodes(path: str) -> list[tuple[int, int]]:
+    """Which files these are: the database, its log, and the memory of its log. Raises OSError if one is missing."""
+    real = os.path.realpath(path)  # where SQLite has them, whatever links lead there
+    found = [os.stat(real + end) for end in ("", "-wal", "-shm")]
+    return [(each.st_dev, each.st_ino) for each in found]
+
+
+def same(path: str, known: list[tuple[int, int]]) -> bool:
+    """Are these files, or the first of them, still the ones that were known?"""
+    real = os.path.realpath(path)
+    try:
+        found = [os.stat(real + end) for end in ("", "-wal", "-shm")[: len(known)]]
+    except OSError:
+        return False
+    return [(each.st_dev, each.st_ino) for each in found] == known
 
 
 def remote_kind(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
     """The type of the file system if it is one that machines share; empty if local, or where one cannot tell."""
-    try:
-        lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return ""
     real, best, found = os.path.realpath(folder), -1, ""
-    for line in lines:
-        fields = line.split(" ")
-        if "-" not in fields:
-            continue
-        point, kind = _unescaped(fields[4]), fields[fields.index("-") + 1]
+    for point, kind in _mounts(mounts):
         inside = point == "/" or real == point or real.startswith(point + "/")
         if inside and len(point) >= best:  # of two on one point, the later lies on top
             best, found = len(point), kind
     return found if found in _REMOTE else ""
+
+
+def _mounted(real: str) -> bool:
+    return any(point == real for point, _ in _mounts("/proc/self/mountinfo"))
+
+
+def _mounts(mounts: str) -> Iterator[tuple[str, str]]:
+    """Where something is mounted, and the type of its file system; nothing where one cannot tell."""
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(" ")
+        if "-" in fields:
+            yield _unescaped(fields[4]), fields[fields.index("-") + 1]
 
 
 def _unescaped(text: str) -> str:

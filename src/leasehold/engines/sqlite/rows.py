@@ -78,9 +78,9 @@ class RowLine(Line):
         self._tickets: set[int] = set()  # of waiters brought in: never twice, or one removed would come back
         self._line_row: Row | None = None
         rows = db.execute(_LOAD, self._key).fetchall()
-        first = rows[0]
-        if first[0] != host.stamp:
+        if not rows or rows[0][0] != host.stamp:  # or somebody emptied the tables
             raise Moved
+        first = rows[0]
         self._meta = (first[1], first[2])
         self._counter = Counter(first[1])
         self.tickets = first[2]
