@@ -74,7 +74,8 @@ class Book:
         """Note what the engine told about a claim. From any thread.
 
         A turn for a claim nobody here knows is a late attempt of one long given up: `stray`, a claim made from the
-        message, is released, or the line would stand still until its reservation ends.
+        message and without an id, is released, or the line would stand still until its reservation ends. Without an id
+        no engine ends a grant for it: the grant may have been taken and handed on before this word came.
         """
         if kind == "lost":
             if (held := self.held.get(mark)) and (lease := held()):

@@ -61,7 +61,8 @@ class Engine(Protocol):
         """Answer for each claim in turn: held (with its token) or queued (token 0). Raises nothing (E5, E7)."""
 
     async def release(self, claim: Claim, deadline: float) -> bool:
-        """Give up a claim, held or queued. True: a live grant ended by this call (E6)."""
+        """Give up a claim, held or queued. True: a live grant ended by this call (E6). A claim without an id, made from
+        a wake-up nobody knew, gives up a place or a turn and never a grant."""
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         """End the grant that has this token, whoever owns it. The token names what was seen: no successor is hit."""

@@ -33,7 +33,7 @@ def every_permit_is_slot_0(patch: Patch) -> None:
     patch(Line, "_free_slot", lambda self: 0)
 
 
-@plants.bug("E1", "a_live_name_has_one_kind_and_one_limit")
+@plants.bug("E1", "a_live_name_has_one_kind_and_one_limit", "a_name_in_use_as_another_kind_is_refused")
 def any_kind_goes(patch: Patch) -> None:
     true = Line.attempt
     patch(

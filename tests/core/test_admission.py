@@ -231,6 +231,18 @@ def test_a_release_by_another_mark_frees_nothing() -> None:
     assert bench.state("a") == HELD
 
 
+def test_a_stray_release_gives_up_a_turn_but_never_a_grant() -> None:
+    bench = Bench()
+    bench.attempt("a")
+    bench.attempt("b")
+    assert bench.line.release(bench.at, "a", 0.0, held=False)[0] is False
+    assert bench.state("a") == HELD
+    bench.release("a")
+    assert bench.state("b") == RESERVED
+    assert bench.line.release(bench.at, "b", 0.0, held=False)[0] is True
+    assert bench.line.idle
+
+
 def test_min_hold_cools_and_a_break_ends_that() -> None:
     bench = Bench()
     bench.attempt("a")

@@ -171,6 +171,19 @@ def test_a_turn_for_a_claim_nobody_knows_is_released(bench, wait_until) -> None:
     wait_until(lambda: not bench.store.lines)
 
 
+def test_a_late_wake_up_does_not_end_a_grant_that_was_handed_on(bench, wait_until) -> None:
+    from leasehold.model import Claim, Holder
+    from leasehold.recipes import deed
+
+    client = bench.client()
+    lease = client.lock("a", ttl=60).acquire()
+    mark = lease._claim.mark
+    deed.let_go(lease)  # written down for another process: this one no longer knows the claim
+    client._desk.book.deliver("go", mark, 0.0, Claim("", "a", "", mark, Holder("stray"), 15.0))
+    wait_until(lambda: not client._desk.book.owed)
+    assert [holding.state for holding in client.inspect()] == ["held"]
+
+
 def test_a_late_wake_up_does_not_release_what_is_held(bench) -> None:
     client = bench.client()
     lease = client.lock("a").acquire()

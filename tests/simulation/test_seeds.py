@@ -32,6 +32,11 @@ def test_every_seed_runs_clean(first):
     assert {report.family for report in reports if report.passed_over} <= {"mishaps", "outages", "storm"}
 
 
+@pytest.mark.parametrize("seed", [69, 1536])
+def test_a_seed_that_once_failed_runs_clean(seed):
+    assert not simulate(seed).complaints
+
+
 def test_a_seed_gives_the_same_story_in_every_interpreter():
     command = (
         "from leasehold.testing.simulation import simulate;"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from leasehold.cli import exits, show
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.manual import Command
-from leasehold.cli.options import Taking, name_argument, taking
+from leasehold.cli.options import Taking, name_argument, refuse, taking
 from leasehold.errors import NotAcquired
 from leasehold.recipes import deed
 
@@ -42,6 +43,7 @@ def acquire(console: Console, /, name: str, **given: Any) -> int:
     docs/reference/json.md; `-o` changes nothing here.
     """
     options = Taking(**given)
+    refuse(sys.stdout is None, "stdout is closed: nobody could read the lease")
     with console.client(ttl=options.ttl) as client:
         lock = options.lock(client, name, outlives=True)
         try:

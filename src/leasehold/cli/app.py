@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import signal
 import sys
@@ -15,7 +16,7 @@ from leasehold.cli import exits, show
 from leasehold.cli.acquire import acquire
 from leasehold.cli.breaking import break_
 from leasehold.cli.completion import completion
-from leasehold.cli.console import global_options, say
+from leasehold.cli.console import global_options, say, say_plainly
 from leasehold.cli.get import get
 from leasehold.cli.ls import ls
 from leasehold.cli.manual import WIDTH, Group
@@ -59,6 +60,8 @@ def start(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         interruptible()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a name is any text, also where the locale has no letter
         code = leasehold.main(arguments, prog_name="leasehold", standalone_mode=False)
         return code if isinstance(code, int) else exits.OK
     except click.UsageError as bad:
@@ -90,18 +93,18 @@ def start(arguments: Sequence[str] | None = None) -> int:
 
 def _explain_usage(bad: click.UsageError) -> None:
     if isinstance(bad, click.exceptions.NoArgsIsHelpError):
-        bad.show()
+        say_plainly(bad.format_message())
         return
     for line in filter(None, bad.format_message().split("\n")):
         say(line)
     if bad.ctx is not None:
-        click.echo(bad.ctx.get_usage(), err=True)
-        click.echo(f"Try '{bad.ctx.command_path} --help'.", err=True)
+        say_plainly(bad.ctx.get_usage())
+        say_plainly(f"Try '{bad.ctx.command_path} --help'.")
 
 
 def _trace() -> bool:
     """Show where it happened, if `-vv` asked for everything."""
     if logging.getLogger("leasehold").level != logging.DEBUG:
         return False
-    traceback.print_exc()
+    say_plainly(traceback.format_exc().rstrip("\n"))
     return True

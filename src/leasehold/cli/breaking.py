@@ -7,7 +7,7 @@ import sys
 import click
 
 from leasehold.cli import exits, show
-from leasehold.cli.console import Console, pass_console
+from leasehold.cli.console import Console, pass_console, say_plainly
 from leasehold.cli.manual import Command
 from leasehold.cli.options import name_argument, refuse
 from leasehold.model import Holding
@@ -51,7 +51,7 @@ def break_(console: Console, name: str, token: int | None, yes: bool) -> None:
 def choose(name: str, seen: list[Holding]) -> int | None:
     """The one token there is to break. Several holders need a choice, which is the operator's."""
     for line in show.table(seen) if seen else ():
-        click.echo(line, err=True)
+        say_plainly(line)
     tokens = [holding.token for holding in seen if holding.token is not None]
     refuse(
         len(tokens) > 1,
@@ -62,7 +62,7 @@ def choose(name: str, seen: list[Holding]) -> int | None:
 
 def confirm(console: Console, name: str, token: int) -> None:
     refuse(
-        not sys.stdin.isatty(),
+        sys.stdin is None or not sys.stdin.isatty(),
         f"nobody can be asked here: name what you have seen with --token {token}, or say --yes",
     )
     if not click.confirm(f"Take {name} from the holder of token {token}?", err=True):

@@ -57,7 +57,8 @@ class Child:
 
     def start(self, environment: Mapping[str, str | None]) -> None:
         """Become CMD, with these variables set (None: taken out). Raises `CannotRun`."""
-        os.write(self._go, json.dumps(environment).encode())
+        with suppress(BrokenPipeError):  # somebody killed it while it waited: `poll` tells how
+            os.write(self._go, json.dumps(environment).encode())
         os.close(self._go)
         self._go = -1
         with os.fdopen(self._failure, "rb") as pipe:
@@ -102,7 +103,8 @@ class Child:
     def signal(self, signum: int) -> None:
         """To CMD alone."""
         if not self.ended:  # its number may be somebody else's by now
-            os.kill(self.pid, signum)
+            with suppress(PermissionError):  # CMD has become another user, as sudo does: it cannot be told
+                os.kill(self.pid, signum)
 
     def signal_group(self, signum: int) -> bool:
         """To everything in its group. False: nothing is left of it."""
@@ -123,6 +125,9 @@ def _become(command: list[str], parent: int, go: int, failure: int) -> NoReturn:
     try:
         os.setpgid(0, 0)
         _die_with(parent)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # `nohup` stays, our own handlers go
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
         word = b""
         while part := os.read(go, 65536):
             word += part
@@ -134,11 +139,10 @@ def _become(command: list[str], parent: int, go: int, failure: int) -> NoReturn:
                 environment.pop(name, None)
             else:
                 environment[name] = value
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # `nohup` stays, our own handlers go
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, signal.SIG_DFL)
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and CMD would inherit that
             signal.signal(signum, signal.SIG_DFL)
+        if not command[0]:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # as every shell says of an empty word
         os.execvpe(command[0], command, environment)  # noqa: S606  # without a shell is what it promises
     except OSError as error:
         os.write(failure, str(error.errno or errno.EIO).encode())

@@ -58,7 +58,17 @@ class Console:
 
 
 def say(text: str) -> None:
-    click.echo(f"leasehold: {printable(text)}", err=True)
+    say_plainly(f"leasehold: {printable(text)}")
+
+
+def say_plainly(line: str) -> None:
+    """To stderr, if it takes it. A pipe whose reader has gone, or a full disk, must not decide what is done next: least
+    of all between TERM and KILL.
+    """
+    try:
+        click.echo(line, err=True)
+    except OSError:  # what is left in the buffer would fail again at the interpreter's end, and cost the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def printable(text: str) -> str:
@@ -68,8 +78,7 @@ def printable(text: str) -> str:
 
 def prepare_logs(quiet: bool, verbosity: int) -> None:
     """The library's own words: warnings as they are, the rest with -v and -vv."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Lines())
+    handler = _Sayer()
     if not verbosity:
         handler.addFilter(_said_by_the_command)
     logger = logging.getLogger("leasehold")
@@ -78,9 +87,9 @@ def prepare_logs(quiet: bool, verbosity: int) -> None:
     logger.setLevel((logging.ERROR if quiet else logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
 
 
-class _Lines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"leasehold: {printable(record.getMessage())}"  # no traceback; `-vv` shows that of the command itself
+class _Sayer(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())  # no traceback; `-vv` shows that of the command itself
 
 
 def _said_by_the_command(record: logging.LogRecord) -> bool:

@@ -7,6 +7,7 @@ import click
 from leasehold.cli import exits, show
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.manual import Command
+from leasehold.cli.options import checked_prefix
 
 EXAMPLES = """
 leasehold ls                                          everything live in this namespace
@@ -16,7 +17,7 @@ leasehold -o json ls | jq -r '.[] | select(.state == "held") | .name'
 
 
 @click.command("ls", cls=Command, examples=EXAMPLES, codes=(exits.UNREACHABLE, exits.CONFIG))
-@click.argument("prefix", default="")
+@click.argument("prefix", type=checked_prefix, default="")
 @pass_console
 def ls(console: Console, prefix: str) -> None:
     """List who holds what and who waits.

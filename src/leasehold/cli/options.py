@@ -12,11 +12,13 @@ from click.shell_completion import CompletionItem
 
 from leasehold.blocking import Client, Lock
 from leasehold.cli.console import Console
-from leasehold.config import LockArguments
+from leasehold.config import LockArguments, check_ttl
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseholdError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+MOST_SLOTS = 2**31 - 1  # what every engine can count
 
 
 def checked_name(value: str) -> str:
@@ -27,11 +29,16 @@ def checked_name(value: str) -> str:
         raise click.BadParameter(str(bad)) from None
 
 
+def checked_prefix(value: str) -> str:
+    """How names begin: any text, also none."""
+    return checked_name(value) if value else value
+
+
 def live_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """For the tab key, which is no place for a complaint."""
-    options = ctx.find_root().params
+    console = ctx.find_object(Console) or Console()
     try:
-        with Client(options.get("url"), namespace=options.get("namespace") or "", call_timeout=1.0) as client:
+        with Client(console.url, namespace=console.namespace, call_timeout=1.0) as client:
             names = {holding.name for holding in client.inspect(incomplete)}
     except LeaseholdError:
         return []
@@ -154,6 +161,11 @@ class Taking:
             self.exclusive and (self.slots or 1) > 1,
             "-x and --slots exclude each other: the holders of a slot are several",
         )
+        try:
+            check_ttl(self.ttl)
+        except ConfigError as bad:
+            raise click.UsageError(str(bad)) from None
+        refuse((self.slots or 1) > MOST_SLOTS, f"--slots {self.slots} is more than {MOST_SLOTS}, the most there can be")
 
     def lock(self, client: Client, name: str, *, max_hold: float | None = None, outlives: bool = False) -> Lock:
         options: LockArguments = {
@@ -166,11 +178,14 @@ class Taking:
             "delay": self.delay,
             "require": {"outlives"} if outlives else (),
         }
-        if self.slots is not None:
-            return client.semaphore(name, self.slots, **options)
-        if self.shared:
-            return client.rwlock(name).read(**options)
-        return client.lock(name, **options)
+        try:
+            if self.slots is not None:
+                return client.semaphore(name, self.slots, **options)
+            if self.shared:
+                return client.rwlock(name).read(**options)
+            return client.lock(name, **options)
+        except ConfigError as bad:  # a number out of range; what the engine cannot do is `Unsupported`
+            raise click.UsageError(str(bad)) from None
 
 
 def refuse(wrong: bool, text: str) -> None:

@@ -17,8 +17,9 @@ def read_deed() -> Claim:
     text = os.environ.get(VARIABLE, "")
     if not text.strip():
         refuse(
-            sys.stdin.isatty(), f"no lease: set ${VARIABLE} to what `leasehold acquire` printed, or pipe it to stdin"
+            sys.stdin is not None and sys.stdin.isatty(),
+            f"no lease: set ${VARIABLE} to what `leasehold acquire` printed, or pipe it to stdin",
         )
-        text = sys.stdin.read()
+        text = "" if sys.stdin is None else sys.stdin.read()  # None: closed, `<&-`
     refuse(not text.strip(), f"no lease: ${VARIABLE} and stdin are empty; give what `leasehold acquire` printed")
     return deed.read(text)

@@ -20,9 +20,9 @@ class Result:
     """Filled in as the run goes on; every key is always there. docs/reference/json.md is its contract."""
 
     def __init__(self, namespace: str, name: str, command: list[str], path: str | None) -> None:
-        self._path = path
+        self._path = None if path is None else os.path.realpath(path)  # a link stays one
         if path is not None:
-            _check_folder(path)  # now, not after an hour of work
+            _check_place(path)  # now, not after an hour of work
         self._facts: dict[str, Any] = {
             "namespace": namespace,
             "name": name,
@@ -72,7 +72,7 @@ class Result:
         if self._path is None:
             return
         self._facts["ended"] = _now()
-        descriptor, draft = tempfile.mkstemp(dir=os.path.dirname(self._path) or ".", prefix=".leasehold-")
+        descriptor, draft = tempfile.mkstemp(dir=os.path.dirname(self._path), prefix=".leasehold-")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump(self._facts, file)
@@ -83,8 +83,10 @@ class Result:
             raise
 
 
-def _check_folder(path: str) -> None:
-    folder = os.path.dirname(path) or "."
+def _check_place(path: str) -> None:
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
+        raise click.UsageError(f"--result-file {path}: it is no plain file, and would be replaced by one")
+    folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise click.UsageError(f"--result-file {path}: its folder does not exist")
     if not os.access(folder, os.W_OK | os.X_OK):

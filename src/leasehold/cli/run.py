@@ -20,7 +20,7 @@ from leasehold.cli.result import Result
 from leasehold.cli.signals import Inbox, Interrupted
 from leasehold.cli.supervisor import OnLost, Supervisor
 from leasehold.cli.terminal import Terminal
-from leasehold.errors import LeaseholdError, NotAcquired
+from leasehold.errors import LeaseholdError, NotAcquired, SelfDeadlock
 
 EXAMPLES = """
 leasehold run nightly-report -- ./report.sh       stand in line, then run
@@ -40,7 +40,8 @@ class RunCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         head, command = self._split(args)
-        return super().parse_args(ctx, [*head, "--", *command])
+        # Without CMD no `--` either: an option that lacks its value would take it for one.
+        return super().parse_args(ctx, [*head, "--", *command] if command else head)
 
     def _split(self, args: list[str]) -> tuple[list[str], list[str]]:
         valued = {
@@ -226,11 +227,16 @@ class Job:
         word.
         """
         told = self.console.verbosity or (sys.stderr is not None and sys.stderr.isatty())
-        if told and lock.options.wait != 0:
+        inside = os.environ.get("LEASEHOLD_LOCK") == self.name and (self.options.slots or 1) == 1
+        if (told or inside) and lock.options.wait != 0:
             try:
                 return lock.acquire(wait=0)
             except NotAcquired as busy:
-                self.console.say(f"{show.busy_text(busy)}; standing in line")
+                if inside and str(busy.token) == os.environ.get("LEASEHOLD_TOKEN"):
+                    why = "this is a part of the CMD that runs under it, which would wait for itself"
+                    raise SelfDeadlock(self.name, token=busy.token, why=why) from None
+                if told:
+                    self.console.say(f"{show.busy_text(busy)}; standing in line")
         return lock.acquire()
 
     def _hold(self, lease: Lease, child: Child, inbox: Inbox) -> None:

@@ -18,7 +18,7 @@ from leasehold.blocking import Client
 from leasehold.cli import exits, show
 from leasehold.cli.console import Console, pass_console, printable
 from leasehold.cli.manual import Command
-from leasehold.cli.options import seconds, some_seconds
+from leasehold.cli.options import checked_prefix, seconds, some_seconds
 from leasehold.core import timing
 from leasehold.errors import Unavailable
 from leasehold.model import Holding
@@ -37,7 +37,7 @@ leasehold -o json watch | jq -c 'select(.change == "gone") | .name'
 
 
 @click.command("watch", cls=Command, examples=EXAMPLES, codes=(exits.CONFIG, exits.SIGNALLED))
-@click.argument("prefix", default="")
+@click.argument("prefix", type=checked_prefix, default="")
 @click.option(
     "--interval",
     type=some_seconds,

@@ -150,11 +150,16 @@ class Line:
             return Gone("unknown"), words
         return Alive(self._extend(at.now, party, claim.ttl)), words
 
-    def release(self, at: Moment, mark: str, min_hold: float) -> tuple[bool, list[Word]]:
+    def release(self, at: Moment, mark: str, min_hold: float, held: bool = True) -> tuple[bool, list[Word]]:
+        """`held=False`: give up a place or a turn only. A turn may be told late, to a client that no longer knows the
+        claim because the grant was taken meanwhile and handed on: that grant is not its to end.
+        """
         words: list[Word] = []
         if at.now >= self._next_end or at.now >= self._scan_at:
             self._settle(at.now)
         party = self.parties.get(mark)
+        if party is not None and party.state == HELD and not held:
+            party = None
         if party is not None:
             if min_hold and party.state == HELD and party.since + min_hold > at.now:
                 self._cool(party, party.since + min_hold, delay=0.0)

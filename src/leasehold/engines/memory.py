@@ -85,7 +85,8 @@ class Store:
         return [self._on_line((claim.namespace, claim.name), Line.renew, gone, claim) for claim in claims]
 
     def release(self, claim: Claim) -> bool:
-        return self._on_line((claim.namespace, claim.name), Line.release, False, claim.mark, claim.min_hold)
+        key, owned = (claim.namespace, claim.name), bool(claim.id)
+        return self._on_line(key, Line.release, False, claim.mark, claim.min_hold, owned)
 
     def break_(self, namespace: str, name: str, token: int) -> bool:
         return self._on_line((namespace, name), Line.break_, False, token)

@@ -65,7 +65,7 @@ def read(text: str) -> Claim:
     """The claim a deed was written for. Errors name the field, never what stands in it: it may be the secret."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError("this is not the JSON that `acquire` gave: pass it on as it is, quotes and all") from None
     if not isinstance(found, dict):
         raise ConfigError("a lease is written as one JSON object")

@@ -18,6 +18,10 @@ AnyLease: TypeAlias = Lease | AsyncLease
 PATIENT: Final = 30.0
 
 
+def _patient(options: LockArguments) -> LockArguments:
+    return {"wait": PATIENT, **options}
+
+
 async def _either(value: object) -> Any:
     """The answer of a method, or of its twin that is to be awaited."""
     return await settle(value)
@@ -33,19 +37,19 @@ class Caller:
     def traits(self) -> Traits:
         return self.client.traits
 
+    # Unless told otherwise these wait for a while, not for ever: a case must end also where an engine is wrong.
+
     def lock(self, name: str = "job", **options: Unpack[LockArguments]) -> AnyLock:
-        """Unless told otherwise it waits for a while, not for ever: a case must end also where an engine is wrong."""
-        patient: LockArguments = {"wait": PATIENT, **options}
-        return self.client.lock(name, **patient)
+        return self.client.lock(name, **_patient(options))
 
     def read(self, name: str, **options: Unpack[LockArguments]) -> AnyLock:
-        return self.client.rwlock(name).read(**options)
+        return self.client.rwlock(name).read(**_patient(options))
 
     def write(self, name: str, **options: Unpack[LockArguments]) -> AnyLock:
-        return self.client.rwlock(name).write(**options)
+        return self.client.rwlock(name).write(**_patient(options))
 
     def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> AnyLock:
-        return self.client.semaphore(name, limit, **options)
+        return self.client.semaphore(name, limit, **_patient(options))
 
     def now(self) -> float:
         """The client's own clock."""

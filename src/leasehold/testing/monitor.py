@@ -43,6 +43,7 @@ class Watched:
     live: dict[int, Promised] = field(default_factory=dict)  # those that may still keep the name
     highest: int = 0
     tokens: set[int] = field(default_factory=set)
+    tickets: dict[str, int] = field(default_factory=dict)  # by mark
     arrivals: dict[str, int] = field(default_factory=dict)  # by mark, in the order in which they joined the line
     served: dict[str, int] = field(default_factory=dict)  # by mark: its first token
     joined_at: dict[str, float] = field(default_factory=dict)  # by mark, true time
@@ -172,7 +173,10 @@ class Monitor(Observer):
             return
         line = self.server.store.lines.get(key) or _EMPTY
         for party in line.parties.values():
-            if party.state in (WAITING, PASSED) and party.mark not in watched.arrivals:
+            # Another ticket: it lapsed, and came anew with the very request that found it so.
+            anew = watched.tickets.get(party.mark, party.ticket) != party.ticket
+            watched.tickets[party.mark] = party.ticket
+            if party.state in (WAITING, PASSED) and (anew or party.mark not in watched.arrivals):
                 self._joined += 1
                 watched.arrivals[party.mark] = self._joined
                 watched.joined_at[party.mark] = self.server.world.time

@@ -216,7 +216,7 @@ class SqliteEngine:
 
     def _release(self, claim: Claim) -> bool:
         told: Told = []
-        verb = partial(Line.release, mark=claim.mark, min_hold=claim.min_hold)
+        verb = partial(Line.release, mark=claim.mark, min_hold=claim.min_hold, held=bool(claim.id))
         ended = self._file.once(lambda db: self._on_line(db, told, (claim.namespace, claim.name, claim.mark), verb))
         self._tell(told)
         return ended

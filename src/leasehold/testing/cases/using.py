@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from leasehold.config import REQUIREMENTS
-from leasehold.errors import NotAcquired, Unsupported
+from leasehold.errors import Mismatch, NotAcquired, Unsupported
 from leasehold.testing.choosing import case
 from leasehold.testing.faces import AnyLease, Caller
 from leasehold.testing.trial import Trial
@@ -161,6 +161,23 @@ async def readers_share_and_writers_do_not(t: Trial) -> None:
     writing = await one.take(one.write("doc", wait=_LONG))
     assert await other.try_acquire(other.read("doc")) is None
     await one.release(writing)
+
+
+@case(needs={"semaphore"}, shows=("E1",))
+async def a_name_in_use_as_another_kind_is_refused(t: Trial) -> None:
+    holder, other = t.caller(), t.caller()
+    async with holder.inside(holder.lock("pool")):
+        for limit in (1, 2):
+            with pytest.raises(Mismatch) as caught:
+                await other.take(other.semaphore("pool", limit, wait=0))
+            assert (caught.value.found, caught.value.wanted) == ("lock", f"semaphore of {limit}")
+    async with holder.inside(holder.semaphore("pool", 2)):
+        with pytest.raises(Mismatch):
+            await other.take(other.semaphore("pool", 3, wait=0))
+        with pytest.raises(Mismatch):
+            await other.try_acquire(other.lock("pool"))
+        async with other.inside(other.semaphore("pool", 2, wait=0)):
+            pass
 
 
 @case(needs={"slots", "semaphore"}, shows=("E1",))
