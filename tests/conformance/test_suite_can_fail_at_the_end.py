@@ -82,14 +82,14 @@ def inspect_shows_the_mark(patch: Patch) -> None:
 )
 def a_release_does_not_ask_whose(patch: Patch) -> None:
     true = Line.release
-    patch(Line, "release", lambda self, at, mark, keep: true(self, at, next(iter(self.parties), mark), keep))
+    patch(Line, "release", lambda self, at, mark, keep, *_: true(self, at, next(iter(self.parties), mark), keep))
 
 
 @plants.bug("E6", "a_release_removes_every_trace", "a_forgotten_claim_leaves_nothing")
 def a_release_leaves_the_place_in_line(patch: Patch) -> None:
     true = Line.release
 
-    def release(self, at, mark, keep):
+    def release(self, at, mark, keep, *_):
         party = self.parties.get(mark)
         return (False, []) if party and party.state == admission.WAITING else true(self, at, mark, keep)
 
@@ -120,7 +120,7 @@ def an_owed_release_is_forgotten(patch: Patch) -> None:
 @plants.bug("E6", "an_early_release_cools_for_min_hold", "min_hold_and_delay_as_asked_for_by_a_lock")
 def min_hold_is_ignored(patch: Patch) -> None:
     true = Line.release
-    patch(Line, "release", lambda self, at, mark, keep: true(self, at, mark, 0.0))
+    patch(Line, "release", lambda self, at, mark, keep, *_: true(self, at, mark, 0.0))
 
 
 @plants.bug("E6", "a_delay_keeps_the_name_after_a_lapse", "a_delay_keeps_the_name_after_a_break")
@@ -133,7 +133,7 @@ def delay_is_ignored(patch: Patch) -> None:
 def delay_follows_a_clean_release_too(patch: Patch) -> None:
     true = Line.release
 
-    def release(self, at, mark, keep):
+    def release(self, at, mark, keep, *_):
         party = self.parties.get(mark)
         return true(self, at, mark, at.now - party.since + party.delay if party else keep)
 

@@ -65,7 +65,7 @@ def renew_after_lapse(original, line, at, claim):
 
 
 @bug(Line, "release")
-def release_without_owner_check(original, line, at, mark, min_hold):
+def release_without_owner_check(original, line, at, mark, min_hold, _held):
     """Whoever releases frees the name, as a plain DEL does."""
     held = next((party.mark for party in line.occupiers.values() if party.state == HELD), mark)
     return original(line, at, mark if mark in line.parties else held, min_hold)

@@ -138,6 +138,9 @@ class Monitor(Observer):
 
     def _released(self, claim: Claim, now: float) -> None:
         key = (claim.namespace, claim.name)
+        line = self.server.store.lines.get(key)
+        if not claim.id and line and (party := line.parties.get(claim.mark)) and party.state == HELD:
+            return  # the release of a stray: it gives up a place or a turn, and this is neither
         self.settled.add(claim.mark)
         if (watched := self.names.get(key)) is not None:
             watched.beats.pop(claim.mark, None)
@@ -145,7 +148,7 @@ class Monitor(Observer):
             for promised in watched.live.values():
                 if promised.claim.mark == claim.mark and not promised.over and promised.end > now:
                     promised.over, promised.kept = True, max(now, promised.since + claim.min_hold)
-        if (line := self.server.store.lines.get(key)) is not None:
+        if line is not None:
             everyone = (*line.parties.values(), *line.occupiers.values())
             left = [party for party in everyone if party.mark == claim.mark and party.state != COOLING]
             if left:
