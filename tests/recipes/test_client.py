@@ -374,6 +374,7 @@ held.release(); client.close(); holder.close()
 """
 
 
+@pytest.mark.faults  # on a very loaded machine the child did not end twice, for a reason not yet found
 def test_ctrl_c_inside_acquire_leaves_the_line() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
