@@ -8,9 +8,15 @@
 # line and still succeeds: the tests of that engine then skip with their reason, or fail when CI is set.
 set -euo pipefail
 
-# An engine adds the packages of its server here, one a line:
-#   redis-server    # engines/redis
 servers=(
+    redis-server
+    etcd-server
+    etcd-client # etcdctl, to compare with
+    zookeeper
+    postgresql-15
+    pgbouncer
+    mariadb-server
+    faketime # false clocks
 )
 
 wanted=("$@")

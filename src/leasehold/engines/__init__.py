@@ -17,10 +17,20 @@ BUILT_IN: Final[dict[str, str]] = {
 }
 
 
+# The module of an engine that needs a driver -> the extra that brings it.
+EXTRAS: Final[dict[str, str]] = {}
+
+
 def opener(scheme: str) -> Opener:
     """The `open(config, runtime, book)` of a scheme, or a ConfigError that names the known ones."""
     if module := BUILT_IN.get(scheme):
-        return cast(Opener, import_module(module).open)
+        try:
+            return cast(Opener, import_module(module).open)
+        except ModuleNotFoundError as error:
+            if module not in EXTRAS or (error.name or "").startswith("leasehold"):
+                raise
+            way = f'pip install "leasehold[{EXTRAS[module]}]"'
+            raise ConfigError(f"{scheme}:// needs {error.name}, which is not installed: {way}") from error
     found = {point.name: point for point in entry_points(group=GROUP)}
     if point := found.get(scheme):
         return cast(Opener, point.load())

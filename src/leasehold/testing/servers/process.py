@@ -1,0 +1,199 @@
+"""One server as a plain process: started on loopback in a folder of its own, and gone with the process that began it.
+
+A server is ended by its pid, also when the tests are killed: the kernel kills what was started by a thread that is no
+more (PR_SET_PDEATHSIG), so one thread, which lives as long as the process, starts them all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import cache
+from typing import ClassVar, Final, TypeVar
+
+from leasehold.testing.rig import Absent
+
+S = TypeVar("S", bound="Server")
+
+_POLL: Final = 0.02
+_TAIL: Final = 2_000  # bytes of a log worth showing
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on. All are bound until the last is known, so that they differ."""
+    with ExitStack() as bound:
+        sockets = [bound.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def program(name: str, *, package: str, folders: Sequence[str] = ()) -> str:
+    """The path of a program; Absent, with what to install, when it is not here. Servers are often off the PATH."""
+    path = os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    if found := shutil.which(name, path=path):
+        return found
+    raise Absent(f"{name} is not installed: apt-get install {package}")
+
+
+def poll(what: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
+    """Until it is so. Errors count as not yet."""
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(OSError, subprocess.SubprocessError):
+            if what():
+                return
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds:.0f} s: {why()}")
+        time.sleep(_POLL)
+
+
+def scratch() -> str:
+    """A new folder, with a short path (unix sockets live in some), gone at exit."""
+    folder = tempfile.mkdtemp(prefix="lh-")
+    os.chmod(folder, 0o711)  # a server that runs as another user must get to its own folder  # noqa: S103
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class Server(ABC):
+    """A server that can be killed, paused and started again on its data."""
+
+    package: ClassVar[str]  # of Debian
+    patience: ClassVar[float] = 60.0  # seconds to be ready, however busy the machine
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self, folder: str, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.log = os.path.join(folder, "log")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._frozen: list[int] = []
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """What to run, the same at every start."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether it serves. May raise OSError: not yet."""
+
+    def environment(self) -> Mapping[str, str]:
+        """What is added to the environment, such as a false clock."""
+        return {}
+
+    def user(self) -> str | None:
+        """Whom it has to run as when the tests run as root; None: whoever runs the tests."""
+        return None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self: S) -> S:
+        """Start it, on the data that are there, and wait until it serves."""
+        _starter().submit(self._spawn).result()
+        atexit.register(self.kill)
+        poll(self._is_ready, self.patience, self._why)
+        return self
+
+    def stop(self) -> None:
+        """Ask it to end; kill it when it takes too long."""
+        if not self.running:
+            return
+        self.resume()
+        assert self._process is not None
+        self._process.send_signal(self.stop_signal)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, children included; returns when they are gone."""
+        atexit.unregister(self.kill)
+        if self._process is None:
+            return
+        for pid in [self.pid, *_children(self.pid)] if self.running else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._frozen.clear()
+
+    def restart(self) -> None:
+        """Kill it without warning and start it again on its data."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP, children included: to clients it has fallen silent."""
+        if self._frozen or not self.running:
+            return
+        self._frozen = [self.pid, *_children(self.pid)]
+        for pid in self._frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        frozen, self._frozen = self._frozen, []
+        for pid in frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def tail(self) -> str:
+        """The end of its log."""
+        with open(self.log, "rb") as log:
+            log.seek(max(0, os.path.getsize(self.log) - _TAIL))
+            return log.read().decode(errors="replace")
+
+    def _is_ready(self) -> bool:
+        if not self.running:
+            raise RuntimeError(f"ended at once: {self._why()}")
+        return self.ready()
+
+    def _why(self) -> str:
+        return f"{type(self).__name__} on port {self.port} is ready; its log ends:\n{self.tail()}"
+
+    def _spawn(self) -> None:
+        tie = ["setpriv", "--pdeathsig", "KILL"]
+        user = self.user() if os.getuid() == 0 else None
+        if user:
+            tie += ["--reuid", user, "--regid", user, "--init-groups"]
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [*tie, "--", *self.command()],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment()},
+                start_new_session=True,
+            )
+
+
+@cache
+def _starter() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "leasehold-servers")
+
+
+def _children(pid: int) -> list[int]:
+    """All that stem from a process, grandchildren too."""
+    found: list[int] = []
+    with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
+        for child in map(int, listed.read().split()):
+            found += [child, *_children(child)]
+    return found
