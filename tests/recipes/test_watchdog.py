@@ -163,6 +163,7 @@ def test_a_waiter_the_engine_no_longer_knows_asks_again(bench, wait_until) -> No
 def test_a_beat_wakes_whoever_has_to_ask_and_nobody_else(bench, monkeypatch) -> None:
     client = bench.client()
     book, dog = client._desk.book, client._desk.dog
+    book.stir = lambda _at: None  # the thread stays out of this
     replies = {
         "deep": Alive(15, 4),
         "head": Alive(15, 0),
@@ -176,6 +177,7 @@ def test_a_beat_wakes_whoever_has_to_ask_and_nobody_else(bench, monkeypatch) -> 
         return list(replies.values())
 
     monkeypatch.setattr(dog, "_ask", ask)
+    dog._beat_at = 0.0
     step(dog._keep_places(dog._runtime))
     assert [waiter.claim.name for waiter in waiters if waiter.go] == ["head", "turn", "gone"]
 
