@@ -13,12 +13,15 @@ GROUP: Final = "leasehold.engines"  # where other packages announce engines: sch
 
 BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
+    "postgresql": "leasehold.engines.postgresql",
     "sqlite": "leasehold.engines.sqlite",
 }
 
 
 # The module of an engine that needs a driver -> the extra that brings it.
-EXTRAS: Final[dict[str, str]] = {}
+EXTRAS: Final[dict[str, str]] = {
+    "leasehold.engines.postgresql": "postgresql",
+}
 
 
 def opener(scheme: str) -> Opener:

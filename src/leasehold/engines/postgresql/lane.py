@@ -1,0 +1,128 @@
+"""One twin's connection: opened when first needed, one call at a time, opened anew after whatever closed it.
+
+The schema is made on the first call that finds it missing. No call pays for that otherwise: there is nothing to ask
+before, for a function that is there under its versioned name does what this version of Leasehold expects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from leasehold.engines.postgresql import schema, wire
+from leasehold.engines.postgresql.meaning import Failed, Missing, too_new, unmade
+from leasehold.engines.postgresql.url import Options
+from leasehold.engines.postgresql.wire import Row, Server, Session, Value
+from leasehold.engines.sql.gate import Gate
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.runtime.base import Runtime
+
+_log = logging.getLogger("leasehold.postgresql")
+
+# The second makes the session hear what another has made while this one waited: it may remember that nothing was there.
+_ONE_AT_A_TIME: Final = "select pg_advisory_xact_lock(7308620182131241331); select 1 from pg_namespace limit 1;"
+_GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
+
+
+class Lane:
+    def __init__(self, options: Options, runtime: Runtime, engine: str) -> None:
+        self._options, self._runtime = options, runtime
+        self._gate = Gate(runtime, engine)
+        self._session: Session | None = None
+        self.server: Server | None = None  # as last met
+        prefix = schema.quoted(options.schema)
+        self._version = f"select version from {prefix}.lh_meta".encode()
+        self._statements = {
+            verb: f"select * from {prefix}.lh_{verb}_v1({', '.join(f'${n + 1}' for n in range(count))})".encode()
+            for verb, count in (
+                ("attempt", 17),
+                ("renew", 6),
+                ("beat", 5),
+                ("release", 7),
+                ("break", 5),
+                ("inspect", 3),
+            )
+        }
+
+    async def call(self, verb: str, values: Sequence[Value], deadline: float) -> list[Row]:
+        """One verb, one trip. Raises nothing but what Leasehold raises (E9)."""
+        return await self._ask(self._statements[verb], values, deadline)
+
+    async def ping(self, deadline: float) -> None:
+        await self._ask(b"select 1", (), deadline)
+
+    async def meet(self, deadline: float) -> Server:
+        """Who is on the other side; connects if that is not known yet."""
+        if self.server is None:
+            place = self._gate.place()
+            try:
+                await self._gate.enter(place, deadline)
+                await self._ready(deadline)
+            finally:
+                self._gate.leave(place)
+            assert self.server is not None
+        return self.server
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def after_fork(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.abandon()
+        self._gate.after_fork()
+
+    async def _ask(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+        place = self._gate.place()
+        try:
+            await self._gate.enter(place, deadline)
+            session = await self._ready(deadline)
+            try:
+                return await session.ask(statement, values, deadline)
+            except Failed as error:
+                meaning = error.meaning()
+                if not isinstance(meaning, Missing):
+                    raise meaning from error
+            await self._make(session, deadline)
+            return await session.ask(statement, values, deadline)
+        except Failed as error:
+            raise _plain(error) from error
+        finally:
+            self._gate.leave(place)
+
+    async def _ready(self, deadline: float) -> Session:
+        if self._session is not None and self._session.usable():
+            return self._session
+        self.close()
+        timeout = self._options.call_timeout + _GRACE
+        self._session = await wire.opened(self._options.target, self._runtime, deadline, timeout)
+        self.server = self._session.server
+        return self._session
+
+    async def _make(self, session: Session, deadline: float) -> None:
+        """The schema is missing, or it is another version's."""
+        name = self._options.schema
+        try:
+            found = int((await session.ask(self._version, (), deadline))[0][0] or 0)
+        except Failed as error:
+            if not isinstance(error.meaning(), Missing):
+                raise unmade(name, error) from error
+            found = 0
+        if found > schema.VERSION:
+            raise too_new(name, found)
+        if not self._options.create:
+            raise unmade(name, "the URL says create=no")
+        try:
+            await session.run(f"{_ONE_AT_A_TIME}\n{schema.text(name)}", deadline)
+        except Failed as error:
+            meaning = error.meaning()
+            raise (meaning if isinstance(meaning, Unavailable) else unmade(name, error)) from error
+        _log.info("made the tables of Leasehold in schema %r", name)
+
+
+def _plain(error: Failed) -> LeaseholdError:
+    meaning = error.meaning()
+    return ConfigError(str(meaning)) if isinstance(meaning, Missing) else meaning

@@ -1,0 +1,304 @@
+"""One session with the server, by libpq's calls that never block: the same code for threads and event loops.
+
+psycopg brings libpq (`psycopg.pq`); its connections are not used, because blocking ones know no deadline, and asyncio
+ones, when cancelled, wait for the server's word on it. Here every wait has the call's deadline, and whatever ends a
+call before its answer, a cancellation too, closes the session: nobody reads another call's answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from leasehold.engines.postgresql.meaning import ENGINE, Failed, refused, silent
+from leasehold.engines.postgresql.url import Target
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.runtime.base import Runtime
+
+Row: TypeAlias = "tuple[str | None, ...]"
+Value: TypeAlias = "str | int | bool | Sequence[str] | Sequence[int] | None"
+
+# What a session of ours needs, unless a pooler stands between: then it would be set for whoever has it next. One that
+# lost its client without a goodbye is given up by the server after half a minute, and no longer looks alive.
+_SETTINGS: Final = {
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "idle_session_timeout": "0",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+_HELLO: Final = b"""
+select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsync'),
+    (select oid from pg_database where datname = current_database()) || ' ' || pg_postmaster_start_time(),
+    (select count(set_config(name, value, false)) from unnest($2::text[], $3::text[]) as wanted (name, value)
+        where pg_backend_pid() = $1::integer and current_setting(name, true) is not null)
+"""
+_DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a session says of the other side."""
+
+    direct: bool  # no pooler between: the session is ours for as long as it lives
+    place: str  # the same for two sessions with one database of one running server
+    durable: bool
+
+
+class Session:
+    server: Server
+
+    def __init__(self, pg: pq.abc.PGconn, runtime: Runtime) -> None:
+        self._pg, self._runtime = pg, runtime
+        self._prepared: set[bytes] = set()
+        self._doubt = False
+        self._tap: socket.socket | None = None
+        pg.notice_handler = self._noticed
+
+    @property
+    def descriptor(self) -> int:
+        return self._pg.socket
+
+    def usable(self) -> bool:
+        """False once the server has hung up. Asks nobody: what is found is what has arrived."""
+        try:
+            self._pg.consume_input()  # its last words, if any
+            self._pg.consume_input()  # and then nothing more
+        except psycopg.Error:
+            return False
+        return self._pg.status == pq.ConnStatus.OK
+
+    async def ask(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+        """All rows of one statement. Raises `Failed` for an error of the server's, `Unavailable` for anything else."""
+        params = [encoded(value) for value in values]
+        try:
+            if self.server.direct:
+                if statement not in self._prepared:
+                    self._pg.send_prepare(_name(statement), statement)
+                    await self._answer(deadline)
+                    self._prepared.add(statement)
+                self._pg.send_query_prepared(_name(statement), params)
+            else:  # the next statement may be on another session, which was never told
+                self._pg.send_query_params(statement, params)
+            return rows(await self._answer(deadline))
+        except psycopg.Error as error:
+            self.close()
+            raise Unavailable(f"PostgreSQL: the connection was lost: {error}", engine=ENGINE) from error
+        except Failed:
+            if self._pg.status != pq.ConnStatus.OK:
+                self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    async def run(self, script: str, deadline: float) -> None:
+        """Several statements, as one transaction unless they say otherwise."""
+        try:
+            self._pg.send_query(script.encode())
+            await self._answer(deadline)
+        except psycopg.Error as error:
+            self.close()
+            raise Unavailable(f"PostgreSQL: the connection was lost: {error}", engine=ENGINE) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def notes(self) -> list[bytes]:
+        """What NOTIFY has brought. Raises OSError when the server has hung up."""
+        try:
+            self._pg.consume_input()
+        except psycopg.Error as error:
+            raise ConnectionResetError(str(error)) from error
+        found = []
+        while (note := self._pg.notifies()) is not None:
+            found.append(note.extra)
+        return found
+
+    def tap(self) -> None:
+        """Make ready for `shut`, by a handle of our own: by then the descriptor's number may be somebody else's."""
+        self._tap = socket.socket(fileno=os.dup(self._pg.socket))
+
+    def shut(self) -> None:
+        """Wake whoever waits for this session on another thread: that one closes it."""
+        if self._tap is not None:
+            with suppress(OSError):
+                self._tap.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._pg.finish()
+        if self._tap is not None:
+            self._tap.close()
+
+    def abandon(self) -> None:
+        """In a forked child: not a byte of goodbye may go out on what is the parent's connection."""
+        if self._tap is not None:
+            self._tap.close()
+        with suppress(OSError, psycopg.Error):
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(null, self._pg.socket, inheritable=False)
+            os.close(null)
+
+    # ------------------------------------------------------------- answers
+
+    async def _answer(self, deadline: float) -> pq.abc.PGresult:
+        """The last result of what was sent."""
+        pg, self._doubt = self._pg, False
+        began = self._runtime.now()
+        while pg.flush():
+            await self._arrive(began, deadline, write=True)
+            pg.consume_input()
+        last: pq.abc.PGresult | None = None
+        while True:
+            while pg.is_busy():
+                await self._arrive(began, deadline)
+                pg.consume_input()
+            if (result := pg.get_result()) is None:
+                break
+            if last is None or last.status in _DONE:  # the first error says it all
+                last = result
+        assert last is not None
+        if last.status not in _DONE:
+            raise Failed.of(last)
+        if self._doubt:
+            raise Unavailable("PostgreSQL: it is not known whether a standby has what was committed", engine=ENGINE)
+        return last
+
+    async def _arrive(self, began: float, deadline: float, write: bool = False) -> None:
+        if not await self._runtime.ready(self._pg.socket, deadline - self._runtime.now(), write=write):
+            raise silent(deadline - began)
+
+    def _noticed(self, notice: pq.abc.PGresult) -> None:
+        """A commit whose wait for a synchronous standby was cancelled is answered as a success, with a warning."""
+        if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"SyncRepWaitForLSN":
+            self._doubt = True
+
+
+async def opened(target: Target, runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+    """A session with the first host that takes us. Of the time left, each host gets an equal share."""
+    failure: LeaseholdError = silent(0.0)
+    for number, params in enumerate(target.hosts):
+        now = runtime.now()
+        share = now + (deadline - now) / (len(target.hosts) - number)
+        try:
+            return await _opened(params, runtime, share, statement_timeout)
+        except Unavailable as error:
+            failure = error
+        except ConfigError as error:
+            if len(target.hosts) == 1 or isinstance(failure, ConfigError):
+                raise
+            failure = error
+    raise failure
+
+
+async def _opened(params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+    pg = pq.PGconn.connect_start(make_conninfo(**await _resolved(params, runtime, deadline)).encode())
+    session = Session(pg, runtime)
+    try:
+        began = runtime.now()
+        if pg.status == pq.ConnStatus.BAD:
+            raise refused(pg.get_error_message())
+        while (state := pg.connect_poll()) != pq.PollingStatus.OK:
+            if state == pq.PollingStatus.FAILED:
+                raise refused(pg.get_error_message())
+            reading = state == pq.PollingStatus.READING
+            if not await runtime.ready(pg.socket, deadline - runtime.now(), read=reading, write=not reading):
+                raise silent(deadline - began)
+        pg.nonblocking = 1
+        await _greet(session, deadline, statement_timeout)
+    except Failed as error:
+        session.close()
+        raise refused(str(error)) from error
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+async def _greet(session: Session, deadline: float, statement_timeout: float) -> None:
+    """See who is there, and have the session as we need it."""
+    pg = session._pg
+    if pg.parameter_status(b"server_encoding") != b"UTF8":
+        raise ConfigError("locks have names of any text: use a database whose encoding is UTF8")
+    wanted = _SETTINGS | {"statement_timeout": str(int(statement_timeout * 1000))}
+    session.server = Server(False, "", True)
+    ((direct, standby, fsync, place, _),) = await session.ask(
+        _HELLO, (pg.backend_pid, list(wanted), list(wanted.values())), deadline
+    )
+    if standby == "t":
+        raise Unavailable("PostgreSQL: this is a standby, which cannot grant locks", engine=ENGINE)
+    session.server = Server(direct == "t", place or "", fsync == "on")
+
+
+async def _resolved(params: dict[str, str], runtime: Runtime, deadline: float) -> dict[str, Any]:
+    """With the addresses of the host: libpq would look them up for as long as that takes, and stop the loop."""
+    host = params.get("host", "")
+    if not host or host.startswith(("/", "@")) or "hostaddr" in params or _numeric(host):
+        return params
+    answer: list[list[str] | OSError] = []
+    signal = runtime.signal()
+
+    async def look_up(_: Runtime) -> None:
+        try:
+            answer.append([str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
+        except OSError as error:
+            answer.append(error)
+        signal.set()
+
+    runtime.aside(look_up, "leasehold-look-up")
+    await signal.wait(deadline - runtime.now())
+    if not answer:
+        raise Unavailable(f"PostgreSQL: the address of {host} was not found in time", engine=ENGINE)
+    if isinstance(answer[0], OSError):
+        raise Unavailable(f"PostgreSQL: {host} has no address: {answer[0].strerror}", engine=ENGINE)
+    found = list(dict.fromkeys(answer[0]))
+    return params | {"host": ",".join([host] * len(found)), "hostaddr": ",".join(found)}
+
+
+def _numeric(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
+            socket.inet_pton(family, host)
+            return True
+    return False
+
+
+# ------------------------------------------------------------------ values
+
+
+def _name(statement: bytes) -> bytes:
+    return b"lh%x" % (hash(statement) & 0xFFFFFFFFFFFFFFFF)
+
+
+def encoded(value: Value) -> bytes | None:
+    """As PostgreSQL reads it: a scalar, or an array of them."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return b"t" if value else b"f"
+    if isinstance(value, str | int):
+        return str(value).encode()
+    return ("{" + ",".join(map(_element, value)) + "}").encode()
+
+
+def _element(value: str | int) -> str:
+    return str(value) if isinstance(value, int) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def rows(result: pq.abc.PGresult) -> list[Row]:
+    columns = range(result.nfields)
+    return [tuple(_text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
