@@ -1,7 +1,7 @@
-"""The state machine in PL/pgSQL beside the pure one: the same verbs at the same times give the same answers and wake-ups.
+"""The state machine in PL/pgSQL beside the pure one: the same verbs at the same times give the same answers and words.
 
-The functions are the real ones, in a schema of their own in which three have been replaced: the clock, the proof of life
-and the telling. Tokens are compared by what they stand for: both rise, by different steps.
+The functions are the real ones, in a schema of their own in which three have been replaced: the clock, the proof of
+life and the telling. Tokens are compared by what they stand for: both rise, by different steps.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Final, cast
 
+from leasehold.config import EngineConfig
 from leasehold.engine import Opener
-from leasehold.errors import ConfigError
+from leasehold.errors import ConfigError, Unsupported
 
 GROUP: Final = "leasehold.engines"  # where other packages announce engines: scheme = "package.module:open"
 
@@ -22,6 +23,24 @@ BUILT_IN: Final[dict[str, str]] = {
 EXTRAS: Final[dict[str, str]] = {
     "leasehold.engines.postgresql": "postgresql",
 }
+
+
+# Engines in a database that can be asked about a lease in a transaction of the caller's own.
+INSIDE: Final = frozenset({"postgresql"})
+
+
+def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> str:
+    """The question, as a statement for a driver that marks namespace, name and token so, and has this to be escaped so.
+
+    It gives no row when the lease is not held, one when it is, and two when it is but no transaction is open: then the
+    answer would be out of date before it is used.
+    """
+    if config.scheme not in INSIDE:
+        raise Unsupported(
+            f"{config.scheme}:// keeps no leases in a database of yours: compare tokens at what you protect instead",
+            engine=config.scheme,
+        )
+    return cast(str, import_module(BUILT_IN[config.scheme]).inside(config, marks, escape))
 
 
 def opener(scheme: str) -> Opener:

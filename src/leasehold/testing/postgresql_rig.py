@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from typing import ClassVar
+from urllib.parse import quote
 from uuid import uuid4
 
+from leasehold.engines.postgresql.schema import quoted
 from leasehold.testing.rig import Machine, Rig
 from leasehold.testing.servers.postgresql import PgBouncer, PostgreSQL, until_gone
 from leasehold.testing.servers.proxy import Proxy
@@ -46,18 +48,15 @@ class PostgresqlRig(Rig):
         self.server.restart()
 
     def residue(self, namespace: str) -> int:
-        schema = '"' + self.schema.replace('"', '""') + '"'
-        tables = (f"{schema}.{table}" for table in ("lh_grant", "lh_waiter", "lh_line"))
-        counts = (f"(select count(*) from {table} where namespace = %(namespace)s)" for table in tables)
-        with self.server.connect() as session:
-            cursor = session.execute(f"select {' + '.join(counts)}".encode(), {"namespace": namespace})
-            ((found,),) = cursor.fetchall()
-        return int(found)
+        found = 0
+        for table in ("lh_grant", "lh_waiter", "lh_line"):
+            query = f"select count(*) from {quoted(self.schema)}.{table} where namespace = %s"  # noqa: S608
+            found += self.server.ask(query, namespace)[0][0]
+        return found
 
     def close(self) -> None:
         super().close()
-        schema = '"' + self.schema.replace('"', '""') + '"'
-        self.server.ask(f"drop schema if exists {schema} cascade")
+        self.server.ask(f"drop schema if exists {quoted(self.schema)} cascade")
 
 
 class PostgresqlMachine(Machine):
@@ -70,8 +69,7 @@ class PostgresqlMachine(Machine):
         super().__init__(self._url(self.proxy.port))
 
     def _url(self, port: int) -> str:
-        schema = self.rig.schema.replace('"', "%22").replace(" ", "%20")
-        return f"{self.rig.server.url(port=port)}?schema={schema}&application_name={self._application}"
+        return f"{self.rig.server.url(port=port)}?schema={quote(self.rig.schema)}&application_name={self._application}"
 
     def cut(self) -> None:
         self.proxy.cut()
@@ -100,8 +98,8 @@ class PooledMachine(PostgresqlMachine):
     def __init__(self, rig: PooledRig) -> None:
         super().__init__(rig)
         self._pooled = Proxy(pooler().port)
-        direct = self.url.partition("?")[0]
-        self.url = f"{self._url(self._pooled.port)}&listen_url={direct.replace(':', '%3A').replace('/', '%2F')}"
+        direct = quote(rig.server.url(port=self.proxy.port), safe="")
+        self.url = f"{self._url(self._pooled.port)}&listen_url={direct}"
 
     def cut(self) -> None:
         super().cut()

@@ -10,6 +10,6 @@ url.py      a postgresql:// URL in parts
 meaning.py  what errors mean
 """
 
-from leasehold.engines.postgresql.engine import open
+from leasehold.engines.postgresql.engine import inside, open
 
-__all__ = ["open"]
+__all__ = ["inside", "open"]

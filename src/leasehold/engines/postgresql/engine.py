@@ -11,6 +11,7 @@ from typing import Final
 
 from leasehold.book import Book
 from leasehold.config import EngineConfig
+from leasehold.engines.postgresql import schema
 from leasehold.engines.postgresql.ear import Ear
 from leasehold.engines.postgresql.lane import Lane
 from leasehold.engines.postgresql.meaning import ENGINE
@@ -87,3 +88,13 @@ def open(config: EngineConfig, runtime: Runtime, book: Book) -> PostgresqlEngine
     if not isinstance(ear, Ear):  # the first of the twins
         ear = book.shelf[ENGINE] = Ear(options.listen, book, runtime, ENGINE)
     return PostgresqlEngine(runtime, book, options, ear)
+
+
+def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> str:
+    """See `leasehold.engines.inside`. A statement that is a transaction of its own begins when that does."""
+    prefix = schema.quoted(parsed(config).schema).replace(*escape)
+    alone = "transaction_timestamp() = statement_timestamp()"
+    return (
+        f"select 1 from generate_series(1, case when {alone} then 2 else 1 end) "
+        f"where {prefix}.lh_check_v1({', '.join(marks)})"
+    )

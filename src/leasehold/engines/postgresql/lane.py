@@ -30,6 +30,7 @@ class Lane:
         self._options, self._runtime = options, runtime
         self._gate = Gate(runtime, engine)
         self._session: Session | None = None
+        self._limbo: dict[str, Session] = {}  # by mark: the connection on which its attempt is still on its way
         self.server: Server | None = None  # as last met
         prefix = schema.quoted(options.schema)
         self._version = f"select version from {prefix}.lh_meta".encode()
@@ -45,12 +46,18 @@ class Lane:
             )
         }
 
-    async def call(self, verb: str, values: Sequence[Value], deadline: float) -> list[Row]:
-        """One verb, one trip. Raises nothing but what Leasehold raises (E9)."""
-        return await self._ask(self._statements[verb], values, deadline)
+    async def call(self, verb: str, values: Sequence[Value], deadline: float, mark: str = "") -> list[Row]:
+        """One verb, one trip. Raises nothing but what Leasehold raises (E9). `mark`: see `take_back`."""
+        return await self._ask(self._statements[verb], values, deadline, mark)
 
     async def ping(self, deadline: float) -> None:
         await self._ask(b"select 1", (), deadline)
+
+    def take_back(self, mark: str, values: Sequence[Value]) -> None:
+        """Release a claim behind its attempt, if that is still on its way on a connection of ours. Never waits."""
+        session = self._limbo.pop(mark, None)
+        if session is not None:
+            session.regret(self._statements["release"], values)
 
     async def meet(self, deadline: float) -> Server:
         """Who is on the other side; connects if that is not known yet."""
@@ -66,16 +73,20 @@ class Lane:
 
     def close(self) -> None:
         session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        for each in (session, *self._limbo.values()):
+            if each is not None:
+                each.close()
+        self._limbo.clear()
 
     def after_fork(self) -> None:
         session, self._session = self._session, None
-        if session is not None:
-            session.abandon()
+        for each in (session, *self._limbo.values()):
+            if each is not None:
+                each.abandon()
+        self._limbo.clear()
         self._gate.after_fork()
 
-    async def _ask(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+    async def _ask(self, statement: bytes, values: Sequence[Value], deadline: float, mark: str = "") -> list[Row]:
         place = self._gate.place()
         try:
             await self._gate.enter(place, deadline)
@@ -90,13 +101,32 @@ class Lane:
             return await session.ask(statement, values, deadline)
         except Failed as error:
             raise _plain(error) from error
+        except BaseException:
+            self._set_adrift(mark)
+            raise
         finally:
             self._gate.leave(place)
+
+    def _set_adrift(self, mark: str) -> None:
+        """The answer was not waited for: its connection is of no more use, but to take the call back by."""
+        session = self._session
+        if session is None or not session.adrift:
+            return
+        self._session = None
+        for each in self._limbo.values():  # nobody took these back, and nobody will: whoever gives up does so at once
+            each.close()
+        self._limbo.clear()
+        if mark:
+            self._limbo[mark] = session
+        else:
+            session.close()
 
     async def _ready(self, deadline: float) -> Session:
         if self._session is not None and self._session.usable():
             return self._session
-        self.close()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
         timeout = self._options.call_timeout + _GRACE
         self._session = await wire.opened(self._options.target, self._runtime, deadline, timeout)
         self.server = self._session.server

@@ -53,7 +53,8 @@ declare
     _function regprocedure;
 begin
     for _function in
-        select p.oid from pg_proc p where p.proname ~ '^lh_({names})_v[0-9]+$' and p.pronamespace = (
+        select p.oid from pg_proc p
+        where p.proname ~ '^lh_({names})_v[0-9]+$' and p.pronamespace = (
             select relnamespace from pg_class where oid = (select tableoid from {quoted(schema)}.lh_meta))
     loop
         execute format('grant execute on function %s to %I', _function, {_literal(role)});

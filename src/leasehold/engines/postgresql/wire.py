@@ -2,7 +2,8 @@
 
 psycopg brings libpq (`psycopg.pq`); its connections are not used, because blocking ones know no deadline, and asyncio
 ones, when cancelled, wait for the server's word on it. Here every wait has the call's deadline, and whatever ends a
-call before its answer, a cancellation too, closes the session: nobody reads another call's answer.
+call before its answer, a cancellation too, sets the session adrift: nobody reads another call's answer. Sessions are in
+libpq's pipeline mode, so that a release can be sent behind an attempt that is still on its way.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -44,6 +46,7 @@ select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsy
         where pg_backend_pid() = $1::integer and current_setting(name, true) is not null)
 """
 _DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
+_SYNC: Final = pq.ExecStatus.PIPELINE_SYNC
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,11 @@ class Session:
 
     def __init__(self, pg: pq.abc.PGconn, runtime: Runtime) -> None:
         self._pg, self._runtime = pg, runtime
-        self._prepared: set[bytes] = set()
+        self._prepared: dict[bytes, bytes] = {}
+        self._names = count()
         self._doubt = False
         self._tap: socket.socket | None = None
+        self.adrift = False  # something was sent, and its answer not read: of no more use but to `regret`
         pg.notice_handler = self._noticed
 
     @property
@@ -76,43 +81,56 @@ class Session:
             self._pg.consume_input()  # and then nothing more
         except psycopg.Error:
             return False
-        return self._pg.status == pq.ConnStatus.OK
+        return self._pg.status == pq.ConnStatus.OK and not self.adrift
 
     async def ask(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
-        """All rows of one statement. Raises `Failed` for an error of the server's, `Unavailable` for anything else."""
-        params = [encoded(value) for value in values]
+        """All rows of one statement. Raises `Failed` for an error of the server's; whatever else is raised, there was
+        no answer, and this session is closed or adrift."""
+        known = statement in self._prepared
         try:
-            if self.server.direct:
-                if statement not in self._prepared:
-                    self._pg.send_prepare(_name(statement), statement)
-                    await self._answer(deadline)
-                    self._prepared.add(statement)
-                self._pg.send_query_prepared(_name(statement), params)
-            else:  # the next statement may be on another session, which was never told
-                self._pg.send_query_params(statement, params)
+            self.adrift = True
+            self._send(statement, values)
             return rows(await self._answer(deadline))
         except psycopg.Error as error:
-            self.close()
-            raise Unavailable(f"PostgreSQL: the connection was lost: {error}", engine=ENGINE) from error
+            raise self._lost(error) from error
         except Failed:
-            if self._pg.status != pq.ConnStatus.OK:
-                self.close()
-            raise
-        except BaseException:
-            self.close()
+            if not known:  # perhaps it could not even be prepared
+                self._prepared.pop(statement, None)
             raise
 
     async def run(self, script: str, deadline: float) -> None:
         """Several statements, as one transaction unless they say otherwise."""
         try:
+            self.adrift = True
+            self._pg.exit_pipeline_mode()
             self._pg.send_query(script.encode())
             await self._answer(deadline)
+            self._pg.enter_pipeline_mode()
         except psycopg.Error as error:
-            self.close()
-            raise Unavailable(f"PostgreSQL: the connection was lost: {error}", engine=ENGINE) from error
-        except BaseException:
-            self.close()
-            raise
+            raise self._lost(error) from error
+
+    def regret(self, statement: bytes, values: Sequence[Value]) -> None:
+        """Send one more statement behind what was not answered, and hang up. Never waits. The server carries out what
+        it received in order, so what takes a call back cannot overtake it."""
+        with suppress(psycopg.Error):
+            self._send(statement, values)
+            self._pg.flush()
+        self.close()
+
+    def _send(self, statement: bytes, values: Sequence[Value]) -> None:
+        params = [encoded(value) for value in values]
+        if not self.server.direct:  # the next statement may be on another session, which was never told
+            self._pg.send_query_params(statement, params)
+        else:
+            if (name := self._prepared.get(statement)) is None:
+                name = self._prepared[statement] = b"lh%d" % next(self._names)
+                self._pg.send_prepare(name, statement)  # along with its first use
+            self._pg.send_query_prepared(name, params)
+        self._pg.pipeline_sync()
+
+    def _lost(self, error: psycopg.Error) -> Unavailable:
+        self.close()
+        return Unavailable(f"PostgreSQL: the connection was lost: {error}", engine=ENGINE)
 
     def notes(self) -> list[bytes]:
         """What NOTIFY has brought. Raises OSError when the server has hung up."""
@@ -152,23 +170,28 @@ class Session:
     # ------------------------------------------------------------- answers
 
     async def _answer(self, deadline: float) -> pq.abc.PGresult:
-        """The last result of what was sent."""
+        """The result of what was sent; of several, the last, or the first that is an error."""
         pg, self._doubt = self._pg, False
         began = self._runtime.now()
         while pg.flush():
             await self._arrive(began, deadline, write=True)
             pg.consume_input()
         last: pq.abc.PGresult | None = None
+        pipelined = pg.pipeline_status != pq.PipelineStatus.OFF
         while True:
             while pg.is_busy():
                 await self._arrive(began, deadline)
                 pg.consume_input()
-            if (result := pg.get_result()) is None:
+            result = pg.get_result()
+            if (result is None and not pipelined) or (result is not None and result.status == _SYNC):
                 break
-            if last is None or last.status in _DONE:  # the first error says it all
+            if result is not None and (last is None or last.status in _DONE):
                 last = result
         assert last is not None
+        self.adrift = False
         if last.status not in _DONE:
+            if pg.status != pq.ConnStatus.OK:
+                self.close()
             raise Failed.of(last)
         if self._doubt:
             raise Unavailable("PostgreSQL: it is not known whether a standby has what was committed", engine=ENGINE)
@@ -215,6 +238,7 @@ async def _opened(params: dict[str, str], runtime: Runtime, deadline: float, sta
             if not await runtime.ready(pg.socket, deadline - runtime.now(), read=reading, write=not reading):
                 raise silent(deadline - began)
         pg.nonblocking = 1
+        pg.enter_pipeline_mode()
         await _greet(session, deadline, statement_timeout)
     except Failed as error:
         session.close()
@@ -274,10 +298,6 @@ def _numeric(host: str) -> bool:
 
 
 # ------------------------------------------------------------------ values
-
-
-def _name(statement: bytes) -> bytes:
-    return b"lh%x" % (hash(statement) & 0xFFFFFFFFFFFFFFFF)
 
 
 def encoded(value: Value) -> bytes | None:

@@ -25,14 +25,20 @@ _MISMATCH: Final = "2"
 _SWEEP_EVERY: Final = 8  # attempts: what lapsed and nobody asks about leaves nothing
 _SWEEP_LINES_EVERY: Final = 64  # ... and lines whose waiters have all died
 _BATCH: Final = 100  # claims in one call: others get in between
+_TO_GIVE_UP: Final = 5.0  # seconds the server may try to take back what nobody waits for
 _POLL: Final = 0.2  # a client that cannot be told looks about so often at the head of the line
 
 
 class Lane(Protocol):
     """One twin's way to the server."""
 
-    async def call(self, verb: str, values: Sequence[Any], deadline: float) -> list[tuple[str | None, ...]]:
+    async def call(
+        self, verb: str, values: Sequence[Any], deadline: float, mark: str = ""
+    ) -> list[tuple[str | None, ...]]:
         """The rows a procedure answers with, as text. Raises only what Leasehold raises (E9)."""
+
+    def take_back(self, mark: str, values: Sequence[Any]) -> None:
+        """Send this release behind the attempt with that mark, if its connection lives. Never waits."""
 
     async def ping(self, deadline: float) -> None: ...
 
@@ -58,16 +64,17 @@ class SqlEngine:
 
     @property
     def listening(self) -> bool:
-        return self._attempts > 0  # the first attempt has seen to that
+        return "contended" in self._book.shelf
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         if claim.queue:
+            self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
         try:
             address = await self._address(deadline)
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
             more = (micros(claim.delay), claim.queue, self._sweeps(), self._patience(deadline))
-            (row,) = await self._lane.call("attempt", (*values, *more), deadline)
+            (row,) = await self._lane.call("attempt", (*values, *more), deadline, claim.mark)
         except ConfigError:
             self._refused.add(claim.mark)
             raise
@@ -114,9 +121,8 @@ class SqlEngine:
 
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._book.leave(claim.mark)
-        values = (*key(claim), micros(claim.min_hold), bool(claim.id), self._patience(deadline))
         try:
-            return (await self._lane.call("release", values, deadline))[0][0] == "t"
+            return (await self._lane.call("release", self._giving_up(claim, deadline), deadline))[0][0] == "t"
         except ConfigError as error:  # the server was fit for use when the claim was granted: it may be so again
             raise Unavailable(str(error), engine=self.name) from error
 
@@ -134,8 +140,12 @@ class SqlEngine:
         self._book.leave(claim.mark)
         if claim.mark in self._refused:  # nothing was ever written
             self._refused.discard(claim.mark)
-        else:  # the connection that carried the attempt is closed, or in use: the watchdog has its own
-            self._book.owe(claim)
+            return
+        self._book.owe(claim)  # first: torn between, it is still owed
+        self._lane.take_back(claim.mark, self._giving_up(claim, self._runtime.now() + _TO_GIVE_UP))
+
+    def _giving_up(self, claim: Claim, deadline: float) -> tuple[Any, ...]:
+        return (*key(claim), micros(claim.min_hold), bool(claim.id), self._patience(deadline))
 
     def after_fork(self) -> None:
         self._lane.after_fork()

@@ -16,7 +16,7 @@ import psycopg
 
 from leasehold.testing.servers.process import Server, descendants, free_ports, poll, program, scratch
 
-_SETTINGS: Final = ("wal_level=replica", "max_connections=120", "track_functions=all", "log_min_messages=fatal")
+_SETTINGS: Final = ("wal_level=replica", "max_connections=120", "shared_preload_libraries=pg_stat_statements")
 _FAKETIME: Final = "/usr/lib/*/faketime/libfaketime.so.1"
 
 
