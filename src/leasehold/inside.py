@@ -10,7 +10,6 @@ meanwhile: "still the holder" and the write commit together, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from importlib import import_module
 from typing import Any
 
@@ -33,11 +32,14 @@ def check(lease: BaseLease, connection: object) -> None:
     """
     lease.check()
     if _is_sqlalchemy(connection):
-        _judge(lease, _execute(lease, connection).fetchall())
+        _judge(lease, *(_execute(lease, connection, each).fetchall() for each in _for_sqlalchemy(lease)))
         return
     with _cursor(connection) as cursor:
-        cursor.execute(*_question(lease))
-        _judge(lease, cursor.fetchall())
+        held, open_ = _for_a_cursor(lease)
+        cursor.execute(held, _values(lease))
+        found = cursor.fetchall()
+        cursor.execute(open_)
+        _judge(lease, found, cursor.fetchall())
 
 
 async def check_async(lease: BaseLease, connection: object) -> None:
@@ -45,19 +47,21 @@ async def check_async(lease: BaseLease, connection: object) -> None:
     `AsyncConnection`."""
     lease.check()
     if _is_sqlalchemy(connection):
-        result: Any = await _execute(lease, connection)
-        _judge(lease, result.fetchall())
+        results: list[Any] = [await _execute(lease, connection, each) for each in _for_sqlalchemy(lease)]
+        _judge(lease, *(result.fetchall() for result in results))
         return
     async with _cursor(connection) as cursor:
-        await cursor.execute(*_question(lease))
-        rows: Awaitable[list[object]] = cursor.fetchall()
-        _judge(lease, await rows)
+        held, open_ = _for_a_cursor(lease)
+        await cursor.execute(held, _values(lease))
+        found = await cursor.fetchall()
+        await cursor.execute(open_)
+        _judge(lease, found, await cursor.fetchall())
 
 
-def _judge(lease: BaseLease, rows: list[object]) -> None:
-    if not rows:
+def _judge(lease: BaseLease, held: list[object], open_: list[object]) -> None:
+    if not held:
         raise LeaseLost(lease.name, token=lease.token)
-    if len(rows) > 1:
+    if not open_:
         raise ConfigError("this connection is not in a transaction: the check would be out of date before your write")
 
 
@@ -65,15 +69,18 @@ def _is_sqlalchemy(connection: object) -> bool:
     return any(base.__module__.partition(".")[0] == "sqlalchemy" for base in type(connection).__mro__)
 
 
-def _execute(lease: BaseLease, connection: Any) -> Any:
+def _for_sqlalchemy(lease: BaseLease) -> tuple[str, str]:
+    return engines.inside(lease._desk.config, (":namespace", ":name", ":token"), (":", "\\:"))
+
+
+def _execute(lease: BaseLease, connection: Any, statement: str) -> Any:
     """Whatever driver SQLAlchemy has beneath: it puts the parameters in that one's style."""
-    statement = engines.inside(lease._desk.config, (":namespace", ":name", ":token"), (":", "\\:"))
-    return connection.execute(import_module("sqlalchemy").text(statement), _values(lease))
+    values = _values(lease) if ":name" in statement else {}
+    return connection.execute(import_module("sqlalchemy").text(statement), values)
 
 
-def _question(lease: BaseLease) -> tuple[str, dict[str, object]]:
-    marks = ("%(namespace)s", "%(name)s", "%(token)s")
-    return engines.inside(lease._desk.config, marks, ("%", "%%")), _values(lease)
+def _for_a_cursor(lease: BaseLease) -> tuple[str, str]:
+    return engines.inside(lease._desk.config, ("%(namespace)s", "%(name)s", "%(token)s"), ("%", "%%"))
 
 
 def _values(lease: BaseLease) -> dict[str, object]:

@@ -29,18 +29,15 @@ EXTRAS: Final[dict[str, str]] = {
 INSIDE: Final = frozenset({"postgresql"})
 
 
-def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> str:
-    """The question, as a statement for a driver that marks namespace, name and token so, and has this to be escaped so.
-
-    It gives no row when the lease is not held, one when it is, and two when it is but no transaction is open: then the
-    answer would be out of date before it is used.
-    """
+def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> tuple[str, str]:
+    """Two statements, for a driver that marks namespace, name and token so, and wants this escaped so. The first gives
+    a row when the lease is held; the second, right after it, when both are in one transaction."""
     if config.scheme not in INSIDE:
         raise Unsupported(
             f"{config.scheme}:// keeps no leases in a database of yours: compare tokens at what you protect instead",
             engine=config.scheme,
         )
-    return cast(str, import_module(BUILT_IN[config.scheme]).inside(config, marks, escape))
+    return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).inside(config, marks, escape))
 
 
 def opener(scheme: str) -> Opener:

@@ -90,11 +90,8 @@ def open(config: EngineConfig, runtime: Runtime, book: Book) -> PostgresqlEngine
     return PostgresqlEngine(runtime, book, options, ear)
 
 
-def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> str:
-    """See `leasehold.engines.inside`. A statement that is a transaction of its own begins when that does."""
+def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> tuple[str, str]:
+    """See `leasehold.engines.inside`. The row lock of the first has given its transaction a number."""
     prefix = schema.quoted(parsed(config).schema).replace(*escape)
-    alone = "transaction_timestamp() = statement_timestamp()"
-    return (
-        f"select 1 from generate_series(1, case when {alone} then 2 else 1 end) "
-        f"where {prefix}.lh_check_v1({', '.join(marks)})"
-    )
+    held = f"select 1 where {prefix}.lh_check_v1({', '.join(marks)})"
+    return held, "select 1 where pg_current_xact_id_if_assigned() is not null"
