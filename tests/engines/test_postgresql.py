@@ -14,6 +14,7 @@ import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, Unavailable
 from leasehold.config import EngineConfig
+from leasehold.core.timing import BEAT_EVERY
 from leasehold.engines.postgresql.url import parsed
 from leasehold.testing.servers.proxy import Proxy
 
@@ -136,6 +137,7 @@ def test_a_hand_off_is_two_calls_however_long_the_line(database, until, waiters)
                 pass
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(waiters)]
+        began = time.monotonic()
         for thread in threads:
             thread.start()
         until(lambda: len(client.inspect()) == waiters + 1)
@@ -144,10 +146,11 @@ def test_a_hand_off_is_two_calls_however_long_the_line(database, until, waiters)
         for thread in threads:
             thread.join(60)
         after = calls(database)
+        unprompted = waiters * int((time.monotonic() - began) / BEAT_EVERY)  # on a machine as slow as that
     asked = after["attempt"] - before["attempt"]
     released = after["release"] - before.get("release", 0)
     assert released == waiters + 1
-    assert asked <= 1.1 * waiters + 1, "each waiter claims its turn once; the next one may look after a second"
+    assert asked <= 1.1 * waiters + 1 + unprompted, "each claims its turn once; the next may look after a second"
 
 
 def test_nothing_is_left_of_idle_names(database) -> None:

@@ -209,8 +209,20 @@ steps = st.lists(
 
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_server_and_the_pure_line_agree(db, kind: str, data) -> None:
+    run(db, kind, data)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
+@given(data=st.data())
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_server_and_the_pure_line_agree_at_length(db, kind: str, data) -> None:
+    run(db, kind, data)
+
+
+def run(db, kind: str, data) -> None:
     world = World(db)
     tokens: dict[str, int] = {}
     for step in data.draw(steps):

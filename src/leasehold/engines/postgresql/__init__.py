@@ -5,6 +5,7 @@ schema.py   those three as text, under any schema name, and the rights a role ne
 engine.py   what the server as met promises, and how a client is told
 lane.py     one twin's connection: a call at a time, the schema made when it is missing
 wire.py     one session, by libpq's calls that never block, each with the call's deadline
+reach.py    how a session begins: address, hand-shake, settings
 ear.py      wake-ups: one listening session per client, which is also its proof of life
 url.py      a postgresql:// URL in parts
 meaning.py  what errors mean

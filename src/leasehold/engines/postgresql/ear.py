@@ -19,8 +19,8 @@ from weakref import ReferenceType, WeakSet, ref
 
 from leasehold.book import Book
 from leasehold.core.timing import BEAT
-from leasehold.engines.postgresql import wire
-from leasehold.engines.postgresql.meaning import Failed
+from leasehold.engines.postgresql import reach
+from leasehold.engines.postgresql.meaning import Failed, Lost
 from leasehold.engines.postgresql.url import Target
 from leasehold.engines.postgresql.wire import Server, Session
 from leasehold.engines.sql.gate import Gate
@@ -64,7 +64,7 @@ class Ear:
         self._retry_at = runtime.now() + _AGAIN
         address = runtime.entropy(8).hex()
         try:
-            session = await wire.opened(target, runtime, deadline, 0.0)
+            session = await reach.opened(target, runtime, deadline, 0.0)
         except LeaseholdError as error:
             self._deaf(str(error))
             return
@@ -80,7 +80,7 @@ class Ear:
                 session.tap()
                 runtime.aside(_listener(session, ref(self), self._book), "leasehold-ear")
                 self._session, self.address, self.deaf, self._retry_at = session, address, False, 0.0
-        except (LeaseholdError, Failed, RuntimeError) as error:  # RuntimeError: no thread to be had
+        except (LeaseholdError, Failed, Lost, RuntimeError) as error:  # RuntimeError: no thread to be had
             session.close()
             self._deaf(str(error))
         except BaseException:

@@ -10,18 +10,18 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from leasehold.engines.postgresql import schema, wire
-from leasehold.engines.postgresql.meaning import Failed, Missing, too_new, unmade
+from leasehold.engines.postgresql import reach, schema
+from leasehold.engines.postgresql.meaning import Failed, Lost, Missing, too_new, unmade
 from leasehold.engines.postgresql.url import Options
 from leasehold.engines.postgresql.wire import Row, Server, Session, Value
 from leasehold.engines.sql.gate import Gate
-from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import Unavailable
+from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
 _log = logging.getLogger("leasehold.postgresql")
 
-# The second makes the session hear what another has made while this one waited: it may remember that nothing was there.
-_ONE_AT_A_TIME: Final = "select pg_advisory_xact_lock(7308620182131241331); select 1 from pg_namespace limit 1;"
+_AGAIN: Final = 0.2  # seconds between tries to connect, of somebody in line
 _GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
 
 
@@ -46,9 +46,9 @@ class Lane:
             )
         }
 
-    async def call(self, verb: str, values: Sequence[Value], deadline: float, mark: str = "") -> list[Row]:
-        """One verb, one trip. Raises nothing but what Leasehold raises (E9). `mark`: see `take_back`."""
-        return await self._ask(self._statements[verb], values, deadline, mark)
+    async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
+        """One verb, one trip. Raises nothing but what Leasehold raises (E9). `claim`: whose attempt this is."""
+        return await self._ask(self._statements[verb], values, deadline, claim)
 
     async def ping(self, deadline: float) -> None:
         await self._ask(b"select 1", (), deadline)
@@ -86,26 +86,39 @@ class Lane:
         self._limbo.clear()
         self._gate.after_fork()
 
-    async def _ask(self, statement: bytes, values: Sequence[Value], deadline: float, mark: str = "") -> list[Row]:
+    async def _ask(
+        self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None = None
+    ) -> list[Row]:
         place = self._gate.place()
         try:
             await self._gate.enter(place, deadline)
-            session = await self._ready(deadline)
-            try:
-                return await session.ask(statement, values, deadline)
-            except Failed as error:
-                meaning = error.meaning()
-                if not isinstance(meaning, Missing):
-                    raise meaning from error
-            await self._make(session, deadline)
-            return await session.ask(statement, values, deadline)
-        except Failed as error:
-            raise _plain(error) from error
+            while True:
+                session = await self._ready(deadline, claim is not None and claim.queue)
+                try:
+                    return await self._asked(session, statement, values, deadline)
+                except Lost as lost:
+                    # Whoever stands in line outlasts a restart: asked again, an attempt gives the same answer (E2).
+                    if claim is None or not claim.queue or self._runtime.now() >= deadline:
+                        raise lost.meaning() from lost
         except BaseException:
-            self._set_adrift(mark)
+            self._set_adrift(claim.mark if claim is not None else "")
             raise
         finally:
             self._gate.leave(place)
+
+    async def _asked(self, session: Session, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+        try:
+            return await session.ask(statement, values, deadline)
+        except Failed as error:
+            meaning = error.meaning()
+            if not isinstance(meaning, Missing):
+                raise meaning from error
+        await self._make(session, deadline)
+        try:
+            return await session.ask(statement, values, deadline)
+        except Failed as error:
+            meaning = error.meaning()
+            raise (unmade(self._options.schema, error) if isinstance(meaning, Missing) else meaning) from error
 
     def _set_adrift(self, mark: str) -> None:
         """The answer was not waited for: its connection is of no more use, but to take the call back by."""
@@ -121,14 +134,21 @@ class Lane:
         else:
             session.close()
 
-    async def _ready(self, deadline: float) -> Session:
+    async def _ready(self, deadline: float, patient: bool = False) -> Session:
+        """`patient`: whoever stands in line outlasts a restart or a fail-over, if that is over by the deadline."""
         if self._session is not None and self._session.usable():
             return self._session
         if self._session is not None:
             self._session.close()
             self._session = None
         timeout = self._options.call_timeout + _GRACE
-        self._session = await wire.opened(self._options.target, self._runtime, deadline, timeout)
+        while self._session is None:
+            try:
+                self._session = await reach.opened(self._options.target, self._runtime, deadline, timeout)
+            except Unavailable:
+                if not patient or self._runtime.now() + _AGAIN >= deadline:
+                    raise
+                await self._runtime.sleep(_AGAIN * (0.5 + self._runtime.fraction() / 2))
         self.server = self._session.server
         return self._session
 
@@ -146,13 +166,8 @@ class Lane:
         if not self._options.create:
             raise unmade(name, "the URL says create=no")
         try:
-            await session.run(f"{_ONE_AT_A_TIME}\n{schema.text(name)}", deadline)
+            await session.run(schema.text(name), deadline)
         except Failed as error:
             meaning = error.meaning()
             raise (meaning if isinstance(meaning, Unavailable) else unmade(name, error)) from error
         _log.info("made the tables of Leasehold in schema %r", name)
-
-
-def _plain(error: Failed) -> LeaseholdError:
-    meaning = error.meaning()
-    return ConfigError(str(meaning)) if isinstance(meaning, Missing) else meaning

@@ -43,6 +43,13 @@ class Missing(Exception):
     """The schema is not there, or not this version of it. Never leaves the engine."""
 
 
+class Lost(Exception):
+    """The connection broke before the answer came. Never leaves the engine."""
+
+    def meaning(self) -> Unavailable:
+        return Unavailable(f"PostgreSQL: the connection was lost: {self}", engine=ENGINE)
+
+
 class Failed(Exception):
     """The server answered with an error; the session goes on unless it was fatal. Never leaves the engine."""
 

@@ -9,12 +9,23 @@
 -- A name without holders and waiters has no row. Only the functions below touch these tables: nobody needs a right to
 -- them but their owner.
 
+-- To be run as one transaction. One at a time: the second statement makes the session hear what another has made while
+-- this one waited, for it may remember that nothing was there.
+do $lh$
+begin
+    perform pg_advisory_xact_lock(7308620182131241331);
+    perform 1 from pg_namespace limit 1;
+end
+$lh$;
+
 create schema if not exists "leasehold";
 
 create table if not exists "leasehold".lh_meta (
     id integer primary key default 1 check (id = 1),
     version integer not null
 );
+
+insert into "leasehold".lh_meta (version) values (0) on conflict do nothing;
 
 create table if not exists "leasehold".lh_bucket (
     namespace text collate "C" not null,
@@ -48,8 +59,17 @@ create table if not exists "leasehold".lh_grant (
     primary key (namespace, name, token)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
--- What is over and nobody asks about is found by it.
-create index if not exists lh_grant_end on "leasehold".lh_grant ((until + delay));
+-- What is over and nobody asks about is found by it. (`if not exists` would lock out all who write, to find that out.)
+do $lh$
+begin
+    if not exists (
+        select 1 from pg_class c join "leasehold".lh_meta m on true join pg_class of on of.oid = m.tableoid
+        where c.relname = 'lh_grant_end' and c.relnamespace = of.relnamespace
+    ) then
+        create index lh_grant_end on "leasehold".lh_grant ((until + delay));
+    end if;
+end
+$lh$;
 
 create table if not exists "leasehold".lh_waiter (
     namespace text collate "C" not null,
@@ -66,10 +86,9 @@ create table if not exists "leasehold".lh_waiter (
     delay bigint not null,
     since bigint not null,
     beat bigint not null,
-    primary key (namespace, name, passed, ticket)
+    primary key (namespace, name, passed, ticket),
+    unique (mark, namespace, name)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-
-create index if not exists lh_waiter_mark on "leasehold".lh_waiter (mark);
 
 create table if not exists "leasehold".lh_line (
     namespace text collate "C" not null,

@@ -191,15 +191,15 @@ begin
     delete from "leasehold".lh_grant where ctid = (
         select ctid from "leasehold".lh_grant
         where namespace = _namespace and name = _name and mark = _mark and until > _t
-            and (state = 1 or state = 2 and _held and since + _min_hold <= _t)
+            and (state = 1 or state = 2 and _held and (_min_hold = 0 or since + _min_hold <= _t))
         for update skip locked);
     _ended := found;
     if not _ended then
         -- It must be kept for a while, or a transaction of its holder has it: then it is over when that has ended.
         update "leasehold".lh_grant set
-                state = case when since + _min_hold > _t then 3 else state end,
+                state = case when _min_hold > 0 and since + _min_hold > _t then 3 else state end,
                 delay = 0,
-                until = greatest(since + _min_hold, _t)
+                until = case when _min_hold > 0 then greatest(since + _min_hold, _t) else _t end
             where namespace = _namespace and name = _name and mark = _mark and until > _t and state = 2 and _held;
         _ended := found;
         delete from "leasehold".lh_waiter where mark = _mark and namespace = _namespace and name = _name;

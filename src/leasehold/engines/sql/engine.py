@@ -33,9 +33,10 @@ class Lane(Protocol):
     """One twin's way to the server."""
 
     async def call(
-        self, verb: str, values: Sequence[Any], deadline: float, mark: str = ""
+        self, verb: str, values: Sequence[Any], deadline: float, claim: Claim | None = None
     ) -> list[tuple[str | None, ...]]:
-        """The rows a procedure answers with, as text. Raises only what Leasehold raises (E9)."""
+        """The rows a procedure answers with, as text. Raises only what Leasehold raises (E9). `claim`: whose attempt
+        this is; one in line may be kept waiting for a connection until the deadline, others are told at once."""
 
     def take_back(self, mark: str, values: Sequence[Any]) -> None:
         """Send this release behind the attempt with that mark, if its connection lives. Never waits."""
@@ -74,7 +75,7 @@ class SqlEngine:
             address = await self._address(deadline)
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
             more = (micros(claim.delay), claim.queue, self._sweeps(), self._patience(deadline))
-            (row,) = await self._lane.call("attempt", (*values, *more), deadline, claim.mark)
+            (row,) = await self._lane.call("attempt", (*values, *more), deadline, claim)
         except ConfigError:
             self._refused.add(claim.mark)
             raise

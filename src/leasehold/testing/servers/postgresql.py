@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 
@@ -66,14 +66,14 @@ class PostgreSQL(_AsPostgres):
     def command(self) -> Sequence[str]:
         place = ["-D", self.data, "-p", str(self.port), "-h", "127.0.0.1", "-k", os.path.dirname(self.data)]
         settings = [word for setting in (*_SETTINGS, *self._settings) for word in ("-c", setting)]
-        return [self._postgres, *place, *settings]
+        return [*self._false(), self._postgres, *place, *settings]
 
-    def environment(self) -> Mapping[str, str]:
+    def _false(self) -> list[str]:
+        """Only once it is the right user that runs: libfaketime makes a semaphore that belongs to who made it."""
         if not self._clock:
-            return {}
-        library = glob.glob(_FAKETIME)[0]
-        stepped = {"FAKETIME_TIMESTAMP_FILE": self._clock, "FAKETIME_NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1"}
-        return {"LD_PRELOAD": library, **stepped}
+            return []
+        how = (f"FAKETIME_TIMESTAMP_FILE={self._clock}", "FAKETIME_NO_CACHE=1", "DONT_FAKE_MONOTONIC=1")
+        return ["env", f"LD_PRELOAD={glob.glob(_FAKETIME)[0]}", *how]
 
     def step_clock(self, seconds: float) -> None:
         """Set the server's clock so far from the true one."""
