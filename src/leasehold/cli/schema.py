@@ -13,9 +13,9 @@ from leasehold.cli.manual import Command
 from leasehold.errors import ConfigError
 
 EXAMPLES = """
-leasehold schema postgresql | psql -1 "$DATABASE_URL"     make it, or upgrade it
-leasehold schema postgresql --role app > V7__locks.sql    with what the role app needs, for a migration tool
-leasehold schema postgresql --schema locks                under another name; clients say ?schema=locks
+leasehold schema postgresql | psql -1 "$DATABASE_URL"    make it, or upgrade it
+leasehold schema postgresql --role app > 007_locks.sql   with rights for app, for a migration tool
+leasehold schema postgresql --schema locks               under another name; URLs say ?schema=locks
 """
 
 

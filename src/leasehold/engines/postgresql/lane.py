@@ -72,19 +72,19 @@ class Lane:
         return self.server
 
     def close(self) -> None:
-        session, self._session = self._session, None
-        for each in (session, *self._limbo.values()):
-            if each is not None:
-                each.close()
-        self._limbo.clear()
+        for each in self._let_go():
+            each.close()
 
     def after_fork(self) -> None:
-        session, self._session = self._session, None
-        for each in (session, *self._limbo.values()):
-            if each is not None:
-                each.abandon()
-        self._limbo.clear()
+        for each in self._let_go():
+            each.abandon()
         self._gate.after_fork()
+
+    def _let_go(self) -> list[Session]:
+        found = [each for each in (self._session, *self._limbo.values()) if each is not None]
+        self._session = None
+        self._limbo.clear()
+        return found
 
     async def _ask(
         self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None = None
