@@ -23,6 +23,7 @@ from leasehold.cli.manual import WIDTH, Group
 from leasehold.cli.release import release
 from leasehold.cli.renew import renew
 from leasehold.cli.run import run
+from leasehold.cli.schema import schema
 from leasehold.cli.signals import Interrupted, interruptible
 from leasehold.cli.watch import watch
 from leasehold.errors import LeaseholdError, NotAcquired
@@ -51,7 +52,7 @@ def leasehold() -> None:
     """
 
 
-for command in (run, ls, get, watch, break_, acquire, renew, release, completion):
+for command in (run, ls, get, watch, break_, acquire, renew, release, schema, completion):
     leasehold.add_command(command)
 
 

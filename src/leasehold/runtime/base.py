@@ -78,6 +78,12 @@ class Runtime(Protocol):
     async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function without blocking the other tasks."""
 
+    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+        """Wait until a socket's descriptor can be read or written, as asked for. False: the time passed.
+
+        For drivers that never block: the same code then serves threads and loops. An error counts as ready.
+        """
+
     def signal(self) -> Signal: ...
 
     def guard(self) -> Guard: ...

@@ -122,6 +122,26 @@ class Loop:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="leasehold-call")
         return await asyncio.get_running_loop().run_in_executor(self._worker, partial(fn, *args, **kwargs))
 
+    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+
+        def answer(found: bool) -> None:
+            if not future.done():
+                future.set_result(found)
+
+        timer = loop.call_later(max(0.0, seconds), answer, False)
+        try:
+            if read:
+                loop.add_reader(descriptor, answer, True)
+            if write:
+                loop.add_writer(descriptor, answer, True)
+            return await future
+        finally:
+            timer.cancel()
+            loop.remove_reader(descriptor)
+            loop.remove_writer(descriptor)
+
     def signal(self) -> LoopSignal:
         return LoopSignal()
 

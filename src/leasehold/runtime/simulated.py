@@ -149,6 +149,9 @@ class Process:
         await self.sleep(0)  # as on a worker thread: a cancellation may lose the result of what has happened
         return result
 
+    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+        raise AssertionError("there are no sockets in the simulated world")
+
     def signal(self) -> SimulatedSignal:
         return SimulatedSignal(self)
 
