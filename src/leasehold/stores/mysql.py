@@ -34,6 +34,8 @@ DIALECT: Final = Dialect(
     sweep="delete from {table} where until <= {now} limit 100",
     paramstyle=r"%(\1)s",
     lock=" for update",
+    blob="unhex(:data)",  # bytes as such are more than some pairs of drivers can escape
+    bound=bytes.hex,
     taken=lambda error: isinstance(error, pymysql.IntegrityError) and _code(error) == ER.DUP_ENTRY,
     absent=lambda error: isinstance(error, pymysql.ProgrammingError) and _code(error) == ER.NO_SUCH_TABLE,
 )

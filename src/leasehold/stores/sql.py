@@ -28,7 +28,7 @@ _SWEEP: Final = 1 / 16  # how often a new record has those that are over removed
 _KEPT: list[Any] = []  # for ever: connections of a forked process's parent, which must not see a goodbye
 
 
-INSERT: Final = "insert into {table} (name, edition, data, until) values (:key, :edition, :data, {now} + :keep)"
+INSERT: Final = "insert into {table} (name, edition, data, until) values (:key, :edition, {blob}, {now} + :keep)"
 SWEEP: Final = (
     "delete from {table} where until <= {now} and name in (select name from {table} where until <= {now} limit 100)"
 )
@@ -46,14 +46,18 @@ class Dialect:
     insert: str = INSERT + " on conflict (name) do nothing"  # of a key that may be there
     taken: Callable[[Exception], bool] | None = None  # knows the error that says so, where no row count does
     sweep: str = SWEEP
+    blob: str = ":data"  # the data, which `bound` may have made a text of
+    bound: Callable[[bytes], object] = bytes
     lock: str = ""  # ends a read within a transaction: not of a snapshot, and nobody else writes until the commit
 
     def text(self, statement: str) -> str:
-        return re.sub(r":(\w+)", self.paramstyle, statement.replace("{now}", self.now).replace("{table}", TABLE))
+        for word, meant in (("{now}", self.now), ("{table}", TABLE), ("{blob}", self.blob)):
+            statement = statement.replace(word, meant)
+        return re.sub(r":(\w+)", self.paramstyle, statement)
 
 
 _READ: Final = "select edition, data from {table} where name = :key and (until is null or until > {now})"
-_SET: Final = "update {table} set edition = :edition, data = :data, until = {now} + :keep where name = :key and "
+_SET: Final = "update {table} set edition = :edition, data = {blob}, until = {now} + :keep where name = :key and "
 _REPLACE: Final = _SET + "edition = :was and (until is null or until > {now})"
 _REVIVE: Final = _SET + "until <= {now}"
 
@@ -88,7 +92,8 @@ class Table:
         return Record(str(rows[0][0]), bytes(rows[0][1])) if rows else None
 
     async def write(self, connection: Any, key: str, record: Record, was: str, keep: float | None) -> bool:
-        values = {"key": key, "edition": record.edition, "data": record.data, "keep": keep, "was": was}
+        data = self.dialect.bound(record.data)
+        values = {"key": key, "edition": record.edition, "data": data, "keep": keep, "was": was}
         if was:
             return (await ask(connection, self._replace, values)).changed == 1
         if (await ask(connection, self._revive, values)).changed == 1:
