@@ -46,6 +46,7 @@ ALLOWED = {
     "once_aio": {"core", "events", "model", "recipes", "runtime", "store", "stores"},
     "blocking": {"config", "engines", "errors", "model", "once_blocking", "recipes", "runtime"},
     "aio": {"config", "engines", "errors", "model", "once_aio", "recipes", "runtime"},
+    "asgi": {"aio", "config", "errors", "recipes", "store"},
     "__init__": ANYTHING,
     # over them, for the shell
     "cli": {"__init__", "blocking", "config", "core", "errors", "model", "recipes", "runtime.base"},

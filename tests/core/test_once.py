@@ -11,7 +11,7 @@ FIRST = begun(None, token=7, holder="web-1", at=1.0, request="r")
 
 
 def test_a_first_run():
-    assert FIRST == Run("running", 7, 1, "web-1", 1.0, "r")
+    assert Run("running", 7, 1, "web-1", 1.0, "r") == FIRST
     assert not FIRST.settled
 
 

@@ -52,8 +52,6 @@ def test_other_errors_are_not_conflicts_unless_named():
 
 def test_pauses_grow_at_random_up_to_a_limit():
     class Slept(Threads):
-        slept: list[float] = []
-
         def __init__(self, fraction: float) -> None:
             super().__init__()
             self.fraction = lambda: fraction
@@ -139,7 +137,7 @@ def test_versioned_rows_of_sqlalchemy(tmp_path):
         id: Mapped[int] = mapped_column(primary_key=True)
         left: Mapped[int]
         version = mapped_column(sqlalchemy.Integer, nullable=False)
-        __mapper_args__ = {"version_id_col": version}
+        __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
     engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/stock.db", connect_args={"timeout": 30})
     Base.metadata.create_all(engine)

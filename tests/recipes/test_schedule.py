@@ -47,7 +47,7 @@ def test_one_run_per_tick_in_the_whole_fleet(fleet):
     ran = []
     members = [fleet(600.0 + skew) for skew in (2, -2, 0, 1, -1)]
     jobs = [client.schedule("job", 60, store=store) for client, _, store in members]
-    for second in range(0, 300):
+    for _ in range(300):
         for (_, clock, _), job in zip(members, jobs, strict=True):
             clock.at += 1
             job.run_due(lambda tick: ran.append(tick))
@@ -111,7 +111,7 @@ def test_a_tick_that_failed_is_over_unless_it_is_to_be_retried(fleet, caplog):
 
 def test_a_run_never_overlaps_the_next(fleet):
     first, _, store = fleet()
-    second, clock, _ = fleet(660.0)
+    second, _, _ = fleet(660.0)
     entered, leave, ran = threading.Event(), threading.Event(), []
 
     def slow():

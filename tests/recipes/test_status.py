@@ -71,14 +71,12 @@ def test_of_many_with_the_same_step_one_succeeds(client):
 
 def test_a_step_that_was_overtaken_is_tried_again_from_the_new_state(client):
     class Contested(MemoryStore):
-        rivals = [lambda: order.move("shipped")]
-
         def write(self, *args):
-            if self.rivals:
-                self.rivals.pop()()  # somebody else is faster
+            if rivals:
+                rivals.pop()()  # somebody else is faster
             return super().write(*args)
 
-    store = Contested(Threads())
+    store, rivals = Contested(Threads()), [lambda: order.move("shipped")]
     order = client.status("order", MOVES, "paid", store=store)
     assert order.move("refunded") == "shipped"
     assert order.get() == "refunded"

@@ -45,7 +45,16 @@ class Redis(Local):
 
     def command(self) -> list[str]:
         where = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.data]
-        return [program("redis-server", package=self.package), *where, "--save", "", "--appendonly", "yes"]
+        return [
+            program("redis-server", package=self.package),
+            *where,
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+        ]
 
     def ready(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as link:

@@ -159,7 +159,6 @@ def test_a_restart_of_the_server_costs_an_answer_and_no_record(which, server, op
     bench = opened(server(which).url())
     first = record()
     assert step(bench.write(key, first))
-    time.sleep(1.1) if which == "redis" else None  # appendfsync everysec  # noqa: B018
     server(which).restart()
     with suppress(Unavailable):  # some drivers notice before they ask
         step(bench.read(key))
