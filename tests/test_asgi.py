@@ -271,3 +271,37 @@ def test_over_http():
         thread.join(30)
         listening.close()
     assert shop.orders == [b"a", b"b"]
+
+
+def test_headers_larger_than_there_is_room_for():
+    async def verbose(scope, receive, send):
+        calls.append(1)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"y" * 20_000)]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def work(app, _):
+        assert (await post(app))[2] == b"ok", "it was carried out: its sender must hear so"
+        assert (await post(app))[0] == 409
+        assert calls == [1]
+
+    calls: list[int] = []
+    served(work, verbose, max_answer=1)
+
+
+def test_an_application_that_answers_nothing():
+    async def mute(scope, receive, send):
+        pass
+
+    async def work(app, _):
+        with pytest.raises(RuntimeError, match="without an answer"):
+            await post(app)
+
+    served(work, mute)
+
+
+def test_a_configuration_that_cannot_work_is_not_hidden():
+    async def work(app, _):
+        with pytest.raises(ConfigError):
+            await post(app)
+
+    served(work, store="etcd://nowhere")

@@ -43,8 +43,7 @@ class AsyncSchedule(BaseSchedule):
     """A job that runs once per tick in the whole fleet. Make one in every process, with the same name and times."""
 
     async def run(self, fn: Callable[..., object]) -> None:
-        """Run `fn` at every tick, here or elsewhere, until `stop()`. It gets `tick`, the time it is due as an aware
-        `datetime`, and `lease`, if it has parameters of these names. What it raises is logged and recorded."""
+        """Run `fn`, plain or async, at every tick, as `Schedule.run` does, until `stop()`, or until it is cancelled."""
         await self._run(fn)
 
     async def run_due(self, fn: Callable[..., object]) -> list[datetime]:
@@ -164,13 +163,7 @@ class AsyncOnceClient(KeepingClient):
         ttl: float | None = None,
         store: Store | str | None = None,
     ) -> AsyncSchedule:
-        """A job for every `every` seconds, `offset` after the full multiples since 1970 (UTC), once in the whole fleet.
-
-        missed      what becomes of ticks at whose time nobody ran: "skip", "last" (only the latest), or "all", in order
-        late        so many seconds after its time a tick is still run, where missed ones are skipped (default: every/2)
-        most        so many missed ticks are caught up with at most
-        on_failure  "keep": a tick that failed is over; "retry": the next to look runs it again
-        """
+        """A job that runs once per tick in the whole fleet, as `Client.schedule`."""
         lock = self._key_lock(SCHEDULE, name, wait=0, ttl=ttl)
         ticks = checked_ticks(every, offset, missed, late, most)
         return AsyncSchedule(lock, self._records(store), name, ticks, on_failure)
@@ -178,8 +171,7 @@ class AsyncOnceClient(KeepingClient):
     def status(
         self, name: str, moves: Mapping[str, Collection[str]], start: str, *, store: Store | str | None = None
     ) -> AsyncStatus:
-        """A status with the arrows `moves`, such as `{"new": {"paid", "cancelled"}, "paid": {"shipped"}}`; a name that
-        was never moved is in the state `start`."""
+        """A status that moves along the arrows `moves`, as `Client.status`."""
         return AsyncStatus(self._records(store), check_name(name), moves, start)
 
 

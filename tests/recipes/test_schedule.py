@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 import leasehold
-from leasehold import Client, ConfigError
+from leasehold import Client, ConfigError, Unavailable
 from leasehold.runtime.threads import Threads
 from leasehold.stores.memory import MemoryStore
 
@@ -179,3 +179,31 @@ def test_run_under_asyncio():
 def test_what_cannot_work_is_refused(wrong):
     with Client("memory://") as client, pytest.raises(ConfigError):
         client.schedule("job", **wrong)
+
+
+def test_run_outlives_a_store_that_is_silent_for_a_while(caplog):
+    class Flaky(MemoryStore):
+        silent = 6  # reads, each of them repeated once
+
+        def read(self, key, seconds):
+            if self.silent:
+                self.silent -= 1
+                raise Unavailable("nobody answers")
+            return super().read(key, seconds)
+
+    with Client("memory://") as client, caplog.at_level(logging.WARNING, "leasehold.schedule"):
+        ran = []
+        job = client.schedule("job", 0.1, missed="last", store=Flaky(Threads()))
+        assert repr(job) == "<Schedule job every 0.1 s>"
+        job.run(lambda: ran.append(1) or job.stop())
+    assert ran == [1]
+    assert caplog.text.count("could not be looked at") == 3
+
+
+def test_an_unavailable_store_is_told_to_who_asks():
+    class Silent(MemoryStore):
+        def write(self, *args):
+            raise Unavailable("nobody answers")
+
+    with Client("memory://") as client, pytest.raises(Unavailable):
+        client.schedule("job", 60, late=60, store=Silent(Threads())).run_due(lambda: None)

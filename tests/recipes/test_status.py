@@ -90,3 +90,20 @@ def test_under_asyncio():
             assert await order.get() == "paid"
 
     asyncio.run(main())
+
+
+def test_who_is_always_overtaken_gives_up_after_a_while(client):
+    class Contested(MemoryStore):
+        def write(self, *args):
+            return False
+
+    order = client.status("order", MOVES, "new", store=Contested(Threads()))
+    assert repr(order) == "<Status order of new, paid, shipped, cancelled, refunded>"
+    with pytest.raises(Conflict) as over:
+        order.move("paid")
+    assert over.value.attempts == 20
+
+
+def test_states_are_texts(client):
+    with pytest.raises(ConfigError, match="states are texts"):
+        client.status("order", {"new": {5}}, "new")

@@ -4,7 +4,7 @@ Whatever happens, a key has one result, everybody who gets one gets that, and no
 """
 
 import asyncio
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -157,51 +157,35 @@ def test_a_key_has_one_result_whatever_happens():
     assert sum(run.runs > 1 for run in runs) > SEEDS, "runs were taken over"
 
 
-@contextmanager
-def trusting_the_lock():
+SWAP = recipe.Records.swap
+
+
+async def trusting_the_lock(self, key, data, was, keep):
     """The late runner's result is written over whatever is there."""
-    swap = recipe.Records.swap
-
-    async def careless(self, key, data, was, keep):
-        return await swap(self, key, data, await self.read(key), keep)
-
-    recipe.Records.swap = careless
-    try:
-        yield
-    finally:
-        recipe.Records.swap = swap
+    return await SWAP(self, key, data, await self.read(key), keep)
 
 
-@contextmanager
-def hoping_for_the_best():
+async def hoping_for_the_best(self, key, data, was, keep):
     """A lost answer is taken for a yes."""
-    swap = recipe.Records.swap
-
-    async def hasty(self, key, data, was, keep):
-        new = Record(self.desk.runtime.entropy(16).hex(), data)
-        try:
-            return new if await self.store.write(key, new, was.edition if was else "", keep, 1.0) else None
-        except Unavailable:
-            return new
-
-    recipe.Records.swap = hasty
+    new = Record(self.desk.runtime.entropy(16).hex(), data)
     try:
-        yield
-    finally:
-        recipe.Records.swap = swap
+        return new if await self.store.write(key, new, was.edition if was else "", keep, 1.0) else None
+    except Unavailable:
+        return new
 
 
-@contextmanager
-def running_what_is_done():
-    begun = core.Run.settled
-    core.Run.settled = property(lambda run: False)
-    try:
-        yield
-    finally:
-        core.Run.settled = begun
+RUNNING_WHAT_IS_DONE = property(lambda run: False)
 
 
-@pytest.mark.parametrize("bug", [trusting_the_lock, hoping_for_the_best, running_what_is_done])
-def test_a_planted_bug_is_found(bug):
-    with bug():
-        assert any(wrong(told(seed)) for seed in range(SEEDS))
+@pytest.mark.parametrize(
+    ("where", "name", "bug"),
+    [
+        (recipe.Records, "swap", trusting_the_lock),
+        (recipe.Records, "swap", hoping_for_the_best),
+        (core.Run, "settled", RUNNING_WHAT_IS_DONE),
+    ],
+    ids=["trusting the lock", "hoping for the best", "running what is done"],
+)
+def test_a_planted_bug_is_found(where, name, bug, monkeypatch):
+    monkeypatch.setattr(where, name, bug)
+    assert any(wrong(told(seed)) for seed in range(SEEDS))
