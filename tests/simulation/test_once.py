@@ -18,7 +18,7 @@ from leasehold.store import Record
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.network import Server, Weather
 
-SEEDS = 200
+SEEDS = 120
 KEYS = ["a", "b"]
 STORM = Weather(latency=0.01, loss=0.03, duplication=0.05, late=0.05, late_by=4.0, ordered=False)
 
