@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 
 import leasehold
-from leasehold import aio, blocking
+from leasehold import aio, blocking, once_aio, once_blocking
 
 NAMES = [
     "AsyncClient",
     "AsyncLease",
     "AsyncLock",
     "AsyncRWLock",
+    "AsyncSchedule",
+    "AsyncStatus",
     "Client",
     "ConfigError",
+    "Conflict",
     "Event",
     "Holder",
     "Holding",
@@ -31,12 +34,18 @@ NAMES = [
     "Lock",
     "Mismatch",
     "NotAcquired",
+    "Outcome",
     "RWLock",
+    "RunFailed",
+    "Schedule",
     "SelfDeadlock",
     "StaleToken",
+    "Status",
     "Traits",
     "Unavailable",
     "Unsupported",
+    "optimistic",
+    "optimistic_async",
 ]
 
 TWINS = [
@@ -44,11 +53,15 @@ TWINS = [
     (blocking.Lock, aio.AsyncLock),
     (blocking.RWLock, aio.AsyncRWLock),
     (blocking.Lease, aio.AsyncLease),
+    (once_blocking.OnceClient, once_aio.AsyncOnceClient),
+    (once_blocking.Schedule, once_aio.AsyncSchedule),
+    (once_blocking.Status, once_aio.AsyncStatus),
 ]
 both_twins = pytest.mark.parametrize(("face", "twin"), TWINS, ids=lambda each: each.__name__)
 
 BLOCKING_ONLY = {"as_threading"}
-NEVER_AWAITED = {"lock", "rwlock", "semaphore", "locked", "read", "write", "__init__"}  # they ask the engine nothing
+# They ask neither engine nor store.
+NEVER_AWAITED = {"lock", "rwlock", "semaphore", "locked", "read", "write", "__init__", "once_per", "schedule", "status"}
 
 # ------------------------------------------------------------------------ names
 
@@ -66,7 +79,9 @@ def test_the_version_is_that_of_the_package():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_says_what_it_is(name):
     thing = getattr(leasehold, name)
-    assert vars(thing).get("__doc__"), f"{name} has no docstring of its own"
+    assert vars(thing).get("__doc__") or (inspect.isfunction(thing) and thing.__doc__), (
+        f"{name} has no docstring of its own"
+    )
 
 
 @pytest.mark.parametrize("face", [face for pair in TWINS for face in pair])
@@ -94,7 +109,7 @@ def in_blocking_words(annotation: object) -> str:
     """An annotation (text: both modules defer them) as the blocking face writes it. Functions that are handed in may be
     plain or async on the other: those types are the business of `tests/typing`."""
     text = str(annotation).replace("Async", "")
-    return "a function's" if re.search(r"\b(Any|Awaitable|Callable|T)\b", text) else text
+    return "a function's" if re.search(r"\b(Any|Awaitable|Callable|Decorator|T)\b", text) else text
 
 
 @both_twins

@@ -10,17 +10,21 @@ from leasehold.aio import AsyncClient, AsyncLease, AsyncLock, AsyncRWLock
 from leasehold.blocking import Client, Lease, Lock, RWLock
 from leasehold.errors import (
     ConfigError,
+    Conflict,
     LeaseholdError,
     LeaseLost,
     Mismatch,
     NotAcquired,
+    RunFailed,
     SelfDeadlock,
     StaleToken,
     Unavailable,
     Unsupported,
 )
 from leasehold.events import Event
-from leasehold.model import Holder, Holding, Traits
+from leasehold.model import Holder, Holding, Outcome, Traits
+from leasehold.once_aio import AsyncSchedule, AsyncStatus, optimistic_async
+from leasehold.once_blocking import Schedule, Status, optimistic
 from leasehold.recipes.lease import LeaseState
 
 __version__ = "0.1.0"
@@ -30,8 +34,11 @@ __all__ = [
     "AsyncLease",
     "AsyncLock",
     "AsyncRWLock",
+    "AsyncSchedule",
+    "AsyncStatus",
     "Client",
     "ConfigError",
+    "Conflict",
     "Event",
     "Holder",
     "Holding",
@@ -42,10 +49,16 @@ __all__ = [
     "Lock",
     "Mismatch",
     "NotAcquired",
+    "Outcome",
     "RWLock",
+    "RunFailed",
+    "Schedule",
     "SelfDeadlock",
     "StaleToken",
+    "Status",
     "Traits",
     "Unavailable",
     "Unsupported",
+    "optimistic",
+    "optimistic_async",
 ]

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal, Never, Protocol, Self, TypeVar, Unpac
 from leasehold import engines
 from leasehold.config import UNSET, LockArguments, Unset, refuse_unknown
 from leasehold.model import Holding
+from leasehold.once_aio import AsyncOnceClient, Decorator
 from leasehold.recipes.calling import OnBusy, Task, wants_lease
-from leasehold.recipes.client import BaseClient, semaphore_shape
+from leasehold.recipes.client import semaphore_shape
 from leasehold.recipes.lease import BaseLease
 from leasehold.recipes.lock import BaseLock, Shape
 from leasehold.runtime.loop import Loop
@@ -105,18 +106,8 @@ class AsyncRWLock:
         return self._client._lock("write()", self._name, Shape(), options)
 
 
-class _Decorator(Protocol):
-    """What `locked` gives: takes a function, plain or async, and makes one to be awaited."""
-
-    @overload
-    def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T]]: ...
-
-    @overload
-    def __call__(self, fn: Callable[..., T], /) -> Callable[..., Awaitable[T]]: ...
-
-
 class _SkipDecorator(Protocol):
-    """The same with `on_busy="skip"`: None when it was busy."""
+    """What `locked` gives with `on_busy="skip"`: None when it was busy."""
 
     @overload
     def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T | None]]: ...
@@ -125,7 +116,7 @@ class _SkipDecorator(Protocol):
     def __call__(self, fn: Callable[..., T], /) -> Callable[..., Awaitable[T | None]]: ...
 
 
-class AsyncClient(BaseClient):
+class AsyncClient(AsyncOnceClient):
     """As `Client`, for one event loop: the one that uses it first, and after that one is closed, the next.
 
     Its watchdog is a thread of its own, so a blocked loop loses no lease.
@@ -133,6 +124,7 @@ class AsyncClient(BaseClient):
 
     _runtime_type = Loop
     _engines: ClassVar = engines
+    _lease_type = AsyncLease
 
     def lock(self, name: str, **options: Unpack[LockArguments]) -> AsyncLock:
         """A lock on `name`. Options as for `Client.lock`; `reentrant` is by task."""
@@ -159,7 +151,7 @@ class AsyncClient(BaseClient):
     @overload
     def locked(
         self, name: str, *, on_busy: Literal["wait", "raise"] = "wait", **options: Unpack[LockArguments]
-    ) -> _Decorator: ...
+    ) -> Decorator: ...
 
     @overload
     def locked(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]) -> _SkipDecorator: ...

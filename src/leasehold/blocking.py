@@ -12,8 +12,9 @@ from leasehold import engines
 from leasehold.config import UNSET, LockArguments, Unset, refuse_unknown
 from leasehold.errors import NotAcquired
 from leasehold.model import Holding
+from leasehold.once_blocking import OnceClient
 from leasehold.recipes.calling import OnBusy, Task, wants_lease
-from leasehold.recipes.client import BaseClient, semaphore_shape
+from leasehold.recipes.client import semaphore_shape
 from leasehold.recipes.lease import BaseLease
 from leasehold.recipes.lock import BaseLock, Shape
 from leasehold.runtime.base import step
@@ -173,7 +174,7 @@ class RWLock:
         return self._client._lock("write()", self._name, Shape(), options)
 
 
-class Client(BaseClient):
+class Client(OnceClient):
     """One engine, one watchdog, any number of threads. Close it, or use it in a `with`, to release what it holds.
 
     `url` names the engine (default: `$LEASEHOLD_URL`); `ttl` is what locks get that ask for none; no call to the engine
@@ -183,6 +184,7 @@ class Client(BaseClient):
 
     _runtime_type = Threads
     _engines: ClassVar = engines
+    _lease_type = Lease
 
     def lock(self, name: str, **options: Unpack[LockArguments]) -> Lock:
         """A lock on `name`. Keyword options, all optional:

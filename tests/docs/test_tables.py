@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 
 import leasehold
-from leasehold import blocking, config, engines, errors, events
+from leasehold import blocking, config, engines, errors, events, once_aio, once_blocking
 from leasehold.book import Book
 from leasehold.recipes.lease import BaseLease
 from leasehold.runtime.threads import Threads
@@ -180,12 +180,26 @@ INTERNAL = {
 }
 
 
+# Public attributes that no class body names.
+ATTRIBUTES = {"Schedule": ("name", "ticks"), "Status": ("name", "start")}
+
+
 @pytest.mark.parametrize(
-    "face", [blocking.Client, blocking.Lock, blocking.RWLock, blocking.Lease, blocking.ThreadingLock]
+    "face",
+    [
+        blocking.Client,
+        blocking.Lock,
+        blocking.RWLock,
+        blocking.Lease,
+        blocking.ThreadingLock,
+        once_blocking.Schedule,
+        once_blocking.Status,
+    ],
 )
 def test_the_api_page_has_every_method(face):
     ours = [each for each in face.__mro__ if each.__module__.startswith("leasehold.")]
     members = {name: member for each in reversed(ours) for name, member in vars(each).items() if name[0] != "_"}
+    members |= dict.fromkeys(ATTRIBUTES.get(face.__name__, ()))
     public = members.keys() - INTERNAL.get(face.__name__, set())
     assert sorted(first_column("api.md", face.__name__)) == sorted(call(name, members[name]) for name in public)
 
@@ -197,11 +211,14 @@ def test_the_api_page_has_every_method(face):
         (blocking.Lock, leasehold.AsyncLock),
         (blocking.RWLock, leasehold.AsyncRWLock),
         (blocking.Lease, leasehold.AsyncLease),
+        (once_blocking.Schedule, once_aio.AsyncSchedule),
+        (once_blocking.Status, once_aio.AsyncStatus),
     ],
 )
 def test_the_api_page_says_what_is_awaited(face, twin):
     rows = re.findall(r"^\| `(\w+).*?` \| (\w*) *\|", section("api.md", face.__name__), re.M)
-    awaited = {name for name, member in vars(twin).items() if inspect.iscoroutinefunction(member) and name[0] != "_"}
+    members = inspect.getmembers(twin, inspect.iscoroutinefunction)
+    awaited = {name for name, _ in members if name[0] != "_"}
     assert {name for name, word in rows if word == "await"} == awaited
 
 
@@ -210,7 +227,7 @@ def test_the_api_page_has_every_name():
     assert [name for name in leasehold.__all__ if not re.search(rf"`{name}`|^## {name}$", text, re.M)] == []
 
 
-@pytest.mark.parametrize("thing", [leasehold.Holding, leasehold.Holder, leasehold.Traits])
+@pytest.mark.parametrize("thing", [leasehold.Holding, leasehold.Holder, leasehold.Outcome, leasehold.Traits])
 def test_the_api_page_has_every_field(thing):
     expected = getattr(thing, "_fields", None) or tuple(field.name for field in fields(thing))
     assert tuple(first_column("api.md", thing.__name__)) == expected

@@ -5,10 +5,26 @@ not needed.
 """
 
 import threading
-from typing import assert_type
+from datetime import datetime
+from typing import TypedDict, assert_type
 
 import leasehold
-from leasehold import Client, Event, Holding, Lease, LeaseLost, LeaseState, Lock, NotAcquired, Traits
+from leasehold import (
+    Client,
+    Event,
+    Holding,
+    Lease,
+    LeaseLost,
+    LeaseState,
+    Lock,
+    NotAcquired,
+    Outcome,
+    Schedule,
+    Status,
+    Traits,
+    stores,
+)
+from leasehold.store import Store
 
 # -------------------------------------------------------------------------- clients
 
@@ -196,3 +212,46 @@ async def the_faces_do_not_mix() -> None:
     async with client:  # type: ignore[attr-defined]
         pass
     await client.lock("a").acquire()  # type: ignore[misc]
+
+
+# -------------------------------------------------------------------------- records
+
+
+class Receipt(TypedDict):
+    number: int
+
+
+def charge(amount: int) -> Receipt:
+    return {"number": amount}
+
+
+def deciding_by_records(client: Client, store: Store) -> None:
+    assert_type(client.once("order-42", charge, 10), Receipt)
+    client.once("order-42", charge, 10, keep=None, wait=0, ttl=5, on_failure="keep", request="10", max_result=0)
+    client.once("order-42", charge, 10, store="postgresql://host/shop")
+    client.once("order-42", charge, 10, store=store)
+    client.once("order-42", charge, 10, store=stores.within(object()))
+    client.once("order-42", charge, 10, on_failure="ignore")  # type: ignore[arg-type]
+    client.once("order-42", charge, 10, timeout=3)  # type: ignore[call-arg]
+    client.once("order-42")  # type: ignore[call-arg]
+
+    @client.once_per("order-{amount}", keep=60)
+    def decorated(amount: int) -> Receipt:
+        return charge(amount)
+
+    assert_type(decorated(10), Receipt)
+    assert_type(client.outcome("order-42"), Outcome | None)
+
+    schedule = client.schedule("cleanup", 3600, offset=60, missed="last", late=30, most=3, on_failure="retry")
+    assert_type(schedule, Schedule)
+    schedule.run(lambda tick: tick)
+    assert_type(schedule.run_due(print), list[datetime])
+    client.schedule("cleanup", 3600, missed="some")  # type: ignore[arg-type]
+
+    status = client.status("order-42", {"new": {"paid"}, "paid": ["shipped"]}, "new")
+    assert_type(status, Status)
+    assert_type(status.get(), str)
+    assert_type(status.move("paid", expected="new"), str)
+    status.move("paid", "new")  # type: ignore[call-arg]
+
+    assert_type(leasehold.optimistic(charge, 10, attempts=3, on=KeyError, on_event=report), Receipt)

@@ -17,12 +17,17 @@ from leasehold.model import Claim, Holding, Traits
 from leasehold.recipes.desk import Desk
 from leasehold.recipes.lock import Shape
 from leasehold.runtime.base import Runtime
+from leasehold.store import Store
 
 _DESKS: dict[int, weakref.ref[Desk]] = {}  # every desk of this process, for the fork hook
 
 
 class Engines(Protocol):
     def opener(self, scheme: str) -> Opener: ...
+
+
+class OpenStore(Store, Protocol):
+    def close(self) -> None: ...
 
 
 class BaseClient:
@@ -47,6 +52,7 @@ class BaseClient:
         self._plain = engine is None and runtime is None
         chosen = self._engines.opener(config.scheme) if engine is None else engine
         self._desk = Desk(self._options, config, chosen, runtime or type(self)._runtime_type())
+        self._stores_open: dict[str, OpenStore] = {}
         _remember(self._desk)
 
     def __repr__(self) -> str:
@@ -94,6 +100,8 @@ class BaseClient:
 
     async def _close(self) -> None:
         await self._desk.close()
+        for store in self._stores_open.values():
+            store.close()
 
 
 def semaphore_shape(limit: int) -> Shape:

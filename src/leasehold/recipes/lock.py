@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from leasehold.recipes.desk import Desk
 
 L = TypeVar("L", bound=BaseLease)
+T = TypeVar("T")
 
 
 class Shape(NamedTuple):
@@ -186,13 +187,19 @@ class BaseLock(Generic[L]):
     async def _call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], pass_lease: bool
     ) -> Any:
+        async def work(lease: L) -> Any:
+            result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
+            return result if self._desk.runtime.blocking else await settle(result)
+
+        return await self._under(work)
+
+    async def _under(self, work: Callable[[L], Awaitable[T]]) -> T:
+        """What the body of a `with` would be, as a coroutine function of the lease."""
         frame = id(sys._getframe())
         try:
             lease = await self._enter(frame)
             try:
-                result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
-                if not self._desk.runtime.blocking:
-                    result = await settle(result)
+                result = await work(lease)
             except BaseException as error:
                 await self._leave(frame, type(error), error)
                 raise

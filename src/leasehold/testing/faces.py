@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias, Unpack
 
@@ -10,7 +10,7 @@ from leasehold.aio import AsyncClient, AsyncLease, AsyncLock
 from leasehold.blocking import Client, Lease, Lock
 from leasehold.config import UNSET, LockArguments, Unset
 from leasehold.model import Holding, Traits
-from leasehold.runtime.base import settle
+from leasehold.runtime.base import settle, step
 
 AnyLock: TypeAlias = Lock | AsyncLock
 AnyLease: TypeAlias = Lease | AsyncLease
@@ -94,6 +94,12 @@ class Caller:
 
     async def break_lock(self, name: str, token: int) -> bool:
         return bool(await _either(self.client.break_lock(name, token=token)))
+
+    async def once(self, key: str, work: Callable[[], Coroutine[Any, Any, object]], **options: Any) -> Any:
+        """Run a coroutine function once for a key; in blocking mode on the caller's thread."""
+        if isinstance(self.client, Client):
+            return self.client.once(key, lambda: step(work()), wait=PATIENT, **options)
+        return await self.client.once(key, work, wait=PATIENT, **options)
 
     async def ping(self) -> float:
         return float(await _either(self.client.ping()))
