@@ -13,6 +13,7 @@ from leasehold.config import UNSET, LockArguments, Unset, refuse_unknown
 from leasehold.model import Holding
 from leasehold.recipes.calling import OnBusy, Task, wants_lease
 from leasehold.recipes.client import BaseClient, semaphore_shape
+from leasehold.recipes.entries import Entry
 from leasehold.recipes.lease import BaseLease
 from leasehold.recipes.lock import BaseLock, Shape
 from leasehold.runtime.loop import Loop
@@ -73,20 +74,22 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def __aenter__(self) -> AsyncLease:
         frame = id(sys._getframe(1))
+        entered: list[Entry] = []
         try:
-            return await self._enter(frame)
+            return await self._enter(frame, entered)
         except BaseException:
-            self._abandon(frame)
+            self._undo(entered)
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         frame = id(sys._getframe(1))
+        left: list[Entry] = []
         try:
-            await self._leave(frame, kind, error)
+            await self._leave(frame, kind, error, left)
         except BaseException:
-            self._abandon(frame)
+            self._abandon(frame, left)
             raise
 
 

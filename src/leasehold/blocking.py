@@ -14,6 +14,7 @@ from leasehold.errors import NotAcquired
 from leasehold.model import Holding
 from leasehold.recipes.calling import OnBusy, Task, wants_lease
 from leasehold.recipes.client import BaseClient, semaphore_shape
+from leasehold.recipes.entries import Entry
 from leasehold.recipes.lease import BaseLease
 from leasehold.recipes.lock import BaseLock, Shape
 from leasehold.runtime.base import step
@@ -78,20 +79,22 @@ class Lock(BaseLock[Lease]):
 
     def __enter__(self) -> Lease:
         frame = id(sys._getframe(1))
+        entered: list[Entry] = []
         try:
-            return step(self._enter(frame))
+            return step(self._enter(frame, entered))
         except BaseException:
-            self._abandon(frame)
+            self._undo(entered)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         frame = id(sys._getframe(1))
+        left: list[Entry] = []
         try:
-            step(self._leave(frame, kind, error))
+            step(self._leave(frame, kind, error, left))
         except BaseException:
-            self._abandon(frame)
+            self._abandon(frame, left)
             raise
 
 

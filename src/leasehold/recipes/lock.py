@@ -150,21 +150,26 @@ class BaseLock(Generic[L]):
 
     # ------------------------------------------------------ with, and call
 
-    async def _enter(self, frame: int) -> L:
-        """Take it for the `with` that this frame runs."""
+    async def _enter(self, frame: int, entered: list[Entry]) -> L:
+        """Take it for the `with` that this frame runs; `entered` tells what to undo if that is torn apart."""
         desk = self._desk
         lease, again = await self._take(UNSET)
         interrupt = None if again else desk.runtime.interrupt()
-        desk.entries.push(self.name, Entry(self, lease, self.shape.mode, frame, interrupt))
+        entered.append(Entry(self, lease, self.shape.mode, frame, interrupt))
+        desk.entries.push(self.name, entered[0])
         if interrupt is not None:
             lease._interrupt = interrupt
             if lease.state is LOST:  # before the interrupt was in place
                 interrupt.fire()
         return lease
 
-    async def _leave(self, frame: int, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        """Release, which takes its verdict by the clock before it sends anything; LOST raises `LeaseLost`."""
+    async def _leave(
+        self, frame: int, kind: type[BaseException] | None, error: BaseException | None, left: list[Entry]
+    ) -> None:
+        """Release, which takes its verdict by the clock before it sends anything; LOST raises `LeaseLost`. `left` tells
+        that the entry is taken out: from then on the release sees to itself, whatever happens."""
         entry = self._desk.entries.pop(self.name, self, frame)
+        left.append(entry)
         interrupted = entry.interrupt is not None and entry.interrupt.disarm(kind)
         lease = entry.lease
         if not entry.spent:
@@ -178,27 +183,36 @@ class BaseLock(Generic[L]):
         if not isinstance(error, LeaseLost):
             error.add_note(str(lost))
 
-    def _abandon(self, frame: int) -> None:
-        """After Ctrl-C in the middle of entering or leaving a `with`: what it still holds is given up."""
-        if (entry := self._desk.entries.abandon(self, frame)) and not entry.spent:
+    def _undo(self, entered: list[Entry]) -> None:
+        """After Ctrl-C in the middle of entering a `with`: what this very one has taken is given up."""
+        for entry in entered:
+            if self._desk.entries.remove(entry) and not entry.spent:
+                entry.lease._abandon()
+
+    def _abandon(self, frame: int, left: list[Entry]) -> None:
+        """After Ctrl-C in the middle of leaving a `with`: what it still holds is given up."""
+        if not left and (entry := self._desk.entries.abandon(self, frame)) and not entry.spent:
             entry.lease._abandon()
 
     async def _call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], pass_lease: bool
     ) -> Any:
         frame = id(sys._getframe())
+        entered: list[Entry] = []
+        left: list[Entry] = []
         try:
-            lease = await self._enter(frame)
+            lease = await self._enter(frame, entered)
             try:
                 result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
                 if not self._desk.runtime.blocking:
                     result = await settle(result)
             except BaseException as error:
-                await self._leave(frame, type(error), error)
+                await self._leave(frame, type(error), error, left)
                 raise
-            await self._leave(frame, None, None)
+            await self._leave(frame, None, None, left)
         except BaseException:
-            self._abandon(frame)
+            if not left:
+                self._undo(entered)
             raise
         return result
 
