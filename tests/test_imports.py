@@ -38,9 +38,14 @@ ALLOWED = {
     # the two sides of the seam never meet
     "recipes": {"book", "config", "core", "engine", "errors", "events", "model", "runtime.base"},
     "engines": {"book", "config", "core", "engine", "errors", "model", "runtime.base"},
-    # the faces put them together
-    "blocking": {"book", "config", "core", "engine", "engines", "errors", "events", "model", "recipes", "runtime"},
-    "aio": {"book", "config", "core", "engine", "engines", "errors", "events", "model", "recipes", "runtime"},
+    # the faces, recipe by recipe
+    "locks_blocking": {"config", "errors", "recipes", "runtime.base"},
+    "locks_aio": {"config", "recipes"},
+    "many_blocking": {"config", "locks_blocking", "model", "recipes", "runtime.base"},
+    "many_aio": {"config", "locks_aio", "model", "recipes"},
+    # the clients put them together with the engines
+    "blocking": {"config", "core", "engines", "locks_blocking", "many_blocking", "model", "recipes", "runtime"},
+    "aio": {"config", "core", "engines", "locks_aio", "many_aio", "model", "recipes", "runtime"},
     "__init__": ANYTHING,
     # over them, for the shell
     "cli": {"__init__", "blocking", "config", "core", "errors", "model", "recipes", "runtime.base"},

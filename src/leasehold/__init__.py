@@ -6,8 +6,18 @@ with leasehold.Client("memory://") as client:
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 
-from leasehold.aio import AsyncClient, AsyncLease, AsyncLock, AsyncRWLock
-from leasehold.blocking import Client, Lease, Lock, RWLock
+from leasehold.aio import (
+    AsyncClient,
+    AsyncElection,
+    AsyncLease,
+    AsyncLeases,
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncRWLock,
+)
+from leasehold.blocking import Client, Election, Lease, Leases, Lock, MultiLock, RWLock
+from leasehold.core.deadlocks import Deadlock
+from leasehold.core.timing import advise_ttl
 from leasehold.errors import (
     ConfigError,
     LeaseholdError,
@@ -20,18 +30,23 @@ from leasehold.errors import (
     Unsupported,
 )
 from leasehold.events import Event
-from leasehold.model import Holder, Holding, Traits
+from leasehold.model import Holder, Holding, Term, Traits
 from leasehold.recipes.lease import LeaseState
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "AsyncElection",
     "AsyncLease",
+    "AsyncLeases",
     "AsyncLock",
+    "AsyncMultiLock",
     "AsyncRWLock",
     "Client",
     "ConfigError",
+    "Deadlock",
+    "Election",
     "Event",
     "Holder",
     "Holding",
@@ -39,13 +54,17 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LeaseholdError",
+    "Leases",
     "Lock",
     "Mismatch",
+    "MultiLock",
     "NotAcquired",
     "RWLock",
     "SelfDeadlock",
     "StaleToken",
+    "Term",
     "Traits",
     "Unavailable",
     "Unsupported",
+    "advise_ttl",
 ]

@@ -378,7 +378,7 @@ def test_ctrl_c_while_entering_leaves_no_entry(bench, monkeypatch, wait_until, w
         if where == "interrupt":
             patch.setattr(Entries, "push", interrupted)
         else:
-            import leasehold.blocking as face
+            import leasehold.locks_blocking as face
 
             step = face.step
 

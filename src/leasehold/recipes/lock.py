@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
 from leasehold.core.admission import described
-from leasehold.core.names import check_name, mark
+from leasehold.core.names import check_name, claim_id, mark
+from leasehold.engine import Engine
 from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
 from leasehold.model import Claim, Grant, Kind, Mode
 from leasehold.recipes.acquiring import acquire
@@ -83,8 +84,8 @@ class BaseLock(Generic[L]):
         except NotAcquired:
             return None
 
-    async def _take(self, wait: float | Unset | None) -> tuple[L, bool]:
-        """The lease, and whether it is one that this thread or task has already."""
+    async def _take(self, wait: float | Unset | None, ready: Callable[[], Engine] | None = None) -> tuple[L, bool]:
+        """The lease, and whether it is one that this thread or task has already. `ready` may raise to end the wait."""
         if isinstance(wait, Unset):
             wait = self.options.wait
         else:
@@ -104,7 +105,7 @@ class BaseLock(Generic[L]):
             desk.emit("attempted", claim)
         try:
             lease, waited = await acquire(
-                desk.engine,
+                ready or desk.engine,
                 desk.runtime,
                 claim,
                 wait=wait,
@@ -135,12 +136,12 @@ class BaseLock(Generic[L]):
 
     def _claim(self) -> Claim:
         desk, options = self._desk, self.options
-        secret = desk.runtime.entropy(16).hex()
+        secret = claim_id(desk.runtime.owner_mark(), desk.runtime.entropy(16).hex())
         holder = desk.holder(options.holder, options.purpose)
         return Claim._make((self._namespace, self.name, secret, mark(secret), holder, *self._terms))
 
     def _renamed(self, claim: Claim) -> Claim:
-        secret = self._desk.runtime.entropy(16).hex()
+        secret = claim_id(self._desk.runtime.owner_mark(), self._desk.runtime.entropy(16).hex())
         return claim._replace(id=secret, mark=mark(secret))
 
     def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float) -> L:
