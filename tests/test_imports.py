@@ -41,11 +41,26 @@ ALLOWED = {
     "recipes": {"book", "config", "core", "engine", "errors", "events", "model", "runtime.base", "store"},
     "engines": {"book", "config", "core", "engine", "errors", "model", "runtime.base"},
     "stores": {"config", "core", "engines.sqlite.place", "errors", "runtime.base", "store"},  # files have one rule
-    # the faces put them together
+    # the faces, recipe by recipe
+    "locks_blocking": {"config", "errors", "recipes", "runtime.base"},
+    "locks_aio": {"config", "recipes"},
+    "many_blocking": {"config", "locks_blocking", "model", "recipes", "runtime.base"},
+    "many_aio": {"config", "locks_aio", "model", "recipes"},
     "once_blocking": {"core", "events", "model", "recipes", "runtime", "store", "stores"},
     "once_aio": {"core", "events", "model", "recipes", "runtime", "store", "stores"},
-    "blocking": {"config", "engines", "errors", "model", "once_blocking", "recipes", "runtime"},
-    "aio": {"config", "engines", "errors", "model", "once_aio", "recipes", "runtime"},
+    # the clients put them together with the engines
+    "blocking": {
+        "config",
+        "core",
+        "engines",
+        "locks_blocking",
+        "many_blocking",
+        "model",
+        "once_blocking",
+        "recipes",
+        "runtime",
+    },
+    "aio": {"config", "core", "engines", "locks_aio", "many_aio", "model", "once_aio", "recipes", "runtime"},
     "asgi": {"aio", "config", "errors", "recipes", "store"},
     "inside": {"engines", "errors", "recipes"},
     "__init__": ANYTHING,

@@ -6,8 +6,18 @@ with leasehold.Client("memory://") as client:
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 
-from leasehold.aio import AsyncClient, AsyncLease, AsyncLock, AsyncRWLock
-from leasehold.blocking import Client, Lease, Lock, RWLock
+from leasehold.aio import (
+    AsyncClient,
+    AsyncElection,
+    AsyncLease,
+    AsyncLeases,
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncRWLock,
+)
+from leasehold.blocking import Client, Election, Lease, Leases, Lock, MultiLock, RWLock
+from leasehold.core.deadlocks import Deadlock
+from leasehold.core.timing import advise_ttl
 from leasehold.errors import (
     ConfigError,
     Conflict,
@@ -22,7 +32,7 @@ from leasehold.errors import (
     Unsupported,
 )
 from leasehold.events import Event
-from leasehold.model import Holder, Holding, Outcome, Traits
+from leasehold.model import Holder, Holding, Outcome, Term, Traits
 from leasehold.once_aio import AsyncSchedule, AsyncStatus, optimistic_async
 from leasehold.once_blocking import Schedule, Status, optimistic
 from leasehold.recipes.lease import LeaseState
@@ -31,14 +41,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "AsyncElection",
     "AsyncLease",
+    "AsyncLeases",
     "AsyncLock",
+    "AsyncMultiLock",
     "AsyncRWLock",
     "AsyncSchedule",
     "AsyncStatus",
     "Client",
     "ConfigError",
     "Conflict",
+    "Deadlock",
+    "Election",
     "Event",
     "Holder",
     "Holding",
@@ -46,8 +61,10 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LeaseholdError",
+    "Leases",
     "Lock",
     "Mismatch",
+    "MultiLock",
     "NotAcquired",
     "Outcome",
     "RWLock",
@@ -56,9 +73,11 @@ __all__ = [
     "SelfDeadlock",
     "StaleToken",
     "Status",
+    "Term",
     "Traits",
     "Unavailable",
     "Unsupported",
+    "advise_ttl",
     "optimistic",
     "optimistic_async",
 ]

@@ -98,6 +98,22 @@ class Holding:
     slot: int | None = None
     place: int | None = None
 
+    @property
+    def owner(self) -> str:
+        """Eight hex digits, the same for every claim of one thread or task: who waits for what across names."""
+        return self.fingerprint[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One leader's time, as an observer sees it."""
+
+    name: str
+    token: int  # rises from term to term: what the leader's writes are fenced by
+    holder: Holder
+    age: float  # since it began, by the engine's clock at the moment of asking
+    missed: bool = False  # terms may have come and gone unseen just before this one
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -27,8 +27,8 @@ CHILD = Path(__file__).parent / "sqlite_child.py"
 
 
 class Child:
-    def __init__(self, *args: object, **more: Any) -> None:
-        command = [sys.executable, str(CHILD), *map(str, args)]
+    def __init__(self, *args: object, script: Path = CHILD, **more: Any) -> None:
+        command = [sys.executable, str(script), *map(str, args)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, **more
         )

@@ -11,16 +11,21 @@ from typing import TypedDict, assert_type
 import leasehold
 from leasehold import (
     Client,
+    Deadlock,
+    Election,
     Event,
     Holding,
     Lease,
     LeaseLost,
+    Leases,
     LeaseState,
     Lock,
+    MultiLock,
     NotAcquired,
     Outcome,
     Schedule,
     Status,
+    Term,
     Traits,
     stores,
 )
@@ -47,6 +52,52 @@ def making_clients() -> None:
     Client("memory://", timeout=3)  # type: ignore[call-arg]
     Client("memory://", on_event=lambda: None)  # type: ignore[misc, arg-type]  # the hook takes the event
     Client("memory://", ttl="30")  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------- many locks, one leader
+
+
+def taking_several(client: Client, other: Client) -> None:
+    many = client.multilock(["a", "b"], ttl=30, wait=5)
+    assert_type(many, MultiLock)
+    with many as leases:
+        assert_type(leases, Leases)
+        assert_type(leases["a"], Lease)
+        assert_type(leases.held, bool)
+        leases.on_lost(lambda lost: print(lost.lost_reason))
+    lock = client.lock("a")
+    with MultiLock([lock, other.lock("a")], wait=None) as leases:
+        assert_type(leases.of(lock), Lease)
+    assert_type(many.acquire(wait=0).release(), bool)
+    assert_type(many.try_acquire(), Leases | None)
+    for deadlock in client.deadlocks():
+        assert_type(deadlock, Deadlock)
+        assert_type(deadlock.victim, Holding)
+        assert_type(deadlock.waits[0].waiter.owner, str)
+
+    client.multilock(["a"], timeout=3)  # type: ignore[call-arg]
+    client.multilock([1])  # type: ignore[list-item]
+    MultiLock(["a"])  # type: ignore[list-item]
+
+
+def leading(client: Client) -> None:
+    election = client.election("scheduler", ttl=10, max_hold=3600)
+    assert_type(election, Election)
+    with election.lead() as term:
+        assert_type(term, Lease)
+    assert_type(election.campaign(wait=5), Lease)
+    assert_type(election.resign(), bool)
+    assert_type(election.leader(), Term | None)
+    for seen in election.observe(seconds=5):
+        assert_type(seen, Term)
+        assert_type(seen.missed, bool)
+
+    def start(term: Lease) -> None:
+        print(term.token)
+
+    election.serve(start, lambda term: term.check())
+    election.serve(start)  # type: ignore[call-arg]
+    assert_type(leasehold.advise_ttl(2, 0.5, safety=4), float)
 
 
 # ---------------------------------------------------------------------------- locks

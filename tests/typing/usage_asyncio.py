@@ -103,6 +103,27 @@ async def decorating(client: AsyncClient) -> None:
     assert_type(await plain("teapot"), int)
 
 
+async def several_and_one_leader(client: AsyncClient, blocking: leasehold.Client) -> None:
+    async with client.multilock(["a", "b"], wait=5) as leases:
+        assert_type(leases, leasehold.AsyncLeases)
+        assert_type(leases["a"], AsyncLease)
+    assert_type(await (await client.multilock(["a"]).acquire()).release(), bool)
+    election = client.election("scheduler")
+    async with election.lead() as term:
+        assert_type(term, AsyncLease)
+    async for seen in election.observe(seconds=5):
+        assert_type(seen, leasehold.Term)
+
+    async def start(term: AsyncLease) -> None:
+        await term.verify()
+
+    await election.serve(start, lambda term: None)
+    assert_type(await election.leader(), leasehold.Term | None)
+    assert_type(await client.deadlocks(), list[leasehold.Deadlock])
+    leasehold.MultiLock([client.lock("a")])  # type: ignore[list-item]
+    leasehold.AsyncMultiLock([blocking.lock("a")])  # type: ignore[list-item]
+
+
 async def the_faces_do_not_mix(client: AsyncClient, blocking: leasehold.Client) -> None:
     one: leasehold.Lease = await client.lock("a").acquire()  # type: ignore[assignment]
     other: AsyncLease = blocking.lock("a").acquire()  # type: ignore[assignment]

@@ -17,6 +17,8 @@ from leasehold.cli.acquire import acquire
 from leasehold.cli.breaking import break_
 from leasehold.cli.completion import completion
 from leasehold.cli.console import global_options, say, say_plainly
+from leasehold.cli.deadlocks import deadlocks
+from leasehold.cli.elect import elect
 from leasehold.cli.get import get
 from leasehold.cli.ls import ls
 from leasehold.cli.manual import WIDTH, Group
@@ -52,7 +54,7 @@ def leasehold() -> None:
     """
 
 
-for command in (run, ls, get, watch, break_, acquire, renew, release, schema, completion):
+for command in (run, elect, ls, get, watch, deadlocks, break_, acquire, renew, release, schema, completion):
     leasehold.add_command(command)
 
 

@@ -15,6 +15,7 @@ FORMAT = "lh1"  # every engine key begins with it, so that versions can meet dur
 LONGEST = 255
 BUCKETS = 1024
 
+_HEX = frozenset("0123456789abcdef")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
@@ -65,6 +66,13 @@ def bucket(name: str) -> int:
     return zlib.crc32(name.encode()) & (BUCKETS - 1)
 
 
+def claim_id(owner: str, secret: str) -> str:
+    """The id of a claim: a thread or task (eight hex digits, public) and a secret of its own."""
+    return f"{owner}.{secret}"
+
+
 def mark(claim_id: str) -> str:
-    """What engines store and compare of a secret id: they could not betray it if they wished to."""
-    return sha256(claim_id.encode()).hexdigest()[:32]
+    """What engines store and compare of a secret id: they could not betray it if they wished to. It begins with the
+    owner, if the id names one, so that the claims of one thread or task can be told from those of others."""
+    owner = claim_id[:8] if claim_id[8:9] == "." and _HEX.issuperset(claim_id[:8]) else ""
+    return owner + sha256(claim_id.encode()).hexdigest()[: 32 - len(owner)]

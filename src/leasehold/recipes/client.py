@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from leasehold.config import ClientOptions, LockArguments, LockOptions, check_limit, lock_options
+from leasehold.core.deadlocks import Deadlock, deadlocks, still_there
 from leasehold.core.names import check_name
 from leasehold.engine import Opener
-from leasehold.errors import ConfigError
+from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
 from leasehold.model import Claim, Holding, Traits
 from leasehold.recipes.desk import Desk
@@ -81,6 +82,18 @@ class BaseClient:
             raise ConfigError(f"inspect takes the beginning of a name, not {prefix!r}")
         engine = self._desk.engine()
         return list(await engine.inspect(self._options.namespace, prefix, exact, self._desk.deadline()))
+
+    async def _deadlocks(self) -> list[Deadlock]:
+        """Two looks: what both of them show was there at one moment, also on engines that look name by name."""
+        desk = self._desk
+        if not desk.traits.fair:
+            raise Unsupported(
+                f"{desk.name} keeps no line of waiters, so nobody can see who waits for whom: use another engine",
+                engine=desk.name,
+                missing=("fair",),
+            )
+        first = deadlocks(await self._inspect("", False))
+        return still_there(first, deadlocks(await self._inspect("", False))) if first else []
 
     async def _break(self, name: str, token: int) -> bool:
         check_name(name)

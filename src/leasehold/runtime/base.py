@@ -70,6 +70,9 @@ class Runtime(Protocol):
     def owner(self) -> Hashable:
         """The thread or task that is running."""
 
+    def owner_mark(self) -> str:
+        """What others may know of it: eight hex digits of its own, another in a forked child."""
+
     def bind(self) -> bool:
         """Check that this runtime may be used from here. False: it moved to another loop, connections must be new."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
@@ -98,9 +99,19 @@ class Loop:
         self._threads = Threads(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: ThreadPoolExecutor | None = None
+        self._marks: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
     def owner(self) -> Hashable:
         return asyncio.current_task() or self._threads.owner()
+
+    def owner_mark(self) -> str:
+        task = asyncio.current_task()
+        if task is None:
+            return self._threads.owner_mark()
+        mark = self._marks.get(task)
+        if mark is None:
+            mark = self._marks[task] = os.urandom(4).hex()
+        return mark
 
     def bind(self) -> bool:
         running = asyncio.get_running_loop()
@@ -162,3 +173,4 @@ class Loop:
 
     def after_fork(self) -> None:
         self._loop = self._worker = None
+        self._marks.clear()

@@ -55,9 +55,18 @@ class _Owner(threading.local):
 
     def __init__(self) -> None:
         self.me = object()
+        self.mark = os.urandom(4).hex()
 
 
 _owner = _Owner()
+
+
+def _after_fork_in_child() -> None:
+    _owner.mark = os.urandom(4).hex()  # the parent's thread goes on under the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Threads:
@@ -73,6 +82,9 @@ class Threads:
 
     def owner(self) -> Hashable:
         return _owner.me
+
+    def owner_mark(self) -> str:
+        return _owner.mark
 
     def bind(self) -> bool:
         return True
