@@ -97,11 +97,7 @@ class Holding:
     token: int | None = None
     slot: int | None = None
     place: int | None = None
-
-    @property
-    def owner(self) -> str:
-        """Eight hex digits, the same for every claim of one thread or task: who waits for what across names."""
-        return self.fingerprint[:8]
+    owner: str = ""  # eight hex digits, the same for every claim of one thread or task: who waits for what across names
 
 
 @dataclass(frozen=True, slots=True)

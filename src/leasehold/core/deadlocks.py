@@ -1,6 +1,6 @@
 """Who waits for whom across names, and where that goes round in a circle.
 
-The nodes are owners: threads and tasks, told apart by what their claims' fingerprints begin with. One waits for
+The nodes are owners: threads and tasks, told apart by what their claims' marks end with. One waits for
 
 - a lock: everybody who holds it in a way that keeps this claim out; a reader that only the line keeps out waits for
   the writers before it. All of them have to go on before it can;

@@ -72,7 +72,13 @@ def claim_id(owner: str, secret: str) -> str:
 
 
 def mark(claim_id: str) -> str:
-    """What engines store and compare of a secret id: they could not betray it if they wished to. It begins with the
+    """What engines store and compare of a secret id: they could not betray it if they wished to. It ends with the
     owner, if the id names one, so that the claims of one thread or task can be told from those of others."""
-    owner = claim_id[:8] if claim_id[8:9] == "." and _HEX.issuperset(claim_id[:8]) else ""
-    return owner + sha256(claim_id.encode()).hexdigest()[: 32 - len(owner)]
+    named = claim_id[8:9] == "." and _HEX.issuperset(claim_id[:8])
+    hashed = sha256(claim_id.encode()).hexdigest()
+    return hashed[:24] + claim_id[:8] if named else hashed[:32]
+
+
+def owner(mark: str) -> str:
+    """The thread or task that a claim with this mark is of; it may be cut short, but for its end."""
+    return mark[-8:]

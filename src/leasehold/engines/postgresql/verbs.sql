@@ -241,7 +241,7 @@ begin
 end
 $lh$;
 
--- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of a mark only the fingerprint.
+-- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of a mark only what may be shown.
 create or replace function "leasehold".lh_inspect_v1(_namespace text, _prefix text, _exact boolean)
 returns table (
     name text, kind text, most integer, state integer, token bigint, mark text,
@@ -249,13 +249,13 @@ returns table (
     beat bigint, until bigint, slot integer, now bigint
 )
 language sql security definer set search_path = pg_catalog, pg_temp as $lh$
-    select g.name, g.kind, g.most, g.state, g.token, left(g.mark, 16),
+    select g.name, g.kind, g.most, g.state, g.token, left(g.mark, 16) || right(g.mark, 8),
         g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket, g.since, g.beat, g.until, g.slot, t.now
     from "leasehold".lh_grant g, (select "leasehold".lh_now_v1() as now) t
     where g.namespace = _namespace and g.name >= _prefix
         and (g.name = _prefix or not _exact and starts_with(g.name, _prefix))
     union all
-    select w.name, l.kind, l.most, case when w.passed then 4 else 0 end, 0, left(w.mark, 16),
+    select w.name, l.kind, l.most, case when w.passed then 4 else 0 end, 0, left(w.mark, 16) || right(w.mark, 8),
         w.label, w.host, w.pid, w.purpose, w.mode, w.delay, w.ticket, w.since, w.beat, 0, null, t.now
     from "leasehold".lh_waiter w join "leasehold".lh_line l using (namespace, name),
         (select "leasehold".lh_now_v1() as now) t
