@@ -197,7 +197,8 @@ class BaseTerms:
             check_seconds("seconds", seconds)
         self._election, self._runtime = election, election._desk.runtime
         self._end = float("inf") if seconds is None else self._runtime.now() + seconds
-        self._in_view = min(timing.LINGER, election._lock.options.ttl)
+        options = election._lock.options
+        self._in_view = min(timing.LINGER, options.ttl, options.max_hold or timing.LINGER)
         self._asked: float | None = None  # when the last look was asked for that was answered
         self._last, self._missed, self._look_at = 0, False, 0.0
 
