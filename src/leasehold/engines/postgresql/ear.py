@@ -1,8 +1,9 @@
 """Wake-ups: one session per client that listens, read by a thread of its own.
 
-Its address, 16 hex digits made anew for every session, names a channel of NOTIFY and an advisory lock. The lock is the
-proof of life: PostgreSQL frees it the moment the session ends, and whoever is about to give a turn tries it first
-(`lh_reachable_v1`). So one whose process died is passed over at once, not after its turn has gone by.
+Its address, 16 hex digits made anew for every session, names a channel of NOTIFY and, by its hash, an advisory lock:
+notes bring the marks of claims, and all may see the numbers of locks. The lock is the proof of life: PostgreSQL frees it
+the moment the session ends, and whoever is about to give a turn tries it first (`lh_reachable_v1`). So one whose process
+died is passed over at once, not after its turn has gone by.
 
 Where nobody can listen (a pooler that hands each transaction to another session, or no connection to be had) the client
 has no address. It asks again by itself: often at the head of the line, seldom further back.
@@ -32,7 +33,10 @@ _log = logging.getLogger("leasehold.postgresql")
 
 _AGAIN: Final = 5.0  # seconds until a session that could not be had is asked for again
 _LONG: Final = 3600.0
-_LISTEN: Final = "listen lh_{address}; select pg_advisory_lock(('x{address}')::bit(64)::bigint)"
+_LISTEN: Final = (
+    "listen lh_{address}; "
+    "select pg_advisory_lock(('x' || left(encode(sha256('{address}'), 'hex'), 16))::bit(64)::bigint)"
+)
 
 
 class Ear:
@@ -61,7 +65,7 @@ class Ear:
         return self.address
 
     async def _listen(self, target: Target, runtime: Runtime, deadline: float, met: Server | None) -> None:
-        self._retry_at = runtime.now() + _AGAIN
+        self._retry_at = max(runtime.now() + _AGAIN, deadline)  # meanwhile others do without
         address = runtime.entropy(8).hex()
         try:
             session = await reach.opened(target, runtime, deadline, 0.0)
@@ -124,16 +128,16 @@ def _listener(
 
     async def listen(runtime: Runtime) -> None:
         try:
-            while True:
-                for note in session.notes():
-                    if (known := book()) is not None:
-                        _deliver(known, note)
-                    del known
-                await runtime.ready(session.descriptor, _LONG)
-        except OSError:
+            with suppress(OSError):
+                while True:
+                    for note in session.notes():
+                        if (known := book()) is not None:
+                            _deliver(known, note)
+                        del known
+                    await runtime.ready(session.descriptor, _LONG)
+        finally:  # whatever ended it: a client that believes it is listened to would never look by itself
             if (mine := ear()) is not None:
                 mine.lost(session)
-        finally:
             session.close()
 
     return listen
@@ -143,7 +147,7 @@ def _deliver(book: Book, note: bytes) -> None:
     try:
         word, mark, after, namespace, name = json.loads(note)
         seconds = after / 1_000_000
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return  # not ours
-    if word in ("go", "head", "lost"):
+    if word in ("go", "head", "lost") and all(isinstance(each, str) for each in (mark, namespace, name)):
         book.deliver(word, mark, seconds, Claim(namespace, name, "", mark, Holder("stray"), BEAT))

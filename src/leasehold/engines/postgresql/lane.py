@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from leasehold.engines.postgresql import reach, schema
-from leasehold.engines.postgresql.meaning import Failed, Lost, Missing, too_new, unmade
+from leasehold.engines.postgresql.meaning import ENGINE, Failed, Lost, Missing, too_new, unmade
 from leasehold.engines.postgresql.url import Options
 from leasehold.engines.postgresql.wire import Row, Server, Session, Value
 from leasehold.engines.sql.gate import Gate
-from leasehold.errors import Unavailable
+from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
@@ -90,18 +90,22 @@ class Lane:
         self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None = None
     ) -> list[Row]:
         place = self._gate.place()
+        before: Lost | None = None
         try:
             await self._gate.enter(place, deadline)
             while True:
-                session = await self._ready(deadline, claim is not None and claim.queue)
                 try:
+                    session = await self._ready(deadline, claim is not None and claim.queue)
                     return await self._asked(session, statement, values, deadline)
                 except Lost as lost:
                     # Whoever stands in line outlasts a restart: asked again, an attempt gives the same answer (E2).
                     if claim is None or not claim.queue or self._runtime.now() >= deadline:
                         raise lost.meaning() from lost
-        except BaseException:
+                    before = lost
+        except BaseException as error:
             self._set_adrift(claim.mark if claim is not None else "")
+            if before is not None and isinstance(error, ConfigError):  # what was lost before may have been done
+                raise Unavailable(f"{before.meaning()}; and since then: {error}", engine=ENGINE) from error
             raise
         finally:
             self._gate.leave(place)

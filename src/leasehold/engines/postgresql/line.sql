@@ -15,11 +15,13 @@ language sql volatile as $lh$
 $lh$;
 
 -- Whether a client can be told anything. Its listening session has an exclusive advisory lock on its address: whoever
--- gets a shared one knows that the session is gone. A client without an address asks again by itself, and soon.
+-- gets a shared one knows that the session is gone. A client without an address asks again by itself, and soon. The
+-- lock's number is a hash of the address: all may read pg_locks, but nobody else is to listen at, or forge, its channel.
 create or replace function "leasehold".lh_reachable_v1(_client text) returns boolean
 language sql volatile as $lh$
     select case when _client = '' then true
-        else not pg_try_advisory_xact_lock_shared(('x' || _client)::bit(64)::bigint) end
+        else not pg_try_advisory_xact_lock_shared(
+            ('x' || left(encode(sha256(convert_to(_client, 'UTF8')), 'hex'), 16))::bit(64)::bigint) end
 $lh$;
 
 -- Delivered when the transaction commits, and never before.
@@ -48,6 +50,9 @@ begin
     _set := set_config('lock_timeout', _patience::text, true);
     if current_setting('synchronous_commit') in ('off', 'local') then
         _set := set_config('synchronous_commit', 'on', true);  -- a grant that was answered outlives a crash
+    end if;
+    if current_setting('client_min_messages') = 'error' then
+        _set := set_config('client_min_messages', 'warning', true);  -- a warning tells that no standby has the commit
     end if;
     return _set;
 end

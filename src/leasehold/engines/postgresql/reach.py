@@ -32,7 +32,8 @@ _SETTINGS: Final = {
 }
 _HELLO: Final = b"""
 select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsync'),
-    (select oid from pg_database where datname = current_database()) || ' ' || pg_postmaster_start_time(),
+    (select oid from pg_database where datname = current_database())
+        || ' ' || extract(epoch from pg_postmaster_start_time()),
     (select count(set_config(name, value, false)) from unnest($2::text[], $3::text[]) as wanted (name, value)
         where pg_backend_pid() = $1::integer and current_setting(name, true) is not null)
 """

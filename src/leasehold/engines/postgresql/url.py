@@ -18,6 +18,7 @@ _LIBPQ: Final = frozenset(option.keyword.decode() for option in pq.Conninfo.get_
 # Ours to decide: deadlines are per call, and names are UTF-8.
 _FIXED: Final = {"client_encoding", "connect_timeout"}
 
+_LONGEST: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
 _SILENCE: Final = 10  # seconds without a word before the other side is asked whether it is there
 
 
@@ -55,7 +56,7 @@ def parsed(config: EngineConfig) -> Options:
         pooled=bool(direct) or not given.get("listen", True),
         schema=str(given.get("schema", schema.USUAL)),
         create=bool(given.get("create", True)),
-        call_timeout=config.call_timeout,
+        call_timeout=min(config.call_timeout, _LONGEST),
     )
 
 
@@ -79,7 +80,7 @@ def _target(url: str, call_timeout: float, ours: set[str]) -> Target:
         "keepalives_idle": str(_SILENCE),
         "keepalives_interval": "5",
         "keepalives_count": "3",
-        "tcp_user_timeout": str(int(max(call_timeout, 1.0) * 1000)),
+        "tcp_user_timeout": str(int(min(max(call_timeout, 1.0), _LONGEST) * 1000)),
     }
     params = usual | {name: str(value) for name, value in found.items() if value} | {"client_encoding": "UTF8"}
     hosts, ports = params.get("host", "").split(","), params.get("port", "").split(",")

@@ -202,8 +202,9 @@ begin
                 until = case when _min_hold > 0 then greatest(since + _min_hold, _t) else _t end
             where namespace = _namespace and name = _name and mark = _mark and until > _t and state = 2 and _held;
         _ended := found;
-        delete from "leasehold".lh_waiter where mark = _mark and namespace = _namespace and name = _name;
+        -- First: a turn that was not taken in time becomes a place in line again.
         perform "leasehold".lh_settle_v1(_namespace, _name, _t);
+        delete from "leasehold".lh_waiter where mark = _mark and namespace = _namespace and name = _name;
     end if;
     if exists (select 1 from "leasehold".lh_line where namespace = _namespace and name = _name) then
         perform "leasehold".lh_settle_v1(_namespace, _name, _t);

@@ -85,8 +85,11 @@ class Session:
             self.adrift = True
             self._pg.exit_pipeline_mode()
             self._pg.send_query(script.encode())
-            await self._answer(deadline)
-            self._pg.enter_pipeline_mode()
+            try:
+                await self._answer(deadline)
+            finally:
+                if not self.adrift and self._pg.status == pq.ConnStatus.OK:  # answered, be it by an error
+                    self._pg.enter_pipeline_mode()
         except psycopg.Error as error:
             raise self._lost(error) from error
 

@@ -26,6 +26,7 @@ _SWEEP_EVERY: Final = 8  # attempts: what lapsed and nobody asks about leaves no
 _SWEEP_LINES_EVERY: Final = 64  # ... and lines whose waiters have all died
 _BATCH: Final = 100  # claims in one call: others get in between
 _TO_GIVE_UP: Final = 5.0  # seconds the server may try to take back what nobody waits for
+_LONGEST: Final = 2**31 - 1  # milliseconds a server can count to
 _POLL: Final = 0.2  # a client that cannot be told looks about so often at the head of the line
 
 
@@ -68,6 +69,7 @@ class SqlEngine:
         return "contended" in self._book.shelf
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+        asked_before = claim.mark in self._book.waiting
         if claim.queue:
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
@@ -77,7 +79,8 @@ class SqlEngine:
             more = (micros(claim.delay), claim.queue, self._sweeps(), self._patience(deadline))
             (row,) = await self._lane.call("attempt", (*values, *more), deadline, claim)
         except ConfigError:
-            self._refused.add(claim.mark)
+            if not asked_before:  # else it stands in line, or was given its turn, since it asked first
+                self._refused.add(claim.mark)
             raise
         return _reply(claim, row)
 
@@ -162,7 +165,7 @@ class SqlEngine:
 
     def _patience(self, deadline: float) -> int:
         """Milliseconds the server may wait for another's lock."""
-        return max(1, int((deadline - self._runtime.now()) * 1000))
+        return min(max(1, int((deadline - self._runtime.now()) * 1000)), _LONGEST)
 
 
 def _reply(claim: Claim, row: tuple[str | None, ...]) -> Grant | Busy:
