@@ -1,7 +1,7 @@
 """The state machine in PL/pgSQL beside the pure one: the same verbs at the same times give the same answers and words.
 
-The functions are the real ones, in a schema of their own in which three have been replaced: the clock, the proof of
-life and the telling. Tokens are compared by what they stand for: both rise, by different steps.
+The functions are the real ones, in a schema of their own in which four have been replaced: the clock, the proof of
+life, the telling, and the settings (nothing here needs the disk). Tokens are compared by what they stand for: both rise, by different steps.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ create or replace function model.lh_tell_v1(
     _client text, _word text, _mark text, _after bigint, _namespace text, _name text
 ) returns void language sql volatile as
     'insert into model.told (client, word, mark, after) values (_client, _word, _mark, _after)';
+create or replace function model.lh_prepare_v1(_patience integer) returns text language sql as 'select null::text';
 create function model.look() returns void language plpgsql as $$
 begin
     perform model.lh_look_v1('ns', 5, 'name', model.lh_enter_v1('ns', 5, 1000));
@@ -207,6 +208,55 @@ steps = st.lists(
 )
 
 
+def take(mark: str, queue: bool = True, ttl: float = 10.0, **shape) -> tuple:
+    return ("attempt", mark, queue, shape, ttl)
+
+
+LINE = (take("a"), take("b"), take("c"))
+HISTORIES = {
+    "a turn nobody takes lapses, and its owner comes back": (
+        *(*LINE, ("release", "a", 0.0, True), ("pass", 3.0), take("c"), take("b"), ("release", "c", 0.0, True)),
+        *(take("b"), ("pass", 5.0), take("c")),
+    ),
+    "the head is told again when its time comes sooner": (
+        *(take("a", mode="shared"), take("b", mode="shared", ttl=1.0), take("c"), ("renew", "b", True)),
+        *(("pass", 0.5), take("d", queue=False, mode="shared"), ("release", "a", 0.0, True), ("pass", 3.0), ("look",)),
+    ),
+    "the next in line looks whether somebody given a turn is there": (
+        *(*LINE, ("release", "a", 0.0, True), ("deaf", "b"), ("pass", 0.5), take("c"), ("hears", "b"), take("b")),
+    ),
+    "a longer hold after a shorter one": (
+        *(take("a", ttl=1.0), take("b"), take("a", ttl=10.0), ("pass", 0.5), take("c"), ("pass", 0.5), ("look",)),
+    ),
+    "a delay, a break, and a break once more": (
+        *(take("a", delay=2.0), take("b"), ("break", "a"), ("pass", 0.5), ("break", "a"), take("b"), ("pass", 3.0)),
+        *(("look",), take("b")),
+    ),
+    "an early release cools": (take("a"), take("b"), ("release", "a", 4.0, True), take("b"), ("pass", 5.0), take("b")),
+    "a stray release ends no grant, but a turn": (
+        *(*LINE, ("release", "a", 0.0, False), ("release", "a", 0.0, True), ("release", "b", 0.0, False), take("c")),
+    ),
+    "waiters not heard of are dropped": (
+        *LINE,
+        ("pass", 5.0),
+        ("renew", "c", False),
+        ("pass", 16.0),
+        take("c"),
+        take("b"),
+    ),
+    "readers go together, a writer alone": (
+        *(take("a"), take("b", mode="shared"), take("c", mode="shared"), take("d"), take("e", mode="shared")),
+        *(("release", "a", 0.0, True), take("b", mode="shared"), take("c", mode="shared"), take("e", mode="shared")),
+        *(("release", "b", 0.0, True), ("release", "c", 0.0, True), take("d")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_the_server_and_the_pure_line_agree_on(db, name: str) -> None:
+    follow(World(db), HISTORIES[name], "lock", None)
+
+
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -223,9 +273,12 @@ def test_the_server_and_the_pure_line_agree_at_length(db, kind: str, data) -> No
 
 
 def run(db, kind: str, data) -> None:
-    world = World(db)
+    follow(World(db), data.draw(steps), kind, data)
+
+
+def follow(world: World, history, kind: str, data) -> None:
     tokens: dict[str, int] = {}
-    for step in data.draw(steps):
+    for step in history:
         both(world, step, tokens, kind, data)
         world.shown()
     # Nobody asks any more: a look long after finds nothing, and leaves nothing.

@@ -15,7 +15,7 @@ from leasehold.errors import ConfigError
 EXAMPLES = """
 leasehold schema postgresql | psql -1 "$DATABASE_URL"    make it, or upgrade it
 leasehold schema postgresql --role app > 007_locks.sql   with rights for app, for a migration tool
-leasehold schema postgresql --schema locks               under another name; URLs say ?schema=locks
+leasehold schema postgresql --schema locks              under another name: ?schema=locks in URLs
 """
 
 
