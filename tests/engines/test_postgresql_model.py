@@ -1,7 +1,8 @@
 """The state machine in PL/pgSQL beside the pure one: the same verbs at the same times give the same answers and words.
 
 The functions are the real ones, in a schema of their own in which four have been replaced: the clock, the proof of
-life, the telling, and the settings (nothing here needs the disk). Tokens are compared by what they stand for: both rise, by different steps.
+life, the telling, and the settings (nothing here needs the disk). Tokens are compared by what they stand for: both
+rise, by different steps.
 """
 
 from __future__ import annotations
