@@ -45,7 +45,7 @@ def grab(url: str, first: str, second: str) -> None:
     with Client(url, ttl=120, call_timeout=60) as client:
         try:
             with client.lock(first) as lease:
-                say({"owner": lease.fingerprint[:8]})
+                say({"owner": next(h.owner for h in client.inspect(first, exact=True) if h.token == lease.token)})
                 sys.stdin.readline()
                 client.lock(second).acquire().release()
             say("done")

@@ -13,9 +13,9 @@ from leasehold.cli.manual import Command
 from leasehold.errors import ConfigError
 
 EXAMPLES = """
-leasehold schema postgresql | psql -1 "$DATABASE_URL"    make it, or upgrade it
-leasehold schema postgresql --role app > 007_locks.sql   with rights for app, for a migration tool
-leasehold schema postgresql --schema locks              under another name: ?schema=locks in URLs
+leasehold schema postgresql | psql -1 "$DATABASE_URL"    make or upgrade it
+leasehold schema postgresql --role app > 007_locks.sql   with rights for app
+leasehold schema postgresql --schema locks               as in ?schema=locks
 """
 
 

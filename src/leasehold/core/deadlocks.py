@@ -60,7 +60,7 @@ class Need(NamedTuple):
 
 def deadlocks(holdings: Iterable[Holding]) -> list[Deadlock]:
     """Every circle among these claims: for each owner in one, the shortest. Nobody is named who only waits behind."""
-    needs = [need for _, line in groupby(holdings, key=_name) for need in _needs(list(line))]
+    needs = [need for _, line in groupby(holdings, key=_name) for need in _needs(list(line)) if need.waiter.owner]
     stuck = _stuck(needs)
     waits: dict[str, dict[str, Wait]] = {}
     for waiter, holders, _ in needs:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 from leasehold.config import LockArguments, Unset, check_seconds
-from leasehold.core import timing
+from leasehold.core import names, timing
 from leasehold.engine import Engine
 from leasehold.errors import ConfigError, SelfDeadlock, Unavailable
 from leasehold.model import Holding, Term, Traits
@@ -91,7 +91,7 @@ class BaseElection(Generic[L]):
         if self._serving:
             self._resigned = True
             for waiter in list(self._desk.book.waiting.values()):
-                if waiter.claim.name == self.name and waiter.claim.mark.startswith(self._owner):
+                if waiter.claim.name == self.name and names.owner(waiter.claim.mark) == self._owner:
                     waiter.over = True  # it asks `_ready`, and leaves the line
                     waiter.signal.set()
             if term is not None:
