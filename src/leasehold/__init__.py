@@ -2,12 +2,14 @@
 
 with leasehold.Client("memory://") as client:
     with client.lock("orders/42", ttl=30, wait=5) as lease:
-        ledger.write(row, token=lease.token)   # the ledger refuses older tokens
+        ledger.write(lease, row)               # a fence: it refuses holders of the past
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 
+from leasehold import fences
 from leasehold.aio import AsyncClient, AsyncLease, AsyncLock, AsyncRWLock
 from leasehold.blocking import Client, Lease, Lock, RWLock
+from leasehold.current import CurrentLease, current_lease
 from leasehold.errors import (
     ConfigError,
     LeaseholdError,
@@ -32,6 +34,7 @@ __all__ = [
     "AsyncRWLock",
     "Client",
     "ConfigError",
+    "CurrentLease",
     "Event",
     "Holder",
     "Holding",
@@ -48,4 +51,6 @@ __all__ = [
     "Traits",
     "Unavailable",
     "Unsupported",
+    "current_lease",
+    "fences",
 ]

@@ -26,7 +26,7 @@ EventKind: TypeAlias = Literal[
     "released",  # `seconds` held
     "owed",  # a release could not be confirmed and is repeated
     "broken",  # this client broke somebody's lock
-    "stale_token",  # a fence refused a write
+    "stale_token",  # a fence refused the lease's token; with what it has seen as `reason`
 ]
 
 _log = logging.getLogger("leasehold.events")
