@@ -53,6 +53,11 @@ class Service(Server):
 
 
 @pytest.fixture
+def kinds() -> ModuleType:
+    return beside("kinds")
+
+
+@pytest.fixture
 def service() -> type[Service]:
     return Service
 

@@ -66,14 +66,22 @@ def test_slots_have_records_of_their_own(tmp_path):
 
 def test_a_removed_fence_file_is_made_anew_by_one(tmp_path):
     marks = MarkFile(str(tmp_path / "m"))
-    first = marks.try_lock()
-    os.remove(tmp_path / "m")
-    second = marks.try_lock()  # of the file that has the name now
-    assert first is not None
-    assert second is not None
-    assert marks.try_lock() is None
-    os.close(first)
-    os.close(second)
+    others = []
+
+    def overtaken():
+        """Removed and made anew by another, between our open and our lock."""
+        fd = real()
+        marks._open = real
+        os.remove(tmp_path / "m")
+        others.append(marks.try_lock())
+        return fd
+
+    real, marks._open = marks._open, overtaken
+    assert marks.try_lock() is None, "two hold the lock of two files of one name"
+    os.close(others[0])
+    fd = marks.try_lock()
+    assert fd is not None
+    os.close(fd)
 
 
 HOLDER = """

@@ -41,13 +41,6 @@ def another(number, resource_kinds):
     return resource_kinds.connected(number.database, number.spec)
 
 
-@pytest.fixture
-def kinds():
-    import sys
-
-    return sys.modules["kinds"]
-
-
 # ------------------------------------------------------------------- the inventory
 
 
