@@ -80,12 +80,17 @@ def started(name: str) -> int:
         from leasehold.testing.servers.zookeeper import Zookeeper
 
         return Zookeeper(scratch(), free_ports(1)[0]).start().port
+    if name == "etcd":
+        from leasehold.testing.servers.etcd import Etcd
+
+        port, peer = free_ports(2)
+        return Etcd(scratch(), port, [peer]).start().port
     if name == "objects":
         return beside("object_store").serve().server_port
     return Service(name).start().port
 
 
-NEEDS = ("redis", "postgresql", "mysql", "zookeeper", "objects", "wsgi", "asgi")
+NEEDS = ("redis", "postgresql", "mysql", "zookeeper", "etcd", "objects", "wsgi", "asgi")
 PORTS: dict[str, int] = {}
 RUNS = itertools.count(1)
 

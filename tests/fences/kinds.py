@@ -7,7 +7,9 @@ What a kind needs is imported when it is made: a process starts in a fraction of
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import subprocess
 import urllib.request
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -370,6 +372,26 @@ class ZooKeeperNumber(Number):
     def close(self) -> None:
         self.client.stop()
         self.client.close()
+
+
+@kind("etcd")
+class EtcdNumber(Number):
+    def open(self) -> None:
+        self.key = f"/accts/{self.spec['run']}/1"
+        dead = "http://127.0.0.1:1"  # the next one is tried
+        self.fence = fences.EtcdFence([dead, f"http://127.0.0.1:{self.spec['etcd']}"], self.key)
+
+    def make(self) -> None:
+        self.tool("put", self.key, "0")
+
+    def tool(self, *words: str) -> str:
+        """etcd's own tool, which knows nothing of fences."""
+        where = ["etcdctl", f"--endpoints=127.0.0.1:{self.spec['etcd']}"]
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        return subprocess.run([*where, *words], env=environment, capture_output=True, text=True, check=True).stdout
+
+    def peek(self) -> int:
+        return int(self.tool("get", "--print-value-only", self.key))
 
 
 # ------------------------------------------------------------------ over HTTP

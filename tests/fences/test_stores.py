@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import redis.crc
 from kazoo.exceptions import BadVersionError, NoNodeError
@@ -105,6 +107,42 @@ def test_a_token_that_came_between_look_and_multi_is_seen(resource):
     with pytest.raises(StaleToken):
         number.fence.multi(6, build)
     assert number.peek() == 2
+
+
+# ------------------------------------------------------------------------------ etcd
+
+
+def test_any_keys_in_one_transaction(resource):
+    number = resource("etcd")
+    fence, key = number.fence, number.key
+    assert len(fence.txn(5, fence.put(f"{key}-a", "1"), fence.put(key, b"7"))) == 2
+    with pytest.raises(StaleToken):
+        fence.txn(4, fence.delete(key), fence.put(f"{key}-a", "2"))
+    assert number.tool("get", "--print-value-only", "--prefix", key).split() == ["7", "1", "0000000000000005"]
+    fence.txn(5, fence.delete(f"{key}-a"))
+    assert fence.read(6) == b"7"
+
+
+def test_a_key_that_is_not_there_and_members_that_are_not(resource):
+    number = resource("etcd")
+    endpoint = f"http://127.0.0.1:{number.spec['etcd']}"
+    fence = fences.EtcdFence(endpoint, f"/new/{number.spec['run']}")
+    assert fence.read(5) is None
+    with pytest.raises(StaleToken):
+        fence.write(4, "too old: a read of nothing is a read")
+    fence.write(5, "")
+    assert fence.read(5) == b""
+    with pytest.raises(Unavailable, match="no member of etcd can be reached"):
+        fences.EtcdFence("http://127.0.0.1:1", "a").claim(5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # asked, it might still do it: nobody else is
+        both = [f"http://127.0.0.1:{silent.getsockname()[1]}", endpoint]
+        with pytest.raises(Unavailable, match="did not say"):
+            fences.EtcdFence(both, "a", timeout=0.2).claim(5)
+    for bad in ("127.0.0.1:2379", [], "etcd://a"):
+        with pytest.raises(ConfigError):
+            fences.EtcdFence(bad, "a")
+    with pytest.raises(ConfigError, match="etcd refused"):
+        fence.txn(5, {"request_put": {"key": "not base64!"}})
 
 
 # --------------------------------------------------------------------------- objects

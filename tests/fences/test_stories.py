@@ -26,7 +26,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 # One of each resource for the crowd; the others differ from these in the face alone.
 CROWDED = [
     *("file", "sqlite-row", "sqlite-column", "postgresql-row", "postgresql-column", "mysql-row", "mysql-column"),
-    *("alchemy-postgresql-orm", "alchemy-mysql-column", "redis", "zookeeper", "object", "object-in-metadata"),
+    *("alchemy-postgresql-orm", "alchemy-mysql-column", "redis", "zookeeper", "etcd", "object", "object-in-metadata"),
     *("http-wsgi", "http-asgi"),
 ]
 

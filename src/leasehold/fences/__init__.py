@@ -19,6 +19,7 @@ from leasehold.fences.rules import Bearer, Pass, Shown
 if TYPE_CHECKING:
     from leasehold.fences.alchemy import AlchemyColumn, AlchemyFence, AsyncAlchemyColumn, AsyncAlchemyFence, fence_table
     from leasehold.fences.calling import HTTPFence, LeaseAuth, headers, raise_for_stale
+    from leasehold.fences.etcd import EtcdFence
     from leasehold.fences.file import File
     from leasehold.fences.local import Local
     from leasehold.fences.objects import AsyncObjectFence, HTTPObjects, ObjectFence, Stored
@@ -39,6 +40,7 @@ _HOMES = {
     "AsyncRedisFence": "redis",
     "AsyncSQLColumn": "sql.column",
     "AsyncSQLFence": "sql.row",
+    "EtcdFence": "etcd",
     "File": "file",
     "FileMarks": "serving",
     "HTTPFence": "calling",
@@ -70,6 +72,7 @@ __all__ = [
     "AsyncSQLColumn",
     "AsyncSQLFence",
     "Bearer",
+    "EtcdFence",
     "File",
     "FileMarks",
     "HTTPFence",
