@@ -17,6 +17,7 @@ from leasehold.cli.acquire import acquire
 from leasehold.cli.breaking import break_
 from leasehold.cli.completion import completion
 from leasehold.cli.console import global_options, say, say_plainly
+from leasehold.cli.demo import demo
 from leasehold.cli.get import get
 from leasehold.cli.ls import ls
 from leasehold.cli.manual import WIDTH, Group
@@ -51,7 +52,7 @@ def leasehold() -> None:
     """
 
 
-for command in (run, ls, get, watch, break_, acquire, renew, release, completion):
+for command in (run, ls, get, watch, break_, acquire, renew, release, demo, completion):
     leasehold.add_command(command)
 
 

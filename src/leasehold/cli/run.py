@@ -100,7 +100,7 @@ class Running:
     "run",
     cls=RunCommand,
     examples=EXAMPLES,
-    codes=tuple(code for code in exits.MEANING if code not in (exits.OK, exits.USAGE)),
+    codes=tuple(code for code in exits.MEANING if code not in (exits.OK, exits.NOT_SHOWN, exits.USAGE)),
     options_metavar="[OPTIONS]",
 )
 @name_argument

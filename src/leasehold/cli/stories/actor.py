@@ -1,0 +1,38 @@
+"""A process of a story: `python -m leasehold.cli.stories.actor STORY ROLE FACTS`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from leasehold.blocking import Client
+from leasehold.cli.stories import story
+
+
+class Part:
+    """What a role is given: its facts, a client, and a way to say things and to wait for its cue."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        return self.facts[name]
+
+    def client(self, **options: Any) -> Client:
+        return Client(self.facts["url"], namespace=self.facts["namespace"], holder=self.facts["who"], **options)
+
+    def say(self, word: str, text: str = "", **facts: Any) -> None:
+        print(json.dumps({"at": time.monotonic(), "word": word, "text": text, **facts}), flush=True)
+
+    def cue(self) -> None:
+        sys.stdin.readline()
+
+
+def main(name: str, role: str, facts: str) -> None:
+    story(name).ROLES[role](Part(json.loads(facts)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
