@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from leasehold.cli.stories import NAMES, story
+from leasehold.stories import NAMES, story
 
 FAILS = {  # what each story shows without its cure, and with it
     "zombie": (lambda half: half["sold"] == 2, lambda half: half["sold"] == 1 and half["refused"]),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from leasehold.cli import exits
-from leasehold.cli.console import Console, pass_console
+from leasehold.cli.console import Console, pass_console, printable
 from leasehold.cli.manual import Command
-from leasehold.cli.stories import NAMES, Outcome, story
-from leasehold.cli.stories.stage import Stage
+from leasehold.stories import NAMES, Outcome, story
+from leasehold.stories.stage import Stage, Teller
 
 EXAMPLES = """
 leasehold demo --list            which stories there are
@@ -16,6 +16,8 @@ leasehold demo zombie            a paused holder sells the last teapot twice; th
 leasehold demo                   all of them
 leasehold -o json demo naive | jq .with
 """
+
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # of the processes
 
 
 @click.command("demo", cls=Command, examples=EXAMPLES, codes=(exits.NOT_SHOWN, exits.UNREACHABLE, exits.CONFIG))
@@ -49,7 +51,7 @@ def _played(console: Console, name: str, size: int | None) -> bool:
     for half, cured in (("without", False), ("with", True)):
         if not console.json:
             console.put(click.style(f"\n {half} the cure" + (f": {told.CURE}" if cured else ""), underline=True))
-        with Stage(console, name, size) as stage:
+        with Stage(name, console.url, _teller(console), size=size, loud=console.verbosity > 0) as stage:
             outcome = halves[half] = told.play(stage, cured)
         if not console.json:
             verdict = "as told" if outcome.seen else "NOT as told"
@@ -62,3 +64,16 @@ def _played(console: Console, name: str, size: int | None) -> bool:
     else:
         console.put("")
     return shown
+
+
+def _teller(console: Console) -> Teller:
+    """A timeline for people; programs get the outcome."""
+
+    def tell(seconds: float, who: str, text: str) -> None:
+        if console.json or console.quiet:
+            return
+        colour = COLOURS[(ord(who[0]) - ord("A")) % len(COLOURS)] if who else "white"
+        name = click.style(f"{who:<3}", fg=colour, bold=True)
+        console.put(f"  {seconds:6.2f} s  {name} {click.style(printable(text), fg=colour, dim=not who)}")
+
+    return tell

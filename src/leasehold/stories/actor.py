@@ -1,4 +1,4 @@
-"""A process of a story: `python -m leasehold.cli.stories.actor STORY ROLE FACTS`."""
+"""A process of a story: `python -m leasehold.stories.actor STORY ROLE FACTS`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from leasehold.blocking import Client
-from leasehold.cli.stories import story
+from leasehold.stories import story
 
 
 class Part:
@@ -24,7 +24,8 @@ class Part:
         return Client(self.facts["url"], namespace=self.facts["namespace"], holder=self.facts["who"], **options)
 
     def say(self, word: str, text: str = "", **facts: Any) -> None:
-        print(json.dumps({"at": time.monotonic(), "word": word, "text": text, **facts}), flush=True)
+        sys.stdout.write(json.dumps({"at": time.monotonic(), "word": word, "text": text, **facts}) + "\n")
+        sys.stdout.flush()
 
     def cue(self) -> None:
         sys.stdin.readline()

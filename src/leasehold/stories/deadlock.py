@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from leasehold.cli.stories import Outcome
-from leasehold.cli.stories.stage import Stage
 from leasehold.errors import NotAcquired
+from leasehold.stories import Outcome
+from leasehold.stories.stage import Stage
 
 if TYPE_CHECKING:
-    from leasehold.cli.stories.actor import Part
+    from leasehold.stories.actor import Part
 
 TITLE: Final = "two transfers lock two accounts in two orders"
 CURE: Final = "one order for everybody: names are locked sorted"

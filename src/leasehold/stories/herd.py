@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from leasehold.aio import AsyncClient
-from leasehold.cli.stories import Outcome
-from leasehold.cli.stories.stage import Stage
+from leasehold.stories import Outcome
+from leasehold.stories.stage import Stage
 
 if TYPE_CHECKING:
-    from leasehold.cli.stories.actor import Part
+    from leasehold.stories.actor import Part
 
 TITLE: Final = "a crowd of pollers at one lock"
 CURE: Final = "a fair line: wait=, and nobody asks again before it is woken"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from leasehold.cli.stories.stage import Stage
+from leasehold.stories.stage import Stage
 
 Facts: TypeAlias = Mapping[str, Any]
 
@@ -33,4 +33,4 @@ NAMES: Final = ("zombie", "naive", "deadlock", "extender", "herd")
 
 
 def story(name: str) -> Story:
-    return import_module(f"leasehold.cli.stories.{name}")
+    return import_module(f"leasehold.stories.{name}")

@@ -10,21 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-import click
-
-from leasehold.cli.console import Console
 from leasehold.errors import LeaseholdError
 
-_COLOURS: Final = ("cyan", "yellow", "magenta", "green", "blue")
 _PATIENCE: Final = 60.0  # seconds for a process to say or do what it must, however busy the machine
 
 
 Said: TypeAlias = dict[str, Any]
+Teller: TypeAlias = Callable[[float, str, str], None]  # seconds since the half began, who (empty: nobody), what
 
 
 class Strayed(LeaseholdError):
@@ -77,16 +74,17 @@ class Actor:
 
 
 class Stage:
-    def __init__(self, console: Console, story: str, size: int | None = None) -> None:
-        self._console, self._story, self.size = console, story, size
+    def __init__(self, story: str, url: str | None, teller: Teller, *, size: int | None, loud: bool) -> None:
+        """`url`: None plays on an engine of its own. `loud`: what processes say on stderr is shown."""
+        self._story, self._url, self._teller, self._loud, self.size = story, url, teller, loud, size
         self.namespace = f"demo-{secrets.token_hex(4)}"  # beside whatever else lives on that engine
-        self.embedded = console.url is None or console.url.startswith("sqlite:")
+        self.embedded = url is None or url.startswith("sqlite:")
         self._actors: list[Actor] = []
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="leasehold-demo-")
         self.folder = self._folder.name
-        self.url = self._console.url or f"sqlite://{self.folder}/locks.db"
+        self.url = self._url or f"sqlite://{self.folder}/locks.db"
         self._began = time.monotonic()
         return self
 
@@ -102,8 +100,8 @@ class Stage:
 
     def start(self, role: str, who: str, **facts: Any) -> Actor:
         told = {"url": self.url, "namespace": self.namespace, "folder": self.folder, "who": who, **facts}
-        words = [sys.executable, "-m", "leasehold.cli.stories.actor", self._story, role, json.dumps(told)]
-        errors = None if self._console.verbosity else subprocess.DEVNULL
+        words = [sys.executable, "-m", "leasehold.stories.actor", self._story, role, json.dumps(told)]
+        errors = None if self._loud else subprocess.DEVNULL
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
@@ -120,9 +118,4 @@ class Stage:
 
     def tell(self, text: str, who: str = "", *, at: float | None = None) -> None:
         """A line of the timeline."""
-        if self._console.json or self._console.quiet:
-            return
-        seconds = max(0.0, (time.monotonic() if at is None else at) - self._began)
-        colour = _COLOURS[(ord(who[0]) - ord("A")) % len(_COLOURS)] if who else "white"
-        name = click.style(f"{who:<3}", fg=colour, bold=True)
-        self._console.put(f"  {seconds:6.2f} s  {name} {click.style(text, fg=colour, dim=not who)}")
+        self._teller(max(0.0, (time.monotonic() if at is None else at) - self._began), who, text)

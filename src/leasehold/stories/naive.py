@@ -7,11 +7,11 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
-from leasehold.cli.stories import Outcome
-from leasehold.cli.stories.stage import Stage
+from leasehold.stories import Outcome
+from leasehold.stories.stage import Stage
 
 if TYPE_CHECKING:
-    from leasehold.cli.stories.actor import Part
+    from leasehold.stories.actor import Part
 
 TITLE: Final = "four processes add to one number without a lock"
 CURE: Final = 'a lock: with client.lock("counter")'

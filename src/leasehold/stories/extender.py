@@ -7,12 +7,12 @@ import resource
 import time
 from typing import TYPE_CHECKING, Final
 
-from leasehold.cli.stories import Outcome
-from leasehold.cli.stories.stage import Stage
 from leasehold.errors import ConfigError, LeaseLost
+from leasehold.stories import Outcome
+from leasehold.stories.stage import Stage
 
 if TYPE_CHECKING:
-    from leasehold.cli.stories.actor import Part
+    from leasehold.stories.actor import Part
 
 TITLE: Final = "a batch job is cut off from the engine, and works on after its lease"
 CURE: Final = "it asks before each step: lease.check()"

@@ -6,13 +6,13 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
-from leasehold.cli.stories import Outcome
-from leasehold.cli.stories.stage import Stage
 from leasehold.errors import StaleToken
 from leasehold.fences.sql.row import SQLFence
+from leasehold.stories import Outcome
+from leasehold.stories.stage import Stage
 
 if TYPE_CHECKING:
-    from leasehold.cli.stories.actor import Part
+    from leasehold.stories.actor import Part
 
 TITLE: Final = "a paused holder sells the last teapot a second time"
 CURE: Final = "a fence at the table of stock: leasehold.fences.SQLFence"
