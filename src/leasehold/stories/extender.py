@@ -33,6 +33,7 @@ def job(part: Part) -> None:
         part.say("cut", "is cut off from the engine: its renewals fail from here on")
     steps, why = [], ""
     for _ in range(part.steps):
+        now = time.monotonic()  # before the check: what comes between the two, only a fence can see
         if part.cured:
             try:
                 lease.check()
@@ -40,7 +41,7 @@ def job(part: Part) -> None:
                 why = lost.reason
                 part.say("stopped", f"stops: {lost}")
                 break
-        steps.append(time.monotonic())
+        steps.append(now)
         time.sleep(_STEP)
     part.say("done", f"worked {len(steps)} steps", began=began, steps=steps, why=why)
     os._exit(0)  # nothing can be released from here; it lapses, or has
@@ -58,5 +59,5 @@ def play(stage: Stage, cured: bool) -> Outcome:
     late, successor = stage.hear([first, second], "done")
     overlap = sum(at > successor["began"] for at in late["steps"])
     text = f"{overlap} steps of A after B had begun"
-    seen = (overlap == 0 and late["why"] == "unreachable") if cured else overlap > 0
+    seen = (overlap == 0 and late["why"] != "") if cured else overlap > 0
     return Outcome(seen, text, {"overlap": overlap, "why": late["why"]})

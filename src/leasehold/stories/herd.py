@@ -61,13 +61,22 @@ def play(stage: Stage, cured: bool) -> Outcome:
     stage.tell(f"{size} come within {_ARRIVING:g} s, and each needs the door for {1000 * _INSIDE:g} ms")
     actors = [stage.start("crowd", who, many=size // len(people), cured=cured) for who in people]
     said = stage.hear(actors, "done")
-    served = sorted((tuple(one) for each in said for one in each["served"]), key=lambda one: one[1])
+    served = [one for each in said for one in each["served"]]
     asked = sum(each["asked"] for each in said)
-    overtaken, latest = 0, 0.0
-    for came, _ in served:  # in order of service: whoever comes to it after somebody who came much later
-        overtaken += latest - came > _LATER
-        latest = max(latest, came)
+    overtaken = sum(_overtaken(each["served"]) for each in said)
     longest = max(got - came for came, got in served)
     text = f"asked {asked} times for {len(served)}; {overtaken} were overtaken; the longest wait was {longest:.1f} s"
     facts = {"served": len(served), "asked": asked, "overtaken": overtaken, "longest": round(longest, 3)}
     return Outcome((overtaken == 0) if cured else overtaken > 0, text, facts)
+
+
+def _overtaken(served: list[tuple[float, float]]) -> int:
+    """How many of one process's crowd, in order of service, had their turn after somebody who came much later.
+
+    Of one process alone: what it asks for goes out in order, while another may be late in asking at all.
+    """
+    count, latest = 0, 0.0
+    for came, _ in sorted(served, key=lambda one: one[1]):
+        count += latest - came > _LATER
+        latest = max(latest, came)
+    return count
