@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 import time
 from typing import Any
@@ -28,7 +29,12 @@ class Part:
         sys.stdout.flush()
 
     def cue(self) -> None:
+        """Wait for it."""
         sys.stdin.readline()
+
+    def called(self, seconds: float) -> bool:
+        """Whether the cue comes within so long."""
+        return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 def main(name: str, role: str, facts: str) -> None:

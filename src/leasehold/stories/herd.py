@@ -18,10 +18,10 @@ TITLE: Final = "a crowd of pollers at one lock"
 CURE: Final = "a fair line: wait=, and nobody asks again before it is woken"
 
 _CROWD: Final = 200
-_ARRIVING: Final = 1.0  # seconds, over which they come
-_INSIDE: Final = 0.01
+_ARRIVING: Final = 2.0  # seconds, over which they come
+_INSIDE: Final = 0.02
 _POLL: Final = 0.05
-_LATER: Final = 0.3  # who came so much later and was served first has overtaken
+_LATER: Final = 1.0  # who came so much later and was served first has overtaken
 
 
 def crowd(part: Part) -> None:

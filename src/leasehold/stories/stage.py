@@ -112,9 +112,13 @@ class Stage:
     def hear(self, actors: Sequence[Actor], word: str) -> list[Said]:
         """What they say, told in order of time, each up to its line of this kind, which is given."""
         said = [list(actor.listen(word)) for actor in actors]
-        for one in sorted((one for each in said for one in each if one["text"]), key=lambda one: float(one["at"])):
-            self.tell(one["text"], one["who"], at=one["at"])
+        self.tell_all([one for each in said for one in each])
         return [each[-1] for each in said]
+
+    def tell_all(self, said: Sequence[Said]) -> None:
+        """What several said, in order of time."""
+        for one in sorted((one for one in said if one["text"]), key=lambda one: float(one["at"])):
+            self.tell(one["text"], one["who"], at=one["at"])
 
     def tell(self, text: str, who: str = "", *, at: float | None = None) -> None:
         """A line of the timeline."""
