@@ -29,6 +29,7 @@ NAMES = [
     "Client",
     "ConfigError",
     "Conflict",
+    "CurrentLease",
     "Deadlock",
     "Election",
     "Event",
@@ -55,6 +56,8 @@ NAMES = [
     "Unavailable",
     "Unsupported",
     "advise_ttl",
+    "current_lease",
+    "fences",
     "optimistic",
     "optimistic_async",
 ]

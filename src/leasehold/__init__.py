@@ -2,10 +2,11 @@
 
 with leasehold.Client("memory://") as client:
     with client.lock("orders/42", ttl=30, wait=5) as lease:
-        ledger.write(row, token=lease.token)   # the ledger refuses older tokens
+        ledger.write(lease, row)               # a fence: it refuses holders of the past
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 
+from leasehold import fences
 from leasehold.aio import (
     AsyncClient,
     AsyncElection,
@@ -18,6 +19,7 @@ from leasehold.aio import (
 from leasehold.blocking import Client, Election, Lease, Leases, Lock, MultiLock, RWLock
 from leasehold.core.deadlocks import Deadlock
 from leasehold.core.timing import advise_ttl
+from leasehold.current import CurrentLease, current_lease
 from leasehold.errors import (
     ConfigError,
     Conflict,
@@ -52,6 +54,7 @@ __all__ = [
     "Client",
     "ConfigError",
     "Conflict",
+    "CurrentLease",
     "Deadlock",
     "Election",
     "Event",
@@ -78,6 +81,8 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "advise_ttl",
+    "current_lease",
+    "fences",
     "optimistic",
     "optimistic_async",
 ]

@@ -161,9 +161,10 @@ class SelfDeadlock(LeaseholdError, RuntimeError):
 class StaleToken(LeaseholdError):
     """A protected resource has seen a newer token: the lease behind this one is over."""
 
-    def __init__(self, resource: str, *, token: int, highest: int) -> None:
-        self.resource, self.token, self.highest = resource, token, highest
-        super().__init__(f"{resource} refused token {token}: it has seen {highest}; the lease behind it is over")
+    def __init__(self, resource: str, *, token: int, highest: int, slot: int | None = None) -> None:
+        self.resource, self.token, self.highest, self.slot = resource, token, highest, slot
+        where = resource if slot is None else f"{resource}, slot {slot},"
+        super().__init__(f"{where} refused token {token}: it has seen {highest}; the lease behind it is over")
 
 
 class Conflict(LeaseholdError):

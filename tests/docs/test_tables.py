@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Protocol, get_args
 
 import pytest
 
 import leasehold
-from leasehold import blocking, config, engines, errors, events, once_aio, once_blocking
+from leasehold import blocking, config, engines, errors, events, fences, once_aio, once_blocking
 from leasehold.book import Book
 from leasehold.recipes.lease import BaseLease
 from leasehold.runtime.threads import Threads
@@ -71,7 +71,48 @@ def error_tree() -> str:
     return f"```text\n{inspect.cleandoc(tree[0])}\n```\n"
 
 
+def of_fences() -> str:
+    """Every public name of `leasehold.fences` but the asyncio twins, with what its docstrings promise."""
+    found = []
+    for name in sorted(set(fences.__all__) - {"Shown"}, key=str.lower):
+        thing = getattr(fences, name)
+        if name.startswith("Async"):
+            continue
+        title = name if isinstance(thing, type) and issubclass(thing, Protocol) else f"{name}{plain(thing)}"
+        found.append(f"## {name}\n\n`{title}`: {in_one_line(thing)}\n")
+        if isinstance(thing, type) and inspect.isfunction(vars(thing).get("__init__", thing.__init__)):
+            about = thing.__init__.__doc__
+            found += [f"{' '.join(about.split())}\n"] if about and not issubclass(thing, Protocol) else []
+        if methods := signatures(thing):
+            found.append(
+                table(("call", "promise"), [(f"`{each}{sign}`", said) for each, (sign, said) in methods.items()])
+            )
+    return "\n" + "\n".join(found) + "\n"
+
+
+def signatures(thing: object) -> dict[str, tuple[str, str]]:
+    """The public methods of a class: their arguments, and what they promise."""
+    verbs = inspect.getmembers(thing, inspect.isfunction) if isinstance(thing, type) else []
+    own = [(name, method) for name, method in verbs if name[0] != "_" and name not in ABSTRACT]
+    return {name: (plain(method), in_one_line(method)) for name, method in own}
+
+
+ABSTRACT = {"claiming", "look", "reading", "resource_of", "taking", "update", "writing"}  # steps that two kinds share
+
+
+def plain(thing: Callable[..., object]) -> str:
+    """Arguments without their types."""
+    signature = inspect.signature(thing)
+    given = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
+    return str(signature.replace(parameters=given, return_annotation=signature.empty))
+
+
+def in_one_line(thing: object) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split())
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
+    "fences": of_fences,
     "options of a lock": options_of_a_lock,
     "reasons": reasons,
     "error tree": error_tree,
@@ -220,7 +261,8 @@ def test_the_api_page_has_every_name():
 
 
 @pytest.mark.parametrize(
-    "thing", [leasehold.Holding, leasehold.Holder, leasehold.Outcome, leasehold.Term, leasehold.Traits]
+    "thing",
+    [leasehold.CurrentLease, leasehold.Holding, leasehold.Holder, leasehold.Outcome, leasehold.Term, leasehold.Traits],
 )
 def test_the_api_page_has_every_field(thing):
     expected = getattr(thing, "_fields", None) or tuple(field.name for field in fields(thing))

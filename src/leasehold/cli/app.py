@@ -18,6 +18,7 @@ from leasehold.cli.breaking import break_
 from leasehold.cli.completion import completion
 from leasehold.cli.console import global_options, say, say_plainly
 from leasehold.cli.deadlocks import deadlocks
+from leasehold.cli.demo import demo
 from leasehold.cli.elect import elect
 from leasehold.cli.get import get
 from leasehold.cli.ls import ls
@@ -54,7 +55,7 @@ def leasehold() -> None:
     """
 
 
-for command in (run, elect, ls, get, watch, deadlocks, break_, acquire, renew, release, schema, completion):
+for command in (run, elect, ls, get, watch, deadlocks, break_, acquire, renew, release, schema, demo, completion):
     leasehold.add_command(command)
 
 

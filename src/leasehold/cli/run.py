@@ -101,7 +101,7 @@ class Running:
     "run",
     cls=RunCommand,
     examples=EXAMPLES,
-    codes=tuple(code for code in exits.MEANING if code not in (exits.OK, exits.USAGE)),
+    codes=tuple(code for code in exits.MEANING if code not in (exits.OK, exits.NOT_SHOWN, exits.USAGE)),
     options_metavar="[OPTIONS]",
 )
 @name_argument
@@ -151,9 +151,9 @@ def run(
     and exits with the exit code of CMD. The lease is renewed until CMD ends, and released then. What CMD leaves
     behind in the background is no longer covered.
 
-    CMD finds in its environment LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL, LEASEHOLD_HELD=1
-    and, with --slots, LEASEHOLD_SLOT. Hand the token to whatever CMD writes to: a resource that refuses older
-    tokens is safe even from a holder that does not know it has lost its lease.
+    CMD finds in its environment LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL, LEASEHOLD_HELD=1,
+    with --slots LEASEHOLD_SLOT, with -s LEASEHOLD_SHARED=1. Hand the token to whatever CMD writes to: a resource
+    that refuses older tokens is safe even from a holder that does not know it has lost its lease.
 
     If the lease cannot be renewed, CMD and its whole process group get TERM shortly before the lease ends and KILL
     when it does; if the engine says that it is gone, both at once; the exit code is then 79. A wrapper that is
@@ -287,6 +287,7 @@ def environment(lease: Lease) -> dict[str, str | None]:
         "LEASEHOLD_TOKEN": str(lease.token),
         "LEASEHOLD_HOLDER": lease.holder,
         "LEASEHOLD_TTL": f"{lease.ttl:g}",
+        "LEASEHOLD_SHARED": "1" if lease.shared else None,
         "LEASEHOLD_SLOT": None if lease.slot is None else str(lease.slot),
         "LEASEHOLD_HELD": "1",
     }

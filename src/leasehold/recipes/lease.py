@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from leasehold.config import check_ttl
 from leasehold.core import timing
-from leasehold.errors import ConfigError, LeaseLost, Unavailable
+from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable
 from leasehold.model import Alive, Claim, Gone, Grant, Reason
 from leasehold.recipes.acquiring import bare
 
@@ -107,6 +107,11 @@ class BaseLease:
     def fingerprint(self) -> str:
         """What may be shown of the secret id: 16 hex digits of its hash."""
         return self._claim.fingerprint
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may read beside this lease: it is of the read side of an rwlock."""
+        return self._claim.mode == "shared"
 
     @property
     def state(self) -> LeaseState:
@@ -257,6 +262,10 @@ class BaseLease:
     async def _release_by_hand(self) -> bool:
         self._desk.entries.spend(self)
         return await self._release()
+
+    def _refused(self, stale: StaleToken) -> None:
+        """A fence has seen a newer token. Told, and no more: the fence may be shared by locks that are not this one."""
+        self._desk.emit("stale_token", self._claim, token=self.token, reason=str(stale))
 
     def _wake(self) -> None:
         for signal in self._signals or ():
