@@ -14,6 +14,8 @@ GROUP: Final = "leasehold.engines"  # where other packages announce engines: sch
 BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
     "sqlite": "leasehold.engines.sqlite",
+    "etcd": "leasehold.engines.etcd",
+    "etcds": "leasehold.engines.etcd",
 }
 
 
