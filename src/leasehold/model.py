@@ -71,7 +71,7 @@ class Alive(NamedTuple):
     """The claim stands: a grant lives `ttl` seconds more, or a waiter keeps its place that long."""
 
     ttl: float
-    place: int | None = None
+    place: int | None = None  # of a waiter; None: it was given its turn or passed over, and has to ask
 
 
 class Gone(NamedTuple):

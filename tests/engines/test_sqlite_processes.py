@@ -71,7 +71,6 @@ def test_eight_processes_count_in_one_plain_file(url, path, tmp_path, child) -> 
     print(f"passed over: {saw.check(4000)} of 4000")
 
 
-@pytest.mark.faults  # a thousand threads, each looking every five seconds, are more than two measured cores can do
 def test_a_thousand_waiters_from_twenty_processes_are_served_once_each(url, path, child, until) -> None:
     serve_a_crowd(url, path, child, until, processes=20, threads=50)
 

@@ -356,6 +356,7 @@ def test_a_forked_child_holds_renews_and_releases_nothing() -> None:
 
 INTERRUPTED = """
 import os, signal, threading, time, leasehold
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, and so inherited, where tests run in the background
 holder, client = leasehold.Client("memory://x"), leasehold.Client("memory://x")
 held = holder.lock("a").acquire()
 def interrupt():
@@ -374,9 +375,8 @@ held.release(); client.close(); holder.close()
 """
 
 
-@pytest.mark.faults  # on a very loaded machine the child did not end twice, for a reason not yet found
 def test_ctrl_c_inside_acquire_leaves_the_line() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 

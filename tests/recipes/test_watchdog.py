@@ -8,7 +8,8 @@ import pytest
 
 from leasehold import Unavailable
 from leasehold.engines.memory import MemoryEngine
-from leasehold.model import Alive, Gone
+from leasehold.model import Alive, Claim, Gone, Holder
+from leasehold.runtime.base import step
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -157,6 +158,28 @@ def test_a_waiter_the_engine_no_longer_knows_asks_again(bench, wait_until) -> No
     wait_until(lambda: line.waiters)
     held.release()
     thread.join(20)
+
+
+def test_a_beat_wakes_whoever_has_to_ask_and_nobody_else(bench, monkeypatch) -> None:
+    client = bench.client()
+    book, dog = client._desk.book, client._desk.dog
+    book.stir = lambda _at: None  # the thread stays out of this
+    replies = {
+        "deep": Alive(15, 4),
+        "head": Alive(15, 0),
+        "turn": Alive(15),
+        "gone": Gone(),
+        "silent": Unavailable("-"),
+    }
+    waiters = [book.enter(Claim("", name, name, name, Holder("-"), 30), dog._runtime) for name in replies]
+
+    async def ask(*_):
+        return list(replies.values())
+
+    monkeypatch.setattr(dog, "_ask", ask)
+    dog._beat_at = 0.0
+    step(dog._keep_places(dog._runtime))
+    assert [waiter.claim.name for waiter in waiters if waiter.go] == ["head", "turn", "gone"]
 
 
 def test_a_turn_for_a_claim_nobody_knows_is_released(bench, wait_until) -> None:

@@ -145,7 +145,7 @@ class Line:
             return Gone("lapsed" if lapsed else "unknown"), words
         if not claim.token:  # queued: the heart-beat alone. It lengthens no reservation and puts nobody back in line
             party.beat = at.now + BEAT
-            return Alive(BEAT, self._place(party)), words
+            return Alive(BEAT, self._place(party) if party.state == WAITING else None), words
         if party.state != HELD or party.token != claim.token:
             return Gone("unknown"), words
         return Alive(self._extend(at.now, party, claim.ttl)), words

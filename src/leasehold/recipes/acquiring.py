@@ -64,7 +64,7 @@ async def acquire(
                 raise NotAcquired(claim.name, waited=runtime.now() - began if wait else 0.0, **reply._asdict())
             if claim.queue:
                 waited = True
-                await engine.wait(claim, reply, min(remaining, timing.BEAT_EVERY))  # stay in line (E7)
+                await engine.wait(claim, reply, min(remaining, timing.look_after(reply.place)))  # stay in line (E7)
                 engine = ready()
             else:
                 claim = claim._replace(queue=True)

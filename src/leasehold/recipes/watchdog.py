@@ -269,14 +269,15 @@ class Watchdog:
             return [Unavailable(f"renewal failed: {error}")] * len(claims)
 
     async def _keep_places(self, runtime: Runtime) -> None:
-        """One batch for all waiters (E7). One the engine no longer knows is woken, so that it asks again."""
+        """One batch for all waiters (E7). One that is at the head, had its turn or is not known any more is woken, so
+        that it asks again though no wake-up came: the others need not ask for themselves."""
         now = runtime.now()
         if not self._book.waiting or now < self._beat_at:
             return
         self._beat_at = now + timing.BEAT_EVERY
         waiters = list(self._book.waiting.values())
         for waiter, reply in zip(waiters, await self._ask(runtime, [w.claim for w in waiters]), strict=True):
-            if isinstance(reply, Gone):
+            if isinstance(reply, Gone) or (isinstance(reply, Alive) and not reply.place):
                 waiter.go = True
                 waiter.signal.set()
 
