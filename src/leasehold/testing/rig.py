@@ -185,6 +185,8 @@ def _opener(machine: Machine, faults: Faults | None) -> Opener:
 RIGS: Final[dict[str, str | type[Rig]]] = {
     "memory": "leasehold.testing.memory_rig:MemoryRig",
     "sqlite": "leasehold.testing.sqlite_rig:SqliteRig",
+    "etcd": "leasehold.testing.etcd_rig:EtcdRig",
+    "etcd-cluster": "leasehold.testing.etcd_rig:EtcdClusterRig",
 }
 
 

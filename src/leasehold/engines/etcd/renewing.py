@@ -90,7 +90,9 @@ class Renewing:
         if not claim.token:
             if seen is None and party is not None and not party.created:
                 return Unavailable("it is being asked for at this moment", engine="etcd")
-            return Gone("lapsed") if seen is None or seen.note.state == "cooling" else Alive(BEAT)
+            if seen is None or seen.note.state == "cooling":
+                return Gone("lapsed")
+            return Alive(BEAT, None if party is None else party.place)
         gone = self._gone(claim, party, seen)
         if gone is not None:
             self._forget(claim, party)

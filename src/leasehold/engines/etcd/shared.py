@@ -21,7 +21,7 @@ _MOST: Final = 1 << 53
 class Party:
     """One claim of this client as etcd has it, so far as this client knows."""
 
-    __slots__ = ("base", "created", "joined", "lease", "next", "not_before", "since", "spot", "state", "unsure")
+    __slots__ = ("base", "created", "lease", "next", "not_before", "place", "since", "spot", "state", "unsure")
 
     def __init__(self, spot: line.Spot) -> None:
         self.spot = spot
@@ -31,7 +31,7 @@ class Party:
         self.next: Lease | None = None  # what it may be about to hang on
         self.base = 0
         self.since = 0.0
-        self.joined: int | None = None  # the place in line it had at first
+        self.place: int | None = None  # in line, when it last looked
         self.not_before = 0.0  # one ahead vanished without a release, and its delay is not over
         self.unsure = False  # something was sent for it that may be carried out after all that follows
 

@@ -75,11 +75,11 @@ class Taking:
         party.created = line.revision(done)
         if line.entitled(party.spot, len(before)):
             return self._granted(base, party.created) if hopeful else await self._claim_turn(checked=True)
-        party.joined = max(0, total - party.spot.limit)
+        party.place = max(0, total - party.spot.limit)
         if hopeful:
             return await self._settle()
         self._follow(before, party.created)
-        return Busy(None, party.joined)
+        return Busy(None, party.place)
 
     async def _settle(self) -> Busy | None:
         """It has to wait: from now on its key lives as long as a waiter is heard of (E7), not as long as a holder."""
@@ -225,9 +225,10 @@ class Taking:
     def _waits(self, look: Look) -> Busy:
         party = self.party
         self._follow(look.before, look.revision)
-        place = line.place(party.spot, look.line)
-        left = party.not_before - self.runtime.now()
-        return self._busy(look, party.joined if place is None else place, left if left > 0 else None)
+        place, left = line.place(party.spot, look.line), party.not_before - self.runtime.now()
+        if place is not None:
+            party.place = place
+        return self._busy(look, party.place, left if left > 0 else None)
 
     def _busy(self, look: Look, place: int | None, left: float | None) -> Busy:
         front = look.front

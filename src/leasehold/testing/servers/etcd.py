@@ -6,9 +6,9 @@ import json
 import os
 import urllib.request
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from leasehold.testing.servers.process import Server, free_ports, program, scratch
+from leasehold.testing.servers.process import Server, free_ports, poll, program, scratch
 
 
 class Etcd(Server):
@@ -37,38 +37,66 @@ class Etcd(Server):
             "--heartbeat-interval": "100",
             "--election-timeout": "1000",
             "--logger": "zap",
-            "--unsafe-no-fsync": "",  # takes no value; a crash of the machine is nobody's test
         }
         given = dict(zip(self.more[::2], self.more[1::2], strict=True))
-        return [self._program, *(word for pair in {**usual, **given}.items() for word in pair if word)]
+        return [self._program, *(word for pair in {**usual, **given}.items() for word in pair)]
 
     def ready(self) -> bool:
         """True only with a leader."""
         return '"true"' in self.get("/health")
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
             return str(answer.read().decode())
 
-    def status(self) -> dict[str, str]:
+    def status(self) -> dict[str, Any]:
         """Among it `leader`, and in `header` who this member is."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v3/maintenance/status", b"{}")  # noqa: S310
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v3/maintenance/status", b"{}")
         with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310
-            found: dict[str, str] = json.load(answer)
+            found: dict[str, Any] = json.load(answer)
         return found
 
     @property
     def leads(self) -> bool:
         status = self.status()
-        return status.get("leader") == status["header"]["member_id"]  # type: ignore[index]
+        return bool(status.get("leader") == status["header"]["member_id"])
 
 
-def cluster(size: int, *more: str) -> list[Etcd]:
-    """Members that know each other, started."""
-    ports = free_ports(2 * size)
-    members = [Etcd(scratch(), ports[place], ports[size:], place, *more) for place in range(size)]
-    for member in members:
-        member.spawn()
-    for member in members:
-        member.await_ready()
-    return members
+class Cluster:
+    """Members that know each other."""
+
+    def __init__(self, size: int, *more: str) -> None:
+        ports = free_ports(2 * size)
+        self.members = [Etcd(scratch(), ports[place], ports[size:], place, *more) for place in range(size)]
+
+    def start(self) -> Cluster:
+        """All that do not run, on the data that are there."""
+        for member in self.members:
+            member.resume()
+            if not member.running:
+                member.launch()
+        for member in self.members:
+            member.await_ready()
+        return self
+
+    def leader(self) -> Etcd:
+        found: list[Etcd] = []
+
+        def one() -> bool:
+            found[:] = [member for member in self.members if member.running and member.leads]
+            return len(found) == 1
+
+        poll(one, 60, lambda: "the cluster has one leader")
+        return found[0]
+
+    def followers(self) -> list[Etcd]:
+        leader = self.leader()
+        return [member for member in self.members if member is not leader]
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(f"127.0.0.1:{member.port}" for member in self.members)
