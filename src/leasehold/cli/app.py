@@ -20,6 +20,7 @@ from leasehold.cli.console import global_options, say, say_plainly
 from leasehold.cli.get import get
 from leasehold.cli.ls import ls
 from leasehold.cli.manual import WIDTH, Group
+from leasehold.cli.rebase import rebase
 from leasehold.cli.release import release
 from leasehold.cli.renew import renew
 from leasehold.cli.run import run
@@ -51,7 +52,7 @@ def leasehold() -> None:
     """
 
 
-for command in (run, ls, get, watch, break_, acquire, renew, release, completion):
+for command in (run, ls, get, watch, break_, acquire, renew, release, rebase, completion):
     leasehold.add_command(command)
 
 

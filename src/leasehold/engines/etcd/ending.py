@@ -1,8 +1,8 @@
 """The end of a claim: given up by its owner, or broken by an operator.
 
-A claim's key has a name that is its alone, so it can be deleted without a question. Three things ask for care, and
-change a key only if it is still what was read: `min_hold` keeps it for a while without an owner, `delay` has to be told
-that this was a release, and who broke it keeps it for the delay.
+Its key is deleted if it is still the one that was created for it. Three things ask for more care: `min_hold` keeps the
+key for a while without an owner, `delay` has to be told that this was a release, and who breaks a grant keeps its key
+for the delay. What is not known to be over is ended by its leases, which nothing that is still on its way survives.
 """
 
 from __future__ import annotations
@@ -32,38 +32,46 @@ class Ending:
 
     async def run(self) -> bool:
         party = self.shared.parties.get(self.claim.mark)
-        if party is None or self.claim.delay or self.claim.min_hold or not self.claim.id:
+        if party is None or not party.created or self.claim.delay or self.claim.min_hold or not self.claim.id:
             ended = await self._carefully(party)
         else:
-            done = await self.calls.ask(wire.DELETE, wire.Delete(party.spot.key), self.deadline)
-            ended = bool(done.deleted) and party.state == "held"
+            done = await self.calls.ask(wire.TXN, line.leave(party.spot, party.created), self.deadline)
+            ended = bool(done.succeeded) and party.state == "held"
         if party is not None:
             await self._let_go(party)
         return ended
 
     async def _carefully(self, party: Party | None) -> bool:
-        spot = line.spot(self.shared.address.root, self.claim)
-        while True:
-            found = await self.calls.ask(wire.RANGE, wire.Range(spot.key), self.deadline)
-            seen = line.seen(spot.root, found.kvs[0]) if found.kvs else None
-            if seen is None or seen.note.state == "cooling" or self._anothers(seen):
+        while (found := await self._find(party)) is not None:
+            kv, seen = found
+            if seen.note.state == "cooling" or self._anothers(seen):
                 return False
             held = party.state == "held" if party is not None else seen.note.state == "held"
             if held and not self.claim.id:  # a turn told late: the grant may have been taken and handed on
                 return False
             if held and (rest := self._rest(party)) > 0:
-                if await cool(
-                    self.shared, self.calls, found.kvs[0], seen.note._replace(delay=0.0), rest, self.deadline
-                ):
+                if await cool(self.shared, self.calls, kv, seen.note._replace(delay=0.0), rest, self.deadline):
                     return True
             elif held and self.claim.delay and seen.note.state == "held":
                 released = seen.note._replace(state="released").to_bytes()
-                put = Op(put=Put(spot.key, released, seen.lease))
-                await self.calls.ask(wire.TXN, line.change(found.kvs[0], put), self.deadline)
+                put = Op(put=Put(kv.key, released, seen.lease))
+                await self.calls.ask(wire.TXN, line.change(kv, put), self.deadline)
             else:
-                delete = line.change(found.kvs[0], Op(delete=wire.Delete(spot.key)))
+                delete = line.change(kv, Op(delete=wire.Delete(kv.key)))
                 if (await self.calls.ask(wire.TXN, delete, self.deadline)).succeeded:
                     return held
+        return False
+
+    async def _find(self, party: Party | None) -> tuple[KeyValue, Seen] | None:
+        """Its key; of a claim that another process took, by its mark."""
+        root = self.shared.address.root
+        prefix = line.prefix_of(root, self.claim)
+        read = wire.Range(prefix, line.after(prefix)) if party is None else wire.Range(party.spot.key)
+        for kv in (await self.calls.ask(wire.RANGE, read, self.deadline)).kvs:
+            seen = line.seen(root, kv)
+            if seen is not None and seen.note.mark == self.claim.mark:
+                return kv, seen
+        return None
 
     def _anothers(self, seen: Seen) -> bool:
         return bool(self.claim.token) and seen.note.state == "held" and seen.token != self.claim.token
@@ -76,17 +84,14 @@ class Ending:
 
     async def _let_go(self, party: Party) -> None:
         """The key is gone. Its leases carry the next claim, unless something may yet be written on them."""
-        leases = self.shared.leases
-        self.shared.watcher.unfollow(self.claim.mark)
         for lease in {party.lease, party.next} - {None}:
             assert lease is not None
             if party.unsure:
-                await leases.revoke(self.calls, lease, self.deadline)
+                await self.shared.leases.revoke(self.calls, lease, self.deadline)
             else:
-                leases.give(self.calls, lease)
-        party.lease = party.next = None
+                self.shared.leases.give(self.calls, lease)
         if self.shared.parties.get(self.claim.mark) is party:
-            del self.shared.parties[self.claim.mark]
+            self.shared.leave(self.claim)
 
 
 async def cool(shared: Shared, calls: Calls, kv: KeyValue, note: Note, seconds: float, deadline: float) -> bool:

@@ -51,9 +51,12 @@ class EtcdEngine:
 
     @property
     def traits(self) -> Traits:
-        members, known = self._shared.members, len(self._shared.address.endpoints)
-        safe = members >= 3 and known > (members - 1) // 2
-        return replace(TRAITS, min_ttl=float(self._shared.leases.least), survives="minority" if safe else "restart")
+        shared = self._shared
+        members, known = shared.members, len(shared.address.endpoints)
+        safe = members >= 3 and known > (members - 1) // 2  # some member this client knows of is always left
+        if (shared.leases.least, safe) == (LEAST, False):
+            return TRAITS
+        return replace(TRAITS, min_ttl=float(shared.leases.least), survives="minority" if safe else "restart")
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         waiter = self._book.waiting.get(claim.mark)
@@ -68,7 +71,7 @@ class EtcdEngine:
         except ConfigError:  # refused: nothing was written, and nothing is to be given up
             party = self._shared.parties.get(claim.mark)
             if party is not None and not party.created and not party.unsure:
-                self._shared.parties.pop(claim.mark, None)
+                self._shared.leave(claim)
             raise
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:

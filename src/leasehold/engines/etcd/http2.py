@@ -41,6 +41,7 @@ class Connection:
         self._now = runtime.now
         self._guard: Guard = runtime.guard()
         self._lead = b"\x83" + (b"\x87" if tls else b"\x86") + plain(b":authority", authority.encode())
+        self._blocks: dict[str, bytes] = {}
         self._socket: socket.socket | None = None
         self._tls: tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO] | None = None
         self._decoder = Decoder()
@@ -97,8 +98,7 @@ class Connection:
         """Send the headers of a call, and its (first) message. Never waits. Raises Broken."""
         if self._guard.mine():  # a signal handler, in the midst of this very thread's frame
             raise Reentered
-        block = self._lead + plain(b":path", path.encode())
-        block += b"".join(plain(*header) for header in (*frames.ALWAYS, *metadata))
+        block = self._begun(path) + b"".join(plain(*header) for header in metadata)
         with self._guard:
             if self.broken is not None or self.leaving:
                 raise Broken(self.broken or "the server is closing this connection")
@@ -108,6 +108,14 @@ class Connection:
             stream.unsent += b"" if body is None else frames.message(body)
             stream.closing = end
             self._write(frame(frames.HEADERS, frames.END_HEADERS, stream.number, block) + self._due(stream))
+
+    def _begun(self, path: str) -> bytes:
+        """The headers that are the same in every call of a method."""
+        if (block := self._blocks.get(path)) is None:
+            block = self._lead + plain(b":path", path.encode())
+            block += b"".join(plain(*header) for header in frames.ALWAYS)
+            self._blocks[path] = block
+        return block
 
     def send(self, stream: Stream, body: bytes) -> None:
         """A further message of a call that was not ended."""

@@ -44,7 +44,7 @@ class Renewing:
             alive = await self.shared.leases.keep(self.calls, list(known.values()), self.deadline)
             self.living = {number: lease for number, lease in known.items() if number in alive}
         try:
-            found = await self._read()
+            found = await self._read(parties)
         except ConfigError:
             if not self.shared.fallen:
                 raise
@@ -72,18 +72,23 @@ class Renewing:
             self.overdue.add(number)
         return number in self.overdue
 
-    async def _read(self) -> list[Seen | None]:
+    async def _read(self, parties: Sequence[Party | None]) -> list[Seen | None]:
+        """The key of each claim; of one that was taken by another process, its name's whole line."""
         root = self.shared.address.root
-        keys = [line.spot(root, claim).key for claim in self.claims]
-        txn = wire.Txn((), tuple(wire.Op(wire.Range(key)) for key in keys))
+        reads = []
+        for claim, party in zip(self.claims, parties, strict=True):
+            prefix = line.prefix_of(root, claim)
+            reads.append(wire.Range(prefix, line.after(prefix)) if party is None else wire.Range(party.spot.key))
+        txn = wire.Txn((), tuple(wire.Op(read) for read in reads))
         done = await ask(self.shared, self.calls, txn, self.deadline)
-        found: list[Seen | None] = []
-        for key, op in zip(keys, done.responses, strict=False):
-            if op.range is None or any(kv.key != key for kv in op.range.kvs):
-                raise wire.Malformed("not the keys that were asked for")
-            found.append(line.seen(root, op.range.kvs[0]) if op.range.kvs else None)
-        if len(found) != len(keys):
+        if len(done.responses) != len(reads):
             raise wire.Malformed("not an answer for each key")
+        found: list[Seen | None] = []
+        for claim, read, op in zip(self.claims, reads, done.responses, strict=True):
+            if op.range is None or not all(kv.key.startswith(read.key) for kv in op.range.kvs):
+                raise wire.Malformed("not the keys that were asked for")
+            every = [seen for kv in op.range.kvs if (seen := line.seen(root, kv)) is not None]
+            found.append(next((seen for seen in every if seen.note.mark == claim.mark), None))
         return found
 
     async def _reply(self, claim: Claim, party: Party | None, seen: Seen | None) -> Reply:
@@ -128,11 +133,9 @@ class Renewing:
 
     async def _lengthened(self, claim: Claim, party: Party | None, seen: Seen) -> Lease | None:
         """A lease has its ttl for life: a longer one takes over. A shorter never does (E8)."""
-        spot = line.spot(self.shared.address.root, claim)
         lease = await self.shared.leases.take(self.calls, needed(claim), self.deadline)
-        txn = line.move(spot, seen.created, seen.note.to_bytes(), lease.id)
-        done = await ask(self.shared, self.calls, txn, self.deadline)
-        if not done.succeeded:
+        txn = line.hang(seen, lease.id)
+        if not (await ask(self.shared, self.calls, txn, self.deadline)).succeeded:
             self.shared.leases.give(self.calls, lease)
             return None
         if party is not None:
@@ -145,8 +148,7 @@ class Renewing:
         """etcd has no such grant any more. What is left of its lease keeps nothing, but for a delay that still runs."""
         if party is None or party.token != claim.token or self.shared.parties.get(claim.mark) is not party:
             return  # it was an older grant that was asked for
-        del self.shared.parties[claim.mark]
-        self.shared.watcher.unfollow(claim.mark)
         for lease in (party.lease, party.next):
             if lease is not None and lease.id not in self.overdue:
                 self.shared.leases.doom(self.calls, lease)
+        self.shared.leave(claim)

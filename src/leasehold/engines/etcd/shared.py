@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final, Literal
 from weakref import WeakSet, ref
 
@@ -21,10 +23,22 @@ _MOST: Final = 1 << 53
 class Party:
     """One claim of this client as etcd has it, so far as this client knows."""
 
-    __slots__ = ("base", "created", "lease", "next", "not_before", "place", "since", "spot", "state", "unsure")
+    __slots__ = (
+        "base",
+        "chair",
+        "created",
+        "lease",
+        "next",
+        "not_before",
+        "place",
+        "since",
+        "spot",
+        "state",
+        "unsure",
+    )
 
-    def __init__(self, spot: line.Spot) -> None:
-        self.spot = spot
+    def __init__(self, spot: line.Spot, chair: int) -> None:
+        self.spot, self.chair = spot, chair
         self.created = 0  # the revision that created its key: its place in line
         self.state: Literal["waiting", "held"] = "waiting"
         self.lease: Lease | None = None  # what the key hangs on
@@ -44,6 +58,9 @@ class Shared:
     def __init__(self, address: Address, runtime: Runtime, book: Book) -> None:
         self.address = address
         self.parties: dict[str, Party] = {}  # by mark
+        self._chairs: list[int] = []  # that are free
+        self._new_chairs = count()
+        self._runtime, self._guard = runtime, runtime.guard()
         self.leases = Leases(runtime)
         self.login = Login()
         self.twins: WeakSet[object] = WeakSet()
@@ -57,8 +74,28 @@ class Shared:
     def party(self, claim: Claim) -> Party:
         found = self.parties.get(claim.mark)
         if found is None:
-            found = self.parties.setdefault(claim.mark, Party(line.spot(self.address.root, claim)))
+            found = self.parties[claim.mark] = Party(*self._seat(claim))
         return found
+
+    def reseat(self, claim: Claim, party: Party) -> None:
+        """Something of an earlier claim still stands on its chair: cooling, most likely."""
+        party.spot, party.chair = self._seat(claim)
+
+    def _seat(self, claim: Claim) -> tuple[line.Spot, int]:
+        book = self._book()
+        assert book is not None, "whoever attempts has one"
+        with self._guard:
+            chair = heappop(self._chairs) if self._chairs else next(self._new_chairs)
+        return line.spot(self.address.root, claim, f"{book.client}{chair:x}"), chair
+
+    def leave(self, claim: Claim) -> None:
+        """Nothing is known of it any more. Its chair is free, unless something may yet be written on it."""
+        party = self.parties.pop(claim.mark, None)
+        if party is not None:
+            self.watcher.unfollow(claim.mark)
+            if not party.unsure:
+                with self._guard:
+                    heappush(self._chairs, party.chair)
 
     def crowded(self, claim: Claim) -> bool:
         """Somebody of this client waits for that name already."""
@@ -69,6 +106,7 @@ class Shared:
 
     def after_fork(self) -> None:
         self.parties.clear()
+        self._guard = self._runtime.guard()
         self.leases.after_fork()
         self.watcher.after_fork()
 

@@ -42,7 +42,7 @@ def _holding(seen: Seen, life: float, earlier: list[Seen], place: int, wall: flo
         mode=seen.mode,
         kind=seen.kind,
         limit=seen.limit,
-        fingerprint=seen.mark[:16],
+        fingerprint=note.mark[:16],
         holder=note.holder,
         age=max(0.0, wall - note.at),
         left=life - note.delay if state == "held" else life,

@@ -69,7 +69,7 @@ class Taking:
             return None
         entered = line.entered(party.spot, done)
         if entered is None:
-            await self._not_put(line.looked(party.spot, done))
+            await self._not_put(line.looked(party.spot, await self._ask(line.look(party.spot, 0))))
             return None
         before, total = entered
         party.created = line.revision(done)
@@ -128,6 +128,9 @@ class Taking:
         party, front = self.party, look.front
         if look.base != self.shared.base:
             self.shared.base = look.base
+            return True
+        if look.own is not None and line.note_of(look.own.value).mark != self.claim.mark:
+            self.shared.reseat(self.claim, party)
             return True
         if look.own is not None:  # an earlier try, the answer to which was lost (E2)
             party.created, party.state = look.own.create_revision, "waiting"
@@ -252,7 +255,8 @@ class Taking:
     # ------------------------------------------------------------------ steps
 
     def _note(self, state: State, base: int) -> bytes:
-        return Note(state, base, self.claim.delay, self.claim.holder, round(self.runtime.wall(), 3)).to_bytes()
+        claim = self.claim
+        return Note(claim.mark, state, base, claim.delay, claim.holder, round(self.runtime.wall(), 3)).to_bytes()
 
     async def _lease(self, seconds: int) -> lifetimes.Lease:
         return await self.shared.leases.take(self.calls, seconds, self.deadline)
@@ -297,10 +301,10 @@ class Taking:
 
     def _discard(self) -> None:
         """It was refused, and has nothing at etcd."""
-        party = self.shared.parties.pop(self.claim.mark, None)
-        if party is not None and party.lease is not None:
-            give = self.shared.leases.doom if party.unsure else self.shared.leases.give
-            give(self.calls, party.lease)
+        if self.party.lease is not None:
+            give = self.shared.leases.doom if self.party.unsure else self.shared.leases.give
+            give(self.calls, self.party.lease)
+        self.shared.leave(self.claim)
 
 
 async def ask(

@@ -251,33 +251,32 @@ LOGIN: Final = Method("/etcdserverpb.Auth/Authenticate", Authenticated)
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
-    out = bytearray()
+    out: list[bytes] = []
     for value, (number, kind) in zip(message, _SHAPES[type(message)], strict=True):
-        if isinstance(kind, list):
-            for each in value:
-                _put(out, number, each)
-        elif value or isinstance(value, tuple):
-            _put(out, number, value)
-    return bytes(out)
+        if not value:  # what is not said is 0, or empty, or absent
+            continue
+        for each in value if isinstance(kind, list) else (value,):
+            if isinstance(each, int):
+                out += _varint(number << 3), _varint(each)
+                continue
+            part = each if isinstance(each, bytes) else each.encode() if isinstance(each, str) else encode(each)
+            out += _varint(number << 3 | 2), _varint(len(part)), part
+    return b"".join(out)
 
 
-def _put(out: bytearray, number: int, value: Any) -> None:
-    if isinstance(value, int):
-        _put_number(out, number << 3)
-        _put_number(out, value)
-        return
-    part = value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else encode(value)
-    _put_number(out, number << 3 | 2)
-    _put_number(out, len(part))
-    out += part
+_SMALL: Final = [bytes([value]) for value in range(128)]
 
 
-def _put_number(out: bytearray, value: int) -> None:
+def _varint(value: int) -> bytes:
+    if 0 <= value < 128:
+        return _SMALL[value]
     value &= (1 << 64) - 1
+    out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
         value >>= 7
     out.append(value)
+    return bytes(out)
 
 
 def decode(kind: type[M], data: bytes) -> M:
@@ -286,7 +285,11 @@ def decode(kind: type[M], data: bytes) -> M:
     fields: list[Any] = [[] if isinstance(usual, list) else usual for usual in _EMPTY[kind]]
     at = 0
     while at < len(data):
-        tag, at = _number(data, at)
+        tag = data[at]
+        if tag < 128:
+            at += 1
+        else:
+            tag, at = _number(data, at)
         value, at = _value(data, at, tag & 7)
         if (found := shape.get(tag >> 3)) is None:
             continue
@@ -302,7 +305,7 @@ def _value(data: bytes, at: int, form: int) -> tuple[int | bytes, int]:
     if form == 0:
         return _number(data, at)
     if form == 2:
-        size, at = _number(data, at)
+        size, at = (data[at], at + 1) if at < len(data) and data[at] < 128 else _number(data, at)
     elif form in (1, 5):
         size = 8 if form == 1 else 4
     else:
