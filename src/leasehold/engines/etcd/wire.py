@@ -292,6 +292,8 @@ def decode(kind: type[M], data: bytes) -> M:
             tag, at = _number(data, at)
         value, at = _value(data, at, tag & 7)
         if (found := shape.get(tag >> 3)) is None:
+            if tag < 8:
+                raise Malformed("a field without a number")
             continue
         place, each = found
         if isinstance(each, list):
