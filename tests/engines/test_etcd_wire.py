@@ -13,17 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.book import Book
 from leasehold.config import EngineConfig
-from leasehold.core.names import mark
-from leasehold.engines.etcd import engine as etcd
 from leasehold.engines.etcd import frames, wire
 from leasehold.engines.etcd.address import address
 from leasehold.engines.etcd.calls import Calls, Login
 from leasehold.engines.etcd.frames import frame
 from leasehold.engines.etcd.hpack import Decoder, Header, Undecodable, plain
 from leasehold.errors import LeaseholdError, Unavailable
-from leasehold.model import Claim, Gone, Grant, Holder
+from leasehold.model import Gone, Grant
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
 from leasehold.testing.etcd_rig import EtcdRig
@@ -198,20 +195,6 @@ def test_whatever_else_is_said_is_unavailable_in_time(said: bytes) -> None:
 # ------------------------------------------------- replies that do not add up
 
 
-class Seat:
-    def __init__(self, url: str) -> None:
-        self.runtime = Threads()
-        self.book = Book(self.runtime, self.runtime.entropy(8).hex())
-        self.engine = etcd.open(EngineConfig.parse(url, 5.0), self.runtime, self.book)
-
-    def by(self) -> float:
-        return self.runtime.now() + 3.0
-
-    def claim(self, **fields: object) -> Claim:
-        secret = self.runtime.entropy(16).hex()
-        return Claim("", "job", secret, mark(secret), Holder("seat"), 30.0)._replace(**fields)  # type: ignore[arg-type]
-
-
 def garbled(data: bytes, dice: random.Random) -> bytes:
     kind = dice.randrange(6)
     if not data or kind == 0:
@@ -230,10 +213,10 @@ def garbled(data: bytes, dice: random.Random) -> bytes:
 
 @pytest.mark.parametrize("queue", [True, False])
 @pytest.mark.parametrize("kind", [("lock", 1), ("semaphore", 1)])
-def test_a_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, queue, kind) -> None:
+def test_a_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, bare, queue, kind) -> None:
     rig = made(EtcdRig)
     url = f"etcd://{rig.cluster.hosts}/fuzz-{random.randrange(10**9)}"
-    holder, other = Seat(url), Seat(url)
+    holder, other = bare(url), bare(url)
     shape = {"kind": kind[0], "limit": kind[1]}
     held = holder.claim(**shape)
     grant = step(holder.engine.attempt(held, holder.by()))
@@ -264,13 +247,11 @@ def test_a_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, queue, 
         other.book.owed.clear()
     left = step(holder.engine.inspect("", "", False, holder.by()))
     assert [holding.token for holding in left] == [grant.token], "nothing of all that was left in line"
-    for seat in (holder, other):
-        step(seat.engine.close())
 
 
-def test_a_request_larger_than_any_window_is_sent_in_pieces() -> None:
+def test_a_request_larger_than_any_window_is_sent_in_pieces(bare) -> None:
     rig = made(EtcdRig)
-    seat = Seat(f"etcd://{rig.cluster.hosts}/long")
+    seat = bare(f"etcd://{rig.cluster.hosts}/long")
     claims = []
     for number in range(90):
         claim = seat.claim(name=f"{number:03}" + "é" * 126, namespace="ü" * 127)
@@ -279,5 +260,4 @@ def test_a_request_larger_than_any_window_is_sent_in_pieces() -> None:
     assert {type(reply).__name__ for reply in replies} == {"Alive"}
     assert len(step(seat.engine.inspect("ü" * 127, "", False, seat.by()))) == 90
     for claim in claims:
-        assert step(seat.engine.release(claim, seat.by()))
-    step(seat.engine.close())
+        assert seat.release(claim)

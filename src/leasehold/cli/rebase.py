@@ -18,7 +18,7 @@ leasehold rebase --above 1741000000000417       and a resource is known to have 
 @click.command("rebase", cls=Command, examples=EXAMPLES, codes=(exits.UNREACHABLE, exits.CONFIG))
 @click.option(
     "--above",
-    type=click.IntRange(min=0, max=2**53 - 1),
+    type=click.IntRange(min=0, max=2**53 - 2**40 - 1),
     default=0,
     metavar="TOKEN",
     help="The highest token any resource has seen, if that is known: new ones exceed it for certain.",

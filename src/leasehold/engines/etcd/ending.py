@@ -46,7 +46,7 @@ class Ending:
             kv, seen = found
             if seen.note.state == "cooling" or self._anothers(seen):
                 return False
-            held = party.state == "held" if party is not None else seen.note.state == "held"
+            held = party.state == "held" if party is not None else seen.note.state != "waiting"
             if held and not self.claim.id:  # a turn told late: the grant may have been taken and handed on
                 return False
             if held and (rest := self._rest(party)) > 0:

@@ -56,6 +56,7 @@ class Connection:
         self.broken: str | None = None
         self.leaving = False  # the peer takes no new calls
         self.tick: Callable[[], float | None] | None = None
+        self._read = False  # by a thread, which then is the one to close the socket
 
     def open(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
         """Connect; blocks for so long at most. Raises OSError."""
@@ -140,9 +141,7 @@ class Connection:
     def fail(self, why: str) -> None:
         """End it, and all calls on it."""
         self.broken = self.broken or why
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader, which closes it
+        self._let_go()
         for stream in list(self._streams.values()):
             stream.over(Status(frames.UNAVAILABLE, self.broken))
 
@@ -153,9 +152,15 @@ class Connection:
         self.broken, self._socket = "it belongs to the parent of this forked process", None
 
     def __del__(self) -> None:
-        if (left := getattr(self, "_socket", None)) is not None:
+        if getattr(self, "_socket", None) is not None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._socket is not None and self._read:
             with suppress(OSError):
-                left.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader, which closes it
+        elif self._socket is not None:
+            self._socket.close()
 
     def _due(self, stream: Stream) -> bytes:
         """As much of what a call has to send as both windows allow."""
@@ -197,6 +202,7 @@ class Connection:
     def reader(self) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
         """What the reading thread runs, until the connection is broken or nobody has it any more."""
         assert self._socket is not None
+        self._read = True
         return _reader(self._socket, ref(self))
 
     def hear(self, data: bytes) -> None:

@@ -21,7 +21,7 @@ from leasehold.errors import LeaseholdError
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
-POOL: Final = 16  # leases that nothing hangs on
+POOL: Final = 256  # leases that nothing hangs on: so many waiters of one client come and go without making new ones
 LEAST: Final = 2  # seconds, with etcd's usual election timeout of 1 s
 IN_LINE: Final = int(BEAT)
 _YOUNG: Final = 0.2  # of its life: so old a lease is used as it is, an older one is kept alive first
@@ -99,15 +99,12 @@ class Leases:
         return lease if await self.keep(calls, [lease], deadline) else None
 
     async def close(self, calls: Calls, deadline: float) -> None:
-        """Leave none behind that nothing hangs on."""
+        """Leave none behind that nothing hangs on. Those that cannot be ended now end by themselves."""
         with self._guard:
             pool, self._pool = self._pool, []
-        for lease in pool:
-            if lease.until > self._runtime.now():
-                try:
-                    await self.revoke(calls, lease, deadline)
-                except LeaseholdError:
-                    return  # they end by themselves
+        now = self._runtime.now()
+        with suppress(LeaseholdError, LeaseGone):
+            await calls.ask_each(wire.REVOKE, [wire.LeaseId(lease.id) for lease in pool if lease.until > now], deadline)
 
     def after_fork(self) -> None:
         """The parent's leases are the parent's."""

@@ -93,7 +93,9 @@ def seen(root: str, kv: KeyValue) -> Seen | None:
     try:
         path, kind, mode, _ = kv.key.decode()[len(root) + 2 :].split("/")
         namespace, name = path.split(":")
-        limit = 1 if kind == "l" else int(kind[1:])
+        limit = 1 if kind == "l" else int(kind.removeprefix("s"))
+        if limit < 1:
+            return None
         where = decode(namespace), decode(name)
         shape: Kind = "lock" if kind == "l" else "semaphore"
         return Seen(kv.key, *where, shape, limit, _MODES[mode], kv.create_revision, kv.lease, note_of(kv.value))

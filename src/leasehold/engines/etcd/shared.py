@@ -17,13 +17,14 @@ from leasehold.errors import ConfigError
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
-_MOST: Final = 1 << 53
+_MOST: Final = (1 << 53) - (1 << 40)  # of a base, so that tokens stay below 2^53 for a million million changes
 
 
 class Party:
     """One claim of this client as etcd has it, so far as this client knows."""
 
     __slots__ = (
+        "ahead",
         "base",
         "chair",
         "created",
@@ -46,6 +47,7 @@ class Party:
         self.base = 0
         self.since = 0.0
         self.place: int | None = None  # in line, when it last looked
+        self.ahead = 0.0  # the delay of the holder ahead, of whose end nothing was heard yet
         self.not_before = 0.0  # one ahead vanished without a release, and its delay is not over
         self.unsure = False  # something was sent for it that may be carried out after all that follows
 
@@ -156,10 +158,12 @@ class Shared:
                 book.deliver("lost", mark, 0.0, None)
             return
         if event is not None and event.type == wire.DELETED and event.prev_kv is not None:
-            before = line.note_of(event.prev_kv.value)
+            before, party.ahead = line.note_of(event.prev_kv.value), 0.0
             if before.state == "held" and before.delay > 0:  # nobody released it: its holder may not know yet
                 party.not_before = max(party.not_before, self._now() + before.delay)
                 seconds = before.delay
+            elif party.not_before:  # it looked before it heard: a release after all
+                party.not_before = 0.0
         if seconds > 0:
             book.deliver("head", mark, seconds, None)
         else:

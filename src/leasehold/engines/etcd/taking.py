@@ -119,7 +119,8 @@ class Taking:
                 break
             seen_at = 0 if party.spot.alone else look.revision
         self._discard()
-        assert look.front is not None, "something is in the way, and so something is in front"
+        if look.front is None:
+            return Busy()  # a stranger's key, of which nothing can be said
         (life,) = await self.calls.ask_each(wire.LIFE, [wire.LeaseId(look.front.lease)], self.deadline)
         return self._busy(look, None, float(max(life.ttl, 0)))
 
@@ -147,16 +148,19 @@ class Taking:
 
     async def _turn(self, told: bool) -> Grant | Busy | None:
         party = self.party
-        waits = party.not_before > self.runtime.now()
-        if told and party.spot.alone and not waits:
+        if told and party.spot.alone and not party.ahead and not self._held_off():
             return await self._claim_turn(checked=False)
-        done = await self._ask(line.look(party.spot, party.created))
-        look = line.looked(party.spot, done)
+        look = line.looked(party.spot, await self._ask(line.look(party.spot, party.created)))
         if not self._there(look):
             return None
-        if not waits and line.entitled(party.spot, len(look.before)) and self._ours(look):
-            return await self._claim_turn(checked=True)
-        return self._waits(look)
+        if not line.entitled(party.spot, len(look.before)) or not self._ours(look):
+            return self._waits(look)
+        if party.ahead:  # the holder is gone, and whether it gave up or was taken away nobody has said yet
+            party.not_before, party.ahead = self.runtime.now() + party.ahead, 0.0
+        return self._waits(look) if self._held_off() else await self._claim_turn(checked=True)
+
+    def _held_off(self) -> bool:
+        return self.party.not_before > self.runtime.now()
 
     async def _claim_turn(self, *, checked: bool) -> Grant | Busy | None:
         """A lease first, then the transaction: the life of the grant begins before the grant."""
@@ -231,6 +235,9 @@ class Taking:
         place, left = line.place(party.spot, look.line), party.not_before - self.runtime.now()
         if place is not None:
             party.place = place
+        front = look.front
+        if front is not None and front.note.state == "held" and any(kv.key == front.key for kv in look.before):
+            party.ahead = front.note.delay
         return self._busy(look, party.place, left if left > 0 else None)
 
     def _busy(self, look: Look, place: int | None, left: float | None) -> Busy:
@@ -297,7 +304,7 @@ class Taking:
             if lease is not None:
                 self.shared.leases.doom(self.calls, lease)
         party.lease = party.next = None
-        party.created, party.state, party.not_before = 0, "waiting", 0.0
+        party.created, party.state, party.not_before, party.ahead = 0, "waiting", 0.0, 0.0
 
     def _discard(self) -> None:
         """It was refused, and has nothing at etcd."""

@@ -189,14 +189,14 @@ class Watcher:
         following = self._following.get(watched.watch_id)
         if following is None or not (watched.events or watched.canceled):
             return
-        if following.own and watched.canceled and watched.compact_revision:
-            self.follow(following.mark, True, following.key, following.end, watched.compact_revision, following.puts)
-            return
         if watched.canceled or not following.own:  # a waiter looks for itself, and follows anew if it must
             with self._guard:
                 self._forget(following.number)
-        if watched.canceled:
-            self._heard(following.mark, following.own, None, 0.0 if watched.compact_revision else _REFUSED)
+        compacted = watched.compact_revision
+        if watched.canceled and following.own and compacted:
+            self.follow(following.mark, True, following.key, following.end, compacted, following.puts)
+        elif watched.canceled:
+            self._heard(following.mark, following.own, None, 0.0 if compacted else _REFUSED)
         for event in watched.events:
             self._heard(following.mark, following.own, event, 0.0)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import urllib.request
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -49,17 +51,69 @@ class Etcd(Server):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
             return str(answer.read().decode())
 
-    def status(self) -> dict[str, Any]:
-        """Among it `leader`, and in `header` who this member is."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v3/maintenance/status", b"{}")
-        with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310
+    def ask(self, path: str, **body: object) -> dict[str, Any]:
+        """etcd's own JSON gateway: beside our wire, to compare with it."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v3/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
             found: dict[str, Any] = json.load(answer)
         return found
 
+    def keys(self, prefix: str) -> dict[str, int]:
+        """All below a prefix, and which lease each hangs on."""
+        begin, end = prefix.encode(), (prefix[:-1] + chr(ord(prefix[-1]) + 1)).encode()
+        found = self.ask("kv/range", key=coded(begin), range_end=coded(end))
+        return {base64.b64decode(kv["key"]).decode(): int(kv.get("lease", 0)) for kv in found.get("kvs", [])}
+
+    def put(self, key: str, value: str) -> None:
+        self.ask("kv/put", key=coded(key.encode()), value=coded(value.encode()))
+
+    def delete(self, key: str) -> None:
+        self.ask("kv/deleterange", key=coded(key.encode()))
+
+    def leases(self) -> set[int]:
+        return {int(each["ID"]) for each in self.ask("lease/leases").get("leases", [])}
+
+    def revoke(self, lease: int) -> None:
+        self.ask("lease/revoke", ID=lease)
+
+    def compact(self) -> None:
+        """Forget all history."""
+        self.ask("kv/compaction", revision=self.ask("kv/range", key=coded(b"x"))["header"]["revision"])
+
     @property
     def leads(self) -> bool:
-        status = self.status()
+        status = self.ask("maintenance/status")
         return bool(status.get("leader") == status["header"]["member_id"])
+
+
+class Counters:
+    """What a member itself has counted since this was made."""
+
+    def __init__(self, member: Etcd) -> None:
+        self._member = member
+        self._began = self._read()
+
+    def _read(self) -> dict[str, float]:
+        text = self._member.get("/metrics")
+        found = re.findall(r'^grpc_server_(started|msg_received)_total\{.*grpc_method="(\w+)".*\} (\S+)$', text, re.M)
+        counted = {f"{what} {method}": float(value) for what, method, value in found}
+        events = re.search(r"^etcd_debugging_mvcc_events_total (\S+)$", text, re.M)
+        return {**counted, "events": float(events[1]) if events else 0.0}
+
+    def since(self) -> dict[str, float]:
+        now = self._read()
+        return {name: now[name] - self._began.get(name, 0.0) for name in now if now[name] != self._began.get(name)}
+
+    def calls(self) -> float:
+        """All but the two kinds of streams."""
+        streams = ("started LeaseKeepAlive", "started Watch")
+        return sum(n for name, n in self.since().items() if name.startswith("started") and name not in streams)
+
+    def keep_alives(self) -> float:
+        return self.since().get("msg_received LeaseKeepAlive", 0.0)
+
+    def events(self) -> float:
+        return self.since().get("events", 0.0)
 
 
 class Cluster:
@@ -100,3 +154,7 @@ class Cluster:
     @property
     def hosts(self) -> str:
         return ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+
+def coded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
