@@ -2,7 +2,7 @@
 
 A call goes to the member that answered last. If that one refuses, breaks off or stays silent for its share of the time,
 the next is asked: everything this engine sends may be carried out twice. What etcd says of a cluster that is about to
-recover (no leader, an election) is waited out until the deadline; everything else is said at once.
+recover (no leader, an election) is waited out until the deadline, as is a restart; everything else is said at once.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Calls:
         self._guard: Guard = runtime.guard()
         self._connection: Connection | None = None
         self._at = 0  # which endpoint is asked
+        self._met = False  # anybody has ever answered
         self._waiting: list[Signal] | None = None  # for the connection that somebody is making
 
     async def ask(
@@ -82,14 +83,16 @@ class Calls:
             except Broken as error:
                 last, refusals = Status(UNAVAILABLE, str(error)), refusals + 1
                 _doubt(doubts, last)
-                if refusals > members:  # each was asked, and one of them twice: nobody is there
+                if refusals > members and not self._met:  # each was asked, one of them twice: nobody is there
                     break
+                if refusals > members:  # there was somebody before, and may be again in a moment
+                    await self._pause(refusals - members, deadline)
                 continue
             if status is None:
                 last = Status(UNAVAILABLE, "no answer")
                 _doubt(doubts, last)
                 continue
-            last = status
+            last, self._met = status, True
             if status.code == OK:
                 return self._decoded(method, messages)
             if self._login.refused(status) and self._address.user and not renewed:
@@ -99,10 +102,13 @@ class Calls:
                 raise _meaning(status)
             _doubt(doubts, status)
             tries += 1
-            pause = backoff(tries, _PAUSE, _LONGEST_PAUSE, 0.5 + self._runtime.fraction() / 2)
-            await self._runtime.sleep(min(pause, max(deadline - self._runtime.now(), 0.0)))
+            await self._pause(tries, deadline)
         seconds = self._runtime.now() - began
         raise Unavailable(f"etcd gave no answer in {seconds:.1f} s: {last.text}", engine="etcd", seconds=seconds)
+
+    async def _pause(self, tries: int, deadline: float) -> None:
+        pause = backoff(tries, _PAUSE, _LONGEST_PAUSE, 0.5 + self._runtime.fraction() / 2)
+        await self._runtime.sleep(min(pause, max(deadline - self._runtime.now(), 0.0)))
 
     async def keep_alive(self, leases: Sequence[int], deadline: float) -> dict[int, int]:
         """The life each lease now has, in seconds; 0: it is over. One stream for all of them."""

@@ -162,8 +162,6 @@ class Shared:
             if before.state == "held" and before.delay > 0:  # nobody released it: its holder may not know yet
                 party.not_before = max(party.not_before, self._now() + before.delay)
                 seconds = before.delay
-            elif party.not_before:  # it looked before it heard: a release after all
-                party.not_before = 0.0
         if seconds > 0:
             book.deliver("head", mark, seconds, None)
         else:
