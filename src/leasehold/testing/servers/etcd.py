@@ -17,6 +17,7 @@ class Etcd(Server):
     """One member. `peers` are the ports on which the members of its cluster talk to each other, its own at `place`."""
 
     package: ClassVar[str] = "etcd-server"
+    host: str = "127.0.0.1"
 
     def __init__(self, folder: str, port: int, peers: Sequence[int], place: int = 0, *more: str) -> None:
         super().__init__(folder, port)
@@ -25,7 +26,7 @@ class Etcd(Server):
         self._program = program("etcd", package=self.package)
 
     def command(self) -> Sequence[str]:
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peers[self.place]}"
+        client, peer = f"http://{self.host}:{self.port}", f"http://{self.host}:{self.peers[self.place]}"
         names = ",".join(f"e{place}=http://127.0.0.1:{port}" for place, port in enumerate(self.peers))
         usual = {
             "--name": f"e{self.place}",
@@ -48,12 +49,12 @@ class Etcd(Server):
         return '"true"' in self.get("/health")
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=2) as answer:
             return str(answer.read().decode())
 
     def ask(self, path: str, **body: object) -> dict[str, Any]:
         """etcd's own JSON gateway: beside our wire, to compare with it."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v3/{path}", json.dumps(body).encode())
+        request = urllib.request.Request(f"http://{self.host}:{self.port}/v3/{path}", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
             found: dict[str, Any] = json.load(answer)
         return found
