@@ -76,10 +76,9 @@ class Calls:
         last = Status(UNAVAILABLE, "no answer")
         members = len(self._address.endpoints)
         while (left := deadline - self._runtime.now()) > 0:
-            share = left if members == 1 else min(left, max(left / 2, _LEAST_SHARE))
             try:
                 await self._sign_in(deadline)
-                status, messages = await self._once(method, wire.encode(request), self._runtime.now() + share)
+                status, messages = await self._once(method, wire.encode(request), self._share(left))
             except Broken as error:
                 last, refusals = Status(UNAVAILABLE, str(error)), refusals + 1
                 _doubt(doubts, last)
@@ -110,11 +109,25 @@ class Calls:
         pause = backoff(tries, _PAUSE, _LONGEST_PAUSE, 0.5 + self._runtime.fraction() / 2)
         await self._runtime.sleep(min(pause, max(deadline - self._runtime.now(), 0.0)))
 
+    def _share(self, left: float) -> float:
+        """Until when one member is waited for: the rest of the time is for the others."""
+        alone = len(self._address.endpoints) == 1
+        return self._runtime.now() + (left if alone else min(left, max(left / 2, _LEAST_SHARE)))
+
     async def keep_alive(self, leases: Sequence[int], deadline: float) -> dict[int, int]:
         """The life each lease now has, in seconds; 0: it is over. One stream for all of them."""
         lives: dict[int, int] = {}
+        misses, last = 0, "no answer"
         while missing := [lease for lease in leases if lease not in lives]:
-            await self._keep_alive(missing, lives, deadline)
+            left = deadline - self._runtime.now()
+            if left <= 0 or (misses > len(self._address.endpoints) and not self._met):
+                raise Unavailable(f"etcd did not answer a keep-alive: {last}", engine="etcd")
+            try:
+                await self._keep_alive(missing, lives, self._share(left))
+            except Broken as error:
+                misses, last = misses + 1, str(error)
+                if misses > len(self._address.endpoints):
+                    await self._pause(misses, deadline)
         return lives
 
     async def _keep_alive(self, leases: Sequence[int], lives: dict[int, int], deadline: float) -> None:
@@ -124,37 +137,42 @@ class Calls:
                 connection.send(stream, wire.encode(wire.LeaseId(lease)))
             for _ in leases:
                 while not stream.messages:
-                    if stream.status is not None:
+                    if stream.status is not None and not _passing(stream.status):
                         raise _meaning(stream.status)
+                    if stream.status is not None:
+                        raise Broken(stream.status.text)
                     if not await stream.wait(deadline - self._runtime.now()):
                         raise Broken("no answer in time")
                 life = self._decoded(wire.KEEP_ALIVE, [stream.messages.pop(0)])
                 lives[life.id] = max(life.ttl, 0)
-        except Broken as error:
+        except Broken:
             self._leave(connection)
-            raise Unavailable(f"etcd did not answer a keep-alive: {error}", engine="etcd") from error
+            raise
         finally:
             connection.cancel(stream)
 
     async def ask_each(self, method: Method[M], requests: Sequence[tuple[Any, ...]], deadline: float) -> list[M]:
-        """Many small questions, sent all at once."""
-        answers = []
+        """Many small questions, sent all at once; what is not answered so is asked one by one."""
+        answers: list[M] = []
         for begin in range(0, len(requests), _AT_ONCE):
             sent = []
+            until = self._share(deadline - self._runtime.now())
             try:
                 for request in requests[begin : begin + _AT_ONCE]:
-                    sent.append(await self._started(method, wire.encode(request), deadline, True))
+                    sent.append(await self._started(method, wire.encode(request), until, True))
                 for connection, stream in sent:
-                    status = await self._ended(connection, stream, deadline)
+                    status = await self._ended(connection, stream, until)
                     if status is None or status.code != OK:
-                        raise _meaning(status or Status(UNAVAILABLE, "no answer in time"))
+                        break
                     answers.append(self._decoded(method, stream.messages))
             except Broken as error:
-                raise Unavailable(f"etcd gave no answer: {error}", engine="etcd") from error
+                _log.debug("asked again, one by one: %s", error)
             finally:
                 for connection, stream in sent:
                     if stream.status is None:
                         connection.cancel(stream)
+            for request in requests[len(answers) : begin + _AT_ONCE]:
+                answers.append(await self.ask(method, request, deadline))
         return answers
 
     def post(self, method: Method[M], request: tuple[Any, ...]) -> None:

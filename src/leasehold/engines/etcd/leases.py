@@ -102,9 +102,10 @@ class Leases:
         """Leave none behind that nothing hangs on. Those that cannot be ended now end by themselves."""
         with self._guard:
             pool, self._pool = self._pool, []
-        now = self._runtime.now()
-        with suppress(LeaseholdError, LeaseGone):
-            await calls.ask_each(wire.REVOKE, [wire.LeaseId(lease.id) for lease in pool if lease.until > now], deadline)
+        with suppress(LeaseholdError):
+            for lease in pool:
+                if lease.until > self._runtime.now():
+                    await self.revoke(calls, lease, deadline)
 
     def after_fork(self) -> None:
         """The parent's leases are the parent's."""
