@@ -82,5 +82,9 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Let connections go. Releases nothing."""
 
+    # One whose tokens would fall if its data were restored from a backup has one verb more, for the operator:
+    # async def rebase(self, floor: int, deadline: float) -> int: have new tokens exceed `floor`, and all that its clock
+    # gave so far; says after which number they begin.
+
 
 Opener: TypeAlias = "Callable[[EngineConfig, Runtime, Book], Engine]"

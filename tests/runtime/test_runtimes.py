@@ -46,6 +46,17 @@ def test_a_signal_is_remembered_and_taken_once() -> None:
     assert step(signal.wait(10)) is True
 
 
+def test_a_wake_up_taken_without_sleeping_does_not_end_the_next_wait() -> None:
+    async def main() -> None:
+        signal = Loop().signal()
+        signal.set()
+        assert await signal.wait(10)  # at once: what the loop was asked to do for it comes after this
+        asyncio.get_running_loop().call_later(0.05, signal.set)
+        assert await signal.wait(10), "it says that the time passed"
+
+    asyncio.run(main())
+
+
 def test_a_loops_signal_is_set_from_any_thread_and_outlives_the_loop() -> None:
     kept = []
 

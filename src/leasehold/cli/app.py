@@ -23,6 +23,7 @@ from leasehold.cli.elect import elect
 from leasehold.cli.get import get
 from leasehold.cli.ls import ls
 from leasehold.cli.manual import WIDTH, Group
+from leasehold.cli.rebase import rebase
 from leasehold.cli.release import release
 from leasehold.cli.renew import renew
 from leasehold.cli.run import run
@@ -55,7 +56,22 @@ def leasehold() -> None:
     """
 
 
-for command in (run, elect, ls, get, watch, deadlocks, break_, acquire, renew, release, schema, demo, completion):
+for command in (
+    run,
+    elect,
+    ls,
+    get,
+    watch,
+    deadlocks,
+    break_,
+    acquire,
+    renew,
+    release,
+    schema,
+    rebase,
+    demo,
+    completion,
+):
     leasehold.add_command(command)
 
 

@@ -6,6 +6,8 @@ starts its count later than that, so the caller's end comes first.
 
 from __future__ import annotations
 
+from math import ceil
+
 from leasehold.errors import ConfigError
 
 DRIFT = 0.01  # how far two honest clocks may run apart, as a share of the time measured
@@ -27,6 +29,11 @@ def valid_until(asked: float, ttl: float) -> float:
     """Until when a grant may be trusted: the engine frees it no earlier, whatever the clocks do within drift."""
     drift = ttl * DRIFT
     return asked + ttl - (drift if drift > LEAST_DRIFT else LEAST_DRIFT)
+
+
+def granted_ttl(ttl: float, least: float, step: float) -> float:
+    """What an engine makes of a ttl, by its traits `min_ttl` and `ttl_step`."""
+    return max(least, ceil(ttl / step) * step if step else ttl)
 
 
 def renew_at(asked: float, ttl: float, jitter: float) -> float:

@@ -16,6 +16,8 @@ BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
     "postgresql": "leasehold.engines.postgresql",
     "sqlite": "leasehold.engines.sqlite",
+    "etcd": "leasehold.engines.etcd",
+    "etcds": "leasehold.engines.etcd",
 }
 
 

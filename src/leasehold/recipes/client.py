@@ -105,6 +105,17 @@ class BaseClient:
             desk.emit("broken", Claim(self._options.namespace, name, "", "", desk.holder(None, None), 0.0), token=token)
         return broken
 
+    async def _rebase(self, above: int) -> int:
+        """Have new tokens exceed `above` and what the engine's clock gave so far; the number they begin after."""
+        desk = self._desk
+        rebase = getattr(desk.engine(), "rebase", None)
+        if rebase is None:
+            raise Unsupported(
+                f"{desk.name} needs no rebase: its tokens do not fall when data are restored", engine=desk.name
+            )
+        base: int = await rebase(above, desk.deadline())
+        return base
+
     async def _ping(self) -> float:
         desk = self._desk
         began = desk.runtime.now()

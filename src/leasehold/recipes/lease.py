@@ -332,7 +332,8 @@ class BaseLease:
                 newly, self._missed = not self._missed, True
             elif asked >= self._asked:  # an answer overtaken by a later one has nothing new to say
                 self._claim = self._claim._replace(ttl=claim.ttl)
-                self._asked, self.ttl = asked, min(reply.ttl, claim.ttl)
+                made = timing.granted_ttl(claim.ttl, desk.traits.min_ttl, desk.traits.ttl_step)
+                self._asked, self.ttl = asked, min(reply.ttl, made)
                 self._valid_until = min(timing.valid_until(asked, self.ttl), self._cap)
                 self._due = timing.renew_at(asked, self.ttl, desk.runtime.fraction())
                 self._missed = self._tried = False

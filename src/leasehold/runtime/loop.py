@@ -35,13 +35,17 @@ class LoopSignal:
         _call_soon(self._loop, self._wake)
 
     def _wake(self) -> None:
+        if self._set:  # else this wake-up was taken already, by a wait that did not have to sleep for it
+            self._end()
+
+    def _end(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(True)
 
     async def wait(self, seconds: float) -> bool:
         if not self._set and seconds > 0:
             self._future = self._loop.create_future()
-            timer = self._loop.call_later(seconds, self._wake)
+            timer = self._loop.call_later(seconds, self._end)
             try:
                 await self._future
             finally:

@@ -187,6 +187,8 @@ RIGS: Final[dict[str, str | type[Rig]]] = {
     "postgresql": "leasehold.testing.postgresql_rig:PostgresqlRig",
     "postgresql-pooled": "leasehold.testing.postgresql_rig:PooledRig",
     "sqlite": "leasehold.testing.sqlite_rig:SqliteRig",
+    "etcd": "leasehold.testing.etcd_rig:EtcdRig",
+    "etcd-cluster": "leasehold.testing.etcd_rig:EtcdClusterRig",
 }
 
 

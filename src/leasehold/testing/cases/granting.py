@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import pytest
 
+from leasehold.core.timing import granted_ttl
 from leasehold.errors import Mismatch
 from leasehold.model import Busy, Kind
 from leasehold.testing.choosing import case
@@ -141,8 +141,7 @@ async def a_ttl_becomes_what_the_traits_say(t: Trial) -> None:
     seat = t.seat()
     traits = await t.traits()
     for number, asked in enumerate((0.3, 1.0, 2.5, 7.25)):
-        step = traits.ttl_step
-        made = max(traits.min_ttl, math.ceil(asked / step) * step if step else asked)
+        made = granted_ttl(asked, traits.min_ttl, traits.ttl_step)
         grant = await seat.granted(seat.claim(f"job-{number}", ttl=asked))
         least = 0.5 * made if traits.liveness == "ttl" else 0.0  # a session may be shorter than the ttl asked for
         assert least < grant.ttl <= made + 0.001, f"asked {asked}, told {grant.ttl}, not {made}"

@@ -106,10 +106,17 @@ class Server(ABC):
 
     def start(self: S) -> S:
         """Start it, on the data that are there, and wait until it serves."""
+        self.launch()
+        self.await_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start it without waiting: a member of a cluster does not serve before the others are there."""
         _starter().submit(self._spawn).result()
         atexit.register(self.kill)
+
+    def await_ready(self) -> None:
         poll(self._is_ready, self.patience, self._why)
-        return self
 
     def stop(self) -> None:
         """Ask it to end; kill it when it takes too long."""

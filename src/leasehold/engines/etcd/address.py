@@ -1,0 +1,96 @@
+"""What an etcd URL says: where the members are, who asks, and below which prefix everything is kept.
+
+etcd://user:password@host1:2379,host2:2379,host3:2379/prefix
+etcds://host1,host2?ca=ca.pem&cert=client.pem&key=client.key
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote
+
+from leasehold.config import EngineConfig
+from leasehold.core.names import FORMAT
+from leasehold.errors import ConfigError
+
+_PORT: Final = 2379
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    endpoints: tuple[Endpoint, ...]
+    root: str  # what every key begins with
+    user: str
+    password: str = field(repr=False)
+    tls: ssl.SSLContext | None
+
+
+def address(config: EngineConfig) -> Address:
+    """Checked without a word to anybody: a bad URL is a ConfigError when the client is made."""
+    options = config.accept(ca=_readable, cert=_readable, key=_readable)
+    # Not config.target, which is decoded: a password may hold any of the characters that part a URL.
+    rest = config.url.partition("://")[2].partition("?")[0]
+    places, _, prefix = rest.partition("/")
+    who, at, hosts = places.rpartition("@")
+    user, colon, password = who.partition(":")
+    if at and not (user and colon):
+        raise ConfigError("an etcd URL names both or neither: etcd://user:password@host:2379")
+    prefix = unquote(prefix).strip("/")
+    if "\0" in prefix or len(prefix.encode()) > 255:
+        raise ConfigError("the prefix of an etcd URL has at most 255 bytes, and no NUL character")
+    endpoints = tuple(_endpoint(each) for each in hosts.split(",")) if hosts else (Endpoint("localhost", _PORT),)
+    if len(set(endpoints)) < len(endpoints):
+        raise ConfigError("an endpoint is given twice in this etcd URL")
+    root = f"{prefix}/{FORMAT}/" if prefix else f"{FORMAT}/"
+    return Address(endpoints, root, unquote(user), unquote(password), _context(config.scheme, options))
+
+
+def _endpoint(text: str) -> Endpoint:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(_PORT)
+    if host.startswith("[") != host.endswith("]") or not host.strip("[]"):
+        raise ConfigError("an endpoint of an etcd URL is a host and a port: etcd://host1:2379,host2:2379")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise ConfigError("the port of an etcd URL is a number from 1 to 65535")
+    return Endpoint(unquote(host.strip("[]")), int(port))
+
+
+def _readable(path: str) -> str:
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{path} cannot be read")
+    return path
+
+
+def _context(scheme: str, options: dict[str, str]) -> ssl.SSLContext | None:
+    if scheme != "etcds":
+        if options:
+            raise ConfigError(f"{', '.join(sorted(options))}: for TLS the URL begins with etcds://")
+        return None
+    if "key" in options and "cert" not in options:
+        raise ConfigError("key= is the private key of a client's certificate: give that, too, with cert=")
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca"))
+        if "cert" in options:
+            context.load_cert_chain(options["cert"], options.get("key"), _no_passphrase)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the certificates of this etcds:// URL cannot be used: {error}") from error
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _no_passphrase() -> str:
+    """OpenSSL would ask on the terminal, and wait there for ever."""
+    raise ValueError("the private key is encrypted")

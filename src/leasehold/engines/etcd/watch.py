@@ -1,0 +1,258 @@
+"""One stream per client on which etcd tells what becomes of keys: of the one ahead in line, and of one's own.
+
+A watch begins one past the revision at which its reason was read, so nothing is missed in between, and nothing waits
+for the next of etcd's ticks. That also makes a broken stream harmless: all watches begin again where they began, with
+another member. One that etcd can no longer serve (compacted meanwhile) is a reason to look for oneself.
+
+A holder's own key is watched only after a moment: most locks are released before it would be worth it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeAlias
+from weakref import ref
+
+from leasehold.core.timing import backoff
+from leasehold.engines.etcd import wire
+from leasehold.engines.etcd.address import Address
+from leasehold.engines.etcd.calls import Calls, Login
+from leasehold.engines.etcd.frames import Broken, Status, Stream
+from leasehold.engines.etcd.hpack import Header
+from leasehold.engines.etcd.http2 import Connection
+from leasehold.errors import LeaseholdError
+from leasehold.runtime.base import Guard, Runtime, Signal
+
+_log = logging.getLogger("leasehold.etcd")
+
+_A_MOMENT: Final = 0.05
+_NAP: Final = 0.1  # of the reader, while new watches are likely
+_LIKELY: Final = 2.0  # seconds after the last
+_CONNECT: Final = 5.0
+_AGAIN: Final = 0.05
+_LONGEST_AGAIN: Final = 2.0
+_SOUND: Final = 5.0  # a stream that lasted so long is followed by the next at once
+_REFUSED: Final = 1.0  # without a watch, look so often
+_HAS_LEADER: Final = Header(b"hasleader", b"true")  # a member cut off from the majority ends the stream
+
+
+class Following(NamedTuple):
+    number: int
+    mark: str
+    own: bool
+    key: bytes
+    end: bytes
+    start: int
+    puts: bool
+
+    def request(self) -> bytes:
+        filters = () if self.puts else (wire.NO_PUTS,)
+        return wire.encode(wire.Watch(wire.Follow(self.key, self.end, self.start, filters, 1, self.number)))
+
+
+# Of a key that was followed: whose claim, whether its own key, and the event. None: etcd cannot say, look for yourself,
+# in so many seconds.
+Heard: TypeAlias = "Callable[[str, bool, wire.Event | None, float], None]"
+
+
+class Watcher:
+    """Shared by the twins; its thread and connection begin with the first watch."""
+
+    def __init__(self, address: Address, runtime: Runtime, login: Login, heard: Heard) -> None:
+        self._address, self._runtime, self._login, self._heard = address, runtime, login, heard
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing is followed, and the parent's stream is let go without a word."""
+        if (live := getattr(self, "_live", None)) is not None:
+            live[0].drop()
+        self._guard: Guard = self._runtime.guard()
+        self._numbers = count(1)
+        self._following: dict[int, Following] = {}
+        self._by_claim: dict[tuple[str, bool], int] = {}
+        self._later: dict[int, float] = {}  # not yet asked for, and when it is to be
+        self._live: tuple[Connection, Stream] | None = None
+        self._signal: Signal | None = None
+        self._running = self._closed = False
+        self._last = 0.0
+
+    # ------------------------------------------------------- from any thread
+
+    def follow(self, mark: str, own: bool, key: bytes, end: bytes, start: int, puts: bool) -> None:
+        """Hear of this key (or, with `end`, of any in the range) from revision `start` on, once. `puts`: of writes as
+        well as of deletions."""
+        with self._guard:
+            old = self._following.get(self._by_claim.get((mark, own), 0))
+            if old is not None and (old.key, old.end, old.puts) == (key, end, puts):
+                return
+            self._forget(None if old is None else old.number)
+            new = Following(next(self._numbers), mark, own, key, end, start, puts)
+            self._following[new.number] = new
+            self._by_claim[mark, own] = new.number
+            self._last = self._runtime.now()
+            if own:
+                self._later[new.number] = self._last + _A_MOMENT
+            elif self._live is not None:
+                self._say(new.request())
+            self._begin()
+        if self._signal is not None and not own:
+            self._signal.set()
+
+    def unfollow(self, mark: str) -> None:
+        with self._guard:
+            for own in (False, True):
+                self._forget(self._by_claim.get((mark, own)))
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+            live, self._live = self._live, None
+        if live is not None:
+            live[0].fail("closed")
+        if self._signal is not None:
+            self._signal.set()
+
+    def __del__(self) -> None:
+        self._closed = True
+        if (signal := getattr(self, "_signal", None)) is not None:
+            signal.set()
+
+    def _begin(self) -> None:
+        if not self._running and not self._closed:
+            self._running = True
+            try:
+                self._runtime.aside(_run(ref(self), self._address, self._login), "leasehold-etcd-watch")
+            except BaseException:
+                self._running = False
+                raise
+
+    def _forget(self, number: int | None) -> None:
+        """Under the guard."""
+        if number is None or (gone := self._following.pop(number, None)) is None:
+            return
+        self._by_claim.pop((gone.mark, gone.own), None)
+        if self._later.pop(number, None) is None:
+            self._say(wire.encode(wire.Watch(cancel=wire.Unfollow(number))))
+
+    def _say(self, request: bytes) -> None:
+        """Under the guard. What cannot be said now is said when the stream begins anew."""
+        if self._live is not None:
+            connection, stream = self._live
+            try:
+                connection.send(stream, request)
+            except (Broken, LeaseholdError):
+                self._live = None
+
+    # ------------------------------------------------------- on its thread
+
+    def _due(self) -> float | None:
+        """Ask for what is due, and say when to come again."""
+        now = self._runtime.now()
+        if self._later:
+            with self._guard:
+                for number, at in list(self._later.items()):
+                    if at <= now:
+                        del self._later[number]
+                        self._say(self._following[number].request())
+        return _NAP if now < self._last + _LIKELY else None
+
+    def _wanted(self) -> float:
+        """Seconds until a stream is needed; a negative number: now."""
+        with self._guard:
+            now = self._runtime.now()
+            if len(self._following) > len(self._later):
+                return -1.0
+            return min(self._later.values(), default=now + 3600.0) - now
+
+    def _opened(self, connection: Connection) -> None:
+        stream = _Events(ref(self))
+        metadata = [_HAS_LEADER]
+        if self._login.token:
+            metadata.append(Header(b"token", self._login.token.encode()))
+        connection.start(stream, wire.WATCH.path, metadata, None, False)
+        connection.tick = _weakly(ref(self))
+        with self._guard:
+            self._live = (connection, stream)
+            for number, following in self._following.items():
+                if number not in self._later:
+                    self._say(following.request())
+
+    def hear(self, message: bytes) -> None:
+        try:
+            watched = wire.decode(wire.Watched, message)
+        except wire.Malformed:
+            if self._live is not None:
+                self._live[0].fail("an event that cannot be read")
+            return
+        following = self._following.get(watched.watch_id)
+        if following is None or not (watched.events or watched.canceled):
+            return
+        if watched.canceled or not following.own:  # a waiter looks for itself, and follows anew if it must
+            with self._guard:
+                self._forget(following.number)
+        compacted = watched.compact_revision
+        if watched.canceled and following.own and compacted:
+            self.follow(following.mark, True, following.key, following.end, compacted, following.puts)
+        elif watched.canceled:
+            self._heard(following.mark, following.own, None, 0.0 if compacted else _REFUSED)
+        for event in watched.events:
+            self._heard(following.mark, following.own, event, 0.0)
+
+
+class _Events(Stream):
+    def __init__(self, watcher: ref[Watcher]) -> None:
+        super().__init__(None)
+        self._watcher = watcher
+
+    def heard(self, message: bytes) -> None:
+        if (known := self._watcher()) is not None:
+            known.hear(message)
+
+    def over(self, status: Status) -> None:
+        """A connection that has no other use ends with its stream."""
+        if self.status is not None:
+            return
+        super().over(status)
+        if (known := self._watcher()) is not None and (live := known._live) is not None and live[1] is self:
+            live[0].fail(status.text or "the stream has ended")
+            known._login.refused(status)
+
+
+def _weakly(watcher: ref[Watcher]) -> Callable[[], float | None]:
+    def tick() -> float | None:
+        return known._due() if (known := watcher()) is not None else None
+
+    return tick
+
+
+def _run(watcher: ref[Watcher], address: Address, login: Login) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+    """Holds the watcher weakly: a client nobody has any more must be able to go."""
+
+    async def run(runtime: Runtime) -> None:
+        calls, misses = Calls(address, runtime, login), 0
+        signal = runtime.signal()
+        while True:
+            if (known := watcher()) is None or known._closed:
+                return
+            known._signal = signal
+            if (seconds := known._wanted()) > 0:
+                known = None
+                await signal.wait(seconds)
+                continue
+            began, reader = runtime.now(), None
+            try:
+                connection = await calls.dial(began + _CONNECT)
+                known._opened(connection)
+                reader = connection.reader()
+                del connection
+            except (Broken, LeaseholdError) as error:
+                _log.debug("no watch: %s", error)
+            known = None
+            if reader is not None:
+                await reader(runtime)
+            misses = 0 if runtime.now() > began + _SOUND else misses + 1
+            await signal.wait(backoff(misses, _AGAIN, _LONGEST_AGAIN, 0.5 + runtime.fraction() / 2))
+
+    return run
