@@ -17,6 +17,8 @@ from leasehold.runtime.base import Runtime, Signal
 class Losable(Protocol):
     def _lose(self, reason: Reason) -> bool: ...
 
+    def _doubt(self, why: str) -> None: ...
+
 
 class Waiter:
     """A claim that stands in line, and what the engine has told it since it last asked."""
@@ -91,6 +93,12 @@ class Book:
         else:
             waiter.look_at = self._now() + seconds + LATE
         waiter.signal.set()
+
+    def doubt(self, why: str) -> None:
+        """The engine lost its way to whatever holds: every lease is at risk until its next answer. From any thread."""
+        for held in list(self.held.values()):
+            if lease := held():
+                lease._doubt(why)
 
 
 def _nobody(_at: float) -> None:

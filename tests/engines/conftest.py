@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,27 @@ def child() -> Iterator[Callable[..., Child]]:
     yield start
     for one in started:
         one.close()
+
+
+@pytest.fixture
+def in_fork() -> Callable[[Callable[[], object]], None]:
+    """Runs a function in a forked child; what it raises fails the test (in a thread: its warning does)."""
+
+    def run(body: Callable[[], object]) -> None:
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                body()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    return run
 
 
 @pytest.fixture

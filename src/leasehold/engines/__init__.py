@@ -18,12 +18,15 @@ BUILT_IN: Final[dict[str, str]] = {
     "sqlite": "leasehold.engines.sqlite",
     "etcd": "leasehold.engines.etcd",
     "etcds": "leasehold.engines.etcd",
+    "zk": "leasehold.engines.zookeeper",
+    "zookeeper": "leasehold.engines.zookeeper",
 }
 
 
 # The module of an engine that needs a driver -> the extra that brings it.
 EXTRAS: Final[dict[str, str]] = {
     "leasehold.engines.postgresql": "postgresql",
+    "leasehold.engines.zookeeper": "zookeeper",
 }
 
 

@@ -346,6 +346,17 @@ class BaseLease:
         if newly:
             desk.at_risk(self, reply)
 
+    def _doubt(self, why: str) -> None:
+        """The engine lost its connection: at risk from now on, and renewed as soon as that can be."""
+        desk = self._desk
+        with desk.guard:
+            if self._ended is not None or self._missed:
+                return
+            self._missed = True
+        self._due = desk.runtime.now()
+        desk.at_risk(self, Unavailable(why, engine=desk.name))
+        desk.dog.watch(self)
+
     async def _wait_lost(self, seconds: float | None) -> bool:
         """Wait until the lease is lost, at most `seconds`. False: it is not, or was released."""
         return await wait_lost([self], seconds)

@@ -189,6 +189,8 @@ RIGS: Final[dict[str, str | type[Rig]]] = {
     "sqlite": "leasehold.testing.sqlite_rig:SqliteRig",
     "etcd": "leasehold.testing.etcd_rig:EtcdRig",
     "etcd-cluster": "leasehold.testing.etcd_rig:EtcdClusterRig",
+    "zookeeper": "leasehold.testing.zookeeper_rig:ZookeeperRig",
+    "zookeeper-ensemble": "leasehold.testing.zookeeper_rig:ZookeeperEnsembleRig",
 }
 
 
