@@ -14,11 +14,16 @@ GROUP: Final = "leasehold.engines"  # where other packages announce engines: sch
 BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
     "sqlite": "leasehold.engines.sqlite",
+    "redis": "leasehold.engines.redis",
+    "rediss": "leasehold.engines.redis",
+    "redis+unix": "leasehold.engines.redis",
 }
 
 
 # The module of an engine that needs a driver -> the extra that brings it.
-EXTRAS: Final[dict[str, str]] = {}
+EXTRAS: Final[dict[str, str]] = {
+    "leasehold.engines.redis": "redis",
+}
 
 
 def opener(scheme: str) -> Opener:

@@ -185,6 +185,9 @@ def _opener(machine: Machine, faults: Faults | None) -> Opener:
 RIGS: Final[dict[str, str | type[Rig]]] = {
     "memory": "leasehold.testing.memory_rig:MemoryRig",
     "sqlite": "leasehold.testing.sqlite_rig:SqliteRig",
+    "redis": "leasehold.testing.redis_rig:RedisRig",
+    "redis-aof": "leasehold.testing.redis_rig:RedisAofRig",
+    "redis-replica": "leasehold.testing.redis_rig:RedisReplicaRig",
 }
 
 

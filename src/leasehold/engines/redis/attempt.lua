@@ -1,0 +1,74 @@
+#!lua
+-- Take the name, or join and keep its line (E1, E2, E3, E8).
+-- ARGV  1 mark  2 ttl  3 queue: 1 or 0  4 most: 0 for a lock, else the limit  5 shared: 1 or 0  6 delay  7 client
+--       8 holder: for people, opaque here
+-- Reply {token, life, slot}               granted; slot -1: none
+--       {0, left, place, token, holder}   busy: left -1: nothing is in the way; place -1: not in line
+--       {-1, most}                        in use as another kind
+local raw = redis.call('GET', KEYS[2])
+local mark, ttl, limit, shared, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+if not raw then  -- nobody holds, nobody waits
+  local token = tonumber(redis.call('GET', KEYS[1]) or 0) + 1
+  if token < now then token = now end
+  redis.call('SET', KEYS[1], string.format('%.0f', token))
+  local slot = limit > 0 and 0 or -1
+  local grant = {mark, 2, token, now + ttl, now, shared, delay, slot, 0, 0, ARGV[7], ARGV[8]}
+  local gone = math.ceil((now + ttl + delay) / 1000) + 1
+  redis.call('SET', KEYS[2], cmsgpack.pack({limit, 0, 0, '', 0, grant}), 'PXAT', gone)
+  return {token, ttl, slot}
+end
+local line = cmsgpack.unpack(raw)
+--@ machine.lua
+
+local function busy(p)
+  local front = first_end()
+  local where = p and place(p) or -1
+  save()
+  if not front then return {0, -1, where, 0, ''} end
+  return {0, front.till - now, where, front.token, front.holder}
+end
+
+local function join()  -- a new party, not yet in line: as one passed over, it takes its place by what comes next
+  if redis.call('EXISTS', WAITERS) == 0 then scan_at = now + BEAT end
+  return {mark = mark, state = PASSED, token = 0, till = 0, since = now, shared = shared, delay = delay, slot = -1,
+    ticket = 0, beat = now + BEAT, client = ARGV[7], holder = ARGV[8]}
+end
+
+settle()
+if limit ~= most then
+  scan()  -- the dead do not fix a kind
+  if not idle() then
+    save()
+    return {-1, most}
+  end
+  most = limit
+end
+local p = find(mark)
+if not p then
+  advance()
+  p = join()
+  if not head() and fits(shared) then
+    occupy(p, HELD, now + ttl)
+    save()
+    return {p.token, ttl, p.slot}
+  end
+  if ARGV[3] == '0' then return busy() end
+  tickets = tickets + 1
+  p.ticket = tickets
+end
+p.beat, p.client = now + BEAT, ARGV[7]
+if p.state == PASSED then
+  p.state = WAITING
+  redis.call('ZADD', QUEUE, p.ticket, mark)
+end
+if p.state == WAITING then
+  keep(p)
+  advance(p)
+end
+if p.state == WAITING then return busy(p) end
+if p.state == RESERVED then p.state, p.since, p.till = HELD, now, now end  -- claimed: its life starts at this request
+p.delay = delay
+local life = extend(p, ttl)
+advance()
+save()
+return {p.token, life, p.slot}
