@@ -155,10 +155,14 @@ class LoopStream(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self.good = False  # False: not to be given any new request
+        self._lost: BaseException | None = None  # why it is no more
 
     def call(self, data: bytes, deadline: float) -> asyncio.Future[Any]:
         """Have one request sent; its reply is awaited."""
         future = self._loop.create_future()
+        if self._lost is not None:
+            future.set_exception(self._lost)
+            return future
         self._slots.append(_Slot(future, 0, deadline))
         if not self._out:
             self._loop.call_soon(self._flush)
@@ -170,7 +174,8 @@ class LoopStream(asyncio.Protocol):
     def calls(self, data: bytes, count: int, deadline: float) -> asyncio.Future[list[Any]]:
         """Have many requests sent at once; all their replies are awaited together."""
         future = self.call(data, deadline)
-        self._slots[-1].count = count
+        if not future.done():
+            self._slots[-1].count = count
         return future
 
     def post(self, data: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
@@ -249,6 +254,7 @@ class LoopStream(asyncio.Protocol):
             self.close()
 
     def _end(self, error: BaseException) -> None:
+        self._lost = error
         self.close()
         while self._slots:
             future = self._slots.popleft().future
@@ -260,7 +266,7 @@ class LoopStream(asyncio.Protocol):
         self.good = False
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer, self._timer_at = None, float("inf")
         if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 

@@ -83,7 +83,7 @@ class Asking:
             share = (deadline - self._runtime.now()) * _WAIT_SHARE
             requests += pack("WAIT", self.min_replicas, max(1, int(share * 1000)))
         try:
-            replies = list(await settle(wire.alone(requests, len(packed) + confirm, deadline)))
+            replies = list(await settle(wire.calls(requests, len(packed) + confirm, deadline, confirm)))
         except BROKEN as error:
             if isinstance(error, TimeoutError) or not again:
                 raise self._silence(wire, error) from error

@@ -2,9 +2,10 @@
 -- Take the name, or join and keep its line (E1, E2, E3, E8).
 -- ARGV  1 mark  2 ttl  3 queue: 1 or 0  4 most: 0 for a lock, else the limit  5 shared: 1 or 0  6 delay  7 client
 --       8 holder: for people, opaque here
--- Reply {token, life, slot}               granted; slot -1: none
---       {0, left, place, token, holder}   busy: left -1: nothing is in the way; place -1: not in line
---       {-1, most}                        in use as another kind
+-- Reply {token, life, slot}     granted; slot -1: none
+--       {0, left, place, token, holder, heard}   busy: left -1: nothing is in the way; place -1: not in line;
+--                                                heard 0: nobody listens on the client's channel
+--       {-1, most}              in use as another kind
 local raw = redis.call('GET', KEYS[2])
 local mark, ttl, limit, shared, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 if not raw then  -- nobody holds, nobody waits
@@ -23,9 +24,10 @@ local line = cmsgpack.unpack(raw)
 local function busy(p)
   local front = first_end()
   local where = p and place(p) or -1
+  local heard = (not p or reachable(p.client)) and 1 or 0
   save()
-  if not front then return {0, -1, where, 0, ''} end
-  return {0, front.till - now, where, front.token, front.holder}
+  if not front then return {0, -1, where, 0, '', heard} end
+  return {0, front.till - now, where, front.token, front.holder, heard}
 end
 
 local function join()  -- a new party, not yet in line: as one passed over, it takes its place by what comes next

@@ -7,8 +7,7 @@ whatever is repeated finds it (E2, E6). A request without an answer is neither y
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +16,7 @@ from leasehold.config import EngineConfig
 from leasehold.engines.redis import requests
 from leasehold.engines.redis.asking import Asking
 from leasehold.engines.redis.listener import Listener
-from leasehold.engines.redis.requests import Keys, Nonsense, Requests, keys
+from leasehold.engines.redis.requests import Keys, Requests, keys
 from leasehold.engines.redis.server import Server, pack
 from leasehold.engines.redis.topology import Options, Single, Topology, single
 from leasehold.engines.redis.wire import Wire
@@ -86,29 +85,31 @@ class RedisEngine:
         elif not listener.on:
             listener.start()
         try:
-            answer = await self._attempt(claim, deadline)
+            reply, confirmed = await self._attempt(claim, deadline)
         except ConfigError:
             self._refused.add(claim.mark)
             raise
-        if not listener.on and isinstance(answer, Grant):  # a break is told to whoever holds: the trait `told`
+        answer = requests.granted(claim, reply)
+        if isinstance(answer, Busy):
+            if claim.queue and listener.miscounted(requests.unheard(reply)):
+                await listener.ready(self._runtime, deadline)
+        elif not confirmed:
+            raise self._unconfirmed()
+        elif not listener.on:  # a break is told to whoever holds: the trait `told`
             await listener.ready(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
         return answer
 
-    async def _attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+    async def _attempt(self, claim: Claim, deadline: float) -> tuple[Any, bool]:
+        """The script's reply, and whether enough replicas have what it wrote."""
         terms = self._requests.terms(claim)
         wire, packed = self._topology.wire(terms.tag), self._requests.attempt(claim, terms)
         if not self._asking.min_replicas:
             reply = await self._asking.one(
                 wire, self._scripts.attempt, packed, deadline, regret=lambda: self._given_up(claim)
             )
-            with self._understood(wire):
-                return requests.granted(claim, reply)
+            return reply, True
         (reply,), confirmed = await self._asking.many(wire, self._scripts.attempt, [packed], deadline, confirm=True)
-        with self._understood(wire):
-            answer = requests.granted(claim, reply)
-        if isinstance(answer, Grant) and not confirmed:
-            raise self._unconfirmed(wire)
-        return answer
+        return reply, confirmed
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._book.waiting.get(claim.mark):
@@ -145,14 +146,11 @@ class RedisEngine:
         """One trip for all names of one server: a script each, for all claims of that name."""
         packed = [self._requests.renew(found, [claims[n] for n in numbers]) for found, numbers in work]
         replies, confirmed = await self._asking.many(wire, self._scripts.renew, packed, deadline, confirm=True)
-        with self._understood(wire):
-            for (_, numbers), reply in zip(work, replies, strict=True):
-                if not isinstance(reply, list) or len(reply) != 2 * len(numbers):
-                    raise Nonsense
-                for n, life, place in zip(numbers, reply[::2], reply[1::2], strict=True):
-                    answers[n] = requests.renewed(claims[n], life, place)
-                    if claims[n].token and not confirmed and isinstance(answers[n], Alive):
-                        answers[n] = self._unconfirmed(wire)
+        for (_, numbers), reply in zip(work, replies, strict=True):
+            renewed = requests.renewed([claims[n] for n in numbers], reply)
+            for n, answer in zip(numbers, renewed, strict=True):
+                told = confirmed or not claims[n].token or isinstance(answer, Gone)
+                answers[n] = answer if told else self._unconfirmed()
 
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._book.leave(claim.mark)
@@ -162,12 +160,12 @@ class RedisEngine:
             reply = await self._asking.one(wire, self._scripts.release, self._requests.release(claim, terms), deadline)
         except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
             raise Unavailable(str(error), engine="redis") from error
-        return self._yes(wire, reply)
+        return requests.yes(reply)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         found = keys(namespace, name)
         wire, packed = self._topology.wire(found.tag), self._requests.break_(found, token)
-        return self._yes(wire, await self._asking.one(wire, self._scripts.break_, packed, deadline, again=False))
+        return requests.yes(await self._asking.one(wire, self._scripts.break_, packed, deadline, again=False))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         if exact:
@@ -182,9 +180,8 @@ class RedisEngine:
     async def _look(self, wire: Wire, namespace: str, names: Sequence[str], deadline: float) -> list[Holding]:
         packed = [self._requests.inspect(keys(namespace, name)) for name in names]
         replies, _ = await self._asking.many(wire, self._scripts.inspect, packed, deadline)
-        with self._understood(wire):
-            pairs = zip(names, replies, strict=True)
-            return [holding for name, reply in pairs for holding in requests.holdings(namespace, name, reply)]
+        pairs = zip(names, replies, strict=True)
+        return [holding for name, reply in pairs for holding in requests.holdings(namespace, name, reply)]
 
     async def _names(self, wire: Wire, namespace: str, prefix: str, deadline: float) -> set[str]:
         """Those with a key of their own. There is no index of names: the server goes through all its keys."""
@@ -193,10 +190,8 @@ class RedisEngine:
         while True:
             packed = pack("SCAN", cursor, "MATCH", requests.pattern(namespace, prefix), "COUNT", _SCAN)
             reply = await self._asking.one(wire, self._scripts.inspect, packed, deadline)
-            with self._understood(wire):
-                cursor, batch = reply
-                named = (requests.named(key.decode()) for key in batch)
-                found.update(name for space, name in filter(None, named) if space == namespace)
+            cursor, names = requests.scanned(reply)
+            found.update(name for space, name in names if space == namespace)
             if cursor == b"0":
                 return found
 
@@ -240,25 +235,9 @@ class RedisEngine:
         bare = claim._replace(min_hold=0.0) if claim.min_hold else claim
         return self._requests.release(bare, self._requests.terms(bare))
 
-    def _yes(self, wire: Wire, reply: Any) -> bool:
-        with self._understood(wire):
-            if reply not in (0, 1):
-                raise Nonsense
-        return bool(reply)
-
-    def _unconfirmed(self, wire: Wire) -> Unavailable:
+    def _unconfirmed(self) -> Unavailable:
         few = self._asking.min_replicas
-        return Unavailable(f"{wire.server} could not show that {few} of its replicas have this", engine="redis")
-
-    @contextmanager
-    def _understood(self, wire: Wire) -> Iterator[None]:
-        try:
-            yield
-        except (Nonsense, TypeError, ValueError) as bad:
-            if isinstance(bad, LeaseholdError):
-                raise
-            text = f"{wire.server} answered what no script of Leasehold answers: is it a Redis server?"
-            raise Unavailable(text, engine="redis") from bad
+        return Unavailable(f"the Redis server could not show that {few} of its replicas have this", engine="redis")
 
 
 def open(config: EngineConfig, runtime: Runtime, book: Book) -> RedisEngine:

@@ -20,7 +20,7 @@ from leasehold.core.timing import BEAT, BEAT_EVERY, backoff
 from leasehold.engines.redis.requests import named
 from leasehold.engines.redis.scripts import MICROS, Publishing
 from leasehold.engines.redis.server import Server, pack
-from leasehold.errors import LeaseholdError
+from leasehold.errors import ConfigError, LeaseholdError
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime, Signal
 from leasehold.runtime.streams import SocketStream
@@ -46,10 +46,11 @@ class Listener:
             stream.after_fork()
         self._guard = self._runtime.guard()
         self._stream: SocketStream | None = None
-        self._running = False
+        self._running = self._heard = False
         self._ended: list[bool] = []  # of the thread that runs: not empty, it is to end
         self._waiting: list[Signal] = []
         self.on = False  # wake-ups reach this client
+        self._failing = self._doubted = False  # it could not be had, the last time; the server did not count it
 
     def start(self) -> None:
         """See that it listens, or tries to."""
@@ -61,17 +62,32 @@ class Listener:
             self._running, self._ended = True, []
         try:
             self._runtime.aside(self._run(self._ended), "leasehold-redis")
-        except BaseException:  # no thread to be had: whoever comes next tries again
-            self._running = False
-            raise
+        except BaseException as error:  # whoever comes next tries again
+            self._running, self._failing = False, True
+            if not isinstance(error, RuntimeError):
+                raise
+            _log.warning("no thread can be started to listen for wake-ups: waiters look now and then")
 
     async def ready(self, runtime: Runtime, deadline: float) -> None:
-        """Once it listens; or has failed to; or that takes too long. Without it a waiter still gets its turn, later."""
+        """Once it listens, unless that fails or takes too long: without it a waiter still gets its turn, only later."""
         self.start()
         signal = runtime.signal()
         self._waiting.append(signal)
-        if not self.on:
+        if not self.on and not self._failing:
             await signal.wait(min(deadline - runtime.now(), _PATIENCE))
+
+    def miscounted(self, unheard: bool) -> bool:
+        """Told by a reply whether the server counts this client among its subscribers. True: it does not, though it
+        should: the connection is dead and nobody said so. One made anew that is not counted either is no reason to try
+        again for ever: some proxies hide the count."""
+        if not unheard:
+            self._doubted = False
+        elif not self._doubted:
+            self._doubted, self.on = True, False
+            if self._stream is not None:
+                self._stream.shut()
+            return True
+        return False
 
     def close(self) -> None:
         self._ended.append(True)
@@ -86,12 +102,15 @@ class Listener:
             while not ended and self._book() is not None:
                 try:
                     await self._listen(runtime, ended)
-                    misses = 0
                 except (OSError, hiredis.ProtocolError, LeaseholdError) as error:
-                    misses = 0 if self.on else misses + 1
-                    _log.debug("the subscription of this client ended: %s", error)
-                self.on = False
-                self._wake()
+                    known = isinstance(error, ConfigError) and misses > 0
+                    level = logging.WARNING if isinstance(error, ConfigError) and not known else logging.DEBUG
+                    _log.log(level, "no wake-ups reach this client, so its waiters look now and then: %s", error)
+                heard, self._heard, self.on = self._heard, False, False
+                misses = 0 if heard else misses + 1
+                self._failing = not heard  # one that was lost is had again in a moment, and worth waiting for
+                if self._failing:
+                    self._wake()
                 if not ended:
                     await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.fraction() / 2))
 
@@ -124,7 +143,7 @@ class Listener:
                 raise self._server.refusal(said)
             return
         if said[0] == self._publishing.subscribe.lower().encode():
-            self.on = True
+            self.on, self._heard, self._failing = True, True, False
             self._wake()
             for mark in list(book.waiting):  # their turn may have come while nobody could tell them
                 book.deliver("head", mark, 0.0, None)

@@ -13,7 +13,7 @@ from leasehold.core.admission import COOLING, WAITING, Line, Party, described
 from leasehold.core.names import FORMAT, bucket, decode, encode
 from leasehold.engines.redis.scripts import MICROS, Publishing, Script, load
 from leasehold.engines.redis.server import pack
-from leasehold.errors import Mismatch
+from leasehold.errors import Mismatch, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
 
 _KEPT: Final = 2048  # locks whose requests are kept packed
@@ -150,15 +150,15 @@ def read_holder(raw: bytes) -> Holder:
 # -------------------------------------------------------------- replies
 
 
-class Nonsense(ValueError):
-    """A reply that no script of ours gives."""
+def nonsense() -> Unavailable:
+    return Unavailable("the server answered what no script of Leasehold answers: is it Redis?", engine="redis")
 
 
 def granted(claim: Claim, reply: Any) -> Grant | Busy:
     match reply:
         case [int(token), int(life), int(slot)] if token > 0:
             return Grant(token, life / MICROS, None if slot < 0 else slot)
-        case [0, int(left), int(place), int(token), bytes(holder)]:
+        case [0, int(left), int(place), int(token), bytes(holder), int()]:
             where = None if place < 0 else place
             if left < 0:
                 return Busy(None, where)
@@ -166,15 +166,39 @@ def granted(claim: Claim, reply: Any) -> Grant | Busy:
         case [-1, int(most)]:
             found = described("semaphore", most) if most else described("lock", 1)
             raise Mismatch(claim.name, wanted=described(claim.kind, claim.limit), found=found)
-    raise Nonsense
+    raise nonsense()
 
 
-def renewed(claim: Claim, life: Any, place: Any) -> Alive | Gone:
-    if type(life) is not int or type(place) is not int:
-        raise Nonsense
-    if life < 0:
-        return Gone("lapsed" if life == -2 else "unknown")
-    return Alive(life / MICROS, None if claim.token else place)
+def unheard(reply: Any) -> bool:
+    """Busy, and the server knows nobody whom it could wake."""
+    return len(reply) == 6 and reply[5] == 0
+
+
+def yes(reply: Any) -> bool:
+    if reply not in (0, 1):
+        raise nonsense()
+    return bool(reply)
+
+
+def renewed(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
+    """For each claim, in turn."""
+    if not isinstance(reply, list) or len(reply) != 2 * len(claims) or not all(type(one) is int for one in reply):
+        raise nonsense()
+    answers: list[Alive | Gone] = []
+    for claim, life, place in zip(claims, reply[::2], reply[1::2], strict=True):
+        if life < 0:
+            answers.append(Gone("lapsed" if life == -2 else "unknown"))
+        else:
+            answers.append(Alive(life / MICROS, None if claim.token else place))
+    return answers
+
+
+def scanned(reply: Any) -> tuple[bytes, list[tuple[str, str]]]:
+    """Where to go on, and the names found."""
+    match reply:
+        case [bytes(cursor), list(found)]:
+            return cursor, [whose for key in found if (whose := named(key.decode(errors="replace"))) is not None]
+    raise nonsense()
 
 
 def holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
@@ -189,7 +213,7 @@ def holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
         for each in parties:
             _enter(line, each)
     except (TypeError, ValueError, AttributeError) as bad:
-        raise Nonsense from bad
+        raise nonsense() from bad
     line.waiters.sort(key=lambda entry: entry[0])
     line.tidy(now / MICROS)
     return list(line.holdings(namespace, name, now / MICROS))

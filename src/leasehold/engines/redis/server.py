@@ -20,7 +20,9 @@ from leasehold.runtime.streams import Address, Stream, dial, dial_in_loop
 _log = logging.getLogger("leasehold.redis")
 
 # Trying again will not help: the user, the password, the database or the server's protected mode is in the way.
-_FOR_GOOD: Final = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR DB index", "ERR SELECT", "DENIED")
+_FOR_GOOD: Final = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR DB index", "ERR SELECT", "DENIED", "ACL failure")
+
+_SAID: Final[set[str]] = set()  # warnings, once in a process
 
 
 def pack(*words: bytes | str | int) -> bytes:
@@ -46,7 +48,6 @@ class Server:
     ) -> None:
         self.address, self._tls, self._allow_eviction = address, tls, allow_eviction
         self.settings: Settings | None = None  # None: not asked yet
-        self._warned: str | None = None
         sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
         sign_in += [("SELECT", str(database))] if database else []
         self._greeting = b"".join(pack(*words) for words in (*sign_in, *ASK))
@@ -81,9 +82,9 @@ class Server:
         self.settings = settings = read(info, sync)
         settings.check(str(self), self._allow_eviction)
         warning = settings.warning(str(self))
-        if warning != self._warned and warning is not None:
+        if warning is not None and warning not in _SAID:
+            _SAID.add(warning)
             _log.warning("%s", warning)
-        self._warned = warning
 
     def refusal(self, error: Exception) -> ConfigError | Unavailable:
         """What an error reply means: try again later, or never. The server's texts hold no secret of ours."""

@@ -59,7 +59,7 @@ class Single:
         wire.hang_up()  # behind its address there may be another by now
 
     def close(self) -> None:
-        self._wire.hang_up()
+        self._wire.close()
 
     def after_fork(self) -> None:
         self._wire.after_fork()

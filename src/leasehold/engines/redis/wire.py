@@ -34,14 +34,16 @@ class Wire(Protocol):
         """One request, one reply. Blocking, `regret` is sent behind a request that was given up, as the last on its
         connection, where it cannot overtake it; under asyncio `post` does that."""
 
-    def alone(self, packed: bytes, count: int, deadline: float) -> list[Any] | Awaitable[list[Any]]:
-        """Many requests at once, on a connection that nobody else uses meanwhile; all replies."""
+    def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any] | Awaitable[list[Any]]:
+        """Many requests at once, and all replies; `alone`: on a connection that nobody else uses meanwhile."""
 
     def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
         """Send behind everything sent so far, and wait for nothing. False: cannot be done here."""
 
     def hang_up(self) -> None:
         """Drop all connections; the next call opens a new one."""
+
+    def close(self) -> None: ...
 
     def after_fork(self) -> None: ...
 
@@ -53,6 +55,7 @@ class PoolWire:
         self.server, self._runtime = server, runtime
         self._idle: list[SocketStream] = []
         self._all: dict[int, SocketStream] = {}  # for a fork
+        self._closed = False
 
     def call(self, packed: bytes, deadline: float, regret: Regret = None) -> Any | Awaitable[Any]:
         try:
@@ -73,7 +76,7 @@ class PoolWire:
         self._keep(stream)
         return reply
 
-    async def alone(self, packed: bytes, count: int, deadline: float) -> list[Any]:
+    async def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any]:
         try:
             stream = self._idle.pop()
         except IndexError:
@@ -95,7 +98,7 @@ class PoolWire:
         return stream
 
     def _keep(self, stream: SocketStream) -> None:
-        if len(self._idle) < _IDLE:
+        if len(self._idle) < _IDLE and not self._closed:
             self._idle.append(stream)
         else:
             self._drop(stream)
@@ -115,6 +118,10 @@ class PoolWire:
                 self._drop(self._idle.pop())
             except IndexError:  # another thread was faster
                 return
+
+    def close(self) -> None:
+        self._closed = True
+        self.hang_up()
 
     def after_fork(self) -> None:
         streams, self._all, self._idle = list(self._all.values()), {}, []
@@ -160,7 +167,10 @@ class SharedWire:
                     each.set()
         return self._stream
 
-    async def alone(self, packed: bytes, count: int, deadline: float) -> list[Any]:
+    async def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any]:
+        if not alone:
+            return await (await self._shared(deadline)).calls(packed, count, deadline)
+        self._spare = [stream for stream in self._spare if stream.good]
         stream = self._spare.pop() if self._spare else await self._open(deadline)
         try:
             replies = await stream.calls(packed, count, deadline)
@@ -183,6 +193,9 @@ class SharedWire:
                 stream.close()
         self._stream = None
         self._spare.clear()
+
+    def close(self) -> None:
+        self.hang_up()
 
     def after_fork(self) -> None:
         for stream in (self._stream, *self._spare):

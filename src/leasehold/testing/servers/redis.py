@@ -44,7 +44,10 @@ class RedisServer(Server):
             file.write(f"{seconds:+f}")
 
     def ready(self) -> bool:
-        return bool(self.ask("PING") == b"PONG")
+        try:
+            return bool(self.ask("PING") == b"PONG")
+        except hiredis.ReplyError:  # it is still reading its log
+            return False
 
     def ask(self, *words: bytes | str | int) -> Any:
         """The reply to one command; an error reply is raised."""
