@@ -1,19 +1,26 @@
-"""The rigs of the Redis engine: a real server, started once per process, and a proxy for each machine.
+"""The rigs of the Redis engine: real servers, started once per process, and a proxy for each machine.
 
-`redis` is a server as it comes, `redis-aof` one with a log of every commit, `redis-replica` a primary whose replica
-must have every grant (`min_replicas=1`).
+`redis` is a server as it comes, in real time. `redis-aof` has a log of every commit; `redis-replica` is a primary whose
+replica must have every grant (`min_replicas=1`). Where the package faketime is installed, these two travel in time.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from typing import ClassVar
+from weakref import WeakSet
 
+from leasehold.book import Book
+from leasehold.config import EngineConfig
 from leasehold.core.names import FORMAT, encode
+from leasehold.engines.redis.engine import RedisEngine
+from leasehold.engines.redis.engine import open as open_engine
+from leasehold.runtime.base import Runtime
+from leasehold.runtime.threads import boot_clock
 from leasehold.testing.rig import Machine, Rig
 from leasehold.testing.servers.process import poll
 from leasehold.testing.servers.proxy import Proxy
-from leasehold.testing.servers.redis import RedisServer
+from leasehold.testing.servers.redis import CLOCKS, RedisServer
 
 _ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -26,11 +33,12 @@ class RedisRig(Rig):
 
     def __init__(self) -> None:
         super().__init__()
-        self.server = self.shared()
+        self.server = self.servers()[0]
 
     @classmethod
-    def shared(cls) -> RedisServer:
-        return _running()
+    def servers(cls) -> tuple[RedisServer, ...]:
+        """The one to ask, and its replicas."""
+        return alone()
 
     def machine(self) -> Machine:
         return RedisMachine(self.server, self.options)
@@ -55,23 +63,40 @@ class RedisRig(Rig):
                 return len(found)
 
 
-class RedisAofRig(RedisRig):
+class _TravellingRig(RedisRig):
+    """The clocks of its servers and of its machines move as one."""
+
+    ttl: ClassVar[float] = 10.0 if CLOCKS else 2.0
+    can_travel = CLOCKS
+
+    def clock(self) -> float:
+        return boot_clock() + (self.server.ahead if CLOCKS else 0.0)
+
+    def travel(self, seconds: float) -> None:
+        for server in self.servers():
+            server.set_clock(server.ahead + seconds)
+        for _, machine in self._machines:
+            assert isinstance(machine, RedisMachine)
+            machine.stir()
+
+
+class RedisAofRig(_TravellingRig):
     """What it says it has granted, it has on disk."""
 
     @classmethod
-    def shared(cls) -> RedisServer:
-        return _running_always()
+    def servers(cls) -> tuple[RedisServer, ...]:
+        return with_log()
 
 
-class RedisReplicaRig(RedisRig):
+class RedisReplicaRig(_TravellingRig):
     """A primary and its replica, which must have what is granted."""
 
     options: ClassVar[str] = "?min_replicas=1"
-    can_restart = can_pause = False  # the conformance cases know one server; tests/engines/test_redis_replica.py both
+    can_restart = can_pause = False  # these cases know of one server; tests/engines/test_redis_replica.py knows both
 
     @classmethod
-    def shared(cls) -> RedisServer:
-        return pair()[0]
+    def servers(cls) -> tuple[RedisServer, ...]:
+        return pair()
 
 
 class RedisMachine(Machine):
@@ -79,7 +104,12 @@ class RedisMachine(Machine):
 
     def __init__(self, server: RedisServer, options: str = "") -> None:
         self._proxy = Proxy(server.port)
-        super().__init__(f"redis://127.0.0.1:{self._proxy.port}{options}")
+        self._books: WeakSet[Book] = WeakSet()
+        super().__init__(f"redis://127.0.0.1:{self._proxy.port}{options}", self._open)
+
+    def _open(self, config: EngineConfig, runtime: Runtime, book: Book) -> RedisEngine:
+        self._books.add(book)
+        return open_engine(config, runtime, book)
 
     def cut(self) -> None:
         self._proxy.cut()
@@ -90,24 +120,31 @@ class RedisMachine(Machine):
     def kill_session(self) -> None:
         self._proxy.reset()
 
+    def stir(self) -> None:
+        """The clock has jumped: whoever sleeps on it looks at it again."""
+        for book in list(self._books):
+            book.stir(0.0)
+            for waiter in list(book.waiting.values()):
+                waiter.signal.set()
+
     def close(self) -> None:
         self._proxy.close()
 
 
 @cache
-def _running() -> RedisServer:
-    return RedisServer().start()
+def alone() -> tuple[RedisServer, ...]:
+    return (RedisServer().start(),)
 
 
 @cache
-def _running_always() -> RedisServer:
-    return RedisServer(*_ALWAYS).start()
+def with_log() -> tuple[RedisServer, ...]:
+    return (RedisServer(*_ALWAYS, false_clock=CLOCKS).start(),)
 
 
 @cache
-def pair() -> tuple[RedisServer, RedisServer]:
+def pair() -> tuple[RedisServer, ...]:
     """A primary and its replica, in step."""
-    primary = RedisServer().start()
-    replica = RedisServer(primary=primary).start()
+    primary = RedisServer(false_clock=CLOCKS).start()
+    replica = RedisServer(primary=primary, false_clock=CLOCKS).start()
     poll(lambda: "state=online" in primary.info("replication").get("slave0", ""), 30, lambda: "the replica is in step")
     return primary, replica

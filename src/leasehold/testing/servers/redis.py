@@ -12,7 +12,9 @@ import hiredis
 from leasehold.engines.redis.server import pack
 from leasehold.testing.servers.process import Server, free_ports, program, scratch
 
-_FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1:/lib/x86_64-linux-gnu/libc.so.6"
+_FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # of the Debian package faketime
+_LIBC: Final = "/lib/x86_64-linux-gnu/libc.so.6"  # behind it, or the server's allocator goes round in circles
+CLOCKS: Final = os.path.exists(_FAKETIME) and os.path.exists(_LIBC)  # whether a server can be given a false clock
 
 
 class RedisServer(Server):
@@ -36,10 +38,11 @@ class RedisServer(Server):
         if not self.clock_file:
             return {}
         clock = {"FAKETIME_TIMESTAMP_FILE": self.clock_file, "FAKETIME_NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1"}
-        return {"LD_PRELOAD": _FAKETIME, **clock}
+        return {"LD_PRELOAD": f"{_FAKETIME}:{_LIBC}", **clock}
 
     def set_clock(self, seconds: float) -> None:
         """How far its clock is ahead of the true time."""
+        self.ahead = seconds
         with open(self.clock_file, "w") as file:
             file.write(f"{seconds:+f}")
 
