@@ -9,9 +9,11 @@
 local raw = redis.call('GET', KEYS[2])
 local mark, ttl, limit, shared, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 if not raw then  -- nobody holds, nobody waits
-  local token = tonumber(redis.call('GET', KEYS[1]) or 0) + 1
-  if token < now then token = now end
-  redis.call('SET', KEYS[1], string.format('%.0f', token))
+  local token, last = now, redis.call('SET', KEYS[1], now, 'GET')
+  if last and tonumber(last) >= now then  -- the clock went back: the counter goes on from where it was
+    token = last + 1
+    redis.call('SET', KEYS[1], token)
+  end
   local slot = limit > 0 and 0 or -1
   local grant = {mark, 2, token, now + ttl, now, shared, delay, slot, 0, 0, ARGV[7], ARGV[8]}
   local gone = math.ceil((now + ttl + delay) / 1000) + 1

@@ -124,7 +124,7 @@ end
 
 local function occupy(p, state, till)
   local token = math.max(tonumber(redis.call('GET', COUNTER) or 0) + 1, now)
-  redis.call('SET', COUNTER, string.format('%.0f', token))
+  redis.call('SET', COUNTER, token)
   if p.ticket > 0 then leave(p) end
   p.slot = most > 0 and free_slot() or -1
   p.state, p.token, p.till, p.since, changed = state, token, till, now, true
