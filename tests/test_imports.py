@@ -37,7 +37,17 @@ ALLOWED = {
     "engine": {"book", "config", "errors", "model", "runtime.base"},
     # the two sides of the seam never meet
     "recipes": {"book", "config", "core", "engine", "errors", "events", "model", "runtime.base"},
-    "engines": {"book", "config", "core", "engine", "errors", "model", "runtime.base", "runtime.streams"},
+    "engines": {
+        "book",
+        "config",
+        "core",
+        "engine",
+        "errors",
+        "model",
+        "runtime.base",
+        "runtime.loopstream",
+        "runtime.streams",
+    },
     # the faces put them together
     "blocking": {"book", "config", "core", "engine", "engines", "errors", "events", "model", "recipes", "runtime"},
     "aio": {"book", "config", "core", "engine", "engines", "errors", "events", "model", "recipes", "runtime"},

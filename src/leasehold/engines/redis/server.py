@@ -15,7 +15,8 @@ import hiredis
 from leasehold.engines.redis.settings import ASK, Settings, read
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.runtime.base import Runtime, settle
-from leasehold.runtime.streams import Address, Stream, dial, dial_in_loop
+from leasehold.runtime.loopstream import LoopStream, dial_in_loop
+from leasehold.runtime.streams import Address, SocketStream, dial
 
 _log = logging.getLogger("leasehold.redis")
 
@@ -56,10 +57,10 @@ class Server:
     def __str__(self) -> str:
         return f"the Redis server at {self.address}"
 
-    async def open(self, runtime: Runtime, deadline: float) -> Stream:
+    async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         """A new connection, signed in, to a server fit for locks."""
         parser = hiredis.Reader()
-        stream: Stream
+        stream: SocketStream | LoopStream
         if runtime.blocking:
             stream = dial(self.address, self._tls, parser, runtime.now, deadline)
         else:

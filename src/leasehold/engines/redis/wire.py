@@ -15,7 +15,8 @@ import hiredis
 
 from leasehold.engines.redis.server import Server
 from leasehold.runtime.base import Runtime, Signal
-from leasehold.runtime.streams import LoopStream, SocketStream
+from leasehold.runtime.loopstream import LoopStream
+from leasehold.runtime.streams import SocketStream
 
 _IDLE: Final = 64  # connections kept while nobody uses them
 
