@@ -16,7 +16,7 @@ import ssl
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
 CHUNK: Final = 65_536
@@ -58,8 +58,16 @@ class SocketStream:
 
     def call(self, data: bytes, deadline: float) -> Any:
         """Send one request and wait for its reply."""
-        self.send(data, deadline)
-        return self.read(deadline)
+        left = deadline - self._clock()
+        if not left <= self._patience <= left + _SLACK:
+            self._wait_up_to(left)
+        try:
+            self._sock.sendall(data)
+            self._parser.feed(self._sock.recv(CHUNK) or self._ended())
+        except BlockingIOError as error:
+            raise TimeoutError("no answer") from error
+        reply = self._parser.gets()  # it is whole as a rule
+        return reply if reply is not False else self.read(deadline, primed=False)
 
     def calls(self, data: bytes, count: int, deadline: float) -> list[Any]:
         """Send many requests at once and wait for all replies."""
@@ -87,7 +95,7 @@ class SocketStream:
             except BlockingIOError as error:
                 raise TimeoutError("no answer") from error
             if not data:
-                raise ConnectionResetError("it closed the connection")
+                self._ended()
             size += len(data)
             if size > LARGEST:
                 raise ConnectionAbortedError("its answer is larger than any could be")
@@ -98,6 +106,9 @@ class SocketStream:
         """The next thing it says unasked; TimeoutError: nothing in so many seconds, and the stream is still good."""
         self._wait_up_to(seconds)
         return self.read(self._clock() + seconds)
+
+    def _ended(self) -> NoReturn:
+        raise ConnectionResetError("it closed the connection")
 
     def _wait_up_to(self, seconds: float) -> None:
         if seconds <= 0:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, NoReturn
 
 import hiredis
@@ -18,7 +18,7 @@ from leasehold.engines.redis.requests import spelled_out
 from leasehold.engines.redis.scripts import Script
 from leasehold.engines.redis.server import pack
 from leasehold.engines.redis.topology import Topology
-from leasehold.engines.redis.wire import BROKEN, Wire
+from leasehold.engines.redis.wire import BROKEN, Regret, Wire
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime, settle
 
@@ -33,29 +33,46 @@ class Asking:
     def __init__(self, runtime: Runtime, topology: Topology, min_replicas: int) -> None:
         self._runtime, self._topology, self.min_replicas = runtime, topology, min_replicas
 
-    async def one(
+    def one(
         self,
         wire: Wire,
         script: Script,
         packed: bytes,
         deadline: float,
-        *,
-        regret: Callable[[], bytes] | None = None,
+        regret: Regret = None,
         again: bool = True,
-    ) -> Any:
-        """The reply to one script. `again=False`: a repeated request would not get the same answer."""
+    ) -> Any | Awaitable[Any]:
+        """The reply to one script: at once if a blocking call is all it took, else to be awaited.
+
+        `again=False`: a repeated request would not get the same answer.
+        """
         try:
-            reply = await settle(wire.call(packed, deadline, regret))
+            reply = wire.call(packed, deadline, regret)
         except BROKEN as error:
-            if isinstance(error, TimeoutError) or not again:
-                raise self._silence(wire, error) from error
-            return await self.one(wire, script, packed, deadline, regret=regret, again=False)
-        if reply.__class__ is hiredis.ReplyError:
-            if str(reply).startswith("NOSCRIPT"):
-                text = spelled_out(script, packed)
-                return await self.one(wire, script, text, deadline, regret=regret, again=again)
+            return self._once_more(error, wire, script, packed, deadline, regret, again)
+        if reply.__class__ is list or reply.__class__ is int:
+            return reply
+        return self._settled(reply, wire, script, packed, deadline, regret, again)
+
+    async def _settled(
+        self, reply: Any, wire: Wire, script: Script, packed: bytes, deadline: float, regret: Regret, again: bool
+    ) -> Any:
+        try:
+            reply = await settle(reply)
+        except BROKEN as error:
+            return await self._once_more(error, wire, script, packed, deadline, regret, again)
+        if not isinstance(reply, hiredis.ReplyError):
+            return reply
+        if not _says(reply, "NOSCRIPT"):
             self._refuse(wire, reply)
-        return reply
+        return await settle(self.one(wire, script, spelled_out(script, packed), deadline, regret, again))
+
+    async def _once_more(
+        self, error: Exception, wire: Wire, script: Script, packed: bytes, deadline: float, regret: Regret, again: bool
+    ) -> Any:
+        if isinstance(error, TimeoutError) or not again:
+            raise self._silence(wire, error) from error
+        return await settle(self.one(wire, script, packed, deadline, regret, again=False))
 
     async def many(
         self, wire: Wire, script: Script, packed: Sequence[bytes], deadline: float, *, confirm: bool = False

@@ -1,26 +1,27 @@
 #!lua
 -- Take the name, or join and keep its line (E1, E2, E3, E8).
--- ARGV  1 mark  2 ttl  3 queue: 1 or 0  4 most: 0 for a lock, else the limit  5 shared: 1 or 0  6 delay  7 client
---       8 holder: for people, opaque here
+-- ARGV  1 mark  2 ttl  3 delay  4 queue: 1 or 0  5 most: 0 for a lock, else the limit
+--       6 terms: the rest of a grant as it is packed: state, shared, delay, slot, ticket, beat, client, holder
 -- Reply {token, life, slot}     granted; slot -1: none
 --       {0, left, place, token, holder, heard}   busy: left -1: nothing is in the way; place -1: not in line;
 --                                                heard 0: nobody listens on the client's channel
 --       {-1, most}              in use as another kind
 local raw = redis.call('GET', KEYS[2])
-local mark, ttl, limit, shared, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-if not raw then  -- nobody holds, nobody waits
+local mark, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+if not raw and ARGV[5] == '0' then  -- nobody holds, nobody waits
   local token, last = now, redis.call('SET', KEYS[1], now, 'GET')
   if last and tonumber(last) >= now then  -- the clock went back: the counter goes on from where it was
     token = last + 1
     redis.call('SET', KEYS[1], token)
   end
-  local slot = limit > 0 and 0 or -1
-  local grant = {mark, 2, token, now + ttl, now, shared, delay, slot, 0, 0, ARGV[7], ARGV[8]}
-  local gone = math.ceil((now + ttl + delay) / 1000) + 1
-  redis.call('SET', KEYS[2], cmsgpack.pack({limit, 0, 0, '', 0, grant}), 'PXAT', gone)
-  return {token, ttl, slot}
+  -- {0, 0, 0, '', 0, {mark, token, till, since, terms...}}, put together from what is packed already.
+  local grant = '\150\0\0\0\160\0\156\176' .. mark .. cmsgpack.pack(token, now + ttl, now) .. ARGV[6]
+  redis.call('SET', KEYS[2], grant, 'PXAT', math.ceil((now + ttl + delay) / 1000) + 1)
+  return {token, ttl, -1}
 end
-local line = cmsgpack.unpack(raw)
+local line = raw and cmsgpack.unpack(raw)
+local limit = tonumber(ARGV[5])
+local _, shared, _, _, _, _, client, holder = cmsgpack.unpack(ARGV[6])
 --@ machine.lua
 
 local function busy(p)
@@ -35,7 +36,7 @@ end
 local function join()  -- a new party, not yet in line: as one passed over, it takes its place by what comes next
   if redis.call('EXISTS', WAITERS) == 0 then scan_at = now + BEAT end
   return {mark = mark, state = PASSED, token = 0, till = 0, since = now, shared = shared, delay = delay, slot = -1,
-    ticket = 0, beat = now + BEAT, client = ARGV[7], holder = ARGV[8]}
+    ticket = 0, beat = now + BEAT, client = client, holder = holder}
 end
 
 settle()
@@ -56,11 +57,11 @@ if not p then
     save()
     return {p.token, ttl, p.slot}
   end
-  if ARGV[3] == '0' then return busy() end
+  if ARGV[4] == '0' then return busy() end
   tickets = tickets + 1
   p.ticket = tickets
 end
-p.beat, p.client = now + BEAT, ARGV[7]
+p.beat, p.client = now + BEAT, client
 if p.state == PASSED then
   p.state = WAITING
   redis.call('ZADD', QUEUE, p.ticket, mark)

@@ -22,7 +22,7 @@ from leasehold.engines.redis.topology import Options, Single, Topology, single
 from leasehold.engines.redis.wire import Wire
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
-from leasehold.runtime.base import Runtime
+from leasehold.runtime.base import Runtime, settle
 
 TRAITS: Final = Traits(
     liveness="ttl",
@@ -84,32 +84,38 @@ class RedisEngine:
                 await listener.ready(self._runtime, deadline)
         elif not listener.on:
             listener.start()
+        terms = self._requests.terms(claim)
+        wire, packed = self._topology.wire(terms.tag), self._requests.attempt(claim, terms)
         try:
-            reply, confirmed = await self._attempt(claim, deadline)
+            if self._asking.min_replicas:
+                return await self._confirmed(claim, wire, packed, deadline)
+            reply = self._asking.one(wire, self._scripts.attempt, packed, deadline, lambda: self._given_up(claim))
+            if reply.__class__ is not list:
+                reply = await settle(reply)
         except ConfigError:
             self._refused.add(claim.mark)
             raise
         answer = requests.granted(claim, reply)
-        if isinstance(answer, Busy):
-            if claim.queue and listener.miscounted(requests.unheard(reply)):
-                await listener.ready(self._runtime, deadline)
-        elif not confirmed:
-            raise self._unconfirmed()
-        elif not listener.on:  # a break is told to whoever holds: the trait `told`
-            await listener.ready(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
+        if not listener.on or answer.__class__ is Busy:
+            await self._listening(claim, answer, reply, deadline)
         return answer
 
-    async def _attempt(self, claim: Claim, deadline: float) -> tuple[Any, bool]:
-        """The script's reply, and whether enough replicas have what it wrote."""
-        terms = self._requests.terms(claim)
-        wire, packed = self._topology.wire(terms.tag), self._requests.attempt(claim, terms)
-        if not self._asking.min_replicas:
-            reply = await self._asking.one(
-                wire, self._scripts.attempt, packed, deadline, regret=lambda: self._given_up(claim)
-            )
-            return reply, True
+    async def _confirmed(self, claim: Claim, wire: Wire, packed: bytes, deadline: float) -> Grant | Busy:
+        """The same, with `min_replicas`: a grant that too few of them have is none."""
         (reply,), confirmed = await self._asking.many(wire, self._scripts.attempt, [packed], deadline, confirm=True)
-        return reply, confirmed
+        answer = requests.granted(claim, reply)
+        if isinstance(answer, Grant) and not confirmed:
+            raise self._unconfirmed()
+        await self._listening(claim, answer, reply, deadline)
+        return answer
+
+    async def _listening(self, claim: Claim, answer: Grant | Busy, reply: Any, deadline: float) -> None:
+        """See that whoever waits can be woken, and that whoever holds is told of a break: the trait `told`."""
+        if isinstance(answer, Busy):
+            if claim.queue and self._listener.miscounted(requests.unheard(reply)):
+                await self._listener.ready(self._runtime, deadline)
+        elif not self._listener.on:
+            await self._listener.ready(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._book.waiting.get(claim.mark):
@@ -157,7 +163,9 @@ class RedisEngine:
         terms = self._requests.terms(claim)
         wire = self._topology.wire(terms.tag)
         try:
-            reply = await self._asking.one(wire, self._scripts.release, self._requests.release(claim, terms), deadline)
+            reply = self._asking.one(wire, self._scripts.release, self._requests.release(claim, terms), deadline)
+            if reply.__class__ is not int:
+                reply = await settle(reply)
         except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
             raise Unavailable(str(error), engine="redis") from error
         return requests.yes(reply)
@@ -165,7 +173,7 @@ class RedisEngine:
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         found = keys(namespace, name)
         wire, packed = self._topology.wire(found.tag), self._requests.break_(found, token)
-        return requests.yes(await self._asking.one(wire, self._scripts.break_, packed, deadline, again=False))
+        return requests.yes(await settle(self._asking.one(wire, self._scripts.break_, packed, deadline, again=False)))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         if exact:
@@ -189,7 +197,7 @@ class RedisEngine:
         cursor = b"0"
         while True:
             packed = pack("SCAN", cursor, "MATCH", requests.pattern(namespace, prefix), "COUNT", _SCAN)
-            reply = await self._asking.one(wire, self._scripts.inspect, packed, deadline)
+            reply = await settle(self._asking.one(wire, self._scripts.inspect, packed, deadline))
             cursor, names = requests.scanned(reply)
             found.update(name for space, name in names if space == namespace)
             if cursor == b"0":
@@ -197,7 +205,7 @@ class RedisEngine:
 
     async def ping(self, deadline: float) -> None:
         for wire in self._topology.wires():
-            await self._asking.one(wire, self._scripts.inspect, pack("PING"), deadline)
+            await settle(self._asking.one(wire, self._scripts.inspect, pack("PING"), deadline))
 
     def forget(self, claim: Claim) -> None:
         if claim.mark in self._refused:  # nothing was ever written

@@ -19,12 +19,12 @@ local most, tickets, scan_at, told, told_at = line[1], line[2], line[3], line[4]
 local occupiers, changed = {}, false
 
 local function party(p)
-  return {mark = p[1], state = p[2], token = p[3], till = p[4], since = p[5], shared = p[6], delay = p[7], slot = p[8],
+  return {mark = p[1], token = p[2], till = p[3], since = p[4], state = p[5], shared = p[6], delay = p[7], slot = p[8],
     ticket = p[9], beat = p[10], client = p[11], holder = p[12]}
 end
 
 local function packed(p)
-  return {p.mark, p.state, p.token, p.till, p.since, p.shared, p.delay, p.slot, p.ticket, p.beat, p.client, p.holder}
+  return {p.mark, p.token, p.till, p.since, p.state, p.shared, p.delay, p.slot, p.ticket, p.beat, p.client, p.holder}
 end
 
 for n = 6, #line do occupiers[n - 5] = party(line[n]) end

@@ -6,11 +6,11 @@ local raw = redis.call('GET', KEYS[2])
 local line = raw and cmsgpack.unpack(raw)
 if raw and #ARGV == 3 and #line == 6 and line[2] == 0 then  -- one grant, and nobody ever in line
   local p = line[6]
-  if p[1] == ARGV[1] and p[2] == 2 and p[3] == tonumber(ARGV[2]) and p[4] > now then
+  if p[1] == ARGV[1] and p[2] == tonumber(ARGV[2]) and p[3] > now and p[5] == 2 then
     local till = now + tonumber(ARGV[3])
-    if till > p[4] then p[4] = till end
-    redis.call('SET', KEYS[2], cmsgpack.pack(line), 'PXAT', math.ceil((p[4] + p[7]) / 1000) + 1)
-    return {p[4] - now, -1}
+    if till > p[3] then p[3] = till end
+    redis.call('SET', KEYS[2], cmsgpack.pack(line), 'PXAT', math.ceil((p[3] + p[7]) / 1000) + 1)
+    return {p[3] - now, -1}
   end
 end
 --@ machine.lua

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from leasehold.core.admission import COOLING, WAITING, Line, Party, described
+from leasehold.core.admission import COOLING, HELD, WAITING, Line, Party, described
 from leasehold.core.names import FORMAT, bucket, decode, encode
 from leasehold.engines.redis.scripts import MICROS, Publishing, Script, load
 from leasehold.engines.redis.server import pack
@@ -49,21 +49,23 @@ def named(key: str) -> tuple[str, str] | None:
 
 
 class Terms:
-    """What a lock's claims have in common, packed."""
+    """What a lock's claims have in common, packed: what stands before the mark in each request, and behind it."""
 
-    __slots__ = ("attempt", "attempt_queued", "head", "release", "release_head", "tag")
+    __slots__ = ("attempt", "queue", "release", "release_stray", "tag", "try_")
 
     def __init__(self, claim: Claim, client: str, scripts: Scripts) -> None:
         found = keys(claim.namespace, claim.name)
         self.tag = found.tag
         most = claim.limit if claim.kind == "semaphore" else 0
-        shared = int(claim.mode == "shared")
-        rest = (most, shared, micros(claim.delay), client, packed_holder(claim.holder))
-        self.head = _head(scripts.attempt, found, 8)
-        self.attempt = _words(micros(claim.ttl), 0, *rest)
-        self.attempt_queued = _words(micros(claim.ttl), 1, *rest)
-        self.release_head = _head(scripts.release, found, 3)
-        self.release = _words(micros(claim.min_hold))
+        shared, delay = int(claim.mode == "shared"), micros(claim.delay)
+        slot = 0 if most else -1
+        facts = (HELD, shared, delay, slot, 0, 0, client, packed_holder(claim.holder))
+        terms = b"".join(packed(fact) for fact in facts)
+        self.attempt = _head(scripts.attempt, found, 6) + _MARK
+        self.try_, self.queue = (b"\r\n" + _words(micros(claim.ttl), delay, n, most, terms) for n in (0, 1))
+        min_hold = micros(claim.min_hold)
+        self.release = _around(scripts.release, found, *((min_hold, 1) if min_hold else ()))
+        self.release_stray = _around(scripts.release, found, min_hold, 0)  # it ends no grant
 
 
 class Scripts:
@@ -96,12 +98,11 @@ class Requests:
         self._kept.clear()
 
     def attempt(self, claim: Claim, terms: Terms) -> bytes:
-        rest = terms.attempt_queued if claim.queue else terms.attempt
-        return b"%b%b%b\r\n%b" % (terms.head, _MARK, bytes.fromhex(claim.mark), rest)
+        return terms.attempt + bytes.fromhex(claim.mark) + (terms.queue if claim.queue else terms.try_)
 
     def release(self, claim: Claim, terms: Terms) -> bytes:
-        held = b"$1\r\n1\r\n" if claim.id else b"$1\r\n0\r\n"  # a stray ends no grant
-        return b"%b%b%b\r\n%b%b" % (terms.release_head, _MARK, bytes.fromhex(claim.mark), terms.release, held)
+        before, behind = terms.release if claim.id else terms.release_stray
+        return before + bytes.fromhex(claim.mark) + behind
 
     def renew(self, found: Keys, claims: Sequence[Claim]) -> bytes:
         words = [word for each in claims for word in (bytes.fromhex(each.mark), each.token, micros(each.ttl))]
@@ -128,12 +129,27 @@ def _head(script: Script, found: Keys, arguments: int) -> bytes:
     return b"*%d\r\n%b%b" % (count, _called(script), _words(len(found.words), *found.words))
 
 
+def _around(script: Script, found: Keys, *rest: int) -> tuple[bytes, bytes]:
+    """What stands before the mark, and behind it."""
+    return _head(script, found, 1 + len(rest)) + _MARK, b"\r\n" + (_words(*rest) if rest else b"")
+
+
 def _words(*words: bytes | str | int) -> bytes:
     return pack(*words).partition(b"\r\n")[2]
 
 
 def micros(seconds: float) -> int:
     return min(round(seconds * MICROS), _LONGEST)
+
+
+def packed(value: int | str) -> bytes:
+    """As the scripts pack it (MessagePack), as far as it is needed."""
+    if isinstance(value, str):
+        raw = value.encode()
+        return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else b"\xda" + len(raw).to_bytes(2)) + raw
+    if value < 128:
+        return value.to_bytes(1, signed=True)
+    return b"\xcf" + value.to_bytes(8)
 
 
 def packed_holder(holder: Holder) -> str:
@@ -222,7 +238,7 @@ def holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
 
 
 def _enter(line: Line, packed: Any) -> None:
-    mark, state, token, till, since, shared, delay, slot, ticket, beat, client, holder = packed
+    mark, token, till, since, state, shared, delay, slot, ticket, beat, client, holder = packed
     party = Party(
         mark=mark.hex(),
         client=client.decode(),

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 import hiredis
 
 from leasehold.engines.redis.server import Server
-from leasehold.runtime.base import Runtime, Signal
+from leasehold.runtime.base import Runtime, Signal, settle
 from leasehold.runtime.loopstream import LoopStream
 from leasehold.runtime.streams import SocketStream
 
@@ -63,19 +63,20 @@ class PoolWire:
             stream = self._idle.pop()
         except IndexError:
             return self._anew(packed, deadline, regret)
-        return self._on(stream, packed, deadline, regret)
-
-    async def _anew(self, packed: bytes, deadline: float, regret: Regret) -> Any:
-        return self._on(await self._open(deadline), packed, deadline, regret)
-
-    def _on(self, stream: SocketStream, packed: bytes, deadline: float, regret: Regret) -> Any:
         try:
             reply = stream.call(packed, deadline)
         except BaseException as error:
             self._drop(stream, error, regret)
             raise
-        self._keep(stream)
+        if len(self._idle) < _IDLE and not self._closed:
+            self._idle.append(stream)
+        else:
+            self._drop(stream)
         return reply
+
+    async def _anew(self, packed: bytes, deadline: float, regret: Regret) -> Any:
+        self._idle.append(await self._open(deadline))
+        return await settle(self.call(packed, deadline, regret))
 
     async def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any]:
         try:
@@ -87,7 +88,7 @@ class PoolWire:
         except BaseException as error:
             self._drop(stream, error)
             raise
-        self._keep(stream)
+        self._idle.append(stream)
         return replies
 
     def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
@@ -97,12 +98,6 @@ class PoolWire:
         stream = cast(SocketStream, await self.server.open(self._runtime, deadline))
         self._all[id(stream)] = stream
         return stream
-
-    def _keep(self, stream: SocketStream) -> None:
-        if len(self._idle) < _IDLE and not self._closed:
-            self._idle.append(stream)
-        else:
-            self._drop(stream)
 
     def _drop(self, stream: SocketStream, error: BaseException | None = None, regret: Regret = None) -> None:
         self._all.pop(id(stream), None)
