@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
 CHUNK: Final = 65_536
+_USUAL: Final = 4096  # bytes that an answer fits in as a rule
 LARGEST: Final = 64 * 1024 * 1024  # of one reply, in bytes: more is nobody's honest answer
 _SLACK: Final = 0.02  # a timeout set for one call serves the next, if that waits no longer than this too much
 
@@ -63,7 +64,7 @@ class SocketStream:
             self._wait_up_to(left)
         try:
             self._sock.sendall(data)
-            self._parser.feed(self._sock.recv(CHUNK) or self._ended())
+            self._parser.feed(self._sock.recv(_USUAL) or self._ended())
         except BlockingIOError as error:
             raise TimeoutError("no answer") from error
         reply = self._parser.gets()  # it is whole as a rule
