@@ -39,7 +39,17 @@ ALLOWED = {
     "store": set(),
     # the two sides of a seam never meet
     "recipes": {"book", "config", "core", "engine", "errors", "events", "model", "runtime.base", "store"},
-    "engines": {"book", "config", "core", "engine", "errors", "model", "runtime.base"},
+    "engines": {
+        "book",
+        "config",
+        "core",
+        "engine",
+        "errors",
+        "model",
+        "runtime.base",
+        "runtime.loopstream",
+        "runtime.streams",
+    },
     "stores": {"config", "core", "engines.sqlite.place", "errors", "runtime.base", "store"},  # files have one rule
     # the faces, recipe by recipe
     "locks_blocking": {"config", "errors", "recipes", "runtime.base"},

@@ -63,11 +63,14 @@ class Book:
     def leave(self, mark: str) -> None:
         self.waiting.pop(mark, None)
 
-    def owe(self, claim: Claim) -> None:
-        """Have the watchdog repeat the release until the engine answered, or the claim has ended by itself."""
+    def owe(self, claim: Claim, soon: bool = True) -> Owed:
+        """Have the watchdog repeat the release until the engine answered, or the claim has ended by itself.
+        `soon=False`: the caller has sent one, and stirs the watchdog if that is not answered."""
         now = self._now()
-        self.owed[claim.mark] = Owed(claim, now + max(claim.ttl + claim.delay, BEAT))
-        self.stir(now)
+        owed = self.owed[claim.mark] = Owed(claim, now + max(claim.ttl + claim.delay, BEAT))
+        if soon:
+            self.stir(now)
+        return owed
 
     def knows(self, mark: str) -> bool:
         return mark in self.waiting or mark in self.held or mark in self.owed

@@ -20,12 +20,16 @@ BUILT_IN: Final[dict[str, str]] = {
     "etcds": "leasehold.engines.etcd",
     "zk": "leasehold.engines.zookeeper",
     "zookeeper": "leasehold.engines.zookeeper",
+    "redis": "leasehold.engines.redis",
+    "rediss": "leasehold.engines.redis",
+    "redis+unix": "leasehold.engines.redis",
 }
 
 
 # The module of an engine that needs a driver -> the extra that brings it.
 EXTRAS: Final[dict[str, str]] = {
     "leasehold.engines.postgresql": "postgresql",
+    "leasehold.engines.redis": "redis",
     "leasehold.engines.zookeeper": "zookeeper",
 }
 

@@ -191,6 +191,9 @@ RIGS: Final[dict[str, str | type[Rig]]] = {
     "etcd-cluster": "leasehold.testing.etcd_rig:EtcdClusterRig",
     "zookeeper": "leasehold.testing.zookeeper_rig:ZookeeperRig",
     "zookeeper-ensemble": "leasehold.testing.zookeeper_rig:ZookeeperEnsembleRig",
+    "redis": "leasehold.testing.redis_rig:RedisRig",
+    "redis-aof": "leasehold.testing.redis_rig:RedisAofRig",
+    "redis-replica": "leasehold.testing.redis_rig:RedisReplicaRig",
 }
 
 

@@ -67,7 +67,7 @@ async def a_waiter_looks_again_when_the_holder_lapses(t: Trial) -> None:
     await holder.granted(holder.claim())
     waiter = other.waiter()
     waiting = t.spawn(_wait_for(other, waiter))
-    await t.until(lambda: waiter.mark in other.book.waiting, "the waiter stands in line")
+    await t.until(lambda: _in_line(holder, 1), "the waiter stands in line")
     await t.pass_time(1.1 * t.rig.ttl)
     await waiting.result()
 

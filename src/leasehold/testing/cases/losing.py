@@ -98,6 +98,7 @@ async def a_holder_cut_off_is_at_risk_then_lost_before_anybody_else(t: Trial) ->
     holder, other = t.caller(call_timeout=_CALL_TIMEOUT, on_event=events.append), t.caller()
     lease = await holder.acquire()
     successor = t.spawn(other.acquire(wait=_LONG))
+    await t.until(lambda: _in_line(other), "the successor stands in line")
     t.rig.cut(holder.client)
     await t.pass_time(0.4 * t.rig.ttl)  # a renewal is due
     await t.until(lambda: "at_risk" in {event.kind for event in events}, "it is told that the renewal failed")

@@ -1,0 +1,261 @@
+"""Requests as bytes, and what their replies mean.
+
+A lock asks the same thing again and again; only the claim's mark is new each time. So what stands before and behind the
+mark is packed once and kept. Times travel as whole microseconds, marks as their 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from leasehold.core.admission import COOLING, HELD, WAITING, Line, Party, described
+from leasehold.core.names import FORMAT, bucket, decode, encode
+from leasehold.engines.redis.scripts import MICROS, Publishing, Script, load
+from leasehold.engines.redis.server import pack
+from leasehold.errors import Mismatch, Unavailable
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
+
+_KEPT: Final = 2048  # locks whose requests are kept packed
+_LONGEST: Final = 100 * 365 * 86_400 * MICROS  # a century: sums of such times are still whole numbers of a double
+_MARK: Final = b"$16\r\n"
+
+
+class Keys(NamedTuple):
+    """The keys of a name; `tag` is their hash tag, braces and all."""
+
+    tag: str
+    words: tuple[str, str, str, str]
+
+
+def keys(namespace: str, name: str) -> Keys:
+    tag = f"{{{encode(namespace)}:{bucket(name)}}}"
+    base = f"{FORMAT}:{tag}"
+    key = f"{base}:{encode(name)}"
+    return Keys(tag, (base, key, f"{key}:q", f"{key}:w"))
+
+
+def pattern(namespace: str, prefix: str) -> str:
+    """What SCAN is asked for: the encoding leaves no character that would mean something else there."""
+    return f"{FORMAT}:{{{encode(namespace)}:*}}:{encode(prefix)}*"
+
+
+def named(key: str) -> tuple[str, str] | None:
+    """Namespace and name of a name's own key; None: of another key beside it, or not ours."""
+    parts = key.split(":")
+    if len(parts) != 4 or parts[0] != FORMAT or not parts[1].startswith("{"):
+        return None
+    return decode(parts[1][1:]), decode(parts[3])
+
+
+class Terms:
+    """What a lock's claims have in common, packed: what stands before the mark in each request, and behind it."""
+
+    __slots__ = ("attempt", "queue", "release", "release_stray", "tag", "try_")
+
+    def __init__(self, claim: Claim, client: str, scripts: Scripts) -> None:
+        found = keys(claim.namespace, claim.name)
+        self.tag = found.tag
+        most = claim.limit if claim.kind == "semaphore" else 0
+        shared, delay = int(claim.mode == "shared"), micros(claim.delay)
+        slot = 0 if most else -1
+        facts = (HELD, shared, delay, slot, 0, 0, client, packed_holder(claim.holder))
+        terms = b"".join(packed(fact) for fact in facts)
+        self.attempt = _head(scripts.attempt, found, 6) + _MARK
+        self.try_, self.queue = (b"\r\n" + _words(micros(claim.ttl), delay, n, most, terms) for n in (0, 1))
+        min_hold = micros(claim.min_hold)
+        self.release = _around(scripts.release, found, *((min_hold, 1) if min_hold else ()))
+        self.release_stray = _around(scripts.release, found, min_hold, 0)  # it ends no grant
+
+
+class Scripts:
+    def __init__(self, publishing: Publishing) -> None:
+        self.attempt, self.renew, self.release, self.break_, self.inspect = (
+            load(name, publishing) for name in ("attempt", "renew", "release", "break", "inspect")
+        )
+
+
+class Requests:
+    """Of one engine."""
+
+    def __init__(self, publishing: Publishing, client: str) -> None:
+        self.scripts, self.client = Scripts(publishing), client
+        self._kept: dict[tuple[Any, ...], Terms] = {}
+
+    def terms(self, claim: Claim) -> Terms:
+        key = claim[:2] + claim[4:11]
+        found = self._kept.get(key)
+        if found is None:
+            found = Terms(claim, self.client, self.scripts)
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
+
+    def moved(self, client: str) -> None:
+        """After a fork the client has another address."""
+        self.client = client
+        self._kept.clear()
+
+    def attempt(self, claim: Claim, terms: Terms) -> bytes:
+        return terms.attempt + bytes.fromhex(claim.mark) + (terms.queue if claim.queue else terms.try_)
+
+    def release(self, claim: Claim, terms: Terms) -> bytes:
+        before, behind = terms.release if claim.id else terms.release_stray
+        return before + bytes.fromhex(claim.mark) + behind
+
+    def renew(self, found: Keys, claims: Sequence[Claim]) -> bytes:
+        words = [word for each in claims for word in (bytes.fromhex(each.mark), each.token, micros(each.ttl))]
+        return _head(self.scripts.renew, found, len(words)) + _words(*words)
+
+    def break_(self, found: Keys, token: int) -> bytes:
+        return _head(self.scripts.break_, found, 1) + _words(token)
+
+    def inspect(self, found: Keys) -> bytes:
+        return _head(self.scripts.inspect, found, 0)
+
+
+def spelled_out(script: Script, packed: bytes) -> bytes:
+    """The same request for a server that does not know the script, or forgot it: it learns it by this."""
+    return packed.replace(_called(script), b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(script.text), script.text), 1)
+
+
+def _called(script: Script) -> bytes:
+    return b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % script.sha
+
+
+def _head(script: Script, found: Keys, arguments: int) -> bytes:
+    count = 3 + len(found.words) + arguments
+    return b"*%d\r\n%b%b" % (count, _called(script), _words(len(found.words), *found.words))
+
+
+def _around(script: Script, found: Keys, *rest: int) -> tuple[bytes, bytes]:
+    """What stands before the mark, and behind it."""
+    return _head(script, found, 1 + len(rest)) + _MARK, b"\r\n" + (_words(*rest) if rest else b"")
+
+
+def _words(*words: bytes | str | int) -> bytes:
+    return pack(*words).partition(b"\r\n")[2]
+
+
+def micros(seconds: float) -> int:
+    return min(round(seconds * MICROS), _LONGEST)
+
+
+def packed(value: int | str) -> bytes:
+    """As the scripts pack it (MessagePack), as far as it is needed."""
+    if isinstance(value, str):
+        raw = value.encode()
+        return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else b"\xda" + len(raw).to_bytes(2)) + raw
+    if value < 128:
+        return value.to_bytes(1, signed=True)
+    return b"\xcf" + value.to_bytes(8)
+
+
+def packed_holder(holder: Holder) -> str:
+    """For people, so short: the usual label is made of host and pid."""
+    facts = (holder.host, str(holder.pid), holder.purpose)
+    return "\0".join(facts if holder.label == f"{holder.host}:{holder.pid}" else (holder.label, *facts))
+
+
+def read_holder(raw: bytes) -> Holder:
+    *label, host, pid, purpose = raw.decode().split("\0")
+    return Holder(label[0] if label else f"{host}:{pid}", host, int(pid), purpose)
+
+
+# -------------------------------------------------------------- replies
+
+
+def nonsense() -> Unavailable:
+    return Unavailable("the server answered what no script of Leasehold answers: is it Redis?", engine="redis")
+
+
+def granted(claim: Claim, reply: Any) -> Grant | Busy:
+    if reply.__class__ is list and len(reply) == 3:  # the usual answer; a match would cost five times as much
+        token, life, slot = reply
+        if token.__class__ is life.__class__ is slot.__class__ is int and token > 0:
+            return Grant(token, life / MICROS, None if slot < 0 else slot)
+    match reply:
+        case [0, int(left), int(place), int(token), bytes(holder), int()]:
+            where = None if place < 0 else place
+            if left < 0:
+                return Busy(None, where)
+            return Busy(left / MICROS, where, token, read_holder(holder))
+        case [-1, int(most)]:
+            found = described("semaphore", most) if most else described("lock", 1)
+            raise Mismatch(claim.name, wanted=described(claim.kind, claim.limit), found=found)
+    raise nonsense()
+
+
+def unheard(reply: Any) -> bool:
+    """Busy, and the server knows nobody whom it could wake."""
+    return len(reply) == 6 and reply[5] == 0
+
+
+def yes(reply: Any) -> bool:
+    if reply not in (0, 1):
+        raise nonsense()
+    return bool(reply)
+
+
+def renewed(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
+    """For each claim, in turn."""
+    if not isinstance(reply, list) or len(reply) != 2 * len(claims) or not all(type(one) is int for one in reply):
+        raise nonsense()
+    answers: list[Alive | Gone] = []
+    for life, place in zip(reply[::2], reply[1::2], strict=True):
+        if life < 0:
+            answers.append(Gone("lapsed" if life == -2 else "unknown"))
+        else:
+            answers.append(Alive(life / MICROS, None if place < 0 else place))
+    return answers
+
+
+def scanned(reply: Any) -> tuple[bytes, list[tuple[str, str]]]:
+    """Where to go on, and the names found."""
+    match reply:
+        case [bytes(cursor), list(found)]:
+            return cursor, [whose for key in found if (whose := named(key.decode(errors="replace"))) is not None]
+    raise nonsense()
+
+
+def holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
+    """Judged by the reference itself, at the server's own time."""
+    try:
+        now, *rest = reply
+        if not rest:
+            return []
+        most, *parties = rest
+        line = Line(now / MICROS, "semaphore" if most else "lock", most or 1)
+        line._next_end = 0.0
+        for each in parties:
+            _enter(line, each)
+    except (TypeError, ValueError, AttributeError) as bad:
+        raise nonsense() from bad
+    line.waiters.sort(key=lambda entry: entry[0])
+    line.tidy(now / MICROS)
+    return list(line.holdings(namespace, name, now / MICROS))
+
+
+def _enter(line: Line, packed: Any) -> None:
+    mark, token, till, since, state, shared, delay, slot, ticket, beat, client, holder = packed
+    party = Party(
+        mark=mark.hex(),
+        client=client.decode(),
+        holder=read_holder(holder),
+        mode="shared" if shared else "exclusive",
+        delay=delay / MICROS,
+        ticket=ticket,
+        since=since / MICROS,
+        beat=beat / MICROS,
+        state=state,
+        until=till / MICROS,
+        token=token,
+        slot=None if slot < 0 else slot,
+    )
+    if token:
+        line.occupiers[token] = party
+    if state != COOLING:
+        line.parties[party.mark] = party
+    if state == WAITING:
+        line.waiters.append((ticket, party))
