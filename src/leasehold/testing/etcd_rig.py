@@ -35,6 +35,7 @@ def trio() -> Cluster:
 class EtcdRig(Rig):
     scheme = "etcd"
     ttl: ClassVar[float] = 2.0  # the least there is
+    short_call: ClassVar[float] = 0.5
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
     def __init__(self) -> None:

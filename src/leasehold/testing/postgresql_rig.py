@@ -27,6 +27,7 @@ def pooler() -> PgBouncer:
 class PostgresqlRig(Rig):
     scheme = "postgresql"
     ttl: ClassVar[float] = 2.0
+    short_call: ClassVar[float] = 0.5
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
     def __init__(self) -> None:

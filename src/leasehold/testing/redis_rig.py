@@ -28,6 +28,7 @@ _ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 class RedisRig(Rig):
     scheme = "redis"
     ttl: ClassVar[float] = 2.0
+    short_call: ClassVar[float] = 0.5
     options: ClassVar[str] = ""
     can_cut = can_pause = can_kill = can_count = can_restart = True
 

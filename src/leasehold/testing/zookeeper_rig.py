@@ -40,6 +40,7 @@ def ensemble() -> Ensemble:
 class ZookeeperRig(Rig):
     scheme = "zookeeper"
     ttl: ClassVar[float] = 2.0
+    short_call: ClassVar[float] = 0.5
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
     def __init__(self) -> None:
