@@ -8,7 +8,7 @@ import sys
 
 from bench.rounds import as_json, table
 
-TABLES = ("memory", "sqlite")
+TABLES = ("memory", "sqlite", "postgresql")
 
 
 def main() -> None:

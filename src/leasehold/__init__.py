@@ -7,34 +7,56 @@ with leasehold.Client("memory://") as client:
 """
 
 from leasehold import fences
-from leasehold.aio import AsyncClient, AsyncLease, AsyncLock, AsyncRWLock
-from leasehold.blocking import Client, Lease, Lock, RWLock
+from leasehold.aio import (
+    AsyncClient,
+    AsyncElection,
+    AsyncLease,
+    AsyncLeases,
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncRWLock,
+)
+from leasehold.blocking import Client, Election, Lease, Leases, Lock, MultiLock, RWLock
+from leasehold.core.deadlocks import Deadlock
+from leasehold.core.timing import advise_ttl
 from leasehold.current import CurrentLease, current_lease
 from leasehold.errors import (
     ConfigError,
+    Conflict,
     LeaseholdError,
     LeaseLost,
     Mismatch,
     NotAcquired,
+    RunFailed,
     SelfDeadlock,
     StaleToken,
     Unavailable,
     Unsupported,
 )
 from leasehold.events import Event
-from leasehold.model import Holder, Holding, Traits
+from leasehold.model import Holder, Holding, Outcome, Term, Traits
+from leasehold.once_aio import AsyncSchedule, AsyncStatus, optimistic_async
+from leasehold.once_blocking import Schedule, Status, optimistic
 from leasehold.recipes.lease import LeaseState
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "AsyncElection",
     "AsyncLease",
+    "AsyncLeases",
     "AsyncLock",
+    "AsyncMultiLock",
     "AsyncRWLock",
+    "AsyncSchedule",
+    "AsyncStatus",
     "Client",
     "ConfigError",
+    "Conflict",
     "CurrentLease",
+    "Deadlock",
+    "Election",
     "Event",
     "Holder",
     "Holding",
@@ -42,15 +64,25 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LeaseholdError",
+    "Leases",
     "Lock",
     "Mismatch",
+    "MultiLock",
     "NotAcquired",
+    "Outcome",
     "RWLock",
+    "RunFailed",
+    "Schedule",
     "SelfDeadlock",
     "StaleToken",
+    "Status",
+    "Term",
     "Traits",
     "Unavailable",
     "Unsupported",
+    "advise_ttl",
     "current_lease",
     "fences",
+    "optimistic",
+    "optimistic_async",
 ]

@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 
 import leasehold
-from leasehold import blocking, config, engines, errors, events, fences
+from leasehold import blocking, config, engines, errors, events, fences, once_aio, once_blocking
 from leasehold.book import Book
 from leasehold.recipes.lease import BaseLease
 from leasehold.runtime.threads import Threads
@@ -218,31 +218,40 @@ def call(name: str, member: object) -> str:
 INTERNAL = {
     "Lock": {"options", "shape"},
     "Lease": {name for name, member in vars(BaseLease).items() if inspect.isfunction(member)} - {"check", "on_lost"},
+    "MultiLock": {"locks", "wait"},
+}
+
+FACES = {
+    blocking.Client: leasehold.AsyncClient,
+    blocking.Lock: leasehold.AsyncLock,
+    blocking.RWLock: leasehold.AsyncRWLock,
+    blocking.Lease: leasehold.AsyncLease,
+    blocking.MultiLock: leasehold.AsyncMultiLock,
+    blocking.Leases: leasehold.AsyncLeases,
+    blocking.Election: leasehold.AsyncElection,
+    once_blocking.Schedule: once_aio.AsyncSchedule,
+    once_blocking.Status: once_aio.AsyncStatus,
 }
 
 
-@pytest.mark.parametrize(
-    "face", [blocking.Client, blocking.Lock, blocking.RWLock, blocking.Lease, blocking.ThreadingLock]
-)
+# Public attributes that no class body names.
+ATTRIBUTES = {"Schedule": ("name", "ticks"), "Status": ("name", "start")}
+
+
+@pytest.mark.parametrize("face", [*FACES, blocking.ThreadingLock])
 def test_the_api_page_has_every_method(face):
     ours = [each for each in face.__mro__ if each.__module__.startswith("leasehold.")]
     members = {name: member for each in reversed(ours) for name, member in vars(each).items() if name[0] != "_"}
+    members |= dict.fromkeys(ATTRIBUTES.get(face.__name__, ()))
     public = members.keys() - INTERNAL.get(face.__name__, set())
     assert sorted(first_column("api.md", face.__name__)) == sorted(call(name, members[name]) for name in public)
 
 
-@pytest.mark.parametrize(
-    ("face", "twin"),
-    [
-        (blocking.Client, leasehold.AsyncClient),
-        (blocking.Lock, leasehold.AsyncLock),
-        (blocking.RWLock, leasehold.AsyncRWLock),
-        (blocking.Lease, leasehold.AsyncLease),
-    ],
-)
+@pytest.mark.parametrize(("face", "twin"), FACES.items())
 def test_the_api_page_says_what_is_awaited(face, twin):
     rows = re.findall(r"^\| `(\w+).*?` \| (\w*) *\|", section("api.md", face.__name__), re.M)
-    awaited = {name for name, member in vars(twin).items() if inspect.iscoroutinefunction(member) and name[0] != "_"}
+    members = inspect.getmembers(twin, inspect.iscoroutinefunction)
+    awaited = {name for name, _ in members if name[0] != "_"}
     assert {name for name, word in rows if word == "await"} == awaited
 
 
@@ -251,7 +260,10 @@ def test_the_api_page_has_every_name():
     assert [name for name in leasehold.__all__ if not re.search(rf"`{name}`|^## {name}$", text, re.M)] == []
 
 
-@pytest.mark.parametrize("thing", [leasehold.Holding, leasehold.Holder, leasehold.Traits, leasehold.CurrentLease])
+@pytest.mark.parametrize(
+    "thing",
+    [leasehold.CurrentLease, leasehold.Holding, leasehold.Holder, leasehold.Outcome, leasehold.Term, leasehold.Traits],
+)
 def test_the_api_page_has_every_field(thing):
     expected = getattr(thing, "_fields", None) or tuple(field.name for field in fields(thing))
     assert tuple(first_column("api.md", thing.__name__)) == expected

@@ -13,15 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
+from uuid import uuid4
 
 import pytest
+
+from leasehold.engines.postgresql.schema import quoted
+from leasehold.testing.postgresql_rig import server
+from leasehold.testing.rig import Absent
+from leasehold.testing.servers.postgresql import PostgreSQL
 
 CHILD = Path(__file__).parent / "sqlite_child.py"
 
 
 class Child:
-    def __init__(self, *args: object, **more: Any) -> None:
-        command = [sys.executable, str(CHILD), *map(str, args)]
+    def __init__(self, *args: object, script: Path = CHILD, **more: Any) -> None:
+        command = [sys.executable, str(script), *map(str, args)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, **more
         )
@@ -102,3 +109,45 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def url(path: str) -> str:
     return f"sqlite://{path}?durable=no"
+
+
+class Database:
+    """A schema of its own on the tests' PostgreSQL, made by whoever uses it first."""
+
+    def __init__(self, server: PostgreSQL, schema: str) -> None:
+        self.server, self.schema = server, schema
+
+    def url(self, user: str = "postgres", port: int | None = None, **options: str) -> str:
+        query = urlencode({"schema": self.schema, **options}, quote_via=quote)
+        return f"{self.server.url(user=user, port=port)}?{query}"
+
+    def ask(self, query: str, *values: object) -> list[Any]:
+        """`{s}` in the query stands for the schema."""
+        return self.server.ask(query.replace("{s}", quoted(self.schema)), *values)
+
+    def sessions(self, application: str) -> dict[int, str]:
+        """The last statement of each session of that application, by its process."""
+        return dict(self.server.ask("select pid, query from pg_stat_activity where application_name = %s", application))
+
+    def end(self, application: str) -> None:
+        self.server.ask(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", application
+        )
+
+
+def running_postgresql() -> PostgreSQL:
+    try:
+        return server()
+    except Absent as absent:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    running = running_postgresql()
+    found = Database(running, f"test-{uuid4().hex[:8]}")
+    yield found
+    running.resume()
+    if not running.running:
+        running.start()
+    found.ask("drop schema if exists {s} cascade")

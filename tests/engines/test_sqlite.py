@@ -24,7 +24,7 @@ from leasehold.engines.sqlite.engine import Flight, SqliteEngine, opened
 from leasehold.engines.sqlite.host import Host
 from leasehold.engines.sqlite.mail import Mail
 from leasehold.engines.sqlite.rows import RowLine
-from leasehold.model import Alive, Claim, Grant, Holder
+from leasehold.model import Alive, Busy, Claim, Grant, Holder
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
 
@@ -230,12 +230,12 @@ def test_a_batch_of_renewals_without_an_answer_is_unavailable_for_each(url, path
 def test_an_attempt_given_up_writes_nothing_or_is_undone(url, path, monkeypatch) -> None:
     claim = Claim("", "a", "secret", "mark", Holder("h"), 60.0)
     with Client(url) as client:
-        engine, flight = engine_of(client), Flight()
+        engine, flight = engine_of(client), Flight(sync=True)
         flight.abandoned = True  # before the worker came to it
         with pytest.raises(Unavailable):
             engine._attempt(claim, flight)
         assert rows(path) == 0
-        flight = Flight()
+        flight = Flight(sync=True)
         true = RowLine.save
 
         def save(self) -> None:
@@ -245,6 +245,40 @@ def test_an_attempt_given_up_writes_nothing_or_is_undone(url, path, monkeypatch)
         monkeypatch.setattr(RowLine, "save", save)
         assert isinstance(engine._attempt(claim, flight), Grant)
         assert rows(path) == 0
+
+
+@pytest.mark.parametrize("durable", ["yes", "no"])
+def test_every_grant_renewal_and_release_waits_for_the_disk_and_no_waiter_does(
+    path, monkeypatch, until, durable
+) -> None:
+    url = f"sqlite://{path}?durable={durable}"
+    true, seen = file_module.File._transaction, []
+
+    def transaction(self, db, job, write):
+        (level,) = db.execute("pragma synchronous").fetchone()
+        answer = true(self, db, job, write)
+        seen.append((level, answer))
+        return answer
+
+    monkeypatch.setattr(file_module.File, "_transaction", transaction)
+    full = 2 if durable == "yes" else 1
+    with Client(url) as holder, Client(url) as client:
+        held = holder.lock("a").acquire()
+        waiter = threading.Thread(target=lambda: client.lock("a", wait=60).acquire().release())
+        waiter.start()
+        until(lambda: [h.state for h in holder.inspect()] == ["held", "waiting"])
+        client._desk.dog._beat_at = 0.0
+        client._desk.book.stir(0.0)
+        until(lambda: any(answer == [Alive(15.0, 0)] for _, answer in seen))  # a beat
+        held.renew()
+        held.release()
+        waiter.join(20)
+        client.lock("b").acquire().release()  # free, though the client queues at once by now
+        assert [level for level, answer in seen if isinstance(answer, Grant) or answer is True] == [full] * 6
+        assert {level for level, answer in seen if answer == [Alive(15.0, 0)]} == {1}
+        assert next(level for level, answer in seen if isinstance(answer, Busy) and answer.place == 0) == 1
+        renewals = [(level, answer[0]) for level, answer in seen if isinstance(answer, list)]
+        assert [level for level, reply in renewals if isinstance(reply, Alive) and reply.ttl > 15.0] == [full]
 
 
 # --------------------------------------------------------------- wake-ups

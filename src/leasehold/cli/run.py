@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from leasehold.blocking import Lease, Lock
+from leasehold.blocking import Client, Lease, Lock
 from leasehold.cli import exits, show
 from leasehold.cli.child import CannotRun, Child
 from leasehold.cli.console import Console, pass_console
@@ -170,7 +171,12 @@ def run(
     if options.purpose is None and is_label(os.path.basename(words[0])):
         given["purpose"] = os.path.basename(words[0])
     busy_code = exits.BUSY if options.busy_code is None else options.busy_code
-    job = Job(console, name, words, Taking(**given), running, result, exits.OK if skip_ok else busy_code)
+    taken = Taking(**given)
+
+    def lock(client: Client) -> Lock:
+        return taken.lock(client, name, max_hold=max_hold)
+
+    job = Job(console, name, words, lock, running, result, exits.OK if skip_ok else busy_code)
     try:
         job.run()
     except LeaseholdError as error:
@@ -194,7 +200,7 @@ class Job:
     console: Console
     name: str
     words: list[str]
-    options: Taking
+    lock: Callable[[Client], Lock]
     running: Running
     result: Result
     busy_code: int
@@ -202,8 +208,8 @@ class Job:
     def run(self) -> None:
         child = Child(self.words)  # before the client has any thread
         try:
-            with self.console.client(ttl=self.options.ttl) as client:
-                lock = self.options.lock(client, self.name, max_hold=self.running.max_hold)
+            with self.console.client(ttl=self.running.ttl) as client:
+                lock = self.lock(client)
                 began = time.monotonic()
                 try:
                     lease = self._acquire(lock)
@@ -227,7 +233,7 @@ class Job:
         word.
         """
         told = self.console.verbosity or (sys.stderr is not None and sys.stderr.isatty())
-        inside = os.environ.get("LEASEHOLD_LOCK") == self.name and (self.options.slots or 1) == 1
+        inside = os.environ.get("LEASEHOLD_LOCK") == self.name and lock.shape.limit == 1
         if (told or inside) and lock.options.wait != 0:
             try:
                 return lock.acquire(wait=0)
@@ -262,9 +268,8 @@ class Job:
         began = time.monotonic()
         supervisor.watch()
         seconds = time.monotonic() - began
-        self.result.ended(
-            exits.LOST if supervisor.stopped else child.exit_code, child.exit_code, seconds, supervisor.lost
-        )
+        code = exits.LOST if supervisor.stopped else child.exit_code
+        self.result.ended(code, child.exit_code, seconds, supervisor.lost, supervisor.told_to_end)
 
     def _explain(self, failed: CannotRun) -> None:
         code = exits.NOT_FOUND if failed.missing else exits.CANNOT_RUN

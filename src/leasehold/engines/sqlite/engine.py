@@ -57,10 +57,16 @@ _DEAF: Final = 0.2  # a client without a mailbox looks about so often
 class Flight:
     """An attempt on its way. Under asyncio it runs on, on the worker's thread, though its caller was cancelled."""
 
-    __slots__ = ("abandoned",)
+    __slots__ = ("abandoned", "sync")
 
-    def __init__(self) -> None:
+    def __init__(self, sync: bool) -> None:
         self.abandoned = False
+        self.sync = sync
+
+
+class Granted(Exception):
+    """A grant in a transaction that a power cut may undo: begin again, and wait for the disk. Never leaves the engine.
+    A place in line needs no such care, or a thousand waiters would wait for the disk every few seconds."""
 
 
 class SqliteEngine:
@@ -70,6 +76,9 @@ class SqliteEngine:
         mail.twins.add(self)
         self._attempts = 0
         self._swept = ("", "")
+        # Verbs that found the file occupied. Together they ask as often as one alone would: fifty threads of each of
+        # twenty processes, each asking at its own pace, kept a busy machine from doing anything else.
+        self._retrying: set[object] = set()
         self._refused: set[str] = set()  # marks of attempts that the file was not fit for
         self.traits = TRAITS if file.durable else replace(TRAITS, survives="nothing")
 
@@ -78,10 +87,13 @@ class SqliteEngine:
         return "contended" in self._book.shelf
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+        likely = True
         if claim.queue:
+            known = self._book.waiting.get(claim.mark)
+            likely = known is not None and known.go
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
-        flight = Flight()
+        flight = Flight(sync=likely or not self._file.durable)
         try:
             return await self._until(deadline, self._attempt, claim, flight)
         except BaseException as error:
@@ -155,17 +167,21 @@ class SqliteEngine:
 
     async def _until(self, deadline: float, verb: Callable[..., T], *args: object) -> T:
         """The verb's answer, however often it takes; the last try begins before the deadline."""
-        tries = 0
-        while True:
-            try:
-                return await self._runtime.call(verb, *args)
-            except Occupied:
-                left = deadline - self._runtime.now()
-                if left <= 0:
-                    break
-            tries += 1
-            pause = backoff(min(tries, 6), _RETRY, _LONGEST_RETRY, 0.5 + self._runtime.fraction() / 2)
-            await self._runtime.sleep(min(pause, left))
+        tries, me = 0, object()
+        try:
+            while True:
+                try:
+                    return await self._runtime.call(verb, *args)
+                except Occupied:
+                    left = deadline - self._runtime.now()
+                    if left <= 0:
+                        break
+                tries += 1
+                self._retrying.add(me)
+                pause = backoff(min(tries, 6), _RETRY, _LONGEST_RETRY, 0.5 + self._runtime.fraction() / 2)
+                await self._runtime.sleep(min(pause * len(self._retrying), left))
+        finally:
+            self._retrying.discard(me)
         raise Unavailable(
             f"{self._file.path} stayed locked by other processes until the deadline; "
             "one of them may be stopped inside a transaction",
@@ -185,6 +201,8 @@ class SqliteEngine:
             line = RowLine(db, self._host, claim.namespace, claim.name, claim.mark, claim.kind, claim.limit)
             at = line.moment(self._host.wall, self._mail.reachable)
             reply, words = line.attempt(at, claim, address)
+            if not flight.sync and isinstance(reply, Grant):
+                raise Granted
             line.save()
             if words:
                 told.extend((claim.namespace, claim.name, word) for word in words)
@@ -193,7 +211,11 @@ class SqliteEngine:
                 self._sweep(db, at.now, told)
             return reply
 
-        reply = self._file.once(decide)
+        try:
+            reply = self._file.once(decide, sync=flight.sync)
+        except Granted:
+            flight.sync = True
+            reply = self._file.once(decide)
         self._tell(told)
         if flight.abandoned:  # its release may have been carried out before it
             self._release(claim)
@@ -210,7 +232,7 @@ class SqliteEngine:
                 for each in claims
             ]
 
-        replies = self._file.once(decide)
+        replies = self._file.once(decide, sync=any(claim.token for claim in claims))
         self._tell(told)
         return replies
 

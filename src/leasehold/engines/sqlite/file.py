@@ -49,18 +49,24 @@ class File:
         self.path, self.durable, self.host = path, durable, host
         self._runtime = runtime
         self._nodes: list[tuple[int, int]] = []  # which files were opened: their paths may name others by now
+        self._synced: bool | None = None  # whether the connection waits for the disk at each commit
         self._look_at = 0.0
         self._frozen = False
         self._guard: Guard = runtime.guard()
         _FILES.add(self)
 
-    def once(self, job: Callable[[sqlite3.Connection], T], write: bool = True) -> T:
-        """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait."""
+    def once(self, job: Callable[[sqlite3.Connection], T], write: bool = True, sync: bool = True) -> T:
+        """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait.
+
+        `sync=False`: a power cut may undo it (the next that syncs keeps it too), so it does not wait for the disk.
+        """
         if self._guard.mine():  # a finaliser or signal handler, in the midst of this very thread's transaction:
             raise Reentered  # to wait for that would keep the whole machine waiting, and in vain
         with self._guard:
             try:
-                return self._transaction(self._ready(), job, write)
+                db = self._ready()
+                self._sync(db, sync and self.durable)
+                return self._transaction(db, job, write)
             except sqlite3.Error as error:
                 raise self._meaning(error) from error
             except (OverflowError, UnicodeError) as error:
@@ -136,7 +142,8 @@ class File:
         try:
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
                 raise ConfigError(f"{self.path} is on a file system that cannot share memory, which SQLite's WAL needs")
-            db.execute(f"pragma synchronous = {'full' if self.durable else 'normal'}")
+            self._synced = None
+            self._sync(db, self.durable)
             stamp = self._stamp(db)
             if stamp != self.host.stamp:
                 db.execute("begin immediate")
@@ -147,6 +154,11 @@ class File:
             db.close()
             raise
         return db
+
+    def _sync(self, db: sqlite3.Connection, wanted: bool) -> None:
+        if self._synced is not wanted:
+            db.execute(f"pragma synchronous = {'full' if wanted else 'normal'}")
+            self._synced = wanted
 
     def _stamp(self, db: sqlite3.Connection) -> str:
         """Whose clock the file has; empty if it is new or of another version. Most openings write nothing."""

@@ -1,0 +1,177 @@
+"""One twin's connection: opened when first needed, one call at a time, opened anew after whatever closed it.
+
+The schema is made on the first call that finds it missing. No call pays for that otherwise: there is nothing to ask
+before, for a function that is there under its versioned name does what this version of Leasehold expects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from leasehold.engines.postgresql import reach, schema
+from leasehold.engines.postgresql.meaning import ENGINE, Failed, Lost, Missing, too_new, unmade
+from leasehold.engines.postgresql.url import Options
+from leasehold.engines.postgresql.wire import Row, Server, Session, Value
+from leasehold.engines.sql.gate import Gate
+from leasehold.errors import ConfigError, Unavailable
+from leasehold.model import Claim
+from leasehold.runtime.base import Runtime
+
+_log = logging.getLogger("leasehold.postgresql")
+
+_AGAIN: Final = 0.2  # seconds between tries to connect, of somebody in line
+_GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
+
+
+class Lane:
+    def __init__(self, options: Options, runtime: Runtime, engine: str) -> None:
+        self._options, self._runtime = options, runtime
+        self._gate = Gate(runtime, engine)
+        self._session: Session | None = None
+        self._limbo: dict[str, Session] = {}  # by mark: the connection on which its attempt is still on its way
+        self.server: Server | None = None  # as last met
+        prefix = schema.quoted(options.schema)
+        self._version = f"select version from {prefix}.lh_meta".encode()
+        self._statements = {
+            verb: f"select * from {prefix}.lh_{verb}_v1({', '.join(f'${n + 1}' for n in range(count))})".encode()
+            for verb, count in (
+                ("attempt", 17),
+                ("renew", 6),
+                ("beat", 5),
+                ("release", 7),
+                ("break", 5),
+                ("inspect", 3),
+            )
+        }
+
+    async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
+        """One verb, one trip. Raises nothing but what Leasehold raises (E9). `claim`: whose attempt this is."""
+        return await self._ask(self._statements[verb], values, deadline, claim)
+
+    async def ping(self, deadline: float) -> None:
+        await self._ask(b"select 1", (), deadline)
+
+    def take_back(self, mark: str, values: Sequence[Value]) -> None:
+        """Release a claim behind its attempt, if that is still on its way on a connection of ours. Never waits."""
+        session = self._limbo.pop(mark, None)
+        if session is not None:
+            session.regret(self._statements["release"], values)
+
+    async def meet(self, deadline: float) -> Server:
+        """Who is on the other side; connects if that is not known yet."""
+        if self.server is None:
+            place = self._gate.place()
+            try:
+                await self._gate.enter(place, deadline)
+                await self._ready(deadline)
+            finally:
+                self._gate.leave(place)
+            assert self.server is not None
+        return self.server
+
+    def close(self) -> None:
+        for each in self._let_go():
+            each.close()
+
+    def after_fork(self) -> None:
+        for each in self._let_go():
+            each.abandon()
+        self._gate.after_fork()
+
+    def _let_go(self) -> list[Session]:
+        found = [each for each in (self._session, *self._limbo.values()) if each is not None]
+        self._session = None
+        self._limbo.clear()
+        return found
+
+    async def _ask(
+        self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None = None
+    ) -> list[Row]:
+        place = self._gate.place()
+        before: Lost | None = None
+        try:
+            await self._gate.enter(place, deadline)
+            while True:
+                try:
+                    session = await self._ready(deadline, claim is not None and claim.queue)
+                    return await self._asked(session, statement, values, deadline)
+                except Lost as lost:
+                    # Whoever stands in line outlasts a restart: asked again, an attempt gives the same answer (E2).
+                    if claim is None or not claim.queue or self._runtime.now() >= deadline:
+                        raise lost.meaning() from lost
+                    before = lost
+        except BaseException as error:
+            self._set_adrift(claim.mark if claim is not None else "")
+            if before is not None and isinstance(error, ConfigError):  # what was lost before may have been done
+                raise Unavailable(f"{before.meaning()}; and since then: {error}", engine=ENGINE) from error
+            raise
+        finally:
+            self._gate.leave(place)
+
+    async def _asked(self, session: Session, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+        try:
+            return await session.ask(statement, values, deadline)
+        except Failed as error:
+            meaning = error.meaning()
+            if not isinstance(meaning, Missing):
+                raise meaning from error
+        await self._make(session, deadline)
+        try:
+            return await session.ask(statement, values, deadline)
+        except Failed as error:
+            meaning = error.meaning()
+            raise (unmade(self._options.schema, error) if isinstance(meaning, Missing) else meaning) from error
+
+    def _set_adrift(self, mark: str) -> None:
+        """The answer was not waited for: its connection is of no more use, but to take the call back by."""
+        session = self._session
+        if session is None or not session.adrift:
+            return
+        self._session = None
+        for each in self._limbo.values():  # nobody took these back, and nobody will: whoever gives up does so at once
+            each.close()
+        self._limbo.clear()
+        if mark:
+            self._limbo[mark] = session
+        else:
+            session.close()
+
+    async def _ready(self, deadline: float, patient: bool = False) -> Session:
+        """`patient`: whoever stands in line outlasts a restart or a fail-over, if that is over by the deadline."""
+        if self._session is not None and self._session.usable():
+            return self._session
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        timeout = self._options.call_timeout + _GRACE
+        while self._session is None:
+            try:
+                self._session = await reach.opened(self._options.target, self._runtime, deadline, timeout)
+            except Unavailable:
+                if not patient or self._runtime.now() + _AGAIN >= deadline:
+                    raise
+                await self._runtime.sleep(_AGAIN * (0.5 + self._runtime.fraction() / 2))
+        self.server = self._session.server
+        return self._session
+
+    async def _make(self, session: Session, deadline: float) -> None:
+        """The schema is missing, or it is another version's."""
+        name = self._options.schema
+        try:
+            found = int((await session.ask(self._version, (), deadline))[0][0] or 0)
+        except Failed as error:
+            if not isinstance(error.meaning(), Missing):
+                raise unmade(name, error) from error
+            found = 0
+        if found > schema.VERSION:
+            raise too_new(name, found)
+        if not self._options.create:
+            raise unmade(name, "the URL says create=no")
+        try:
+            await session.run(schema.text(name), deadline)
+        except Failed as error:
+            meaning = error.meaning()
+            raise (meaning if isinstance(meaning, Unavailable) else unmade(name, error)) from error
+        _log.info("made the tables of Leasehold in schema %r", name)

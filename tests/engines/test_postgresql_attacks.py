@@ -1,0 +1,264 @@
+"""Attacks on the PostgreSQL engine that once succeeded."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from leasehold import Client, ConfigError, Unavailable
+from leasehold.book import Book
+from leasehold.config import EngineConfig
+from leasehold.core.names import mark
+from leasehold.engines import postgresql
+from leasehold.engines.postgresql import schema
+from leasehold.model import Busy, Claim, Grant, Holder
+from leasehold.runtime.base import step
+from leasehold.runtime.threads import Threads
+from leasehold.testing.servers.postgresql import PostgreSQL
+from leasehold.testing.servers.proxy import Proxy
+
+
+class Bare:
+    """The engine alone, without a client's watchdog."""
+
+    def __init__(self, url: str, call_timeout: float = 20.0) -> None:
+        self.runtime = Threads()
+        self.book = Book(self.runtime, "bare")
+        self.engine = postgresql.open(EngineConfig.parse(url, call_timeout), self.runtime, self.book)
+        self.deadline = self.runtime.now() + 600
+
+    def attempt(self, claim: Claim) -> Grant | Busy:
+        return step(self.engine.attempt(claim, self.deadline))
+
+    def release(self, claim: Claim) -> bool:
+        return step(self.engine.release(claim, self.deadline))
+
+    def close(self) -> None:
+        step(self.engine.close())
+
+
+@pytest.fixture
+def bare(database):
+    made: list[Bare] = []
+
+    def make(**options: str) -> Bare:
+        made.append(Bare(database.url(**options)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def claim_of(word: str, name: str = "job", **more) -> Claim:
+    return Claim("", name, word, mark(word), Holder(word), 60.0, **more)
+
+
+@pytest.fixture
+def own(database):
+    """A server of the test's own, to be hurt."""
+    started: list[PostgreSQL] = []
+
+    def start(*settings: str, **more) -> PostgreSQL:
+        started.append(PostgreSQL(*settings, **more).start())
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+@contextmanager
+def waiting(client: Client, name: str, until, **options):
+    """Somebody in line while the block runs; gives where its lease will be."""
+    got: list = []
+
+    def wait() -> None:
+        try:
+            got.append(client.lock(name, **options).acquire())
+        except BaseException as error:
+            got.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    until(lambda: got or client._desk.book.waiting)
+    yield got
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+# -------------------------------------------------------------------- ghosts
+
+
+def test_a_turn_that_lapsed_and_is_then_given_up_leaves_nothing(database, bare) -> None:
+    one = bare()
+    assert isinstance(one.attempt(claim_of("first")), Grant)
+    assert isinstance(one.attempt(claim_of("second", queue=True)), Busy)
+    assert one.release(claim_of("first"))
+    database.ask("update {s}.lh_grant set until = 1 where state = 1")  # its turn was not taken in time
+    assert not one.release(claim_of("second"))
+    assert database.ask("select name from {s}.lh_waiter union select name from {s}.lh_line") == []
+
+
+def test_what_landed_before_the_role_was_shut_out_is_still_owed(database, until) -> None:
+    """The answer is lost, and whoever asks again is refused: that says nothing of the first attempt."""
+    with Client(database.url()) as owner:
+        owner.inspect()
+    database.ask("create role shut login")
+    database.ask(schema.grants("shut", database.schema).replace("%", "%%"))
+    proxy = Proxy(database.server.port)
+    try:
+        with Client(database.url("shut", proxy.port), ttl=600, call_timeout=20) as client:
+            client.ping()
+            client._desk.book.shelf["contended"] = True  # it has met others: it stands in line from the start
+
+            def hear(outward: bool, data: bytes) -> None:
+                if outward and b"lh_attempt" in data:
+                    proxy.watch = None
+                    proxy._answers = False
+
+            proxy.watch = hear
+            errors: list[BaseException] = []
+
+            def take() -> None:
+                try:
+                    client.lock("job", wait=20).acquire()
+                except BaseException as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=take)
+            thread.start()
+            until(lambda: database.ask("select 1 from {s}.lh_grant"))
+            database.ask("alter role shut nologin")
+            proxy.mend()
+            thread.join(30)
+            assert len(errors) == 1
+            database.ask("alter role shut login")
+            until(lambda: not database.ask("select 1 from {s}.lh_grant"), 20)
+    finally:
+        proxy.close()
+        database.ask("drop owned by shut")
+        database.ask("drop role shut")
+
+
+# ------------------------------------------------------------------ wake-ups
+
+
+def test_a_note_from_a_stranger_does_not_deafen(database, until) -> None:
+    notes = [
+        '["go", [], 0, "", ""]',
+        '["lost", {}, 0, "", ""]',
+        "[" * 7000,
+        f'["head", "x", {"9" * 1000}, "", ""]',
+        "{}",
+        "\x01",
+    ]
+    with Client(database.url(), ttl=60) as client, Client(database.url(), ttl=60) as other:
+        client.ping()
+        address = client._desk.book.shelf["postgresql"].address
+        assert address
+        for note in notes:
+            database.ask("select pg_notify(%s, %s)", f"lh_{address}", note)
+        lease = other.lock("job").acquire()
+        with waiting(client, "job", until, wait=60) as got:
+            until(lambda: any(h.state == "waiting" for h in other.inspect()))
+            lease.release()
+        assert got[0].release()
+        assert client._desk.book.shelf["postgresql"].address == address
+        assert any(thread.name == "leasehold-ear" for thread in threading.enumerate())
+
+
+def test_a_role_without_rights_cannot_listen_for_the_marks_of_others(database, bare) -> None:
+    """All may read pg_locks; whoever has a mark can release its claim."""
+    database.ask("create role nosy login")
+    try:
+        one = bare()
+        one.attempt(claim_of("first"))
+        one.attempt(claim_of("second", queue=True))
+        with psycopg.connect(database.server.url(user="nosy"), autocommit=True) as nosy:
+            seen = nosy.execute(
+                "select to_hex(classid::bigint), to_hex(objid::bigint) from pg_locks where locktype = 'advisory'"
+            ).fetchall()
+            assert seen
+            for high, low in seen:
+                nosy.execute(f"listen lh_{high.zfill(8)}{low.zfill(8)}".encode())
+            one.release(claim_of("first"))
+            assert [note.payload for note in nosy.notifies(timeout=1)] == []
+    finally:
+        database.ask("drop role nosy")
+
+
+def test_a_listen_url_with_another_time_zone_leads_to_the_same_server(database) -> None:
+    listen = f"{database.server.url()}?options={quote('-c timezone=Asia/Tokyo')}"
+    with Client(database.url(listen_url=listen)) as client:
+        client.ping()
+        assert client.traits.push
+
+
+def test_a_silent_way_to_listen_by_keeps_nobody_from_a_free_name(database, until) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, Client(database.url()) as first:
+        first.inspect()
+        listen = f"postgresql://postgres@127.0.0.1:{mute.getsockname()[1]}/postgres"
+        with Client(database.url(listen_url=listen), call_timeout=30) as client:
+            slow = threading.Thread(target=lambda: client.lock("slow", ttl=60).acquire().release())
+            slow.start()
+            mute.settimeout(20)
+            mute.accept()[0].detach()  # somebody is asking for wake-ups, and hears nothing
+            began = time.monotonic()
+            until(lambda: time.monotonic() - began > 6)
+            assert client.lock("quick", ttl=2, wait=0).acquire().release()
+            slow.join(60)
+
+
+# -------------------------------------------------------------------- errors
+
+
+def test_tables_that_cannot_be_made_are_the_answer_each_time(database) -> None:
+    database.ask("create role maker login")
+    try:
+        with Client(database.url("maker")) as client:
+            for _ in range(4):
+                with pytest.raises(ConfigError, match="leasehold schema postgresql"):
+                    client.lock("job").try_acquire()
+    finally:
+        database.ask("drop role maker")
+
+
+def test_a_call_timeout_beyond_what_the_server_can_count(database) -> None:
+    with Client(database.url(), call_timeout=1e12, ttl=1e12) as client, client.lock("job") as lease:
+        lease.renew()
+        assert len(client.inspect()) == 1
+
+
+def test_a_cancelled_wait_for_a_standby_is_seen_though_warnings_are_off(own, until) -> None:
+    server = own()
+    server.ask("alter role postgres set client_min_messages = error")
+    with Client(f"{server.url()}?application_name=unsure", call_timeout=20, ttl=60) as client:
+        client.lock("job").acquire().release()
+        server.ask("alter system set synchronous_standby_names = 'nobody'")
+        server.ask("select pg_reload_conf()")
+        until(lambda: server.ask("show synchronous_standby_names") == [("nobody",)])
+        got: list[object] = []
+
+        def take() -> None:
+            try:
+                got.append(client.lock("job", wait=0).acquire())
+            except BaseException as error:
+                got.append(error)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        waits = "from pg_stat_activity where application_name = 'unsure' and wait_event = 'SyncRep'"
+        until(lambda: server.ask(f"select pid {waits}"))
+        server.ask(f"select pg_cancel_backend(pid) {waits}")
+        thread.join(20)
+        server.ask("alter system reset synchronous_standby_names")
+        server.ask("select pg_reload_conf()")
+        assert [type(each) for each in got] == [Unavailable]
+        until(lambda: not client.inspect(), 30)
