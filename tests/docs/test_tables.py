@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import get_args
 
 import pytest
 
@@ -78,11 +78,11 @@ def of_fences() -> str:
         thing = getattr(fences, name)
         if name.startswith("Async"):
             continue
-        title = name if isinstance(thing, type) and issubclass(thing, Protocol) else f"{name}{plain(thing)}"
+        title = name if getattr(thing, "_is_protocol", False) else f"{name}{plain(thing)}"
         found.append(f"## {name}\n\n`{title}`: {in_one_line(thing)}\n")
         if isinstance(thing, type) and inspect.isfunction(vars(thing).get("__init__", thing.__init__)):
             about = thing.__init__.__doc__
-            found += [f"{' '.join(about.split())}\n"] if about and not issubclass(thing, Protocol) else []
+            found += [f"{' '.join(about.split())}\n"] if about and not getattr(thing, "_is_protocol", False) else []
         if methods := signatures(thing):
             found.append(
                 table(("call", "promise"), [(f"`{each}{sign}`", said) for each, (sign, said) in methods.items()])
