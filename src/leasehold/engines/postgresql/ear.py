@@ -1,9 +1,9 @@
 """Wake-ups: one session per client that listens, read by a thread of its own.
 
 Its address, 16 hex digits made anew for every session, names a channel of NOTIFY and, by its hash, an advisory lock:
-notes bring the marks of claims, and all may see the numbers of locks. The lock is the proof of life: PostgreSQL frees it
-the moment the session ends, and whoever is about to give a turn tries it first (`lh_reachable_v1`). So one whose process
-died is passed over at once, not after its turn has gone by.
+notes bring the marks of claims, and all may see the numbers of locks. The lock is the proof of life: PostgreSQL frees
+it the moment the session ends, and whoever is about to give a turn tries it first (`lh_reachable_v1`). So one whose
+process died is passed over at once, not after its turn has gone by.
 
 Where nobody can listen (a pooler that hands each transaction to another session, or no connection to be had) the client
 has no address. It asks again by itself: often at the head of the line, seldom further back.
