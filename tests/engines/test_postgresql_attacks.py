@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
 import psycopg
 import pytest
 
-from leasehold import Client, ConfigError, Unavailable
+from leasehold import AsyncClient, Client, ConfigError, Unavailable
 from leasehold.book import Book
 from leasehold.config import EngineConfig
 from leasehold.core.names import mark
@@ -262,3 +263,46 @@ def test_a_cancelled_wait_for_a_standby_is_seen_though_warnings_are_off(own, unt
         server.ask("select pg_reload_conf()")
         assert [type(each) for each in got] == [Unavailable]
         until(lambda: not client.inspect(), 30)
+
+
+# --------------------------------------------------------------- connections
+
+MOST = 3 + 2 * 4  # of one client, with what the server has not ended yet
+
+
+def test_cancelled_calls_do_not_use_up_the_connections(database, until) -> None:
+    async def impatient() -> None:
+        async with AsyncClient(database.url(application_name="impatient"), call_timeout=5) as client:
+            await client.ping()
+            for number in range(40):
+                with suppress(TimeoutError, Unavailable):
+                    await asyncio.wait_for(client.lock("job", wait=5).acquire(), 0.05)
+                if number % 10 == 9:
+                    assert len(await asyncio.to_thread(database.sessions, "impatient")) <= MOST
+
+    with Client(database.url()) as client:
+        client.lock("job").acquire().release()
+    with database.server.connect() as session, session.transaction():
+        session.execute(f'select 1 from "{database.schema}".lh_bucket for update'.encode())
+        asyncio.run(impatient())
+    until(lambda: not database.sessions("impatient"))
+    until(lambda: not database.ask("select 1 from {s}.lh_grant union select 1 from {s}.lh_line"), 60)
+
+
+def test_commits_that_no_standby_confirms_do_not_use_up_the_connections(own, until) -> None:
+    server = own()
+    with Client(f"{server.url()}?application_name=stuck", call_timeout=0.4, ttl=60) as client:
+        client.lock("job").acquire().release()
+        server.ask("alter system set synchronous_standby_names = 'nobody'")
+        server.ask("select pg_reload_conf()")
+        until(lambda: server.ask("show synchronous_standby_names") == [("nobody",)])
+        for number in range(16):
+            with pytest.raises(Unavailable):
+                client.lock(f"job-{number}", wait=0).acquire()
+        mine = "select pid from pg_stat_activity where application_name = 'stuck'"
+        assert len(server.ask(mine)) <= MOST
+        server.ask("alter system reset synchronous_standby_names")
+        server.ask("select pg_reload_conf()")
+        until(lambda: not client.inspect(), 30)
+        assert client.lock("job", wait=10).acquire().release()
+        until(lambda: len(server.ask(mine)) <= 3)

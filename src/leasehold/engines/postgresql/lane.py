@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from leasehold.engines.postgresql import reach, schema
-from leasehold.engines.postgresql.meaning import ENGINE, Failed, Lost, Missing, too_new, unmade
+from leasehold.engines.postgresql.meaning import ENGINE, Failed, Lost, Missing, too_new, unfinished, unmade
 from leasehold.engines.postgresql.url import Options
-from leasehold.engines.postgresql.wire import Row, Server, Session, Value
+from leasehold.engines.postgresql.wire import Row, Server, Session, Tail, Value
 from leasehold.engines.sql.gate import Gate
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Claim
@@ -22,6 +22,7 @@ from leasehold.runtime.base import Runtime
 _log = logging.getLogger("leasehold.postgresql")
 
 _AGAIN: Final = 0.2  # seconds between tries to connect, of somebody in line
+_MOST_TAILS: Final = 4  # connections that were given up, and the server not yet done with
 _GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
 
 
@@ -31,6 +32,7 @@ class Lane:
         self._gate = Gate(runtime, engine)
         self._session: Session | None = None
         self._limbo: dict[str, Session] = {}  # by mark: the connection on which its attempt is still on its way
+        self._tails: list[Tail] = []  # of connections that were given up, until the server is done with them
         self.server: Server | None = None  # as last met
         prefix = schema.quoted(options.schema)
         self._version = f"select version from {prefix}.lh_meta".encode()
@@ -57,7 +59,7 @@ class Lane:
         """Release a claim behind its attempt, if that is still on its way on a connection of ours. Never waits."""
         session = self._limbo.pop(mark, None)
         if session is not None:
-            session.regret(self._statements["release"], values)
+            self._see_off(session.regret(self._statements["release"], values))
 
     async def meet(self, deadline: float) -> Server:
         """Who is on the other side; connects if that is not known yet."""
@@ -84,6 +86,9 @@ class Lane:
         found = [each for each in (self._session, *self._limbo.values()) if each is not None]
         self._session = None
         self._limbo.clear()
+        for tail in self._tails:
+            tail.close()
+        self._tails = []
         return found
 
     async def _ask(
@@ -131,12 +136,33 @@ class Lane:
             return
         self._session = None
         for each in self._limbo.values():  # nobody took these back, and nobody will: whoever gives up does so at once
-            each.close()
+            self._see_off(each.leave())
         self._limbo.clear()
         if mark:
             self._limbo[mark] = session
         else:
+            self._see_off(session.leave())
+
+    def _see_off(self, tail: Tail | None) -> None:
+        if tail is not None:
+            self._tails.append(tail)
+
+    async def _room(self, session: Session, deadline: float) -> Session:
+        """Wait until the server is done with what was given up there: the impatient must not use up its connections."""
+        try:
+            while True:
+                for tail in [tail for tail in self._tails if tail.gone()]:
+                    self._tails.remove(tail)
+                there = [tail for tail in self._tails if tail.place == session.server.place]
+                if len(there) < _MOST_TAILS:
+                    return session
+                left = deadline - self._runtime.now()
+                if left <= 0:
+                    raise unfinished(len(there))
+                await self._runtime.ready(there[0].descriptor, min(left, _AGAIN))
+        except BaseException:
             session.close()
+            raise
 
     async def _ready(self, deadline: float, patient: bool = False) -> Session:
         """`patient`: whoever stands in line outlasts a restart or a fail-over, if that is over by the deadline."""
@@ -148,7 +174,8 @@ class Lane:
         timeout = self._options.call_timeout + _GRACE
         while self._session is None:
             try:
-                self._session = await reach.opened(self._options.target, self._runtime, deadline, timeout)
+                session = await reach.opened(self._options.target, self._runtime, deadline, timeout)
+                self._session = await self._room(session, deadline)
             except Unavailable:
                 if not patient or self._runtime.now() + _AGAIN >= deadline:
                     raise

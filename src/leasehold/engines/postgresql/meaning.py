@@ -97,6 +97,10 @@ def silent(seconds: float) -> Unavailable:
     return Unavailable(f"PostgreSQL did not answer within {max(seconds, 0.0):.2f} s", engine=ENGINE, seconds=seconds)
 
 
+def unfinished(calls: int) -> Unavailable:
+    return Unavailable(f"PostgreSQL has not ended {calls} earlier calls that were given up", engine=ENGINE)
+
+
 def unmade(name: str, why: object) -> ConfigError:
     return ConfigError(
         f"the tables of Leasehold are not in schema {name!r} of this database, and could not be made ({why}): have "

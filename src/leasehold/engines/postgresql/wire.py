@@ -93,13 +93,22 @@ class Session:
         except psycopg.Error as error:
             raise self._lost(error) from error
 
-    def regret(self, statement: bytes, values: Sequence[Value]) -> None:
+    def regret(self, statement: bytes, values: Sequence[Value]) -> Tail | None:
         """Send one more statement behind what was not answered, and hang up. Never waits. The server carries out what
         it received in order, so what takes a call back cannot overtake it."""
         with suppress(psycopg.Error):
             self._send(statement, values)
             self._pg.flush()
-        self.close()
+        return self.leave()
+
+    def leave(self) -> Tail | None:
+        """Hang up, but see when the server has, too: it carries out what it was sent, for as long as that takes."""
+        try:
+            return Tail(socket.socket(fileno=os.dup(self._pg.socket)), self.server.place)
+        except (OSError, psycopg.Error):  # it has
+            return None
+        finally:
+            self.close()
 
     def _send(self, statement: bytes, values: Sequence[Value]) -> None:
         params = [encoded(value) for value in values]
@@ -190,6 +199,25 @@ class Session:
         """A commit whose wait for a synchronous standby was cancelled is answered as a success, with a warning."""
         if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"SyncRepWaitForLSN":
             self._doubt = True
+
+
+class Tail:
+    """What is left of a session we have hung up, until the server has as well."""
+
+    def __init__(self, line: socket.socket, place: str) -> None:
+        self._line, self.place = line, place
+        self.descriptor, self.close = line.fileno(), line.close
+
+    def gone(self) -> bool:
+        try:
+            while self._line.recv(65536, socket.MSG_DONTWAIT):
+                continue
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        self.close()
+        return True
 
 
 # ------------------------------------------------------------------ values
