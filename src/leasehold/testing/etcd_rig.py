@@ -71,6 +71,7 @@ class EtcdRig(Rig):
 
 
 class EtcdClusterRig(EtcdRig):
+    beside = EtcdRig
     can_lose_minority = True
 
     def started(self) -> Cluster:

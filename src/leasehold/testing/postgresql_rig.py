@@ -91,6 +91,8 @@ class PostgresqlMachine(Machine):
 class PooledRig(PostgresqlRig):
     """Behind a pooler in transaction mode, with a way round it for the session that listens."""
 
+    beside = PostgresqlRig
+
     def machine(self) -> Machine:
         return PooledMachine(self)
 

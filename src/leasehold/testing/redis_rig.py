@@ -67,6 +67,7 @@ class RedisRig(Rig):
 class _TravellingRig(RedisRig):
     """The clocks of its servers and of its machines move as one."""
 
+    beside = RedisRig
     ttl: ClassVar[float] = 10.0 if CLOCKS else 2.0
     can_travel = CLOCKS
 

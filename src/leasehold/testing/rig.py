@@ -72,6 +72,7 @@ class Rig(ABC):
 
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 2.0  # what cases use that let it pass; long against the engine's own delays
+    beside: ClassVar[type[Rig] | None] = None  # the main rig of an engine that this one runs in yet another way
     short_call: ClassVar[float] = 0.2  # a call_timeout for cases that let it pass; long against an answer
 
     # What a case may ask for by name: `@case(rig={"cut"})`.

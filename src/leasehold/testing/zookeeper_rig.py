@@ -83,6 +83,7 @@ class ZookeeperRig(Rig):
 
 
 class ZookeeperEnsembleRig(ZookeeperRig):
+    beside = ZookeeperRig
     can_lose_minority = True
 
     def started(self) -> list[Zookeeper]:
