@@ -7,11 +7,14 @@ it (`deliver`); the watchdog works through it. Thread-safe: single steps on dict
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from leasehold.core.timing import BEAT, BEAT_EVERY, LATE
 from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Losable(Protocol):
@@ -102,6 +105,16 @@ class Book:
         for held in list(self.held.values()):
             if lease := held():
                 lease._doubt(why)
+
+
+def every(found: dict[K, V]) -> list[tuple[K, V]]:
+    """What is in a dictionary that other threads change meanwhile: a garbage collection in here may let one of them in,
+    and the dictionary is then found to have changed."""
+    while True:
+        try:
+            return list(found.items())
+        except RuntimeError:
+            continue
 
 
 def _nobody(_at: float) -> None:

@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
+from leasehold.book import every
 from leasehold.config import LockArguments, Unset, check_seconds
 from leasehold.core import names, timing
 from leasehold.engine import Engine
@@ -90,7 +91,7 @@ class BaseElection(Generic[L]):
         term = self._term
         if self._serving:
             self._resigned = True
-            for waiter in list(self._desk.book.waiting.values()):
+            for _, waiter in every(self._desk.book.waiting):
                 if waiter.claim.name == self.name and names.owner(waiter.claim.mark) == self._owner:
                     waiter.over = True  # it asks `_ready`, and leaves the line
                     waiter.signal.set()

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final
 from weakref import ReferenceType, WeakSet, ref
 
-from leasehold.book import Book
+from leasehold.book import Book, every
 from leasehold.core.timing import BEAT
 from leasehold.engines.postgresql import reach
 from leasehold.engines.postgresql.meaning import Failed, Lost
@@ -101,7 +101,7 @@ class Ear:
         if self._session is session:
             self._session, self.address, self._retry_at = None, "", 0.0
             if (book := self._book()) is not None:
-                for mark in list(book.waiting):
+                for mark, _ in every(book.waiting):
                     book.deliver("head", mark, 0.0, None)
 
     def close(self) -> None:

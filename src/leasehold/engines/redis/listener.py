@@ -15,7 +15,7 @@ from weakref import WeakSet, ref
 
 import hiredis
 
-from leasehold.book import Book
+from leasehold.book import Book, every
 from leasehold.core.timing import BEAT, BEAT_EVERY, backoff
 from leasehold.engines.redis.requests import named
 from leasehold.engines.redis.scripts import MICROS, Publishing
@@ -145,7 +145,7 @@ class Listener:
         if said[0] == self._publishing.subscribe.lower().encode():
             self.on, self._heard, self._failing = True, True, False
             self._wake()
-            for mark in list(book.waiting):  # their turn may have come while nobody could tell them
+            for mark, _ in every(book.waiting):  # their turn may have come while nobody could tell them
                 book.deliver("head", mark, 0.0, None)
         elif said[0] in (b"message", b"smessage") and len(said) == 3 and isinstance(said[2], bytes):
             deliver(book, said[2])
