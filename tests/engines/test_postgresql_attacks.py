@@ -18,6 +18,7 @@ from leasehold.config import EngineConfig
 from leasehold.core.names import mark
 from leasehold.engines import postgresql
 from leasehold.engines.postgresql import schema
+from leasehold.engines.postgresql.meaning import Lost
 from leasehold.model import Busy, Claim, Grant, Holder
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
@@ -306,3 +307,150 @@ def test_commits_that_no_standby_confirms_do_not_use_up_the_connections(own, unt
         until(lambda: not client.inspect(), 30)
         assert client.lock("job", wait=10).acquire().release()
         until(lambda: len(server.ask(mine)) <= 3)
+
+
+def test_a_client_closed_in_the_midst_of_a_call_takes_the_call_back(database, until) -> None:
+    with Client(database.url()) as first:
+        first.lock("job").acquire().release()
+    client = Client(database.url(application_name="closing"), ttl=600, call_timeout=20)
+    client.ping()
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            client.lock("job", wait=0).acquire()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=take)
+    with database.server.connect() as session, session.transaction():
+        session.execute(f'select 1 from "{database.schema}".lh_bucket for update'.encode())
+        thread.start()
+        blocked = "select 1 from pg_stat_activity where application_name = 'closing' and wait_event_type = 'Lock'"
+        until(lambda: database.ask(blocked))
+        client.close()
+    thread.join(30)
+    assert [type(error) for error in errors] == [ConfigError]
+    until(lambda: not database.ask("select 1 from {s}.lh_grant"))
+    until(lambda: not database.sessions("closing"))
+
+
+def test_a_session_closed_beneath_its_call_ends_the_call(database, bare) -> None:
+    class Torn:
+        """Closed at the worst moment: what came was read, and nobody has looked at it."""
+
+        def __init__(self, session) -> None:
+            self._session, self._pg = session, session._pg
+
+        def __getattr__(self, name: str):
+            return getattr(self._pg, name)
+
+        def consume_input(self) -> None:
+            self._pg.consume_input()
+            self._session.close()
+
+    one = bare()
+    assert isinstance(one.attempt(claim_of("first")), Grant)
+    session = one.engine._postgresql._session
+    session._pg = Torn(session)
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            step(session.ask(b"select 1", (), one.runtime.now() + 5))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert [type(error) for error in errors] == [Lost]
+
+
+# ------------------------------------------------------- where the server is
+
+
+def caught_up(primary: PostgreSQL) -> bool:
+    return primary.ask("select replay_lsn >= pg_current_wal_lsn() from pg_stat_replication") == [(True,)]
+
+
+@pytest.mark.parametrize("how", ["stopped", "switched"])
+def test_after_a_fail_over_a_client_listens_where_it_asks(own, until, caplog, how) -> None:
+    """Also if the old server still keeps the connection, and never says a word again."""
+    primary = own()
+    standby = primary.standby().start()
+    proxy = Proxy(primary.port)
+    both = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+    url = both if how == "stopped" else primary.url(port=proxy.port)
+    try:
+        with Client(url, call_timeout=4, ttl=60) as client:
+            client.lock("job").acquire().release()
+            client.ping()
+            ear = client._desk.book.shelf["postgresql"]
+            before = ear.address
+            assert before
+            until(lambda: caught_up(primary))
+            if how == "stopped":
+                primary.pause()
+            standby.promote()
+            if how == "switched":
+                proxy._target = ("127.0.0.1", standby.port)
+                proxy.reset()
+                until(lambda: not ear.address)
+            for _ in range(3):  # the first may find nobody, the next one knows where to ask
+                with suppress(Unavailable):
+                    client.lock("job", wait=0).acquire().release()
+            assert ear.address not in ("", before)
+            assert "another server" not in caplog.text
+    finally:
+        primary.resume()
+        proxy.close()
+        standby.kill()
+
+
+def test_an_address_that_is_silent_leaves_time_for_the_next(database, monkeypatch) -> None:
+    look_up, port = socket.getaddrinfo, database.server.port
+
+    def two(host, *rest, **more):
+        if host != "two.example":
+            return look_up(host, *rest, **more)
+        return [(2, 1, 6, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    with Client(database.url()) as first:
+        first.inspect()
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    url = database.url().replace("127.0.0.1", "two.example")
+    with socket.create_server(("127.0.0.2", port)), Client(url, call_timeout=8) as client:  # accepts, and says nothing
+        assert client.lock("job", wait=0).acquire().release()
+
+
+def test_a_host_from_the_environment_is_looked_up_within_the_deadline(database, monkeypatch) -> None:
+    asked, look_up = [], socket.getaddrinfo
+
+    def heard(host, *rest, **more):
+        asked.append(host)
+        return look_up(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", heard)  # libpq would look it up by itself, and for as long as it takes
+    monkeypatch.setenv("PGHOST", "localhost")
+    monkeypatch.setenv("PGPORT", str(database.server.port))
+    with Client("postgresql://postgres@/postgres") as client:
+        client.ping()
+    assert "localhost" in asked
+
+
+# ------------------------------------------------------------------ odd things
+
+
+def test_a_version_that_somebody_deleted_is_made_again(database) -> None:
+    with Client(database.url()) as client:
+        client.inspect()
+        database.ask("truncate {s}.lh_meta")
+        database.ask("drop function {s}.lh_inspect_v1(text, text, boolean)")
+        assert client.inspect() == []
+
+
+@pytest.mark.parametrize("prefix", ["a\0b", "\ud800"])
+def test_a_prefix_that_no_name_has_is_refused(database, prefix) -> None:
+    with Client(database.url()) as client, pytest.raises(ConfigError):
+        client.inspect(prefix)

@@ -31,6 +31,12 @@ def check_namespace(namespace: str) -> str:
     return namespace
 
 
+def check_prefix(prefix: str) -> str:
+    """The beginning of a name, or nothing."""
+    _checked(prefix, "beginning of a name")
+    return prefix
+
+
 def _checked(text: str, what: str) -> int:
     if not isinstance(text, str):
         raise ConfigError(f"a {what} is text, not {type(text).__name__}: {text!r}")

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 from leasehold.config import ClientOptions, LockArguments, LockOptions, check_limit, lock_options
 from leasehold.core.deadlocks import Deadlock, deadlocks, still_there
-from leasehold.core.names import check_name
+from leasehold.core.names import check_name, check_prefix
 from leasehold.engine import Opener
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
@@ -78,8 +78,7 @@ class BaseClient:
         return lock_options(where, self._options.ttl, arguments)
 
     async def _inspect(self, prefix: str, exact: bool) -> list[Holding]:
-        if not isinstance(prefix, str):
-            raise ConfigError(f"inspect takes the beginning of a name, not {prefix!r}")
+        check_prefix(prefix)
         engine = self._desk.engine()
         return list(await engine.inspect(self._options.namespace, prefix, exact, self._desk.deadline()))
 

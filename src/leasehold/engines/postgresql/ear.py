@@ -49,6 +49,7 @@ class Ear:
         self._retry_at = 0.0
         self.deaf = target is None
         self.address = ""  # empty: cannot be told anything
+        self._place = ""  # of the server it is listened to at
         self.twins: WeakSet[object] = WeakSet()
 
     async def ready(self, runtime: Runtime, deadline: float, met: Server | None) -> str:
@@ -83,6 +84,7 @@ class Ear:
                 await session.run(_LISTEN.format(address=address), deadline)
                 session.tap()
                 runtime.aside(_listener(session, ref(self), self._book), "leasehold-ear")
+                self._place = session.server.place
                 self._session, self.address, self.deaf, self._retry_at = session, address, False, 0.0
         except (LeaseholdError, Failed, Lost, RuntimeError) as error:  # RuntimeError: no thread to be had
             session.close()
@@ -95,6 +97,13 @@ class Ear:
         if not self.deaf:
             _log.warning("no wake-ups for this client, it has to look by itself: %s", why)
         self.deaf = True
+
+    def follow(self, met: Server | None) -> None:
+        """Calls have moved to another server, as after a fail-over: nobody speaks to us any more where we listen."""
+        session = self._session
+        if session is not None and met is not None and met.place != self._place:
+            self.lost(session)
+            session.shut()
 
     def lost(self, session: Session) -> None:
         """The session has ended. Whoever waits may have missed its turn: all ask again, and are listened to again."""

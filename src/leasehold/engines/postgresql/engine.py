@@ -59,6 +59,7 @@ class PostgresqlEngine(SqlEngine):
         )
 
     async def _address(self, deadline: float) -> str:
+        self._ear.follow(self._postgresql.server)
         if self._ear.address:
             return self._ear.address
         met = await self._postgresql.meet(deadline)

@@ -14,7 +14,7 @@ from leasehold.engines.postgresql import reach, schema
 from leasehold.engines.postgresql.meaning import ENGINE, Failed, Lost, Missing, too_new, unfinished, unmade
 from leasehold.engines.postgresql.url import Options
 from leasehold.engines.postgresql.wire import Row, Server, Session, Tail, Value
-from leasehold.engines.sql.gate import Gate
+from leasehold.engines.sql.gate import Gate, Place
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
@@ -34,6 +34,7 @@ class Lane:
         self._limbo: dict[str, Session] = {}  # by mark: the connection on which its attempt is still on its way
         self._tails: list[Tail] = []  # of connections that were given up, until the server is done with them
         self.server: Server | None = None  # as last met
+        self._closed = False
         prefix = schema.quoted(options.schema)
         self._version = f"select version from {prefix}.lh_meta".encode()
         self._statements = {
@@ -62,20 +63,35 @@ class Lane:
             self._see_off(session.regret(self._statements["release"], values))
 
     async def meet(self, deadline: float) -> Server:
-        """Who is on the other side; connects if that is not known yet."""
-        if self.server is None:
-            place = self._gate.place()
-            try:
-                await self._gate.enter(place, deadline)
-                await self._ready(deadline)
-            finally:
-                self._gate.leave(place)
-            assert self.server is not None
+        """Who is on the other side now, as far as that can be known; connects if need be."""
+        place = self._gate.place()
+        try:
+            await self._gate.enter(place, deadline)
+            await self._ready(deadline)
+        except Unavailable:
+            if self.server is None:
+                raise
+        finally:
+            self._leave(place)
+        assert self.server is not None
         return self.server
 
     def close(self) -> None:
-        for each in self._let_go():
-            each.close()
+        """No call is cut short: whoever is in one closes what it used."""
+        self._closed = True
+        if self._gate.idle:
+            session, self._session = self._session, None
+            if session is not None:
+                session.close()
+            while self._tails:
+                self._tails.pop().close()
+
+    def _leave(self, place: Place, claim: Claim | None = None) -> None:
+        if self._closed and claim is not None and self._session is not None and self._gate.has(place):
+            self._limbo[claim.mark], self._session = self._session, None  # its client is gone: it will be taken back
+        self._gate.leave(place)
+        if self._closed:
+            self.close()
 
     def after_fork(self) -> None:
         for each in self._let_go():
@@ -113,7 +129,7 @@ class Lane:
                 raise Unavailable(f"{before.meaning()}; and since then: {error}", engine=ENGINE) from error
             raise
         finally:
-            self._gate.leave(place)
+            self._leave(place, claim)
 
     async def _asked(self, session: Session, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
         try:
@@ -166,6 +182,8 @@ class Lane:
 
     async def _ready(self, deadline: float, patient: bool = False) -> Session:
         """`patient`: whoever stands in line outlasts a restart or a fail-over, if that is over by the deadline."""
+        if self._closed:
+            raise ConfigError("this client is closed: make a new one")
         if self._session is not None and self._session.usable():
             return self._session
         if self._session is not None:
@@ -187,7 +205,7 @@ class Lane:
         """The schema is missing, or it is another version's."""
         name = self._options.schema
         try:
-            found = int((await session.ask(self._version, (), deadline))[0][0] or 0)
+            found = max([int(version or 0) for (version,) in await session.ask(self._version, (), deadline)], default=0)
         except Failed as error:
             if not isinstance(error.meaning(), Missing):
                 raise unmade(name, error) from error

@@ -40,13 +40,13 @@ select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsy
 
 
 async def opened(target: Target, runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
-    """A session with the first host that takes us. Of the time left, each host gets an equal share."""
+    """A session with the first host that takes us. Of the time left, each host gets an equal share, and of that each
+    of its addresses."""
     failure: LeaseholdError = silent(0.0)
     for number, params in enumerate(target.hosts):
-        now = runtime.now()
-        share = now + (deadline - now) / (len(target.hosts) - number)
+        share = _share(runtime, deadline, len(target.hosts) - number)
         try:
-            return await _opened(params, runtime, share, statement_timeout)
+            return await _reached(params, runtime, share, statement_timeout)
         except Unavailable as error:
             failure = error
         except ConfigError as error:
@@ -56,8 +56,24 @@ async def opened(target: Target, runtime: Runtime, deadline: float, statement_ti
     raise failure
 
 
-async def _opened(params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
-    pg = pq.PGconn.connect_start(make_conninfo(**await _resolved(params, runtime, deadline)).encode())
+def _share(runtime: Runtime, deadline: float, of: int) -> float:
+    now = runtime.now()
+    return now + (deadline - now) / of
+
+
+async def _reached(params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+    failure = silent(0.0)
+    found = await _resolved(params, runtime, deadline)
+    for number, each in enumerate(found):
+        try:
+            return await _opened(each, runtime, _share(runtime, deadline, len(found) - number), statement_timeout)
+        except Unavailable as error:
+            failure = error
+    raise failure
+
+
+async def _opened(params: dict[str, Any], runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+    pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
     session = Session(pg, runtime)
     try:
         began = runtime.now()
@@ -95,11 +111,12 @@ async def _greet(session: Session, pg: pq.abc.PGconn, deadline: float, statement
     session.server = Server(direct == "t", place or "", fsync == "on")
 
 
-async def _resolved(params: dict[str, str], runtime: Runtime, deadline: float) -> dict[str, Any]:
-    """With the addresses of the host: libpq would look them up for as long as that takes, and stop the loop."""
+async def _resolved(params: dict[str, str], runtime: Runtime, deadline: float) -> list[dict[str, str]]:
+    """For each address of the host: libpq would look them up for as long as that takes, and stop the loop; and it would
+    wait for the first that is silent."""
     host = params.get("host", "")
     if not host or host.startswith(("/", "@")) or "hostaddr" in params or _numeric(host):
-        return params
+        return [params]
     answer: list[list[str] | OSError] = []
     signal = runtime.signal()
 
@@ -116,8 +133,7 @@ async def _resolved(params: dict[str, str], runtime: Runtime, deadline: float) -
         raise Unavailable(f"PostgreSQL: the address of {host} was not found in time", engine=ENGINE)
     if isinstance(answer[0], OSError):
         raise Unavailable(f"PostgreSQL: {host} has no address: {answer[0].strerror}", engine=ENGINE)
-    found = list(dict.fromkeys(answer[0]))
-    return params | {"host": ",".join([host] * len(found)), "hostaddr": ",".join(found)}
+    return [params | {"hostaddr": address} for address in dict.fromkeys(answer[0])]
 
 
 def _numeric(host: str) -> bool:

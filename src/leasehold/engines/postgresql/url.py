@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -82,6 +83,8 @@ def _target(url: str, call_timeout: float, ours: set[str]) -> Target:
         "keepalives_count": "3",
         "tcp_user_timeout": str(int(min(max(call_timeout, 1.0), _LONGEST) * 1000)),
     }
+    if "service" not in found and "PGSERVICE" not in os.environ:
+        usual |= _left_out()
     params = usual | {name: str(value) for name, value in found.items() if value} | {"client_encoding": "UTF8"}
     hosts, ports = params.get("host", "").split(","), params.get("port", "").split(",")
     if len(hosts) == 1 or "hostaddr" in params:
@@ -91,6 +94,12 @@ def _target(url: str, call_timeout: float, ours: set[str]) -> Target:
     params.setdefault("target_session_attrs", "read-write")  # of several, the one that is not a standby
     ports = ports * len(hosts) if len(ports) == 1 else ports
     return Target(tuple(params | {"host": host, "port": port} for host, port in zip(hosts, ports, strict=True)))
+
+
+def _left_out() -> dict[str, str]:
+    """What PGHOST and its like say of where the server is: names are looked up, and hosts tried, by us."""
+    known = {option.keyword.decode(): option.val for option in pq.Conninfo.get_defaults()}
+    return {name: value.decode() for name in ("host", "hostaddr", "port") if (value := known.get(name))}
 
 
 def _yes(text: str) -> bool:

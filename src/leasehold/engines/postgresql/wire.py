@@ -179,6 +179,8 @@ class Session:
             result = pg.get_result()
             if (result is None and not pipelined) or (result is not None and result.status == _SYNC):
                 break
+            if result is None and pg.status != pq.ConnStatus.OK:  # there is nothing more to come, and no end
+                raise psycopg.OperationalError("the connection is closed")
             if result is not None and (last is None or last.status in _DONE):
                 last = result
         assert last is not None

@@ -35,6 +35,13 @@ class Gate:
         self._line: deque[Place] = deque()
         self._inside: Place | None = None
 
+    @property
+    def idle(self) -> bool:
+        return self._inside is None
+
+    def has(self, place: Place) -> bool:
+        return self._inside is place
+
     def place(self) -> Place:
         return Place(self._runtime)
 
