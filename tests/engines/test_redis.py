@@ -250,7 +250,7 @@ def test_a_forked_child_opens_its_own(url, server) -> None:
             holder = client.lock("line").acquire()
             behind = threading.Thread(target=lambda: client.lock("line", wait=20).acquire().release())
             behind.start()
-            while not in_line(client, 1):
+            while len(client.inspect("line")) < 2:
                 time.sleep(0.01)
             began = time.monotonic()
             holder.release()
@@ -334,7 +334,7 @@ def test_a_pair_costs_two_commands(url, server) -> None:
         assert commands(server)["evalsha"] - before["evalsha"] == 200
 
 
-@pytest.mark.parametrize("crowd", [3, 60])
+@pytest.mark.parametrize("crowd", [5, 60])
 def test_a_hand_off_costs_two_commands_and_two_messages_at_most(url, server, until, crowd) -> None:
     with Client(url) as client:
         lock = client.lock("hot", wait=60)
@@ -353,8 +353,8 @@ def test_a_hand_off_costs_two_commands_and_two_messages_at_most(url, server, unt
         for thread in threads:
             thread.join(60)
         after = commands(server)
-    # Heart-beats and looks around every 5 s come on top on a machine so slow that it takes that long.
-    assert after["evalsha"] - before["evalsha"] <= 2.1 * crowd + 1 + crowd * 0.2
+    # A machine so slow that it takes seconds sees heart-beats and looks around on top.
+    assert after["evalsha"] - before["evalsha"] <= 2.1 * crowd + 4
     assert after["publish"] - before["publish"] <= 2 * crowd
 
 

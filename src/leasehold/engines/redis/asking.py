@@ -16,10 +16,10 @@ import hiredis
 
 from leasehold.engines.redis.requests import spelled_out
 from leasehold.engines.redis.scripts import Script
-from leasehold.engines.redis.server import pack
+from leasehold.engines.redis.server import BROKEN, described, pack
 from leasehold.engines.redis.topology import Topology
-from leasehold.engines.redis.wire import BROKEN, Regret, Wire
-from leasehold.errors import Unavailable
+from leasehold.engines.redis.wire import Regret, Wire
+from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime, settle
 
 # The server at this address does not serve us now; another may be there in a moment.
@@ -72,7 +72,10 @@ class Asking:
     ) -> Any:
         if isinstance(error, TimeoutError) or not again:
             raise self._silence(wire, error) from error
-        return await settle(self.one(wire, script, packed, deadline, regret, again=False))
+        try:
+            return await settle(self.one(wire, script, packed, deadline, regret, again=False))
+        except LeaseholdError as refusal:  # of the new connection: what became of the first request is not known
+            raise Unavailable(str(refusal), engine="redis") from refusal
 
     async def many(
         self, wire: Wire, script: Script, packed: Sequence[bytes], deadline: float, *, confirm: bool = False
@@ -104,14 +107,17 @@ class Asking:
         except BROKEN as error:
             if isinstance(error, TimeoutError) or not again:
                 raise self._silence(wire, error) from error
-            return await self._trip(wire, packed, deadline, confirm, again=False)
+            try:
+                return await self._trip(wire, packed, deadline, confirm, again=False)
+            except LeaseholdError as refusal:
+                raise Unavailable(str(refusal), engine="redis") from refusal
         if not confirm:
             return replies, True
         count = replies.pop()
         return replies, isinstance(count, int) and count >= self.min_replicas
 
     def _silence(self, wire: Wire, error: Exception) -> Unavailable:
-        return Unavailable(f"{wire.server} did not answer: {str(error) or type(error).__name__}", engine="redis")
+        return Unavailable(f"{wire.server} did not answer: {described(error)}", engine="redis")
 
     def _refuse(self, wire: Wire, reply: Exception) -> NoReturn:
         if _says(reply, _ELSEWHERE):

@@ -18,6 +18,7 @@ from leasehold.engines.redis.asking import Asking
 from leasehold.engines.redis.listener import Listener
 from leasehold.engines.redis.requests import Keys, Requests, keys
 from leasehold.engines.redis.server import Server, pack
+from leasehold.engines.redis.settings import Unreached
 from leasehold.engines.redis.topology import Options, Single, Topology, single
 from leasehold.engines.redis.wire import Wire
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
@@ -92,7 +93,7 @@ class RedisEngine:
             reply = self._asking.one(wire, self._scripts.attempt, packed, deadline, lambda: self._given_up(claim))
             if reply.__class__ is not list:
                 reply = await settle(reply)
-        except ConfigError:
+        except (ConfigError, Unreached):
             self._refused.add(claim.mark)
             raise
         answer = requests.granted(claim, reply)

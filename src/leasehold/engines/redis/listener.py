@@ -36,7 +36,7 @@ class Listener:
 
     def __init__(self, server: Server, publishing: Publishing, runtime: Runtime, book: Book, patience: float) -> None:
         self._server, self._publishing, self._runtime = server, publishing, runtime
-        self._book, self._patience = ref(book), patience
+        self._book, self._patience = ref(book, lambda _: self.close()), patience  # a dropped client listens no more
         self.twins: WeakSet[object] = WeakSet()
         self.after_fork()
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import hiredis
 
-from leasehold.engines.redis.settings import ASK, Settings, read
+from leasehold.engines.redis.settings import ASK, Settings, Unreached, read
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.runtime.base import Runtime, settle
 from leasehold.runtime.loopstream import LoopStream, dial_in_loop
@@ -23,7 +23,13 @@ _log = logging.getLogger("leasehold.redis")
 # Trying again will not help: the user, the password, the database or the server's protected mode is in the way.
 _FOR_GOOD: Final = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR DB index", "ERR SELECT", "DENIED", "ACL failure")
 
+BROKEN: Final = (OSError, hiredis.ProtocolError)  # what a call raises that got no answer; TimeoutError is among them
+
 _SAID: Final[set[str]] = set()  # warnings, once in a process
+
+
+def described(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def pack(*words: bytes | str | int) -> bytes:
@@ -59,6 +65,12 @@ class Server:
 
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         """A new connection, signed in, to a server fit for locks."""
+        try:
+            return await self._open(runtime, deadline)
+        except BROKEN as error:
+            raise Unreached(f"{self} cannot be reached: {described(error)}", engine="redis") from error
+
+    async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         parser = hiredis.Reader()
         stream: SocketStream | LoopStream
         if runtime.blocking:
@@ -74,12 +86,11 @@ class Server:
         return stream
 
     def _meet(self, replies: list[Any]) -> None:
-        for reply in replies[: self._steps]:
-            if isinstance(reply, hiredis.ReplyError):
-                raise self.refusal(reply)
         info, sync = replies[self._steps :]
-        if isinstance(info, hiredis.ReplyError) and not str(info).startswith("NOPERM"):
-            raise self.refusal(info)
+        for reply in replies[: self._steps + 1]:
+            if isinstance(reply, hiredis.ReplyError) and not (reply is info and str(info).startswith("NOPERM")):
+                refusal = self.refusal(reply)
+                raise refusal if isinstance(refusal, ConfigError) else Unreached(str(refusal), engine="redis")
         self.settings = settings = read(info, sync)
         settings.check(str(self), self._allow_eviction)
         warning = settings.warning(str(self))

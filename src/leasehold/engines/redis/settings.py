@@ -17,6 +17,10 @@ ASK: Final = (  # one trip, behind the sign-in
 _OLDEST: Final = 7  # scripts that say what they may do, and PXAT
 
 
+class Unreached(Unavailable):
+    """No connection could be had: what was to be asked has certainly not been done."""
+
+
 class Settings(NamedTuple):
     """None: this user may not ask."""
 
@@ -35,7 +39,9 @@ class Settings(NamedTuple):
         if self.version is not None and int(self.version.partition(".")[0]) < _OLDEST:
             raise ConfigError(f"{server} runs Redis {self.version}: Leasehold needs Redis 7 or newer, or any Valkey")
         if self.role == "slave":
-            raise Unavailable(f"{server} is a replica: it takes no locks; the URL must lead to its primary")
+            raise Unreached(
+                f"{server} is a replica: it takes no locks; the URL must lead to its primary", engine="redis"
+            )
         if self.policy not in (None, "noeviction") and not allow_eviction:
             raise ConfigError(
                 f"{server} has maxmemory-policy {self.policy}, which may drop a lock while it is held: set it to "

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-import hiredis
-
 from leasehold.engines.redis.server import Server
+from leasehold.engines.redis.settings import Unreached
 from leasehold.runtime.base import Runtime, Signal, settle
 from leasehold.runtime.loopstream import LoopStream
 from leasehold.runtime.streams import SocketStream
 
 _IDLE: Final = 64  # connections kept while nobody uses them
-
-BROKEN: Final = (OSError, hiredis.ProtocolError)  # what a call raises that got no answer; TimeoutError is among them
 
 
 Regret: TypeAlias = Callable[[], bytes] | None
@@ -152,7 +149,7 @@ class SharedWire:
                 signal = self._runtime.signal()
                 self._waiting.append(signal)
                 if not await signal.wait(deadline - self._runtime.now()):
-                    raise TimeoutError("no connection")
+                    raise Unreached(f"{self.server} cannot be reached: no connection in time", engine="redis")
                 continue
             self._opening = True
             try:

@@ -20,10 +20,15 @@ CLOCKS: Final = os.path.exists(_FAKETIME) and os.path.exists(_LIBC)  # whether a
 class RedisServer(Server):
     package = "redis-server"
 
-    def __init__(self, *options: str, primary: RedisServer | None = None, false_clock: bool = False) -> None:
+    def __init__(
+        self, *options: str, primary: RedisServer | None = None, password: str = "", false_clock: bool = False
+    ) -> None:
         self._program = program("redis-server", package=self.package)
         super().__init__(scratch(), free_ports(1)[0])
         self._options = list(options)
+        self._sign_in = pack("AUTH", password) if password else b""
+        if password:
+            self._options += ["--requirepass", password]
         if primary is not None:
             self._options += ["--replicaof", "127.0.0.1", str(primary.port), "--repl-ping-replica-period", "1"]
         self.clock_file = os.path.join(self.folder, "clock") if false_clock else ""
@@ -55,13 +60,14 @@ class RedisServer(Server):
     def ask(self, *words: bytes | str | int) -> Any:
         """The reply to one command; an error reply is raised."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as line:
-            line.sendall(pack(*words))
+            line.sendall(self._sign_in + pack(*words))
             reader = hiredis.Reader()
-            while (reply := reader.gets()) is False:
-                data = line.recv(65_536)
-                if not data:
-                    raise ConnectionResetError(f"the server closed the connection instead of answering {words[0]!r}")
-                reader.feed(data)
+            for _ in range(2 if self._sign_in else 1):
+                while (reply := reader.gets()) is False:
+                    data = line.recv(65_536)
+                    if not data:
+                        raise ConnectionResetError(f"the server hung up instead of answering {words[0]!r}")
+                    reader.feed(data)
         if isinstance(reply, hiredis.ReplyError):
             raise reply
         return reply
