@@ -126,7 +126,7 @@ def others() -> Iterator[Case]:
 
         yield Case("aetcd", with_aetcd, 20)
     if ctl := shutil.which("etcdctl"):
-        words = [ctl, "--endpoints", f"127.0.0.1:{member().port}", "lock", "bench", "true"]
+        words = [ctl, "--endpoints", f"127.0.0.1:{member().port}", "lock", "ctl-bench", "true"]
 
         def with_etcdctl(times: int) -> None:
             for _ in range(times):

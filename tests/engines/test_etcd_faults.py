@@ -486,7 +486,7 @@ def test_a_full_disk_on_a_minority(tmp_path) -> None:
     as_root()
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=90m", "none", str(small)]).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "none", str(small)]).returncode:
         pytest.skip("no tmpfs may be mounted here")
     cluster = Cluster(3)
     try:

@@ -162,7 +162,7 @@ class Shared:
             if before.state == "held" and before.delay > 0:  # nobody released it: its holder may not know yet
                 party.not_before = max(party.not_before, self._now() + before.delay)
                 seconds = before.delay
-        if seconds > 0:
+        if event is None or seconds > 0:
             book.deliver("head", mark, seconds, None)
         else:
             book.deliver("go", mark, 0.0, None)

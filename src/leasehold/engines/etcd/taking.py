@@ -96,7 +96,7 @@ class Taking:
             self._lapsed()
             return None
         self._moved()
-        return self._waits(look)
+        return None if line.entitled(party.spot, len(look.before)) else self._waits(look)  # None: it left meanwhile
 
     async def _grab(self) -> Grant | Busy | None:
         """Now or not at all: nothing is left in line."""
@@ -220,7 +220,7 @@ class Taking:
         party.state, party.base, party.since = "held", base, self.runtime.now()
         watcher = self.shared.watcher
         watcher.unfollow(self.claim.mark)
-        watcher.follow(self.claim.mark, True, party.spot.key, b"", revision + 1, True)
+        watcher.guard(self.claim.mark, party.spot.key, revision)
         return Grant(party.token, self._life())
 
     def _life(self) -> float:
@@ -253,11 +253,11 @@ class Taking:
         if not before:
             return
         if spot.limit == 1:
-            watcher.follow(mark, False, before[0].key, b"", revision + 1, False)
+            watcher.follow(mark, before[0].key, b"", revision, puts=False)
         elif len(before) <= spot.limit:
-            watcher.follow(mark, False, spot.before, line.after(spot.before), revision + 1, False)
+            watcher.follow(mark, spot.before, line.after(spot.before), revision, puts=False)
         else:
-            watcher.follow(mark, False, before[0].key, b"", revision + 1, True)
+            watcher.follow(mark, before[0].key, b"", revision, puts=True)
 
     # ------------------------------------------------------------------ steps
 

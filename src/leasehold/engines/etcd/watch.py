@@ -1,10 +1,13 @@
 """One stream per client on which etcd tells what becomes of keys: of the one ahead in line, and of one's own.
 
-A watch begins one past the revision at which its reason was read, so nothing is missed in between, and nothing waits
-for the next of etcd's ticks. That also makes a broken stream harmless: all watches begin again where they began, with
-another member. One that etcd can no longer serve (compacted meanwhile) is a reason to look for oneself.
+Of the one ahead, a watch begins with the present, whenever that is: one that asks for the past, be it for the last
+change alone, is served by etcd only ten times a second. When it has begun etcd says at which revision. If that is later
+than the one at which its reason was read, something may have been missed, and the waiter looks for itself. The same
+makes a broken stream harmless: its watches begin anew with another member.
 
-A holder's own key is watched only after a moment: most locks are released before it would be worth it.
+A holder's own key is watched only after a moment: most locks are released before it would be worth it. That watch does
+ask for the past, back to the grant. If etcd has forgotten so much, it begins where the memory does; a loss before that
+is found by the next renewal.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ class Following(NamedTuple):
     own: bool
     key: bytes
     end: bytes
-    start: int
+    seen: int  # the revision at which its reason was read
     puts: bool
 
     def request(self) -> bytes:
-        filters = () if self.puts else (wire.NO_PUTS,)
-        return wire.encode(wire.Watch(wire.Follow(self.key, self.end, self.start, filters, 1, self.number)))
+        filters, start = () if self.puts else (wire.NO_PUTS,), self.seen + 1 if self.own else 0
+        return wire.encode(wire.Watch(wire.Follow(self.key, self.end, start, filters, 1, self.number)))
 
 
 # Of a key that was followed: whose claim, whether its own key, and the event. None: etcd cannot say, look for yourself,
@@ -80,25 +83,31 @@ class Watcher:
 
     # ------------------------------------------------------- from any thread
 
-    def follow(self, mark: str, own: bool, key: bytes, end: bytes, start: int, puts: bool) -> None:
-        """Hear of this key (or, with `end`, of any in the range) from revision `start` on, once. `puts`: of writes as
-        well as of deletions."""
+    def follow(self, mark: str, key: bytes, end: bytes, seen: int, *, puts: bool) -> None:
+        """For a waiter: hear once of this key (or, with `end`, of any in the range) ending after revision `seen`.
+        `puts`: or being written."""
         with self._guard:
-            old = self._following.get(self._by_claim.get((mark, own), 0))
+            old = self._following.get(self._by_claim.get((mark, False), 0))
             if old is not None and (old.key, old.end, old.puts) == (key, end, puts):
                 return
             self._forget(None if old is None else old.number)
-            new = Following(next(self._numbers), mark, own, key, end, start, puts)
-            self._following[new.number] = new
-            self._by_claim[mark, own] = new.number
-            self._last = self._runtime.now()
-            if own:
-                self._later[new.number] = self._last + _A_MOMENT
-            elif self._live is not None:
-                self._say(new.request())
-            self._begin()
-        if self._signal is not None and not own:
+            self._say(self._enter(mark, False, key, end, seen, puts).request())
+        if self._signal is not None:
             self._signal.set()
+
+    def guard(self, mark: str, key: bytes, seen: int) -> None:
+        """For a holder: hear of whatever becomes of its own key after revision `seen`, in a moment's time."""
+        with self._guard:
+            self._later[self._enter(mark, True, key, b"", seen, True).number] = self._last + _A_MOMENT
+
+    def _enter(self, mark: str, own: bool, key: bytes, end: bytes, seen: int, puts: bool) -> Following:
+        """Under the guard."""
+        new = Following(next(self._numbers), mark, own, key, end, seen, puts)
+        self._following[new.number] = new
+        self._by_claim[mark, own] = new.number
+        self._last = self._runtime.now()
+        self._begin()
+        return new
 
     def unfollow(self, mark: str) -> None:
         with self._guard:
@@ -137,7 +146,7 @@ class Watcher:
             self._say(wire.encode(wire.Watch(cancel=wire.Unfollow(number))))
 
     def _say(self, request: bytes) -> None:
-        """Under the guard. What cannot be said now is said when the stream begins anew."""
+        """Under the guard. What cannot be said now is said when the stream begins anew, for all that is followed."""
         if self._live is not None:
             connection, stream = self._live
             try:
@@ -187,16 +196,21 @@ class Watcher:
                 self._live[0].fail("an event that cannot be read")
             return
         following = self._following.get(watched.watch_id)
-        if following is None or not (watched.events or watched.canceled):
+        if following is None:
             return
+        if watched.created and not following.own and watched.header and watched.header.revision > following.seen:
+            self._heard(following.mark, False, None, 0.0)
+        if watched.events or watched.canceled:
+            self._tell(following, watched)
+
+    def _tell(self, following: Following, watched: wire.Watched) -> None:
         if watched.canceled or not following.own:  # a waiter looks for itself, and follows anew if it must
             with self._guard:
                 self._forget(following.number)
-        compacted = watched.compact_revision
-        if watched.canceled and following.own and compacted:
-            self.follow(following.mark, True, following.key, following.end, compacted, following.puts)
+        if watched.canceled and following.own and watched.compact_revision:
+            self.guard(following.mark, following.key, watched.compact_revision - 1)
         elif watched.canceled:
-            self._heard(following.mark, following.own, None, 0.0 if compacted else _REFUSED)
+            self._heard(following.mark, following.own, None, _REFUSED)
         for event in watched.events:
             self._heard(following.mark, following.own, event, 0.0)
 
