@@ -85,7 +85,7 @@ def holder_of(member, name: str) -> int:
     return int(found["kvs"][0]["lease"])
 
 
-@pytest.mark.parametrize("delay", [0, 5])
+@pytest.mark.parametrize("delay", [0, pytest.param(5, marks=pytest.mark.faults)])
 def test_leasehold_run_stops_its_command_before_the_next_begins(member, started, tmp_path, delay) -> None:
     prefix, one, two = f"run-{os.urandom(4).hex()}", tmp_path / "one", tmp_path / "two"
     url = f"etcd://127.0.0.1:{member.port}/{prefix}"

@@ -59,8 +59,12 @@ class Leases:
             now = self._runtime.now()
             if now < lease.sent + lease.ttl * _YOUNG:
                 return lease
-            if now < lease.until and await self.keep(calls, [lease], deadline):
-                return lease
+            try:
+                if now < lease.until and await self.keep(calls, [lease], deadline):
+                    return lease
+            except BaseException:  # given up, or cancelled: nobody else knows of it
+                self.doom(calls, lease)
+                raise
         return await self.make(calls, seconds, deadline)
 
     def give(self, calls: Calls, lease: Lease) -> None:
@@ -122,9 +126,14 @@ class Leases:
         """A new one. Unlike `take`, all of its life is ahead."""
         # The number is ours, so that a try that was carried out without an answer can be repeated.
         number = int.from_bytes(self._runtime.entropy(8), "big") >> 1 or 1
-        sent, ttl = self._runtime.now(), seconds
-        with suppress(LeaseThere):
+        sent = self._runtime.now()
+        try:
             ttl = (await calls.ask(wire.GRANT, wire.Grant(seconds, number), deadline)).ttl
+        except LeaseThere:
+            ttl = seconds
+        except BaseException:  # it may have been made all the same
+            calls.post(wire.REVOKE, wire.LeaseId(number))
+            raise
         if ttl > seconds:
             self.least = max(self.least, ttl)
         return Lease(number, seconds, max(ttl, seconds), sent)
