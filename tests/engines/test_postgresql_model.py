@@ -314,13 +314,20 @@ def both(world: World, step, tokens: dict[str, int], kind: str, data) -> None:
         one = claim(mark, token=tokens.get(mark, 7) if held else 0)
         answer = world.renew(one)
         world.ask("select look()")  # a renewal there touches nothing else
-        agree(world, answer, lambda line, at: line.renew(at, one))
+        agree(world, answer, lambda line, at: renewed(line, at, one))
     elif what == "release":
         mark, least, held = args
         agree(world, world.release(mark, least, held), lambda line, at: line.release(at, mark, least, held))
     else:
         token = tokens.get(args[0], 7)
         agree(world, world.break_(token), lambda line, at: line.break_(at, token))
+
+
+def renewed(line: Line, at: Moment, one: Claim):
+    reply, words = line.renew(at, one)
+    if isinstance(reply, Gone) and not one.token:  # of a place in line nobody asks why it is gone
+        reply = Gone()
+    return reply, words
 
 
 def agree(world: World, answer, verb, kind="lock", limit=1) -> None:
