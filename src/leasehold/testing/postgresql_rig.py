@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from leasehold.engines.postgresql.schema import quoted, text
 from leasehold.testing.rig import Machine, Rig
+from leasehold.testing.servers.machine import ProxiedMachine
 from leasehold.testing.servers.postgresql import PgBouncer, PostgreSQL, until_gone
 from leasehold.testing.servers.proxy import Proxy
 
@@ -60,32 +61,23 @@ class PostgresqlRig(Rig):
         self.server.ask(f"drop schema if exists {quoted(self.schema)} cascade")
 
 
-class PostgresqlMachine(Machine):
+class PostgresqlMachine(ProxiedMachine):
     """One client. Its sessions are found by their application's name."""
 
     def __init__(self, rig: PostgresqlRig) -> None:
         self.rig = rig
-        self.proxy = Proxy(rig.server.port)
         self._application = uuid4().hex
-        super().__init__(self._url(self.proxy.port))
+        proxy = Proxy(rig.server.port)
+        super().__init__(self._url(proxy.port), [proxy])
 
     def _url(self, port: int) -> str:
         return f"{self.rig.server.url(port=port)}?schema={quote(self.rig.schema)}&application_name={self._application}"
-
-    def cut(self) -> None:
-        self.proxy.cut()
-
-    def mend(self) -> None:
-        self.proxy.mend()
 
     def kill_session(self) -> None:
         mine = "from pg_stat_activity where application_name = %s"
         pids = [pid for (pid,) in self.rig.server.ask(f"select pid {mine}", self._application)]
         self.rig.server.ask(f"select pg_terminate_backend(pid) {mine}", self._application)
         until_gone(self.rig.server, pids)
-
-    def close(self) -> None:
-        self.proxy.close()
 
 
 class PooledRig(PostgresqlRig):
@@ -100,22 +92,10 @@ class PooledRig(PostgresqlRig):
 class PooledMachine(PostgresqlMachine):
     def __init__(self, rig: PooledRig) -> None:
         super().__init__(rig)
-        self._pooled = Proxy(pooler().port)
-        direct = quote(rig.server.url(port=self.proxy.port), safe="")
-        self.url = f"{self._url(self._pooled.port)}&listen_url={direct}"
-
-    def cut(self) -> None:
-        super().cut()
-        self._pooled.cut()
-
-    def mend(self) -> None:
-        super().mend()
-        self._pooled.mend()
+        direct = quote(rig.server.url(port=self.proxies[0].port), safe="")
+        self.proxies.append(Proxy(pooler().port))
+        self.url = f"{self._url(self.proxies[1].port)}&listen_url={direct}"
 
     def kill_session(self) -> None:
-        self.proxy.reset()
-        self._pooled.reset()
-
-    def close(self) -> None:
-        super().close()
-        self._pooled.close()
+        for proxy in self.proxies:
+            proxy.reset()

@@ -18,6 +18,7 @@ from leasehold.engines.redis.engine import open as open_engine
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.threads import boot_clock
 from leasehold.testing.rig import Machine, Rig
+from leasehold.testing.servers.machine import ProxiedMachine
 from leasehold.testing.servers.process import poll
 from leasehold.testing.servers.proxy import Proxy
 from leasehold.testing.servers.redis import CLOCKS, RedisServer
@@ -101,26 +102,17 @@ class RedisReplicaRig(_TravellingRig):
         return pair()
 
 
-class RedisMachine(Machine):
+class RedisMachine(ProxiedMachine):
     """One client's connections, through a proxy of its own."""
 
     def __init__(self, server: RedisServer, options: str = "") -> None:
-        self._proxy = Proxy(server.port)
+        proxy = Proxy(server.port)
+        super().__init__(f"redis://127.0.0.1:{proxy.port}{options}", [proxy], self._open)
         self._books: WeakSet[Book] = WeakSet()
-        super().__init__(f"redis://127.0.0.1:{self._proxy.port}{options}", self._open)
 
     def _open(self, config: EngineConfig, runtime: Runtime, book: Book) -> RedisEngine:
         self._books.add(book)
         return open_engine(config, runtime, book)
-
-    def cut(self) -> None:
-        self._proxy.cut()
-
-    def mend(self) -> None:
-        self._proxy.mend()
-
-    def kill_session(self) -> None:
-        self._proxy.reset()
 
     def stir(self) -> None:
         """The clock has jumped: whoever sleeps on it looks at it again."""
@@ -128,9 +120,6 @@ class RedisMachine(Machine):
             book.stir(0.0)
             for waiter in list(book.waiting.values()):
                 waiter.signal.set()
-
-    def close(self) -> None:
-        self._proxy.close()
 
 
 @cache

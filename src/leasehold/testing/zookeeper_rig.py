@@ -20,6 +20,7 @@ from leasehold.engines.zookeeper.nodes import ROOT
 from leasehold.engines.zookeeper.session import Session
 from leasehold.runtime.base import Runtime
 from leasehold.testing.rig import Machine, Rig
+from leasehold.testing.servers.machine import ProxiedMachine, hosts
 from leasehold.testing.servers.process import free_ports, scratch
 from leasehold.testing.servers.proxy import Proxy
 from leasehold.testing.servers.zookeeper import Ensemble, Zookeeper
@@ -96,11 +97,10 @@ class ZookeeperEnsembleRig(ZookeeperRig):
         ensemble().heal()
 
 
-class ZookeeperMachine(Machine):
+class ZookeeperMachine(ProxiedMachine):
     def __init__(self, ports: list[int]) -> None:
-        self.proxies = [Proxy(port) for port in ports]
-        hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies)
-        super().__init__(f"zookeeper://{hosts}", self._open)
+        proxies = [Proxy(port) for port in ports]
+        super().__init__(f"zookeeper://{hosts(proxies)}", proxies, self._open)
         self._ports = ports
         self._sessions: list[Session] = []
 
@@ -112,14 +112,6 @@ class ZookeeperMachine(Machine):
             self._sessions.append(session)
         return engine
 
-    def cut(self) -> None:
-        for proxy in self.proxies:
-            proxy.cut()
-
-    def mend(self) -> None:
-        for proxy in self.proxies:
-            proxy.mend()
-
     def kill_session(self) -> None:
         """As somebody who knows the session's password may do it: come in its name, and say goodbye."""
         for session in self._sessions:
@@ -128,7 +120,3 @@ class ZookeeperMachine(Machine):
                 thief.start()
                 thief.stop()
                 thief.close()
-
-    def close(self) -> None:
-        for proxy in self.proxies:
-            proxy.close()
