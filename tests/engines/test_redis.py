@@ -15,6 +15,7 @@ import pytest
 from leasehold import AsyncClient, Client, LeaseLost, NotAcquired
 from leasehold.core.timing import BEAT_EVERY
 from leasehold.engines.redis import requests
+from leasehold.runtime.base import step
 from leasehold.testing.redis_rig import RedisRig
 from leasehold.testing.suite import made
 
@@ -361,10 +362,9 @@ def test_a_hand_off_costs_two_commands_and_two_messages_at_most(url, server, unt
 def test_a_batch_of_renewals_is_one_trip(url, server) -> None:
     with Client(url) as client:
         leases = [client.lock(f"name-{number}", ttl=60).acquire() for number in range(100)]
+        leases[0].renew()  # the server knows the script
         before = server.calls()["evalsha"]
         desk = client._desk
-        from leasehold.runtime.base import step
-
         replies = step(desk._engine.renew([lease._renewal() for lease in leases], desk.deadline()))
         assert all(reply.ttl == 60 for reply in replies)
         assert server.calls()["evalsha"] - before == 100

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from leasehold.core.admission import HELD, PASSED, WAITING, Counter, Line, Moment, Word
 from leasehold.core.timing import BEAT
 from leasehold.engines.redis import requests, scripts
-from leasehold.engines.redis.requests import Requests, Terms, keys
-from leasehold.engines.redis.scripts import MICROS, Publishing
+from leasehold.engines.redis.requests import Requests, Scripts, keys
+from leasehold.engines.redis.scripts import MICROS, Publishing, Script
 from leasehold.engines.redis.server import pack
 from leasehold.errors import Mismatch
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
@@ -69,14 +69,21 @@ class World:
     def __init__(self, port: int) -> None:
         self.link, self.ears = Link(port), Link(port)
         self.requests = Requests(Publishing(), "")
-        for name in ("attempt", "renew", "release", "break_", "inspect"):
-            true = getattr(self.requests.scripts, name)
-            text = true.text.decode()
-            assert text.count(TRUE_CLOCK) == 1
-            false = scripts.made(true.name, text.replace(TRUE_CLOCK, FALSE_CLOCK))
-            setattr(self.requests.scripts, name, false)
-            self.link.ask("SCRIPT", "LOAD", false.text)
+        self.requests.scripts = Scripts(*map(self.on_a_false_clock, self.requests.scripts))
+        self.name = self.requests.name("ns", "name")
         self.restart()
+
+    def on_a_false_clock(self, script: Script) -> Script:
+        text = script.text.decode()
+        assert text.count(TRUE_CLOCK) == 1
+        false = scripts.made(script.name, text.replace(TRUE_CLOCK, FALSE_CLOCK))
+        self.link.ask("SCRIPT", "LOAD", false.text)
+        return false
+
+    def request(self, claim: Claim) -> Requests:
+        """As its own client would make it."""
+        self.requests.moved(claim.mark)
+        return self.requests
 
     def restart(self) -> None:
         self.link.ask("FLUSHALL")
@@ -95,7 +102,7 @@ class World:
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         self.tell_clock()
-        for key in KEYS.words[1:]:
+        for key in KEYS[1:]:
             end = self.link.ask("PEXPIRETIME", key)
             assert end != -1, f"{key} would stay for ever"
             if 0 < end <= self.now * 1000:
@@ -139,15 +146,14 @@ class World:
         return answer
 
     def attempt(self, claim: Claim):
-        terms = Terms(claim, claim.mark, self.requests.scripts)
         try:
-            return requests.granted(claim, self.link.send(self.requests.attempt(claim, terms)))
+            return requests.granted(claim, self.link.send(self.request(claim).attempt(self.name, claim)))
         except Mismatch as error:
             return str(error)
 
     def shown(self) -> None:
         """What a look at the name shows, the same from both, nothing changed."""
-        found = requests.holdings("ns", "name", self.link.send(self.requests.inspect(KEYS)))
+        found = requests.holdings("ns", "name", self.link.send(self.requests.inspect(self.name)))
         line = deepcopy(self.line) or Line(self.now)
         line.tidy(self.now)
         assert rounded(found) == rounded(list(line.holdings("ns", "name", self.now)))
@@ -230,7 +236,7 @@ def agree(kind: str, data, world: World) -> None:
         world.shown()
     # Nobody asks any more: nothing stays but the counter.
     world.pass_time(1000.0)
-    assert set(world.link.ask("KEYS", "*")) <= {b"clock", KEYS.words[0].encode()}
+    assert set(world.link.ask("KEYS", "*")) <= {b"clock", KEYS[0].encode()}
 
 
 def both(world: World, step, tokens: dict[str, int], kind: str, data) -> None:
@@ -255,8 +261,8 @@ def both(world: World, step, tokens: dict[str, int], kind: str, data) -> None:
             tokens[mark] = got.token
     elif what == "renew":
         claims = [claim(mark, token=tokens.get(mark, 7) if held else 0, ttl=ttl) for mark, held, ttl in args[0]]
-        expired = not world.link.ask("EXISTS", KEYS.words[1])  # nothing is left that could say it was there
-        flat = world.link.send(world.requests.renew(KEYS, claims))
+        expired = not world.link.ask("EXISTS", KEYS[1])  # nothing is left that could say it was there
+        flat = world.link.send(world.requests.renew(world.name, claims))
         got = requests.renewed(claims, flat)
         want, words = [], []
         lapsed = {} if world.line is None else world.line.parties
@@ -274,12 +280,11 @@ def both(world: World, step, tokens: dict[str, int], kind: str, data) -> None:
     elif what == "release":
         mark, least, held = args
         one = claim(mark, min_hold=least)._replace(id="secret" if held else "")
-        terms = Terms(one, mark, world.requests.scripts)
-        got = bool(world.link.send(world.requests.release(one, terms)))
+        got = bool(world.link.send(world.request(one).release(world.name, one)))
         want, words = world.pure(lambda line, at: line.release(at, mark, least, held))
     else:
         token = tokens.get(args[0], 7)
-        got = bool(world.link.send(world.requests.break_(KEYS, token)))
+        got = bool(world.link.send(world.requests.break_(world.name, token)))
         want, words = world.pure(lambda line, at: line.break_(at, token))
     assert rounded(got) == rounded(want), step
     told = [word for word in words if word.client not in world.deaf]
@@ -301,7 +306,7 @@ def test_two_hundred_waiters_cost_the_server_no_more_than_two(world: World) -> N
         world.drained()
         before = commands()
         one = claim(f"{0:032x}")
-        world.link.send(world.requests.release(one, Terms(one, "", world.requests.scripts)))
+        world.link.send(world.request(one).release(world.name, one))
         costs.append(commands() - before)
         assert [word.kind for word in world.drained()] == ["go", "head"]
         world.ears.sock.sendall(pack("UNSUBSCRIBE"))

@@ -17,6 +17,7 @@ BUCKETS = 1024
 
 _HEX = frozenset("0123456789abcdef")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_CODES = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256)]
 
 
 def check_name(name: str) -> str:
@@ -53,7 +54,7 @@ def _checked(text: str, what: str) -> int:
 
 def encode(text: str) -> str:
     """One-to-one into letters, digits, `_`, `-` and `%XX`; `.`, `/`, `{` and `:` are all encoded."""
-    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode())
+    return "".join([_CODES[byte] for byte in text.encode()])
 
 
 def decode(key: str) -> str:

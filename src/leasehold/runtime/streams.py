@@ -54,7 +54,7 @@ class SocketStream:
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._parser, self._clock = sock, parser, clock
-        self._patience = -1.0
+        self._patience = float("-inf")  # what the kernel was told: nothing yet
         finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
 
     def call(self, data: bytes, deadline: float) -> Any:

@@ -16,7 +16,7 @@ from leasehold.config import EngineConfig
 from leasehold.engines.redis import requests
 from leasehold.engines.redis.asking import Asking
 from leasehold.engines.redis.listener import Listener
-from leasehold.engines.redis.requests import Keys, Requests, keys
+from leasehold.engines.redis.requests import Name, Requests
 from leasehold.engines.redis.server import Server, pack
 from leasehold.engines.redis.settings import Unreached
 from leasehold.engines.redis.topology import Options, Single, Topology, single
@@ -85,8 +85,8 @@ class RedisEngine:
                 await listener.ready(self._runtime, deadline)
         elif not listener.on:
             listener.start()
-        terms = self._requests.terms(claim)
-        wire, packed = self._topology.wire(terms.tag), self._requests.attempt(claim, terms)
+        name = self._requests.name(claim.namespace, claim.name)
+        wire, packed = self._topology.wire(name.tag), self._requests.attempt(name, claim)
         try:
             if self._asking.min_replicas:
                 return await self._confirmed(claim, wire, packed, deadline)
@@ -128,9 +128,9 @@ class RedisEngine:
         names: dict[tuple[str, str], list[int]] = {}
         for number, claim in enumerate(claims):
             names.setdefault((claim.namespace, claim.name), []).append(number)
-        by_wire: dict[Wire, list[tuple[Keys, list[int]]]] = {}
-        for name, numbers in names.items():
-            found = keys(*name)
+        by_wire: dict[Wire, list[tuple[Name, list[int]]]] = {}
+        for whose, numbers in names.items():
+            found = self._requests.name(*whose)
             by_wire.setdefault(self._topology.wire(found.tag), []).append((found, numbers))
         answers: list[Alive | Gone | Unavailable] = [Unavailable("not asked", engine="redis")] * len(claims)
         for wire, work in by_wire.items():
@@ -145,7 +145,7 @@ class RedisEngine:
     async def _renew(
         self,
         wire: Wire,
-        work: list[tuple[Keys, list[int]]],
+        work: list[tuple[Name, list[int]]],
         claims: Sequence[Claim],
         answers: list[Alive | Gone | Unavailable],
         deadline: float,
@@ -161,10 +161,10 @@ class RedisEngine:
 
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._book.leave(claim.mark)
-        terms = self._requests.terms(claim)
-        wire = self._topology.wire(terms.tag)
+        name = self._requests.name(claim.namespace, claim.name)
+        wire = self._topology.wire(name.tag)
         try:
-            reply = self._asking.one(wire, self._scripts.release, self._requests.release(claim, terms), deadline)
+            reply = self._asking.one(wire, self._scripts.release, self._requests.release(name, claim), deadline)
             if reply.__class__ is not int:
                 reply = await settle(reply)
         except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
@@ -172,13 +172,14 @@ class RedisEngine:
         return requests.yes(reply)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
-        found = keys(namespace, name)
+        found = self._requests.name(namespace, name)
         wire, packed = self._topology.wire(found.tag), self._requests.break_(found, token)
         return requests.yes(await settle(self._asking.one(wire, self._scripts.break_, packed, deadline, again=False)))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         if exact:
-            return await self._look(self._topology.wire(keys(namespace, prefix).tag), namespace, [prefix], deadline)
+            wire = self._topology.wire(self._requests.name(namespace, prefix).tag)
+            return await self._look(wire, namespace, [prefix], deadline)
         found: list[Holding] = []
         for wire in self._topology.wires():
             names = sorted(await self._names(wire, namespace, prefix, deadline))
@@ -187,7 +188,7 @@ class RedisEngine:
         return sorted(found, key=lambda holding: holding.name)
 
     async def _look(self, wire: Wire, namespace: str, names: Sequence[str], deadline: float) -> list[Holding]:
-        packed = [self._requests.inspect(keys(namespace, name)) for name in names]
+        packed = [self._requests.inspect(self._requests.name(namespace, name)) for name in names]
         replies, _ = await self._asking.many(wire, self._scripts.inspect, packed, deadline)
         pairs = zip(names, replies, strict=True)
         return [holding for name, reply in pairs for holding in requests.holdings(namespace, name, reply)]
@@ -213,7 +214,7 @@ class RedisEngine:
             self._refused.discard(claim.mark)
             self._book.leave(claim.mark)
             return
-        wire = self._topology.wire(self._requests.terms(claim).tag)
+        wire = self._topology.wire(self._requests.name(claim.namespace, claim.name).tag)
         owed = self._book.owe(claim, soon=False)  # first: torn between, it is still owed
         self._book.leave(claim.mark)
 
@@ -242,7 +243,7 @@ class RedisEngine:
 
     def _given_up(self, claim: Claim) -> bytes:
         bare = claim._replace(min_hold=0.0) if claim.min_hold else claim
-        return self._requests.release(bare, self._requests.terms(bare))
+        return self._requests.release(self._requests.name(bare.namespace, bare.name), bare)
 
     def _unconfirmed(self) -> Unavailable:
         few = self._asking.min_replicas

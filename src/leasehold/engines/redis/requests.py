@@ -16,23 +16,23 @@ from leasehold.engines.redis.server import pack
 from leasehold.errors import Mismatch, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
 
-_KEPT: Final = 2048  # locks whose requests are kept packed
+_KEPT: Final = 4096  # names, and ways of asking, that are kept packed
 _LONGEST: Final = 100 * 365 * 86_400 * MICROS  # a century: sums of such times are still whole numbers of a double
 _MARK: Final = b"$16\r\n"
 
 
-class Keys(NamedTuple):
-    """The keys of a name; `tag` is their hash tag, braces and all."""
+class Name(NamedTuple):
+    """The keys of a name, packed; `tag` is their hash tag, braces and all."""
 
     tag: str
-    words: tuple[str, str, str, str]
+    keys: bytes
 
 
-def keys(namespace: str, name: str) -> Keys:
-    tag = f"{{{encode(namespace)}:{bucket(name)}}}"
-    base = f"{FORMAT}:{tag}"
-    key = f"{base}:{encode(name)}"
-    return Keys(tag, (base, key, f"{key}:q", f"{key}:w"))
+def keys(namespace: str, name: str) -> tuple[str, str, str, str]:
+    """Counter, name, queue, waiters: what `machine.lua` calls them."""
+    counter = f"{FORMAT}:{{{encode(namespace)}:{bucket(name)}}}"
+    key = f"{counter}:{encode(name)}"
+    return counter, key, f"{key}:q", f"{key}:w"
 
 
 def pattern(namespace: str, prefix: str) -> str:
@@ -49,70 +49,86 @@ def named(key: str) -> tuple[str, str] | None:
 
 
 class Terms:
-    """What a lock's claims have in common, packed: what stands before the mark in each request, and behind it."""
+    """What the claims of a lock say behind their mark, packed."""
 
-    __slots__ = ("attempt", "queue", "release", "release_stray", "tag", "try_")
+    __slots__ = ("queue", "release", "release_stray", "try_")
 
-    def __init__(self, claim: Claim, client: str, scripts: Scripts) -> None:
-        found = keys(claim.namespace, claim.name)
-        self.tag = found.tag
+    def __init__(self, claim: Claim, client: str) -> None:
         most = claim.limit if claim.kind == "semaphore" else 0
-        shared, delay = int(claim.mode == "shared"), micros(claim.delay)
-        slot = 0 if most else -1
-        facts = (HELD, shared, delay, slot, 0, 0, client, packed_holder(claim.holder))
-        terms = b"".join(packed(fact) for fact in facts)
-        self.attempt = _head(scripts.attempt, found, 6) + _MARK
-        self.try_, self.queue = (b"\r\n" + _words(micros(claim.ttl), delay, n, most, terms) for n in (0, 1))
-        min_hold = micros(claim.min_hold)
-        self.release = _around(scripts.release, found, *((min_hold, 1) if min_hold else ()))
-        self.release_stray = _around(scripts.release, found, min_hold, 0)  # it ends no grant
-
-
-class Scripts:
-    def __init__(self, publishing: Publishing) -> None:
-        self.attempt, self.renew, self.release, self.break_, self.inspect = (
-            load(name, publishing) for name in ("attempt", "renew", "release", "break", "inspect")
-        )
+        shared, delay, min_hold = int(claim.mode == "shared"), micros(claim.delay), micros(claim.min_hold)
+        facts = (HELD, shared, delay, 0 if most else -1, 0, 0, client, packed_holder(claim.holder))
+        terms = b"".join([packed(fact) for fact in facts])
+        self.try_, self.queue = (b"\r\n" + words(micros(claim.ttl), delay, n, most, terms) for n in (0, 1))
+        self.release = (b"\r\n" + words(min_hold, 1)) if min_hold else b"\r\n"
+        self.release_stray = b"\r\n" + words(min_hold, 0)  # it ends no grant
 
 
 class Requests:
     """Of one engine."""
 
     def __init__(self, publishing: Publishing, client: str) -> None:
-        self.scripts, self.client = Scripts(publishing), client
-        self._kept: dict[tuple[Any, ...], Terms] = {}
-
-    def terms(self, claim: Claim) -> Terms:
-        key = claim[:2] + claim[4:11]
-        found = self._kept.get(key)
-        if found is None:
-            found = Terms(claim, self.client, self.scripts)
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            self._kept[key] = found
-        return found
+        names = ("attempt", "renew", "release", "break", "inspect")
+        self.scripts = Scripts(*(load(name, publishing) for name in names))
+        self.moved(client)
 
     def moved(self, client: str) -> None:
-        """After a fork the client has another address."""
-        self.client = client
-        self._kept.clear()
+        """The client has another address now: after a fork."""
+        self._client = client
+        self._names: dict[tuple[str, ...], Name] = {}
+        self._terms: dict[tuple[Any, ...], Terms] = {}
+        scripts = self.scripts
+        self._attempt = head(scripts.attempt, 6)
+        self._release, self._release_more = head(scripts.release, 1), head(scripts.release, 3)
 
-    def attempt(self, claim: Claim, terms: Terms) -> bytes:
-        return terms.attempt + bytes.fromhex(claim.mark) + (terms.queue if claim.queue else terms.try_)
+    def name(self, namespace: str, name: str) -> Name:
+        whose = (namespace, name)
+        found = self._names.get(whose)
+        if found is None:
+            known = keys(namespace, name)
+            found = Name(known[0].partition(":")[2], words(len(known), *known))
+            if len(self._names) >= _KEPT:
+                self._names.clear()
+            self._names[whose] = found
+        return found
 
-    def release(self, claim: Claim, terms: Terms) -> bytes:
-        before, behind = terms.release if claim.id else terms.release_stray
-        return before + bytes.fromhex(claim.mark) + behind
+    def terms(self, claim: Claim) -> Terms:
+        key = claim[4:11]
+        found = self._terms.get(key)
+        if found is None:
+            found = Terms(claim, self._client)
+            if len(self._terms) >= _KEPT:
+                self._terms.clear()
+            self._terms[key] = found
+        return found
 
-    def renew(self, found: Keys, claims: Sequence[Claim]) -> bytes:
-        words = [word for each in claims for word in (bytes.fromhex(each.mark), each.token, micros(each.ttl))]
-        return _head(self.scripts.renew, found, len(words)) + _words(*words)
+    def attempt(self, name: Name, claim: Claim) -> bytes:
+        terms = self.terms(claim)
+        behind = terms.queue if claim.queue else terms.try_
+        return b"".join((self._attempt, name.keys, _MARK, bytes.fromhex(claim.mark), behind))
 
-    def break_(self, found: Keys, token: int) -> bytes:
-        return _head(self.scripts.break_, found, 1) + _words(token)
+    def release(self, name: Name, claim: Claim) -> bytes:
+        terms = self.terms(claim)
+        behind = terms.release if claim.id else terms.release_stray
+        before = self._release if len(behind) == 2 else self._release_more
+        return b"".join((before, name.keys, _MARK, bytes.fromhex(claim.mark), behind))
 
-    def inspect(self, found: Keys) -> bytes:
-        return _head(self.scripts.inspect, found, 0)
+    def renew(self, name: Name, claims: Sequence[Claim]) -> bytes:
+        facts = [fact for each in claims for fact in (bytes.fromhex(each.mark), each.token, micros(each.ttl))]
+        return head(self.scripts.renew, len(facts)) + name.keys + words(*facts)
+
+    def break_(self, name: Name, token: int) -> bytes:
+        return head(self.scripts.break_, 1) + name.keys + words(token)
+
+    def inspect(self, name: Name) -> bytes:
+        return head(self.scripts.inspect, 0) + name.keys
+
+
+class Scripts(NamedTuple):
+    attempt: Script
+    renew: Script
+    release: Script
+    break_: Script
+    inspect: Script
 
 
 def spelled_out(script: Script, packed: bytes) -> bytes:
@@ -124,18 +140,13 @@ def _called(script: Script) -> bytes:
     return b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % script.sha
 
 
-def _head(script: Script, found: Keys, arguments: int) -> bytes:
-    count = 3 + len(found.words) + arguments
-    return b"*%d\r\n%b%b" % (count, _called(script), _words(len(found.words), *found.words))
+def head(script: Script, arguments: int) -> bytes:
+    """What stands before the keys, which are four and their number."""
+    return b"*%d\r\n%b" % (3 + 4 + arguments, _called(script))
 
 
-def _around(script: Script, found: Keys, *rest: int) -> tuple[bytes, bytes]:
-    """What stands before the mark, and behind it."""
-    return _head(script, found, 1 + len(rest)) + _MARK, b"\r\n" + (_words(*rest) if rest else b"")
-
-
-def _words(*words: bytes | str | int) -> bytes:
-    return pack(*words).partition(b"\r\n")[2]
+def words(*facts: bytes | str | int) -> bytes:
+    return pack(*facts).partition(b"\r\n")[2]
 
 
 def micros(seconds: float) -> int:
