@@ -218,6 +218,16 @@ def test_a_silent_way_to_listen_by_keeps_nobody_from_a_free_name(database, until
             slow.join(60)
 
 
+def test_only_the_head_of_a_long_line_asks_again_when_nothing_happens(database, bare) -> None:
+    one = bare()
+    one.attempt(claim_of("holder"))
+    line = [claim_of(f"waiter {number}", queue=True) for number in range(4)]
+    for claim in line:
+        one.attempt(claim)
+    replies = step(one.engine.renew(line, one.deadline))
+    assert [bool(reply.place) for reply in replies] == [False, True, True, True]  # the watchdog wakes who has no place
+
+
 # -------------------------------------------------------------------- errors
 
 

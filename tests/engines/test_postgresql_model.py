@@ -134,7 +134,7 @@ class World:
 
     def renew(self, claim: Claim):
         if not claim.token:
-            ((_, known),) = self.ask(
+            ((_, known, _),) = self.ask(
                 "select * from lh_beat_v1(%s, %s, %s, %s, 1000)", ["ns"], [5], ["name"], [claim.mark]
             )
             return Alive(BEAT) if known else Gone()

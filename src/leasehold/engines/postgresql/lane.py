@@ -160,7 +160,7 @@ class Lane:
             self._see_off(session.leave())
 
     def _see_off(self, tail: Tail | None) -> None:
-        if tail is not None:
+        if tail is not None and not self._closed:
             self._tails.append(tail)
 
     async def _room(self, session: Session, deadline: float) -> Session:

@@ -140,10 +140,10 @@ end
 $lh$;
 
 -- Keep queued claims in line (E7). Lengthens no reservation, and puts nobody back in line. Their buckets are locked in
--- one order by all who lock several.
+-- one order by all who lock several. behind: others stand before it, so it need not ask for itself.
 create or replace function "leasehold".lh_beat_v1(
     _namespaces text[], _buckets integer[], _names text[], _marks text[], _patience integer
-) returns table (nr bigint, known boolean)
+) returns table (nr bigint, known boolean, behind boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 #variable_conflict use_column
 declare
@@ -173,7 +173,12 @@ begin
             or exists (
                 select 1 from "leasehold".lh_grant g
                 where g.namespace = a.namespace and g.name = a.name and g.mark = a.mark
-                    and (g.state in (1, 2) and g.until > _t or g.state = 1 and g.beat > _t))
+                    and (g.state in (1, 2) and g.until > _t or g.state = 1 and g.beat > _t)),
+            exists (
+                select 1 from "leasehold".lh_waiter w
+                where w.mark = a.mark and w.namespace = a.namespace and w.name = a.name and not w.passed and exists (
+                    select 1 from "leasehold".lh_waiter f
+                    where f.namespace = a.namespace and f.name = a.name and not f.passed and f.ticket < w.ticket))
         from unnest(_namespaces, _names, _marks) with ordinality as a (namespace, name, mark, nr);
 end
 $lh$;

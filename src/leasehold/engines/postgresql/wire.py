@@ -208,7 +208,12 @@ class Tail:
 
     def __init__(self, line: socket.socket, place: str) -> None:
         self._line, self.place = line, place
-        self.descriptor, self.close = line.fileno(), line.close
+        self.descriptor = line.fileno()
+
+    def close(self) -> None:
+        self._line.close()
+
+    __del__ = close
 
     def gone(self) -> bool:
         try:

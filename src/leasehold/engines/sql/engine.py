@@ -120,8 +120,11 @@ class SqlEngine:
         buckets = [bucket(c.name) for c in claims]
         columns = ([c.namespace for c in claims], buckets, [c.name for c in claims], [c.mark for c in claims])
         rows = await self._lane.call("beat", (*columns, self._patience(deadline)), deadline)
-        known = {int(number or 0) for number, found in rows if found == "t"}
-        return [Alive(BEAT) if number + 1 in known else Gone() for number in range(len(claims))]
+        replies: list[Alive | Gone] = [Gone()] * len(claims)
+        for number, found, behind in rows:
+            if found == "t":
+                replies[int(number or 0) - 1] = Alive(BEAT, 1 if behind == "t" else None)  # or further back
+        return replies
 
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._book.leave(claim.mark)
