@@ -2,7 +2,8 @@
 # network. The environment and the wheel are below .venv: `rm -rf .venv` starts afresh.
 
 PYTHON ?= python3
-JOBS ?= 2
+# More than cores: tests with servers wait more than they work.
+JOBS ?= 4
 ARGS ?=
 
 VENV := .venv

@@ -8,7 +8,7 @@ import sys
 
 from bench.rounds import as_json, table
 
-TABLES = ("memory", "sqlite", "etcd")
+TABLES = ("memory", "sqlite", "redis", "postgresql", "etcd", "zookeeper")
 
 
 def main() -> None:

@@ -12,15 +12,26 @@ from pathlib import Path
 import pytest
 
 import leasehold
-from leasehold import aio, blocking
+from leasehold import aio, blocking, once_aio, once_blocking
+from leasehold.many_aio import AsyncTerms
+from leasehold.many_blocking import Terms
 
 NAMES = [
     "AsyncClient",
+    "AsyncElection",
     "AsyncLease",
+    "AsyncLeases",
     "AsyncLock",
+    "AsyncMultiLock",
     "AsyncRWLock",
+    "AsyncSchedule",
+    "AsyncStatus",
     "Client",
     "ConfigError",
+    "Conflict",
+    "CurrentLease",
+    "Deadlock",
+    "Election",
     "Event",
     "Holder",
     "Holding",
@@ -28,15 +39,27 @@ NAMES = [
     "LeaseLost",
     "LeaseState",
     "LeaseholdError",
+    "Leases",
     "Lock",
     "Mismatch",
+    "MultiLock",
     "NotAcquired",
+    "Outcome",
     "RWLock",
+    "RunFailed",
+    "Schedule",
     "SelfDeadlock",
     "StaleToken",
+    "Status",
+    "Term",
     "Traits",
     "Unavailable",
     "Unsupported",
+    "advise_ttl",
+    "current_lease",
+    "fences",
+    "optimistic",
+    "optimistic_async",
 ]
 
 TWINS = [
@@ -44,11 +67,20 @@ TWINS = [
     (blocking.Lock, aio.AsyncLock),
     (blocking.RWLock, aio.AsyncRWLock),
     (blocking.Lease, aio.AsyncLease),
+    (once_blocking.OnceClient, once_aio.AsyncOnceClient),
+    (once_blocking.Schedule, once_aio.AsyncSchedule),
+    (once_blocking.Status, once_aio.AsyncStatus),
+    (blocking.MultiLock, aio.AsyncMultiLock),
+    (blocking.Leases, aio.AsyncLeases),
+    (blocking.Election, aio.AsyncElection),
+    (Terms, AsyncTerms),
 ]
 both_twins = pytest.mark.parametrize(("face", "twin"), TWINS, ids=lambda each: each.__name__)
 
 BLOCKING_ONLY = {"as_threading"}
-NEVER_AWAITED = {"lock", "rwlock", "semaphore", "locked", "read", "write", "__init__"}  # they ask the engine nothing
+# They ask neither engine nor store.
+NEVER_AWAITED = {"lock", "rwlock", "semaphore", "multilock", "election", "locked", "read", "write", "lead", "observe"}
+NEVER_AWAITED |= {"__init__", "__iter__", "once_per", "schedule", "status"}
 
 # ------------------------------------------------------------------------ names
 
@@ -66,7 +98,8 @@ def test_the_version_is_that_of_the_package():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_says_what_it_is(name):
     thing = getattr(leasehold, name)
-    assert vars(thing).get("__doc__"), f"{name} has no docstring of its own"
+    own = thing.__doc__ if inspect.isfunction(thing) else vars(thing).get("__doc__")
+    assert own, f"{name} has no docstring of its own"
 
 
 @pytest.mark.parametrize("face", [face for pair in TWINS for face in pair])
@@ -81,7 +114,7 @@ def test_every_method_says_what_it_promises(face):
 def methods(face: type) -> dict[str, object]:
     """What a face adds to the code it shares with its twin; `__aenter__` counts as `__enter__`."""
     found = {name: member for name, member in vars(face).items() if inspect.isfunction(member)}
-    return {re.sub("^__a(enter|exit)__$", r"__\1__", name): member for name, member in found.items()}
+    return {re.sub("^__a(enter|exit|iter|next)__$", r"__\1__", name): member for name, member in found.items()}
 
 
 def shape(method: Callable[..., object]) -> tuple[list[tuple[object, ...]], str]:
@@ -94,7 +127,7 @@ def in_blocking_words(annotation: object) -> str:
     """An annotation (text: both modules defer them) as the blocking face writes it. Functions that are handed in may be
     plain or async on the other: those types are the business of `tests/typing`."""
     text = str(annotation).replace("Async", "")
-    return "a function's" if re.search(r"\b(Any|Awaitable|Callable|T)\b", text) else text
+    return "a function's" if re.search(r"\b(Any|Awaitable|Callable|Decorator|T)\b", text) else text
 
 
 @both_twins
@@ -136,10 +169,15 @@ def ways_to_build_a_lock(client):
     return {
         "lock()": lambda **options: client.lock("a", **options),
         "semaphore()": lambda **options: client.semaphore("a", 2, **options),
+        "multilock()": lambda **options: client.multilock(["a"], **options),
+        "election()": lambda **options: client.election("a", **options),
         "read()": lambda **options: client.rwlock("a").read(**options),
         "write()": lambda **options: client.rwlock("a").write(**options),
         "locked()": lambda **options: client.locked("a", **options)(print),
     }
+
+
+WAYS = ["lock()", "semaphore()", "multilock()", "election()", "read()", "write()", "locked()"]
 
 
 @pytest.fixture(params=[leasehold.Client, leasehold.AsyncClient])
@@ -152,13 +190,13 @@ def client(request):
         asyncio.run(client.close())
 
 
-@pytest.mark.parametrize("where", ["lock()", "semaphore()", "read()", "write()", "locked()"])
+@pytest.mark.parametrize("where", WAYS)
 def test_timeout_is_refused_by_naming_ttl_and_wait(client, where):
     with pytest.raises(TypeError, match=rf"{re.escape(where)} has no 'timeout': use ttl= .* wait= "):
         ways_to_build_a_lock(client)[where](timeout=3)
 
 
-@pytest.mark.parametrize("where", ["lock()", "semaphore()", "read()", "write()", "locked()"])
+@pytest.mark.parametrize("where", WAYS)
 def test_a_misspelt_option_is_a_type_error(client, where):
     with pytest.raises(TypeError, match=rf"{re.escape(where)} got an unexpected keyword argument 'tll'"):
         ways_to_build_a_lock(client)[where](tll=3)

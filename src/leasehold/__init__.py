@@ -2,36 +2,61 @@
 
 with leasehold.Client("memory://") as client:
     with client.lock("orders/42", ttl=30, wait=5) as lease:
-        ledger.write(row, token=lease.token)   # the ledger refuses older tokens
+        ledger.write(lease, row)               # a fence: it refuses holders of the past
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 
-from leasehold.aio import AsyncClient, AsyncLease, AsyncLock, AsyncRWLock
-from leasehold.blocking import Client, Lease, Lock, RWLock
+from leasehold import fences
+from leasehold.aio import (
+    AsyncClient,
+    AsyncElection,
+    AsyncLease,
+    AsyncLeases,
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncRWLock,
+)
+from leasehold.blocking import Client, Election, Lease, Leases, Lock, MultiLock, RWLock
+from leasehold.core.deadlocks import Deadlock
+from leasehold.core.timing import advise_ttl
+from leasehold.current import CurrentLease, current_lease
 from leasehold.errors import (
     ConfigError,
+    Conflict,
     LeaseholdError,
     LeaseLost,
     Mismatch,
     NotAcquired,
+    RunFailed,
     SelfDeadlock,
     StaleToken,
     Unavailable,
     Unsupported,
 )
 from leasehold.events import Event
-from leasehold.model import Holder, Holding, Traits
+from leasehold.model import Holder, Holding, Outcome, Term, Traits
+from leasehold.once_aio import AsyncSchedule, AsyncStatus, optimistic_async
+from leasehold.once_blocking import Schedule, Status, optimistic
 from leasehold.recipes.lease import LeaseState
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "AsyncElection",
     "AsyncLease",
+    "AsyncLeases",
     "AsyncLock",
+    "AsyncMultiLock",
     "AsyncRWLock",
+    "AsyncSchedule",
+    "AsyncStatus",
     "Client",
     "ConfigError",
+    "Conflict",
+    "CurrentLease",
+    "Deadlock",
+    "Election",
     "Event",
     "Holder",
     "Holding",
@@ -39,13 +64,25 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LeaseholdError",
+    "Leases",
     "Lock",
     "Mismatch",
+    "MultiLock",
     "NotAcquired",
+    "Outcome",
     "RWLock",
+    "RunFailed",
+    "Schedule",
     "SelfDeadlock",
     "StaleToken",
+    "Status",
+    "Term",
     "Traits",
     "Unavailable",
     "Unsupported",
+    "advise_ttl",
+    "current_lease",
+    "fences",
+    "optimistic",
+    "optimistic_async",
 ]

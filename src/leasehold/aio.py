@@ -2,92 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Never, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 from leasehold import engines
-from leasehold.config import UNSET, LockArguments, Unset, refuse_unknown
+from leasehold.config import LockArguments
+from leasehold.core.deadlocks import Deadlock
+from leasehold.locks_aio import AsyncLease, AsyncLock
+from leasehold.many_aio import AsyncElection, AsyncLeases, AsyncMultiLock
 from leasehold.model import Holding
-from leasehold.recipes.calling import OnBusy, Task, wants_lease
-from leasehold.recipes.client import BaseClient, semaphore_shape
-from leasehold.recipes.lease import BaseLease
-from leasehold.recipes.lock import BaseLock, Shape
+from leasehold.once_aio import AsyncOnceClient, Decorator
+from leasehold.recipes.calling import OnBusy, Task
+from leasehold.recipes.client import semaphore_shape
+from leasehold.recipes.election import election_options
+from leasehold.recipes.lock import Shape
+from leasehold.recipes.multilock import distinct
 from leasehold.runtime.loop import Loop
 
+__all__ = ["AsyncClient", "AsyncElection", "AsyncLease", "AsyncLeases", "AsyncLock", "AsyncMultiLock", "AsyncRWLock"]
+
 T = TypeVar("T")
-
-
-class AsyncLease(BaseLease):
-    """As `Lease`: what you hold, renewed in the background, also while the loop is blocked."""
-
-    __slots__ = ()
-
-    async def verify(self) -> None:
-        """Ask the engine itself, and renew. Raises `LeaseLost` or `Unavailable`."""
-        await self._renew(None)
-
-    async def renew(self, ttl: float | None = None) -> None:
-        """Set the life left to `ttl` seconds from now, as `Lease.renew` does."""
-        await self._renew(ttl)
-
-    async def release(self) -> bool:
-        """Give it up, as `Lease.release` does. Cancelled half-way, it is repeated in the background."""
-        return await self._release_by_hand()
-
-    async def wait_lost(self, seconds: float | None = None) -> bool:
-        """Wait until the lease is lost, at most `seconds`. False: it is not lost."""
-        return await self._wait_lost(seconds)
-
-
-class AsyncLock(BaseLock[AsyncLease]):
-    """As `Lock`: a name to be held by one at a time. In `async with`, losing the lease cancels the body and the block
-    raises `LeaseLost`, as `asyncio.timeout` does with its error."""
-
-    __slots__ = ()
-
-    async def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
-        """A lease, or `NotAcquired` after `wait` seconds (None: never; 0: try once). Cancelled, it leaves the line."""
-        refuse_unknown("acquire()", unknown)
-        return await self._acquire(wait)
-
-    async def try_acquire(self) -> AsyncLease | None:
-        """A lease if the name is free right now, else None."""
-        return await self._try_acquire()
-
-    async def locked(self) -> bool:
-        """Whether somebody holds it, at the moment the engine is asked. Decide nothing by it."""
-        return await self._locked()
-
-    @overload
-    async def call(self, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T: ...
-
-    @overload
-    async def call(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
-
-    async def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run `fn`, plain or async, under the lock; it gets the lease if it has a parameter `lease`."""
-        return await self._call(fn, args, kwargs, wants_lease(fn, blocking=False))
-
-    async def __aenter__(self) -> AsyncLease:
-        frame = id(sys._getframe(1))
-        try:
-            return await self._enter(frame)
-        except BaseException:
-            self._abandon(frame)
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        frame = id(sys._getframe(1))
-        try:
-            await self._leave(frame, kind, error)
-        except BaseException:
-            self._abandon(frame)
-            raise
 
 
 class AsyncRWLock:
@@ -105,18 +41,8 @@ class AsyncRWLock:
         return self._client._lock("write()", self._name, Shape(), options)
 
 
-class _Decorator(Protocol):
-    """What `locked` gives: takes a function, plain or async, and makes one to be awaited."""
-
-    @overload
-    def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T]]: ...
-
-    @overload
-    def __call__(self, fn: Callable[..., T], /) -> Callable[..., Awaitable[T]]: ...
-
-
 class _SkipDecorator(Protocol):
-    """The same with `on_busy="skip"`: None when it was busy."""
+    """What `locked` gives with `on_busy="skip"`: None when it was busy."""
 
     @overload
     def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T | None]]: ...
@@ -125,7 +51,7 @@ class _SkipDecorator(Protocol):
     def __call__(self, fn: Callable[..., T], /) -> Callable[..., Awaitable[T | None]]: ...
 
 
-class AsyncClient(BaseClient):
+class AsyncClient(AsyncOnceClient):
     """As `Client`, for one event loop: the one that uses it first, and after that one is closed, the next.
 
     Its watchdog is a thread of its own, so a blocked loop loses no lease.
@@ -133,6 +59,7 @@ class AsyncClient(BaseClient):
 
     _runtime_type = Loop
     _engines: ClassVar = engines
+    _lease_type = AsyncLease
 
     def lock(self, name: str, **options: Unpack[LockArguments]) -> AsyncLock:
         """A lock on `name`. Options as for `Client.lock`; `reentrant` is by task."""
@@ -145,6 +72,14 @@ class AsyncClient(BaseClient):
     def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> AsyncLock:
         """A lock with `limit` holders at once; `lease.slot` says which of them. Options as for `lock`."""
         return self._lock("semaphore()", name, semaphore_shape(limit), options)
+
+    def multilock(self, names: Iterable[str], **options: Unpack[LockArguments]) -> AsyncMultiLock:
+        """All of these names, or none, as `Client.multilock` does."""
+        return AsyncMultiLock([self._lock("multilock()", name, Shape(), options) for name in distinct(names)])
+
+    def election(self, name: str, **options: Unpack[LockArguments]) -> AsyncElection:
+        """An election of one leader at a time, as `Client.election` gives."""
+        return AsyncElection(self._lock("election()", name, Shape(), election_options(self.traits, options)))
 
     @overload
     async def with_lock(self, name: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T: ...
@@ -159,7 +94,7 @@ class AsyncClient(BaseClient):
     @overload
     def locked(
         self, name: str, *, on_busy: Literal["wait", "raise"] = "wait", **options: Unpack[LockArguments]
-    ) -> _Decorator: ...
+    ) -> Decorator: ...
 
     @overload
     def locked(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]) -> _SkipDecorator: ...
@@ -183,6 +118,10 @@ class AsyncClient(BaseClient):
     async def inspect(self, prefix: str = "", exact: bool = False) -> list[Holding]:
         """Who holds and who waits, by name: every claim in this namespace whose name begins with `prefix`."""
         return await self._inspect(prefix, exact)
+
+    async def deadlocks(self) -> list[Deadlock]:
+        """Who waits for each other in a circle, as `Client.deadlocks` tells."""
+        return await self._deadlocks()
 
     async def break_lock(self, name: str, *, token: int) -> bool:
         """Take a lock from its holder, as `Client.break_lock` does."""

@@ -7,15 +7,20 @@ it (`deliver`); the watchdog works through it. Thread-safe: single steps on dict
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from leasehold.core.timing import BEAT, BEAT_EVERY, LATE
 from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 
 class Losable(Protocol):
     def _lose(self, reason: Reason) -> bool: ...
+
+    def _doubt(self, why: str) -> None: ...
 
 
 class Waiter:
@@ -61,11 +66,14 @@ class Book:
     def leave(self, mark: str) -> None:
         self.waiting.pop(mark, None)
 
-    def owe(self, claim: Claim) -> None:
-        """Have the watchdog repeat the release until the engine answered, or the claim has ended by itself."""
+    def owe(self, claim: Claim, soon: bool = True) -> Owed:
+        """Have the watchdog repeat the release until the engine answered, or the claim has ended by itself.
+        `soon=False`: the caller has sent one, and stirs the watchdog if that is not answered."""
         now = self._now()
-        self.owed[claim.mark] = Owed(claim, now + max(claim.ttl + claim.delay, BEAT))
-        self.stir(now)
+        owed = self.owed[claim.mark] = Owed(claim, now + max(claim.ttl + claim.delay, BEAT))
+        if soon:
+            self.stir(now)
+        return owed
 
     def knows(self, mark: str) -> bool:
         return mark in self.waiting or mark in self.held or mark in self.owed
@@ -91,6 +99,22 @@ class Book:
         else:
             waiter.look_at = self._now() + seconds + LATE
         waiter.signal.set()
+
+    def doubt(self, why: str) -> None:
+        """The engine lost its way to whatever holds: every lease is at risk until its next answer. From any thread."""
+        for held in list(self.held.values()):
+            if lease := held():
+                lease._doubt(why)
+
+
+def every(found: dict[K, V]) -> list[tuple[K, V]]:
+    """What is in a dictionary that other threads change meanwhile: a garbage collection in here may let one of them in,
+    and the dictionary is then found to have changed."""
+    while True:
+        try:
+            return list(found.items())
+        except RuntimeError:
+            continue
 
 
 def _nobody(_at: float) -> None:

@@ -8,6 +8,8 @@
     ├── Mismatch                            the same name is in use with another kind or limit
     ├── SelfDeadlock  (also RuntimeError)   this thread or task holds the name already
     ├── StaleToken                          a resource refused a token older than one it has seen
+    ├── Conflict                            somebody else changed it meanwhile: read again, decide again
+    ├── RunFailed                           it ran before and failed, and its failure was to be kept
     └── ConfigError   (also ValueError)     a bad argument, URL or name; nothing was done
 
 Each error is made from fields, shows them in its text, and survives pickling. None ever carries a claim's
@@ -22,10 +24,12 @@ from leasehold.model import Holder, Reason
 
 __all__ = [
     "ConfigError",
+    "Conflict",
     "LeaseLost",
     "LeaseholdError",
     "Mismatch",
     "NotAcquired",
+    "RunFailed",
     "SelfDeadlock",
     "StaleToken",
     "Unavailable",
@@ -136,12 +140,10 @@ class Unsupported(LeaseholdError):
 class Mismatch(LeaseholdError):
     """The name is live with another kind or limit. One of the two callers is wrong about what it is."""
 
-    def __init__(self, name: str, *, wanted: str, found: str) -> None:
+    def __init__(self, name: str, *, wanted: str, found: str, advice: str = "") -> None:
         self.name, self.wanted, self.found = name, wanted, found
-        super().__init__(
-            f"{name} is in use as a {found}, this call wants a {wanted}: use one kind and one limit for a name, "
-            "or wait until it is idle"
-        )
+        advice = advice or "use one kind and one limit for a name, or wait until it is idle"
+        super().__init__(f"{name} is in use as a {found}, this call wants a {wanted}: {advice}")
 
 
 class SelfDeadlock(LeaseholdError, RuntimeError):
@@ -159,9 +161,26 @@ class SelfDeadlock(LeaseholdError, RuntimeError):
 class StaleToken(LeaseholdError):
     """A protected resource has seen a newer token: the lease behind this one is over."""
 
-    def __init__(self, resource: str, *, token: int, highest: int) -> None:
-        self.resource, self.token, self.highest = resource, token, highest
-        super().__init__(f"{resource} refused token {token}: it has seen {highest}; the lease behind it is over")
+    def __init__(self, resource: str, *, token: int, highest: int, slot: int | None = None) -> None:
+        self.resource, self.token, self.highest, self.slot = resource, token, highest, slot
+        where = resource if slot is None else f"{resource}, slot {slot},"
+        super().__init__(f"{where} refused token {token}: it has seen {highest}; the lease behind it is over")
+
+
+class Conflict(LeaseholdError):
+    """What was read is no longer so: nothing was changed. Raise it yourself in a function given to `optimistic`."""
+
+    def __init__(self, name: str = "", *, text: str = "", attempts: int = 1, found: str = "") -> None:
+        self.name, self.attempts, self.found = name, attempts, found
+        super().__init__(text or f"{name or 'it'} was changed by somebody else meanwhile: read it again")
+
+
+class RunFailed(LeaseholdError):
+    """The run of a key failed, and `on_failure="keep"` has everybody told so until the record is over."""
+
+    def __init__(self, key: str, *, error: str, token: int | None = None) -> None:
+        self.key, self.error, self.token = key, error, token
+        super().__init__(f"{key} ran before and failed ({error}); it is not run again while that is kept")
 
 
 class ConfigError(LeaseholdError, ValueError):

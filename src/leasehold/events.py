@@ -26,7 +26,10 @@ EventKind: TypeAlias = Literal[
     "released",  # `seconds` held
     "owed",  # a release could not be confirmed and is repeated
     "broken",  # this client broke somebody's lock
-    "stale_token",  # a fence refused a write
+    "stale_token",  # a fence refused the lease's token; with what it has seen as `reason`
+    "ran",  # `once` ran its function and recorded the result; `seconds` it took
+    "replayed",  # `once` gave a stored result
+    "conflict",  # `optimistic` met somebody else's change; `seconds` until it tries again, `reason` what it met
 ]
 
 _log = logging.getLogger("leasehold.events")

@@ -6,7 +6,7 @@ The ones made on every call are named tuples, four times cheaper to build than f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 Mode: TypeAlias = Literal["exclusive", "shared"]
 Kind: TypeAlias = Literal["lock", "semaphore"]
@@ -97,6 +97,32 @@ class Holding:
     token: int | None = None
     slot: int | None = None
     place: int | None = None
+    owner: str = ""  # eight hex digits, the same for every claim of one thread or task: who waits for what across names
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One leader's time, as an observer sees it."""
+
+    name: str
+    token: int  # rises from term to term: what the leader's writes are fenced by
+    holder: Holder
+    age: float  # since it began, by the engine's clock at the moment of asking
+    missed: bool = False  # terms may have come and gone unseen just before this one
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Where a key of `once` stands, as `outcome` shows it."""
+
+    key: str
+    state: Literal["running", "done", "failed", "lapsed"]  # lapsed: its runner is gone, the next caller takes it over
+    token: int  # of its last runner
+    runs: int  # how often it was begun
+    holder: str  # who ran it last, for people
+    at: float  # when that began, by that runner's wall clock, for people
+    result: Any = None  # of one that is done
+    error: str = ""  # of one that failed
 
 
 @dataclass(frozen=True, slots=True)

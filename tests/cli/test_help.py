@@ -108,7 +108,7 @@ def completed(shell, *words):
 
 
 def test_commands_options_and_live_names_are_completed(shell):
-    assert completed(shell, "re") == ["renew", "release"]
+    assert completed(shell, "re") == ["renew", "release", "rebase"]
     assert "--kill-after" in completed(shell, "run", "--k")
     shell.hold("orders/42")
     assert completed(shell, "get", "or") == ["orders/42"]

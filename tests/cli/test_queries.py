@@ -24,6 +24,7 @@ HOLDING = {
     "age": float,
     "left": float,
     "fingerprint": str,
+    "owner": str,
 }
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 

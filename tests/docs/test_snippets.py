@@ -6,7 +6,9 @@ What a page may write:
   with warnings as errors. What a block prints must stand in a ```text block right below it; `...` there stands for any
   text. A log of level ERROR, an exception in another thread or a lease left behind fails the page as well.
 - A ```python pytest block is a test file, run by pytest.
+- A page that starts a server of `leasehold.testing.servers` is skipped where that is not installed; in CI it fails.
 - A block that cannot run says why in the line above it: <!-- not run: needs a server -->
+- A page that needs a server says which: <!-- server: postgresql -->. Its blocks find one by $DATABASE_URL.
 """
 
 import doctest
@@ -21,6 +23,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+
+from leasehold.testing.rig import Absent
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -105,13 +109,29 @@ json.dump((results, trouble), sys.stdout)
 """
 
 
+def environment_of(page: Path) -> dict[str, str]:
+    """Where the servers are that a page needs; skips where one is absent."""
+    needed = re.findall(r"^<!-- server: (\w+) -->$", page.read_text(encoding="utf-8"), re.M)
+    assert set(needed) <= {"postgresql"}, needed
+    if not needed:
+        return {}
+    from leasehold.testing import postgresql_rig
+
+    try:
+        server = postgresql_rig.server()
+    except Absent as absent:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
+    server.ask("drop schema if exists leasehold cascade")
+    return {"DATABASE_URL": server.url()}
+
+
 def run(page: Path, folder: Path) -> Iterator[str]:
     """What is wrong with the snippets of a page."""
-    found = blocks(page)
+    found, more = blocks(page), environment_of(page)
     todo = [block for block in found if block.language == "python" and block.reason is None]
     if todo:
         order = json.dumps((str(page), [block.padded for block in todo]))
-        done = python("-c", RUNNER, folder=folder, stdin=order)
+        done = python("-c", RUNNER, folder=folder, stdin=order, **more)
         if done.returncode:
             yield f"{page.name}: the snippets ended the process: {done.stderr}"
             return
@@ -138,8 +158,9 @@ def verdict(where: str, block: Block, printed: str, raised: str | None) -> Itera
         yield f"{where}: the page shows\n{block.shown}but it prints\n{printed}"
 
 
-def python(*arguments: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, folder: Path, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "LEASEHOLD"))}
+    environment |= more
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=folder,
@@ -153,7 +174,10 @@ def python(*arguments: str, folder: Path, stdin: str = "") -> subprocess.Complet
 
 @each_page
 def test_snippets_run(page, tmp_path):
-    assert "\n".join(run(page, tmp_path)) == ""
+    found = "\n".join(run(page, tmp_path))
+    if (absent := re.search(r"testing\.rig\.Absent: (.*)", found)) and not os.environ.get("CI"):
+        pytest.skip(absent[1])
+    assert found == ""
 
 
 # ------------------------------------------------------------- the form of a page

@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 
 import leasehold
-from leasehold import blocking, config, engines, errors, events
+from leasehold import blocking, config, engines, errors, events, fences, once_aio, once_blocking
 from leasehold.book import Book
 from leasehold.recipes.lease import BaseLease
 from leasehold.runtime.threads import Threads
@@ -71,10 +71,51 @@ def error_tree() -> str:
     return f"```text\n{inspect.cleandoc(tree[0])}\n```\n"
 
 
+def of_fences() -> str:
+    """Every public name of `leasehold.fences` but the asyncio twins, with what its docstrings promise."""
+    found = []
+    for name in sorted(set(fences.__all__) - {"Shown"}, key=str.lower):
+        thing = getattr(fences, name)
+        if name.startswith("Async"):
+            continue
+        title = name if getattr(thing, "_is_protocol", False) else f"{name}{plain(thing)}"
+        found.append(f"## {name}\n\n`{title}`: {in_one_line(thing)}\n")
+        if isinstance(thing, type) and inspect.isfunction(vars(thing).get("__init__", thing.__init__)):
+            about = thing.__init__.__doc__
+            found += [f"{' '.join(about.split())}\n"] if about and not getattr(thing, "_is_protocol", False) else []
+        if methods := signatures(thing):
+            found.append(
+                table(("call", "promise"), [(f"`{each}{sign}`", said) for each, (sign, said) in methods.items()])
+            )
+    return "\n" + "\n".join(found) + "\n"
+
+
+def signatures(thing: object) -> dict[str, tuple[str, str]]:
+    """The public methods of a class: their arguments, and what they promise."""
+    verbs = inspect.getmembers(thing, inspect.isfunction) if isinstance(thing, type) else []
+    own = [(name, method) for name, method in verbs if name[0] != "_" and name not in ABSTRACT]
+    return {name: (plain(method), in_one_line(method)) for name, method in own}
+
+
+ABSTRACT = {"claiming", "look", "reading", "resource_of", "taking", "update", "writing"}  # steps that two kinds share
+
+
+def plain(thing: Callable[..., object]) -> str:
+    """Arguments without their types."""
+    signature = inspect.signature(thing)
+    given = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
+    return str(signature.replace(parameters=given, return_annotation=signature.empty))
+
+
+def in_one_line(thing: object) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split())
+
+
 # Several schemes may lead to one engine: etcd, etcds.
 ENGINES = list(dict.fromkeys(module.rpartition(".")[2] for module in engines.BUILT_IN.values()))
 
 GENERATORS: dict[str, Callable[[], str]] = {
+    "fences": of_fences,
     "options of a lock": options_of_a_lock,
     "reasons": reasons,
     "error tree": error_tree,
@@ -98,6 +139,8 @@ def test_generated_parts_agree_with_the_code(page):
     assert text.count("<!-- generated") == len(GENERATED.findall(text)), "a generated part is not closed"
     assert text == regenerated(text), "out of date: run `python tests/docs/test_tables.py`"
 
+
+ENGINES = sorted({module.rpartition(".")[2] for module in engines.BUILT_IN.values()})  # several schemes may lead to one
 
 HEADINGS = [
     "Promises",
@@ -180,31 +223,40 @@ def call(name: str, member: object) -> str:
 INTERNAL = {
     "Lock": {"options", "shape"},
     "Lease": {name for name, member in vars(BaseLease).items() if inspect.isfunction(member)} - {"check", "on_lost"},
+    "MultiLock": {"locks", "wait"},
+}
+
+FACES = {
+    blocking.Client: leasehold.AsyncClient,
+    blocking.Lock: leasehold.AsyncLock,
+    blocking.RWLock: leasehold.AsyncRWLock,
+    blocking.Lease: leasehold.AsyncLease,
+    blocking.MultiLock: leasehold.AsyncMultiLock,
+    blocking.Leases: leasehold.AsyncLeases,
+    blocking.Election: leasehold.AsyncElection,
+    once_blocking.Schedule: once_aio.AsyncSchedule,
+    once_blocking.Status: once_aio.AsyncStatus,
 }
 
 
-@pytest.mark.parametrize(
-    "face", [blocking.Client, blocking.Lock, blocking.RWLock, blocking.Lease, blocking.ThreadingLock]
-)
+# Public attributes that no class body names.
+ATTRIBUTES = {"Schedule": ("name", "ticks"), "Status": ("name", "start")}
+
+
+@pytest.mark.parametrize("face", [*FACES, blocking.ThreadingLock])
 def test_the_api_page_has_every_method(face):
     ours = [each for each in face.__mro__ if each.__module__.startswith("leasehold.")]
     members = {name: member for each in reversed(ours) for name, member in vars(each).items() if name[0] != "_"}
+    members |= dict.fromkeys(ATTRIBUTES.get(face.__name__, ()))
     public = members.keys() - INTERNAL.get(face.__name__, set())
     assert sorted(first_column("api.md", face.__name__)) == sorted(call(name, members[name]) for name in public)
 
 
-@pytest.mark.parametrize(
-    ("face", "twin"),
-    [
-        (blocking.Client, leasehold.AsyncClient),
-        (blocking.Lock, leasehold.AsyncLock),
-        (blocking.RWLock, leasehold.AsyncRWLock),
-        (blocking.Lease, leasehold.AsyncLease),
-    ],
-)
+@pytest.mark.parametrize(("face", "twin"), FACES.items())
 def test_the_api_page_says_what_is_awaited(face, twin):
     rows = re.findall(r"^\| `(\w+).*?` \| (\w*) *\|", section("api.md", face.__name__), re.M)
-    awaited = {name for name, member in vars(twin).items() if inspect.iscoroutinefunction(member) and name[0] != "_"}
+    members = inspect.getmembers(twin, inspect.iscoroutinefunction)
+    awaited = {name for name, _ in members if name[0] != "_"}
     assert {name for name, word in rows if word == "await"} == awaited
 
 
@@ -213,7 +265,10 @@ def test_the_api_page_has_every_name():
     assert [name for name in leasehold.__all__ if not re.search(rf"`{name}`|^## {name}$", text, re.M)] == []
 
 
-@pytest.mark.parametrize("thing", [leasehold.Holding, leasehold.Holder, leasehold.Traits])
+@pytest.mark.parametrize(
+    "thing",
+    [leasehold.CurrentLease, leasehold.Holding, leasehold.Holder, leasehold.Outcome, leasehold.Term, leasehold.Traits],
+)
 def test_the_api_page_has_every_field(thing):
     expected = getattr(thing, "_fields", None) or tuple(field.name for field in fields(thing))
     assert tuple(first_column("api.md", thing.__name__)) == expected

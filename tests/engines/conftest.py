@@ -10,9 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
+from uuid import uuid4
 
 import pytest
 
@@ -20,16 +23,20 @@ from leasehold import engines
 from leasehold.book import Book
 from leasehold.config import EngineConfig
 from leasehold.core.names import mark
+from leasehold.engines.postgresql.schema import quoted
 from leasehold.model import Busy, Claim, Grant, Holder
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
+from leasehold.testing.postgresql_rig import server
+from leasehold.testing.rig import Absent
+from leasehold.testing.servers.postgresql import PostgreSQL
 
 CHILD = Path(__file__).parent / "sqlite_child.py"
 
 
 class Child:
-    def __init__(self, *args: object, **more: Any) -> None:
-        command = [sys.executable, str(CHILD), *map(str, args)]
+    def __init__(self, *args: object, script: Path = CHILD, **more: Any) -> None:
+        command = [sys.executable, str(script), *map(str, args)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, **more
         )
@@ -92,6 +99,27 @@ def child() -> Iterator[Callable[..., Child]]:
 
 
 @pytest.fixture
+def in_fork() -> Callable[[Callable[[], object]], None]:
+    """Runs a function in a forked child; what it raises fails the test (in a thread: its warning does)."""
+
+    def run(body: Callable[[], object]) -> None:
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                body()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    return run
+
+
+@pytest.fixture
 def until() -> Callable[..., None]:
     def wait(true: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> None:
         end = time.monotonic() + seconds
@@ -110,6 +138,48 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def url(path: str) -> str:
     return f"sqlite://{path}?durable=no"
+
+
+class Database:
+    """A schema of its own on the tests' PostgreSQL, made by whoever uses it first."""
+
+    def __init__(self, server: PostgreSQL, schema: str) -> None:
+        self.server, self.schema = server, schema
+
+    def url(self, user: str = "postgres", port: int | None = None, **options: str) -> str:
+        query = urlencode({"schema": self.schema, **options}, quote_via=quote)
+        return f"{self.server.url(user=user, port=port)}?{query}"
+
+    def ask(self, query: str, *values: object) -> list[Any]:
+        """`{s}` in the query stands for the schema."""
+        return self.server.ask(query.replace("{s}", quoted(self.schema)), *values)
+
+    def sessions(self, application: str) -> dict[int, str]:
+        """The last statement of each session of that application, by its process."""
+        return dict(self.server.ask("select pid, query from pg_stat_activity where application_name = %s", application))
+
+    def end(self, application: str) -> None:
+        self.server.ask(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", application
+        )
+
+
+def running_postgresql() -> PostgreSQL:
+    try:
+        return server()
+    except Absent as absent:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    running = running_postgresql()
+    found = Database(running, f"test-{uuid4().hex[:8]}")
+    yield found
+    running.resume()
+    if not running.running:
+        running.start()
+    found.ask("drop schema if exists {s} cascade")
 
 
 class Bare:

@@ -7,10 +7,8 @@ import gc
 import math
 import os
 import sqlite3
-import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 
 import pytest
@@ -35,22 +33,6 @@ def rows(path: str) -> int:
     found = sum(db.execute(f"select count(*) from {table}").fetchone()[0] for table in tables)
     db.close()
     return found
-
-
-def in_fork(body) -> None:
-    """Run `body` in a forked child; what it raises fails the test (in a thread: its warning does)."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            body()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 # ------------------------------------------------------------------- use
@@ -408,7 +390,7 @@ def test_a_replaced_file_is_noticed(url, path, until) -> None:
 # ------------------------------------------------------------------- fork
 
 
-def test_a_forked_child_opens_its_own(url, path) -> None:
+def test_a_forked_child_opens_its_own(url, path, in_fork) -> None:
     with Client(url) as client:
         lease = client.lock("a").acquire()
 
@@ -426,7 +408,7 @@ def test_a_forked_child_opens_its_own(url, path) -> None:
         assert lease.release()
 
 
-def test_a_fork_in_the_midst_of_other_threads_transactions(url, path) -> None:
+def test_a_fork_in_the_midst_of_other_threads_transactions(url, path, in_fork) -> None:
     """The child must get a file it can use, and the parent's threads must not notice."""
     over = threading.Event()
     failed, kept = [], len(file_module._KEPT)
@@ -461,7 +443,7 @@ def test_a_fork_in_the_midst_of_other_threads_transactions(url, path) -> None:
     db.close()
 
 
-def test_a_child_and_its_parent_stay_in_one_world(url, path) -> None:
+def test_a_child_and_its_parent_stay_in_one_world(url, path, in_fork) -> None:
     """A connection carried across the fork would part them here: the parent's close removes the log it shares."""
     client = Client(url)
     with client.lock("before"):
@@ -486,7 +468,7 @@ def test_a_child_and_its_parent_stay_in_one_world(url, path) -> None:
         os.close(end)
 
 
-def test_a_child_forked_inside_a_transaction_is_refused_the_file(url, monkeypatch) -> None:
+def test_a_child_forked_inside_a_transaction_is_refused_the_file(url, monkeypatch, in_fork) -> None:
     monkeypatch.setattr(file_module, "_TO_FINISH", 0.05)
     with Client(url) as client:
         client.ping()
@@ -502,7 +484,7 @@ def test_a_child_forked_inside_a_transaction_is_refused_the_file(url, monkeypatc
             pass
 
 
-def test_a_waiter_in_a_forked_child_is_woken(url, until) -> None:
+def test_a_waiter_in_a_forked_child_is_woken(url, until, in_fork) -> None:
     with Client(url) as client:
         lease = client.lock("a").acquire()
         got, ready = os.pipe()

@@ -14,7 +14,7 @@ import warnings
 
 import pytest
 
-from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, Unavailable
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, SelfDeadlock, Unavailable
 from leasehold.core.admission import Counter
 from leasehold.engines.memory import Direct
 from leasehold.recipes.entries import Entries, Entry
@@ -109,6 +109,51 @@ def test_interleaved_bodies_in_one_thread_release_their_own_permits(bench) -> No
     one, two = next(first), next(second)
     first.close()
     assert (one.held, two.held) == (False, True)
+
+
+def test_an_inner_with_that_fails_leaves_the_outer_one_alone(bench) -> None:
+    # What a failed `with` gave up was found by lock and frame: that of the `with` around it in the same function. The
+    # outer body went on unlocked, and its end raised RuntimeError. TWO HOLDERS by plain use.
+    lock, permits = bench.client().lock("a"), bench.client().semaphore("s", 2, wait=0)
+    with lock as lease:
+        with pytest.raises(SelfDeadlock), lock:
+            pass
+        assert lease.held
+    other = bench.client().semaphore("s", 2).acquire()
+    with permits as permit:
+        with pytest.raises(NotAcquired), permits:
+            pass
+        with pytest.raises(NotAcquired):
+            permits.call(print)
+        assert permit.held
+        other.release()
+        with pytest.raises(LeaseLost), permits as inner:
+            inner._lose("broken")
+        assert permit.held
+    assert not permit.held
+
+
+def test_an_inner_with_that_is_cancelled_leaves_the_cancellation_as_it_is() -> None:
+    # The same: leaving the outer `with` raised RuntimeError in place of the cancellation.
+    async def main() -> None:
+        async with AsyncClient("memory://") as client:
+            permits = client.semaphore("s", 2)
+            other = await permits.acquire()
+
+            async def twice() -> None:
+                async with permits, permits:
+                    pass
+
+            task = asyncio.create_task(twice())
+            while not any(one.state == "waiting" for one in await client.inspect()):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await other.release()
+            assert await client.inspect() == []
+
+    asyncio.run(main())
 
 
 def test_the_threading_shape_never_releases_the_lease_of_another_thread(bench) -> None:
@@ -333,7 +378,7 @@ def test_ctrl_c_while_entering_leaves_no_entry(bench, monkeypatch, wait_until, w
         if where == "interrupt":
             patch.setattr(Entries, "push", interrupted)
         else:
-            import leasehold.blocking as face
+            import leasehold.locks_blocking as face
 
             step = face.step
 

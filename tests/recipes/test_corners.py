@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from leasehold import Unavailable, Unsupported
+from leasehold.book import every
 from leasehold.engines.memory import TRAITS, Direct, MemoryEngine
 from leasehold.errors import Reentered
 from leasehold.model import Claim, Holder
@@ -149,3 +150,16 @@ def test_a_silent_engine_answers_no_renewal_in_a_batch(bench) -> None:
     claim = Claim("", "a", "s", "m", Holder("h"), 10.0)
     replies = step(engine.renew([claim, claim], 0.0))
     assert [type(reply) for reply in replies] == [Unavailable, Unavailable]
+
+
+def test_what_others_change_meanwhile_is_read_whole() -> None:
+    class Restless(dict[str, int]):
+        tries = 0
+
+        def items(self):  # type: ignore[no-untyped-def]
+            Restless.tries += 1
+            if Restless.tries < 3:
+                raise RuntimeError("dictionary changed size during iteration")
+            return super().items()
+
+    assert every(Restless(a=1)) == [("a", 1)]

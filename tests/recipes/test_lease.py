@@ -67,6 +67,23 @@ def test_it_is_at_risk_once_a_renewal_failed_and_held_again_once_one_succeeds(be
     wait_until(lambda: lease.state == "HELD")
 
 
+def test_it_is_at_risk_as_soon_as_the_engine_loses_its_connection(bench, wait_until) -> None:
+    events = []
+    client = bench.client(on_event=lambda event: events.append(event.kind))
+    lease, over = client.lock("a", ttl=30).acquire(), client.lock("b", ttl=30).acquire()
+    over.release()
+    bench.link.silent = True
+    for _ in range(3):
+        client._desk.book.doubt("the connection broke")
+    assert (lease.state, lease.held, over.state) == (LeaseState.AT_RISK, True, LeaseState.RELEASED)
+    wait_until(lambda: "renew_failed" in events)  # it is renewed at once, not when that would have been due
+    assert events.count("at_risk") == 1
+    bench.link.silent = False
+    client._desk.book.doubt("again")
+    bench.clock.turn(5)
+    wait_until(lambda: lease.state is LeaseState.HELD)
+
+
 def test_a_silent_engine_loses_it_at_the_local_deadline_and_not_before(bench, wait_until) -> None:
     lease = bench.client().lock("a", ttl=30).acquire()
     told: list[str | None] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 
@@ -143,5 +144,40 @@ def test_an_interrupt_fired_after_the_body_does_nothing() -> None:
         assert not interrupt.disarm(None)
         await asyncio.sleep(0.01)
         assert task.cancelling() == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("runtime", [Threads(), Loop()], ids=["threads", "loop"])
+def test_a_descriptor_is_waited_for(runtime: Threads | Loop) -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        with near, far:
+            assert not await runtime.ready(near.fileno(), 0.01)
+            assert await runtime.ready(near.fileno(), 10, write=True)
+            threading.Timer(0.01, far.send, (b"!",)).start()
+            assert await runtime.ready(near.fileno(), 10)
+            assert await runtime.ready(near.fileno(), 0)
+            assert await runtime.ready(far.fileno(), 10, read=False, write=True)
+            far.shutdown(socket.SHUT_RDWR)
+            near.recv(1)
+            assert await runtime.ready(near.fileno(), 10), "a hang-up is something to read"
+
+    if runtime.blocking:
+        step(main())
+    else:
+        asyncio.run(main())
+
+
+def test_a_task_cancelled_while_it_waits_for_a_descriptor_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        with near, far:
+            waiting = asyncio.create_task(Loop().ready(near.fileno(), 10, write=False))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert not asyncio.get_running_loop().remove_reader(near.fileno())
 
     asyncio.run(main())

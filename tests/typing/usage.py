@@ -5,10 +5,31 @@ not needed.
 """
 
 import threading
-from typing import assert_type
+from datetime import datetime
+from typing import TypedDict, assert_type
 
 import leasehold
-from leasehold import Client, Event, Holding, Lease, LeaseLost, LeaseState, Lock, NotAcquired, Traits
+from leasehold import (
+    Client,
+    Deadlock,
+    Election,
+    Event,
+    Holding,
+    Lease,
+    LeaseLost,
+    Leases,
+    LeaseState,
+    Lock,
+    MultiLock,
+    NotAcquired,
+    Outcome,
+    Schedule,
+    Status,
+    Term,
+    Traits,
+    stores,
+)
+from leasehold.store import Store
 
 # -------------------------------------------------------------------------- clients
 
@@ -31,6 +52,52 @@ def making_clients() -> None:
     Client("memory://", timeout=3)  # type: ignore[call-arg]
     Client("memory://", on_event=lambda: None)  # type: ignore[misc, arg-type]  # the hook takes the event
     Client("memory://", ttl="30")  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------- many locks, one leader
+
+
+def taking_several(client: Client, other: Client) -> None:
+    many = client.multilock(["a", "b"], ttl=30, wait=5)
+    assert_type(many, MultiLock)
+    with many as leases:
+        assert_type(leases, Leases)
+        assert_type(leases["a"], Lease)
+        assert_type(leases.held, bool)
+        leases.on_lost(lambda lost: print(lost.lost_reason))
+    lock = client.lock("a")
+    with MultiLock([lock, other.lock("a")], wait=None) as leases:
+        assert_type(leases.of(lock), Lease)
+    assert_type(many.acquire(wait=0).release(), bool)
+    assert_type(many.try_acquire(), Leases | None)
+    for deadlock in client.deadlocks():
+        assert_type(deadlock, Deadlock)
+        assert_type(deadlock.victim, Holding)
+        assert_type(deadlock.waits[0].waiter.owner, str)
+
+    client.multilock(["a"], timeout=3)  # type: ignore[call-arg]
+    client.multilock([1])  # type: ignore[list-item]
+    MultiLock(["a"])  # type: ignore[list-item]
+
+
+def leading(client: Client) -> None:
+    election = client.election("scheduler", ttl=10, max_hold=3600)
+    assert_type(election, Election)
+    with election.lead() as term:
+        assert_type(term, Lease)
+    assert_type(election.campaign(wait=5), Lease)
+    assert_type(election.resign(), bool)
+    assert_type(election.leader(), Term | None)
+    for seen in election.observe(seconds=5):
+        assert_type(seen, Term)
+        assert_type(seen.missed, bool)
+
+    def start(term: Lease) -> None:
+        print(term.token)
+
+    election.serve(start, lambda term: term.check())
+    election.serve(start)  # type: ignore[call-arg]
+    assert_type(leasehold.advise_ttl(2, 0.5, safety=4), float)
 
 
 # ---------------------------------------------------------------------------- locks
@@ -196,3 +263,46 @@ async def the_faces_do_not_mix() -> None:
     async with client:  # type: ignore[attr-defined]
         pass
     await client.lock("a").acquire()  # type: ignore[misc]
+
+
+# -------------------------------------------------------------------------- records
+
+
+class Receipt(TypedDict):
+    number: int
+
+
+def charge(amount: int) -> Receipt:
+    return {"number": amount}
+
+
+def deciding_by_records(client: Client, store: Store) -> None:
+    assert_type(client.once("order-42", charge, 10), Receipt)
+    client.once("order-42", charge, 10, keep=None, wait=0, ttl=5, on_failure="keep", request="10", max_result=0)
+    client.once("order-42", charge, 10, store="postgresql://host/shop")
+    client.once("order-42", charge, 10, store=store)
+    client.once("order-42", charge, 10, store=stores.within(object()))
+    client.once("order-42", charge, 10, on_failure="ignore")  # type: ignore[arg-type]
+    client.once("order-42", charge, 10, timeout=3)  # type: ignore[call-arg]
+    client.once("order-42")  # type: ignore[call-arg]
+
+    @client.once_per("order-{amount}", keep=60)
+    def decorated(amount: int) -> Receipt:
+        return charge(amount)
+
+    assert_type(decorated(10), Receipt)
+    assert_type(client.outcome("order-42"), Outcome | None)
+
+    schedule = client.schedule("cleanup", 3600, offset=60, missed="last", late=30, most=3, on_failure="retry")
+    assert_type(schedule, Schedule)
+    schedule.run(lambda tick: tick)
+    assert_type(schedule.run_due(print), list[datetime])
+    client.schedule("cleanup", 3600, missed="some")  # type: ignore[arg-type]
+
+    status = client.status("order-42", {"new": {"paid"}, "paid": ["shipped"]}, "new")
+    assert_type(status, Status)
+    assert_type(status.get(), str)
+    assert_type(status.move("paid", expected="new"), str)
+    status.move("paid", "new")  # type: ignore[call-arg]
+
+    assert_type(leasehold.optimistic(charge, 10, attempts=3, on=KeyError, on_event=report), Receipt)

@@ -1,10 +1,11 @@
 """Real usage of the asyncio face, for `mypy --strict`; never run. See `usage.py`."""
 
 import asyncio
+from datetime import datetime
 from typing import assert_type
 
 import leasehold
-from leasehold import AsyncClient, AsyncLease, AsyncLock, Holding, LeaseState
+from leasehold import AsyncClient, AsyncLease, AsyncLock, Holding, LeaseState, Outcome, optimistic_async
 
 
 async def making_clients() -> None:
@@ -102,7 +103,52 @@ async def decorating(client: AsyncClient) -> None:
     assert_type(await plain("teapot"), int)
 
 
+async def several_and_one_leader(client: AsyncClient, blocking: leasehold.Client) -> None:
+    async with client.multilock(["a", "b"], wait=5) as leases:
+        assert_type(leases, leasehold.AsyncLeases)
+        assert_type(leases["a"], AsyncLease)
+    assert_type(await (await client.multilock(["a"]).acquire()).release(), bool)
+    election = client.election("scheduler")
+    async with election.lead() as term:
+        assert_type(term, AsyncLease)
+    async for seen in election.observe(seconds=5):
+        assert_type(seen, leasehold.Term)
+
+    async def start(term: AsyncLease) -> None:
+        await term.verify()
+
+    await election.serve(start, lambda term: None)
+    assert_type(await election.leader(), leasehold.Term | None)
+    assert_type(await client.deadlocks(), list[leasehold.Deadlock])
+    leasehold.MultiLock([client.lock("a")])  # type: ignore[list-item]
+    leasehold.AsyncMultiLock([blocking.lock("a")])  # type: ignore[list-item]
+
+
 async def the_faces_do_not_mix(client: AsyncClient, blocking: leasehold.Client) -> None:
     one: leasehold.Lease = await client.lock("a").acquire()  # type: ignore[assignment]
     other: AsyncLease = blocking.lock("a").acquire()  # type: ignore[assignment]
     print(one, other)
+
+
+# -------------------------------------------------------------------------- records
+
+
+async def charge(amount: int) -> str:
+    return str(amount)
+
+
+def plain(amount: int) -> int:
+    return amount
+
+
+async def deciding_by_records(client: AsyncClient) -> None:
+    assert_type(await client.once("order-42", charge, 10), str)
+    assert_type(await client.once("order-42", plain, 10, keep=5), int)
+
+    decorated = client.once_per("order-{amount}")(charge)
+    assert_type(await decorated(10), str)
+    assert_type(await client.outcome("order-42"), Outcome | None)
+    assert_type(await client.schedule("cleanup", 60).run_due(charge), list[datetime])
+    assert_type(await client.status("order-42", {"new": {"paid"}}, "new").move("paid"), str)
+    assert_type(await optimistic_async(charge, 10), str)
+    assert_type(await optimistic_async(plain, 10, attempts=3), int)

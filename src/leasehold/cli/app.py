@@ -17,6 +17,9 @@ from leasehold.cli.acquire import acquire
 from leasehold.cli.breaking import break_
 from leasehold.cli.completion import completion
 from leasehold.cli.console import global_options, say, say_plainly
+from leasehold.cli.deadlocks import deadlocks
+from leasehold.cli.demo import demo
+from leasehold.cli.elect import elect
 from leasehold.cli.get import get
 from leasehold.cli.ls import ls
 from leasehold.cli.manual import WIDTH, Group
@@ -24,6 +27,7 @@ from leasehold.cli.rebase import rebase
 from leasehold.cli.release import release
 from leasehold.cli.renew import renew
 from leasehold.cli.run import run
+from leasehold.cli.schema import schema
 from leasehold.cli.signals import Interrupted, interruptible
 from leasehold.cli.watch import watch
 from leasehold.errors import LeaseholdError, NotAcquired
@@ -52,7 +56,22 @@ def leasehold() -> None:
     """
 
 
-for command in (run, ls, get, watch, break_, acquire, renew, release, rebase, completion):
+for command in (
+    run,
+    elect,
+    ls,
+    get,
+    watch,
+    deadlocks,
+    break_,
+    acquire,
+    renew,
+    release,
+    schema,
+    rebase,
+    demo,
+    completion,
+):
     leasehold.add_command(command)
 
 

@@ -94,7 +94,7 @@ class _Sayer(logging.Handler):
 
 def _said_by_the_command(record: logging.LogRecord) -> bool:
     """The loss of a lease is the command's to tell, with what it did about it."""
-    return record.funcName != "lost"
+    return not str(record.msg).endswith("is lost: %s")  # which the teller's thread logs, for `Desk.lost`
 
 
 def coloured() -> bool | None:

@@ -7,6 +7,7 @@ from typing import Final
 from leasehold.errors import LeaseholdError, LeaseLost, NotAcquired, Unavailable
 
 OK: Final = 0
+NOT_SHOWN: Final = 1  # of `demo` alone
 USAGE: Final = 64  # the command line itself is wrong
 UNREACHABLE: Final = 69  # the engine did not answer: neither yes nor no
 BUSY: Final = 75  # somebody else holds it, or the wait ran out
@@ -20,6 +21,7 @@ SIGNALLED: Final = 128  # plus the number of the signal
 # For the manual; `run` has the child's own code besides.
 MEANING: Final = {
     OK: "done; a query worked, whatever it found",
+    NOT_SHOWN: "`demo`: what was to be shown was not seen",
     USAGE: "the command line is wrong; nothing was done",
     UNREACHABLE: "the engine did not answer",
     BUSY: "busy, or the wait ran out (`run -E CODE` changes it)",

@@ -161,10 +161,7 @@ class Taking:
             self.exclusive and (self.slots or 1) > 1,
             "-x and --slots exclude each other: the holders of a slot are several",
         )
-        try:
-            check_ttl(self.ttl)
-        except ConfigError as bad:
-            raise click.UsageError(str(bad)) from None
+        refuse_ttl(self.ttl)
         refuse((self.slots or 1) > MOST_SLOTS, f"--slots {self.slots} is more than {MOST_SLOTS}, the most there can be")
 
     def lock(self, client: Client, name: str, *, max_hold: float | None = None, outlives: bool = False) -> Lock:
@@ -186,6 +183,13 @@ class Taking:
             return client.lock(name, **options)
         except ConfigError as bad:  # a number out of range; what the engine cannot do is `Unsupported`
             raise click.UsageError(str(bad)) from None
+
+
+def refuse_ttl(ttl: float) -> None:
+    try:
+        check_ttl(ttl)
+    except ConfigError as bad:
+        raise click.UsageError(str(bad)) from None
 
 
 def refuse(wrong: bool, text: str) -> None:

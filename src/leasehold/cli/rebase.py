@@ -10,7 +10,7 @@ from leasehold.cli.manual import Command
 from leasehold.runtime.base import step
 
 EXAMPLES = """
-leasehold -u etcd://etcd-1:2379 rebase          after a restore from a snapshot, before clients are let in
+leasehold -u etcd://etcd-1:2379 rebase          after a restore, before clients are let in
 leasehold rebase --above 1741000000000417       and a resource is known to have seen this token
 """
 

@@ -23,6 +23,7 @@ class Result:
         self._path = None if path is None else os.path.realpath(path)  # a link stays one
         if path is not None:
             _check_place(path)  # now, not after an hour of work
+        self.told_to_end: int | None = None  # the signal that asked for it
         self._facts: dict[str, Any] = {
             "namespace": namespace,
             "name": name,
@@ -42,6 +43,10 @@ class Result:
         }
 
     @property
+    def outcome(self) -> str:
+        return str(self._facts["outcome"])
+
+    @property
     def exit_code(self) -> int:
         return int(self._facts["exit_code"])
 
@@ -56,7 +61,8 @@ class Result:
     def not_run(self, text: str, code: int) -> None:
         self._facts |= {"outcome": "not run", "exit_code": code, "error": text}
 
-    def ended(self, code: int, child_code: int, ran: float, lost_reason: str | None) -> None:
+    def ended(self, code: int, child_code: int, ran: float, lost_reason: str | None, told: int | None) -> None:
+        self.told_to_end = told
         outcome = "done" if lost_reason is None else "lost"
         self._facts |= {"outcome": outcome, "exit_code": code, "child_exit_code": child_code}
         self._facts |= {"ran": rounded(ran), "lost_reason": lost_reason}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from leasehold.blocking import Lease, Lock
+from leasehold.blocking import Client, Lease, Lock
 from leasehold.cli import exits, show
 from leasehold.cli.child import CannotRun, Child
 from leasehold.cli.console import Console, pass_console
@@ -100,7 +101,7 @@ class Running:
     "run",
     cls=RunCommand,
     examples=EXAMPLES,
-    codes=tuple(code for code in exits.MEANING if code not in (exits.OK, exits.USAGE)),
+    codes=tuple(code for code in exits.MEANING if code not in (exits.OK, exits.NOT_SHOWN, exits.USAGE)),
     options_metavar="[OPTIONS]",
 )
 @name_argument
@@ -150,9 +151,9 @@ def run(
     and exits with the exit code of CMD. The lease is renewed until CMD ends, and released then. What CMD leaves
     behind in the background is no longer covered.
 
-    CMD finds in its environment LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL, LEASEHOLD_HELD=1
-    and, with --slots, LEASEHOLD_SLOT. Hand the token to whatever CMD writes to: a resource that refuses older
-    tokens is safe even from a holder that does not know it has lost its lease.
+    CMD finds in its environment LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL, LEASEHOLD_HELD=1,
+    with --slots LEASEHOLD_SLOT, with -s LEASEHOLD_SHARED=1. Hand the token to whatever CMD writes to: a resource
+    that refuses older tokens is safe even from a holder that does not know it has lost its lease.
 
     If the lease cannot be renewed, CMD and its whole process group get TERM shortly before the lease ends and KILL
     when it does; if the engine says that it is gone, both at once; the exit code is then 79. A wrapper that is
@@ -170,7 +171,12 @@ def run(
     if options.purpose is None and is_label(os.path.basename(words[0])):
         given["purpose"] = os.path.basename(words[0])
     busy_code = exits.BUSY if options.busy_code is None else options.busy_code
-    job = Job(console, name, words, Taking(**given), running, result, exits.OK if skip_ok else busy_code)
+    taken = Taking(**given)
+
+    def lock(client: Client) -> Lock:
+        return taken.lock(client, name, max_hold=max_hold)
+
+    job = Job(console, name, words, lock, running, result, exits.OK if skip_ok else busy_code)
     try:
         job.run()
     except LeaseholdError as error:
@@ -194,7 +200,7 @@ class Job:
     console: Console
     name: str
     words: list[str]
-    options: Taking
+    lock: Callable[[Client], Lock]
     running: Running
     result: Result
     busy_code: int
@@ -202,8 +208,8 @@ class Job:
     def run(self) -> None:
         child = Child(self.words)  # before the client has any thread
         try:
-            with self.console.client(ttl=self.options.ttl) as client:
-                lock = self.options.lock(client, self.name, max_hold=self.running.max_hold)
+            with self.console.client(ttl=self.running.ttl) as client:
+                lock = self.lock(client)
                 began = time.monotonic()
                 try:
                     lease = self._acquire(lock)
@@ -227,7 +233,7 @@ class Job:
         word.
         """
         told = self.console.verbosity or (sys.stderr is not None and sys.stderr.isatty())
-        inside = os.environ.get("LEASEHOLD_LOCK") == self.name and (self.options.slots or 1) == 1
+        inside = os.environ.get("LEASEHOLD_LOCK") == self.name and lock.shape.limit == 1
         if (told or inside) and lock.options.wait != 0:
             try:
                 return lock.acquire(wait=0)
@@ -262,9 +268,8 @@ class Job:
         began = time.monotonic()
         supervisor.watch()
         seconds = time.monotonic() - began
-        self.result.ended(
-            exits.LOST if supervisor.stopped else child.exit_code, child.exit_code, seconds, supervisor.lost
-        )
+        code = exits.LOST if supervisor.stopped else child.exit_code
+        self.result.ended(code, child.exit_code, seconds, supervisor.lost, supervisor.told_to_end)
 
     def _explain(self, failed: CannotRun) -> None:
         code = exits.NOT_FOUND if failed.missing else exits.CANNOT_RUN
@@ -282,6 +287,7 @@ def environment(lease: Lease) -> dict[str, str | None]:
         "LEASEHOLD_TOKEN": str(lease.token),
         "LEASEHOLD_HOLDER": lease.holder,
         "LEASEHOLD_TTL": f"{lease.ttl:g}",
+        "LEASEHOLD_SHARED": "1" if lease.shared else None,
         "LEASEHOLD_SLOT": None if lease.slot is None else str(lease.slot),
         "LEASEHOLD_HELD": "1",
     }

@@ -31,6 +31,7 @@ class HoldingJson(TypedDict):
     age: float
     left: float
     fingerprint: str
+    owner: str
 
 
 def as_json(holding: Holding) -> HoldingJson:
@@ -52,6 +53,7 @@ def as_json(holding: Holding) -> HoldingJson:
         "age": rounded(holding.age),
         "left": rounded(holding.left),
         "fingerprint": holding.fingerprint,
+        "owner": holding.owner,
     }
 
 

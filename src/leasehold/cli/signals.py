@@ -14,6 +14,7 @@ from typing import Final
 
 # To the child's whole group, as a terminal would: a signal that reached a shell alone would leave its work running.
 TO_THE_GROUP: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH)
+TO_END: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # of those, what asks for an end
 # To the child alone: these mean what the program says they mean, and end every process that says nothing.
 TO_THE_CHILD: Final = (signal.SIGUSR1, signal.SIGUSR2)
 HANDLED_HERE: Final = (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT)

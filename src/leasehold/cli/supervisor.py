@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 from leasehold.blocking import Lease
 from leasehold.cli.child import Child
-from leasehold.cli.signals import TO_THE_CHILD, TO_THE_GROUP, Inbox
+from leasehold.cli.signals import TO_END, TO_THE_CHILD, TO_THE_GROUP, Inbox
 from leasehold.cli.terminal import Terminal
 from leasehold.errors import LeaseLost
 from leasehold.model import Reason
@@ -44,6 +44,7 @@ class Supervisor:
     ) -> None:
         self._lease, self._child, self._inbox, self._terminal = lease, child, inbox, terminal
         self._on_lost, self._kill_after, self._say = on_lost, kill_after, say
+        self.told_to_end: int | None = None  # by a signal, which the child got as well
         self.lost: Reason | None = None  # why the child was stopped, or went on unprotected
         self._kill_at: float | None = None  # set once TERM is sent; a renewal that comes later does not call it back
         self._killed = False
@@ -140,6 +141,8 @@ class Supervisor:
     def _pass_on(self, signum: int) -> None:
         if signum in TO_THE_GROUP:
             self._child.signal_group(signum)
+            if signum in TO_END:
+                self.told_to_end = signum
         elif signum in TO_THE_CHILD:
             self._child.signal(signum)
         elif signum == signal.SIGTSTP:  # Ctrl-Z, where this process has the terminal: rest once the child does

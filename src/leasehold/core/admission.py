@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from leasehold.core.names import owner
 from leasehold.core.timing import BEAT, PROBE, RESERVATION
 from leasehold.errors import Mismatch
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, HoldingState, Kind, Mode
@@ -242,6 +243,7 @@ class Line:
                 token=party.token or None,
                 slot=party.slot,
                 place=None if occupies else self._place(party),
+                owner=owner(party.mark),
             )
 
     # -------------------------------------------------------------- decisions

@@ -15,7 +15,9 @@ FORMAT = "lh1"  # every engine key begins with it, so that versions can meet dur
 LONGEST = 255
 BUCKETS = 1024
 
+_HEX = frozenset("0123456789abcdef")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_CODES = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256)]
 
 
 def check_name(name: str) -> str:
@@ -28,6 +30,12 @@ def check_name(name: str) -> str:
 def check_namespace(namespace: str) -> str:
     _checked(namespace, "namespace")
     return namespace
+
+
+def check_prefix(prefix: str) -> str:
+    """The beginning of a name, or nothing."""
+    _checked(prefix, "beginning of a name")
+    return prefix
 
 
 def _checked(text: str, what: str) -> int:
@@ -46,7 +54,7 @@ def _checked(text: str, what: str) -> int:
 
 def encode(text: str) -> str:
     """One-to-one into letters, digits, `_`, `-` and `%XX`; `.`, `/`, `{` and `:` are all encoded."""
-    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode())
+    return "".join([_CODES[byte] for byte in text.encode()])
 
 
 def decode(key: str) -> str:
@@ -65,6 +73,19 @@ def bucket(name: str) -> int:
     return zlib.crc32(name.encode()) & (BUCKETS - 1)
 
 
+def claim_id(owner: str, secret: str) -> str:
+    """The id of a claim: a thread or task (eight hex digits, public) and a secret of its own."""
+    return f"{owner}.{secret}"
+
+
 def mark(claim_id: str) -> str:
-    """What engines store and compare of a secret id: they could not betray it if they wished to."""
-    return sha256(claim_id.encode()).hexdigest()[:32]
+    """What engines store and compare of a secret id: they could not betray it if they wished to. It ends with the
+    owner, if the id names one, so that the claims of one thread or task can be told from those of others."""
+    named = claim_id[8:9] == "." and _HEX.issuperset(claim_id[:8])
+    hashed = sha256(claim_id.encode()).hexdigest()
+    return hashed[:24] + claim_id[:8] if named else hashed[:32]
+
+
+def owner(mark: str) -> str:
+    """The thread or task that a claim with this mark is of; it may be cut short, but for its end."""
+    return mark[-8:]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from math import ceil
 
+from leasehold.errors import ConfigError
+
 DRIFT = 0.01  # how far two honest clocks may run apart, as a share of the time measured
 LEAST_DRIFT = 0.002
 
@@ -16,6 +18,7 @@ PROBE = 1.0  # the next in line looks so soon whether somebody given a turn is s
 BEAT = 15.0  # a queued claim lapses so long after it was last heard of (E7)
 BEAT_EVERY = 5.0  # the watchdog refreshes waiters, and the head of the line asks again unprompted, this often
 LOOK_EVERY = 5.0  # no sleep is longer while something is held: sleeps do not count suspend, lives do
+LINGER = 1.0  # a leader's term stays in view at least so long, however soon it resigns
 LATE = 0.002  # looking for an end a hair too early would only cost a second look
 
 _RETRY_SHARE = 0.15  # of the life left, between tries after a missed renewal
@@ -63,6 +66,26 @@ def look_after(place: int | None) -> float:
     must not ask one by one every few seconds. Its own look comes before its claim would lapse, should the batch fail.
     """
     return BEAT * 0.8 if place else BEAT_EVERY
+
+
+def observe_every(seen: float) -> float:
+    """How often an observer looks for something that stays in view for `seen` seconds: twice, with time to spare."""
+    return seen * 0.4
+
+
+def advise_ttl(work: float, network: float, safety: float = 3.0) -> float:
+    """A ttl, in seconds, that outlasts `safety` times the worst case between two renewals.
+
+    work     the longest your program may not run at all: a pause of its garbage collector or its virtual machine, a C
+             call that keeps the interpreter; for a lease that nobody renews, the longest the work takes
+    network  the longest a call to the engine may take, a change of its leader or master included
+    safety   how many such cases in a row the lease is to survive; at least 1
+
+    Never less than a second. Longer costs one thing: a holder that dies keeps the name for that long.
+    """
+    if not (0 <= work < 1e9 and 0 <= network < 1e9 and 1 <= safety < 1e9):
+        raise ConfigError("advise_ttl takes seconds of work and network, 0 or more, and a safety of at least 1")
+    return max(1.0, safety * (work + network) / (1 - DRIFT))
 
 
 def backoff(tries: int, base: float, most: float, jitter: float) -> float:

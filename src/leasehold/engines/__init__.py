@@ -6,21 +6,47 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Final, cast
 
+from leasehold.config import EngineConfig
 from leasehold.engine import Opener
-from leasehold.errors import ConfigError
+from leasehold.errors import ConfigError, Unsupported
 
 GROUP: Final = "leasehold.engines"  # where other packages announce engines: scheme = "package.module:open"
 
 BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
+    "postgresql": "leasehold.engines.postgresql",
     "sqlite": "leasehold.engines.sqlite",
     "etcd": "leasehold.engines.etcd",
     "etcds": "leasehold.engines.etcd",
+    "zk": "leasehold.engines.zookeeper",
+    "zookeeper": "leasehold.engines.zookeeper",
+    "redis": "leasehold.engines.redis",
+    "rediss": "leasehold.engines.redis",
+    "redis+unix": "leasehold.engines.redis",
 }
 
 
 # The module of an engine that needs a driver -> the extra that brings it.
-EXTRAS: Final[dict[str, str]] = {}
+EXTRAS: Final[dict[str, str]] = {
+    "leasehold.engines.postgresql": "postgresql",
+    "leasehold.engines.redis": "redis",
+    "leasehold.engines.zookeeper": "zookeeper",
+}
+
+
+# Engines in a database that can be asked about a lease in a transaction of the caller's own.
+INSIDE: Final = frozenset({"postgresql"})
+
+
+def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> tuple[str, str]:
+    """Two statements, for a driver that marks namespace, name and token so, and wants this escaped so. The first gives
+    a row when the lease is held; the second, right after it, when both are in one transaction."""
+    if config.scheme not in INSIDE:
+        raise Unsupported(
+            f"{config.scheme}:// keeps no leases in a database of yours: compare tokens at what you protect instead",
+            engine=config.scheme,
+        )
+    return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).inside(config, marks, escape))
 
 
 def opener(scheme: str) -> Opener:

@@ -15,14 +15,20 @@ OnBusy: TypeAlias = Literal["wait", "raise", "skip"]
 _ON_BUSY: Final = ("wait", "raise", "skip")
 
 
-def wants_lease(fn: Callable[..., Any], blocking: bool) -> bool:
-    """Whether `fn` has a parameter called `lease`. Refuses a coroutine function where nobody would await it."""
+def wants(fn: Callable[..., Any], blocking: bool, *names: str) -> tuple[str, ...]:
+    """Which of these parameters `fn` has. Refuses a coroutine function where nobody would await it."""
     if blocking and inspect.iscoroutinefunction(fn):
         raise ConfigError(f"{_name(fn)} is a coroutine function: run it under a lock of AsyncClient")
     try:
-        return "lease" in inspect.signature(fn).parameters
+        parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # some built-ins do not tell
-        return False
+        return ()
+    return tuple(name for name in names if name in parameters)
+
+
+def wants_lease(fn: Callable[..., Any], blocking: bool) -> bool:
+    """Whether `fn` has a parameter called `lease`."""
+    return bool(wants(fn, blocking, "lease"))
 
 
 class Task:

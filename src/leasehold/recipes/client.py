@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from leasehold.config import ClientOptions, LockArguments, LockOptions, check_limit, lock_options
-from leasehold.core.names import check_name
+from leasehold.core.deadlocks import Deadlock, deadlocks, still_there
+from leasehold.core.names import check_name, check_prefix
 from leasehold.engine import Opener
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
@@ -17,12 +18,17 @@ from leasehold.model import Claim, Holding, Traits
 from leasehold.recipes.desk import Desk
 from leasehold.recipes.lock import Shape
 from leasehold.runtime.base import Runtime
+from leasehold.store import Store
 
 _DESKS: dict[int, weakref.ref[Desk]] = {}  # every desk of this process, for the fork hook
 
 
 class Engines(Protocol):
     def opener(self, scheme: str) -> Opener: ...
+
+
+class OpenStore(Store, Protocol):
+    def close(self) -> None: ...
 
 
 class BaseClient:
@@ -47,6 +53,7 @@ class BaseClient:
         self._plain = engine is None and runtime is None
         chosen = self._engines.opener(config.scheme) if engine is None else engine
         self._desk = Desk(self._options, config, chosen, runtime or type(self)._runtime_type())
+        self._stores_open: dict[str, OpenStore] = {}
         _remember(self._desk)
 
     def __repr__(self) -> str:
@@ -71,10 +78,21 @@ class BaseClient:
         return lock_options(where, self._options.ttl, arguments)
 
     async def _inspect(self, prefix: str, exact: bool) -> list[Holding]:
-        if not isinstance(prefix, str):
-            raise ConfigError(f"inspect takes the beginning of a name, not {prefix!r}")
+        check_prefix(prefix)
         engine = self._desk.engine()
         return list(await engine.inspect(self._options.namespace, prefix, exact, self._desk.deadline()))
+
+    async def _deadlocks(self) -> list[Deadlock]:
+        """Two looks: what both of them show was there at one moment, also on engines that look name by name."""
+        desk = self._desk
+        if not desk.traits.fair:
+            raise Unsupported(
+                f"{desk.name} keeps no line of waiters, so nobody can see who waits for whom: use another engine",
+                engine=desk.name,
+                missing=("fair",),
+            )
+        first = deadlocks(await self._inspect("", False))
+        return still_there(first, deadlocks(await self._inspect("", False))) if first else []
 
     async def _break(self, name: str, token: int) -> bool:
         check_name(name)
@@ -105,6 +123,8 @@ class BaseClient:
 
     async def _close(self) -> None:
         await self._desk.close()
+        for store in self._stores_open.values():
+            store.close()
 
 
 def semaphore_shape(limit: int) -> Shape:

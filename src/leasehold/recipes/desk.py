@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from leasehold.book import Book
+from leasehold.book import Book, every
 from leasehold.config import ClientOptions, EngineConfig, check_required, default_holder
 from leasehold.core import timing
 from leasehold.engine import Engine, Opener
@@ -75,7 +75,7 @@ class Desk:
 
     def _move(self) -> None:
         """The event loop of before is closed: its tasks are gone, and so are the connections that lived in it."""
-        for waiter in list(self.book.waiting.values()):
+        for _, waiter in every(self.book.waiting):
             self.book.leave(waiter.claim.mark)
             self.book.owe(waiter.claim)
         self._engine = self._open(self.runtime)
@@ -160,7 +160,7 @@ class Desk:
     # ------------------------------------------------------ lives of a client
 
     def leases(self) -> list[BaseLease]:
-        found = [held() for held in list(self.book.held.values())]
+        found = [held() for _, held in every(self.book.held)]
         return [lease for lease in found if lease is not None]  # type: ignore[misc]
 
     async def close(self) -> None:
@@ -180,7 +180,7 @@ class Desk:
                 lease._abandon()
             else:
                 await lease._release()
-        for waiter in list(self.book.waiting.values()):  # they find the client closed, and leave the line
+        for _, waiter in every(self.book.waiting):  # they find the client closed, and leave the line
             waiter.over = True
             waiter.signal.set()
         await self._settle_owed(until)
@@ -193,7 +193,7 @@ class Desk:
     async def _settle_owed(self, until: float) -> None:
         self.dog.owe_dropped()
         while self.book.owed and self.runtime.now() < until:
-            for mark, owed in list(self.book.owed.items()):
+            for mark, owed in every(self.book.owed):
                 try:
                     await self._engine.release(owed.claim, until)
                 except Reentered:
@@ -202,7 +202,7 @@ class Desk:
                     await self.runtime.sleep(0.05)
                     break
                 self.book.owed.pop(mark, None)
-        for left in list(self.book.owed.values()):
+        for _, left in every(self.book.owed):
             _log.warning("the release of %s was not confirmed before close(); it lapses", left.claim.name)
 
     def retire(self) -> None:

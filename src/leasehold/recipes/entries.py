@@ -78,8 +78,13 @@ class Entries:
             )
         return entry
 
+    def remove(self, entry: Entry) -> bool:
+        """Take out this very entry. False: it is not here, or no longer."""
+        with self._guard:
+            return self._take(list(self._entries), lambda other: other is entry) is not None
+
     def abandon(self, lock: object, frame: int) -> Entry | None:
-        """Take out what a `with` entered, if anything, when entering or leaving it was interrupted."""
+        """Take out what a `with` entered, if anything, when leaving it was interrupted."""
         with self._guard:
             return self._of_frame(lock, frame)
 

@@ -10,17 +10,19 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from leasehold.config import check_ttl
 from leasehold.core import timing
-from leasehold.errors import ConfigError, LeaseLost, Unavailable
+from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable
 from leasehold.model import Alive, Claim, Gone, Grant, Reason
+from leasehold.recipes.acquiring import bare
 
 if TYPE_CHECKING:
     from leasehold.recipes.desk import Desk
+    from leasehold.recipes.entries import Entry
     from leasehold.runtime.base import Interrupt, Signal
 
 
@@ -107,6 +109,11 @@ class BaseLease:
         return self._claim.fingerprint
 
     @property
+    def shared(self) -> bool:
+        """Whether others may read beside this lease: it is of the read side of an rwlock."""
+        return self._claim.mode == "shared"
+
+    @property
     def state(self) -> LeaseState:
         """HELD, AT_RISK, LOST or RELEASED, by the clock at this very moment."""
         if self._ended is not None:
@@ -189,11 +196,36 @@ class BaseLease:
     def _abandon(self) -> None:
         """Give it up without waiting: the `with` that held it was torn apart."""
         with self._desk.guard:
-            self._depth -= 1
-            if self._depth > 0 or self._ended is not None:
+            if not self._end_unsent():
                 return
-            self._ended, self._returned = RELEASED, True
         self._desk.dog.dropped(self._claim)
+
+    def _forgo(self, entry: Entry) -> None:
+        """Give up this hold without waiting, never having worked under it: nothing is kept for min_hold. May be
+        repeated: whoever is interrupted in here starts again."""
+        desk = self._desk
+        try:
+            with desk.guard:
+                if entry.spent:
+                    return
+                entry.spent = True
+                if not self._end_unsent():
+                    return
+            desk.dog.drop(self._claim.mark)
+            desk.forget(bare(self._claim))
+        except BaseException:
+            if self._returned:
+                desk.forget(bare(self._claim))
+            raise
+        desk.emit("released", self._claim, token=self.token, since=self._granted_at)
+
+    def _end_unsent(self) -> bool:
+        """Under the guard: one hold less. True: the last one of a live lease, whose release is now the caller's."""
+        self._depth -= 1
+        if self._depth > 0 or self._ended is not None:
+            return False
+        self._ended, self._returned = RELEASED, True
+        return True
 
     def _disown(self, reason: Reason) -> None:
         """End it as LOST without a word to anyone: it never was this process's, or this client's, to lose."""
@@ -230,6 +262,10 @@ class BaseLease:
     async def _release_by_hand(self) -> bool:
         self._desk.entries.spend(self)
         return await self._release()
+
+    def _refused(self, stale: StaleToken) -> None:
+        """A fence has seen a newer token. Told, and no more: the fence may be shared by locks that are not this one."""
+        self._desk.emit("stale_token", self._claim, token=self.token, reason=str(stale))
 
     def _wake(self) -> None:
         for signal in self._signals or ():
@@ -310,20 +346,40 @@ class BaseLease:
         if newly:
             desk.at_risk(self, reply)
 
+    def _doubt(self, why: str) -> None:
+        """The engine lost its connection: at risk from now on, and renewed as soon as that can be."""
+        desk = self._desk
+        with desk.guard:
+            if self._ended is not None or self._missed:
+                return
+            self._missed = True
+        self._due = desk.runtime.now()
+        desk.at_risk(self, Unavailable(why, engine=desk.name))
+        desk.dog.watch(self)
+
     async def _wait_lost(self, seconds: float | None) -> bool:
         """Wait until the lease is lost, at most `seconds`. False: it is not, or was released."""
-        now = self._desk.runtime.now
-        end = float("inf") if seconds is None else now() + seconds
-        signal = self._desk.runtime.signal()
-        with self._desk.guard:
-            self._signals = [*(self._signals or ()), signal]
-        try:
-            while self.held and now() < end:
-                await signal.wait(min(end - now(), self._valid_until - now(), timing.LOOK_EVERY))
-        finally:
-            with self._desk.guard:
-                self._signals = [other for other in self._signals or () if other is not signal]
-        return self.state is LOST
+        return await wait_lost([self], seconds)
+
+
+async def wait_lost(
+    leases: Sequence[BaseLease], seconds: float | None, enough: Callable[[], bool] = lambda: False
+) -> bool:
+    """Wait until one of them is over, or it is `enough` (whoever makes it so wakes them). False: none is lost."""
+    runtime = leases[0]._desk.runtime
+    end = float("inf") if seconds is None else runtime.now() + seconds
+    signal = runtime.signal()
+    for lease in leases:
+        with lease._desk.guard:
+            lease._signals = [*(lease._signals or ()), signal]
+    try:
+        while all(lease.held for lease in leases) and not enough() and (left := end - runtime.now()) > 0:
+            await signal.wait(min(left, timing.LOOK_EVERY, *(lease.remaining for lease in leases)))
+    finally:
+        for lease in leases:
+            with lease._desk.guard:
+                lease._signals = [other for other in lease._signals or () if other is not signal]
+    return any(lease.state is LOST for lease in leases)
 
 
 LeaseRef = weakref.ref[BaseLease]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
 from leasehold.core.admission import described
-from leasehold.core.names import check_name, mark
+from leasehold.core.names import check_name, claim_id, mark
+from leasehold.engine import Engine
 from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
 from leasehold.model import Claim, Grant, Kind, Mode
 from leasehold.recipes.acquiring import acquire
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from leasehold.recipes.desk import Desk
 
 L = TypeVar("L", bound=BaseLease)
+T = TypeVar("T")
 
 
 class Shape(NamedTuple):
@@ -83,8 +85,8 @@ class BaseLock(Generic[L]):
         except NotAcquired:
             return None
 
-    async def _take(self, wait: float | Unset | None) -> tuple[L, bool]:
-        """The lease, and whether it is one that this thread or task has already."""
+    async def _take(self, wait: float | Unset | None, ready: Callable[[], Engine] | None = None) -> tuple[L, bool]:
+        """The lease, and whether it is one that this thread or task has already. `ready` may raise to end the wait."""
         if isinstance(wait, Unset):
             wait = self.options.wait
         else:
@@ -104,7 +106,7 @@ class BaseLock(Generic[L]):
             desk.emit("attempted", claim)
         try:
             lease, waited = await acquire(
-                desk.engine,
+                ready or desk.engine,
                 desk.runtime,
                 claim,
                 wait=wait,
@@ -135,12 +137,12 @@ class BaseLock(Generic[L]):
 
     def _claim(self) -> Claim:
         desk, options = self._desk, self.options
-        secret = desk.runtime.entropy(16).hex()
+        secret = claim_id(desk.runtime.owner_mark(), desk.runtime.entropy(16).hex())
         holder = desk.holder(options.holder, options.purpose)
         return Claim._make((self._namespace, self.name, secret, mark(secret), holder, *self._terms))
 
     def _renamed(self, claim: Claim) -> Claim:
-        secret = self._desk.runtime.entropy(16).hex()
+        secret = claim_id(self._desk.runtime.owner_mark(), self._desk.runtime.entropy(16).hex())
         return claim._replace(id=secret, mark=mark(secret))
 
     def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float) -> L:
@@ -150,21 +152,26 @@ class BaseLock(Generic[L]):
 
     # ------------------------------------------------------ with, and call
 
-    async def _enter(self, frame: int) -> L:
-        """Take it for the `with` that this frame runs."""
+    async def _enter(self, frame: int, entered: list[Entry]) -> L:
+        """Take it for the `with` that this frame runs; `entered` tells what to undo if that is torn apart."""
         desk = self._desk
         lease, again = await self._take(UNSET)
         interrupt = None if again else desk.runtime.interrupt()
-        desk.entries.push(self.name, Entry(self, lease, self.shape.mode, frame, interrupt))
+        entered.append(Entry(self, lease, self.shape.mode, frame, interrupt))
+        desk.entries.push(self.name, entered[0])
         if interrupt is not None:
             lease._interrupt = interrupt
             if lease.state is LOST:  # before the interrupt was in place
                 interrupt.fire()
         return lease
 
-    async def _leave(self, frame: int, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        """Release, which takes its verdict by the clock before it sends anything; LOST raises `LeaseLost`."""
+    async def _leave(
+        self, frame: int, kind: type[BaseException] | None, error: BaseException | None, left: list[Entry]
+    ) -> None:
+        """Release, which takes its verdict by the clock before it sends anything; LOST raises `LeaseLost`. `left` tells
+        that the entry is taken out: from then on the release sees to itself, whatever happens."""
         entry = self._desk.entries.pop(self.name, self, frame)
+        left.append(entry)
         interrupted = entry.interrupt is not None and entry.interrupt.disarm(kind)
         lease = entry.lease
         if not entry.spent:
@@ -178,27 +185,42 @@ class BaseLock(Generic[L]):
         if not isinstance(error, LeaseLost):
             error.add_note(str(lost))
 
-    def _abandon(self, frame: int) -> None:
-        """After Ctrl-C in the middle of entering or leaving a `with`: what it still holds is given up."""
-        if (entry := self._desk.entries.abandon(self, frame)) and not entry.spent:
+    def _undo(self, entered: list[Entry]) -> None:
+        """After Ctrl-C in the middle of entering a `with`: what this very one has taken is given up."""
+        for entry in entered:
+            if self._desk.entries.remove(entry) and not entry.spent:
+                entry.lease._abandon()
+
+    def _abandon(self, frame: int, left: list[Entry]) -> None:
+        """After Ctrl-C in the middle of leaving a `with`: what it still holds is given up."""
+        if not left and (entry := self._desk.entries.abandon(self, frame)) and not entry.spent:
             entry.lease._abandon()
 
     async def _call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], pass_lease: bool
     ) -> Any:
+        async def work(lease: L) -> Any:
+            result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
+            return result if self._desk.runtime.blocking else await settle(result)
+
+        return await self._under(work)
+
+    async def _under(self, work: Callable[[L], Awaitable[T]]) -> T:
+        """What the body of a `with` would be, as a coroutine function of the lease."""
         frame = id(sys._getframe())
+        entered: list[Entry] = []
+        left: list[Entry] = []
         try:
-            lease = await self._enter(frame)
+            lease = await self._enter(frame, entered)
             try:
-                result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
-                if not self._desk.runtime.blocking:
-                    result = await settle(result)
+                result = await work(lease)
             except BaseException as error:
-                await self._leave(frame, type(error), error)
+                await self._leave(frame, type(error), error, left)
                 raise
-            await self._leave(frame, None, None)
+            await self._leave(frame, None, None, left)
         except BaseException:
-            self._abandon(frame)
+            if not left:
+                self._undo(entered)
             raise
         return result
 

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from itertools import count
 from weakref import ref
 
-from leasehold.book import Book
+from leasehold.book import Book, every
 from leasehold.core import timing
 from leasehold.engine import Engine
 from leasehold.errors import LeaseholdError, Unavailable
@@ -275,7 +275,7 @@ class Watchdog:
         if not self._book.waiting or now < self._beat_at:
             return
         self._beat_at = now + timing.BEAT_EVERY
-        waiters = list(self._book.waiting.values())
+        waiters = [waiter for _, waiter in every(self._book.waiting)]
         for waiter, reply in zip(waiters, await self._ask(runtime, [w.claim for w in waiters]), strict=True):
             if isinstance(reply, Gone) or (isinstance(reply, Alive) and not reply.place):
                 waiter.go = True
@@ -284,7 +284,7 @@ class Watchdog:
     async def _settle_owed(self, runtime: Runtime) -> None:
         if runtime.now() < self._owed_at:
             return
-        for mark, owed in list(self._book.owed.items()):
+        for mark, owed in every(self._book.owed):
             if runtime.now() < owed.until:
                 try:
                     await self._twin(runtime).release(owed.claim, self._deadline(runtime))

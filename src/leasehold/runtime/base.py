@@ -70,6 +70,9 @@ class Runtime(Protocol):
     def owner(self) -> Hashable:
         """The thread or task that is running."""
 
+    def owner_mark(self) -> str:
+        """What others may know of it: eight hex digits of its own, another in a forked child."""
+
     def bind(self) -> bool:
         """Check that this runtime may be used from here. False: it moved to another loop, connections must be new."""
 
@@ -77,6 +80,12 @@ class Runtime(Protocol):
 
     async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function without blocking the other tasks."""
+
+    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+        """Wait until a socket's descriptor can be read or written, as asked for. False: the time passed.
+
+        For drivers that never block: the same code then serves threads and loops. An error counts as ready.
+        """
 
     def signal(self) -> Signal: ...
 

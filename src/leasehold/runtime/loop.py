@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
@@ -102,9 +103,19 @@ class Loop:
         self._threads = Threads(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: ThreadPoolExecutor | None = None
+        self._marks: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
     def owner(self) -> Hashable:
         return asyncio.current_task() or self._threads.owner()
+
+    def owner_mark(self) -> str:
+        task = asyncio.current_task()
+        if task is None:
+            return self._threads.owner_mark()
+        mark = self._marks.get(task)
+        if mark is None:
+            mark = self._marks[task] = os.urandom(4).hex()
+        return mark
 
     def bind(self) -> bool:
         running = asyncio.get_running_loop()
@@ -126,6 +137,26 @@ class Loop:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="leasehold-call")
         return await asyncio.get_running_loop().run_in_executor(self._worker, partial(fn, *args, **kwargs))
 
+    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+
+        def answer(found: bool) -> None:
+            if not future.done():
+                future.set_result(found)
+
+        timer = loop.call_later(max(0.0, seconds), answer, False)
+        try:
+            if read:
+                loop.add_reader(descriptor, answer, True)
+            if write:
+                loop.add_writer(descriptor, answer, True)
+            return await future
+        finally:
+            timer.cancel()
+            loop.remove_reader(descriptor)
+            loop.remove_writer(descriptor)
+
     def signal(self) -> LoopSignal:
         return LoopSignal()
 
@@ -146,3 +177,4 @@ class Loop:
 
     def after_fork(self) -> None:
         self._loop = self._worker = None
+        self._marks.clear()

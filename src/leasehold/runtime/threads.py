@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import os
 import random
+import select
 import sys
 import threading
 import time
@@ -19,6 +20,8 @@ P = ParamSpec("P")
 
 # Must count suspend: a laptop asleep for an hour holds nothing any more. CLOCK_MONOTONIC stops there on Linux.
 boot_clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
+
+_LONGEST_POLL = 1_000_000.0  # seconds: the system counts milliseconds in 32 bits
 
 
 class ThreadSignal:
@@ -52,9 +55,18 @@ class _Owner(threading.local):
 
     def __init__(self) -> None:
         self.me = object()
+        self.mark = os.urandom(4).hex()
 
 
 _owner = _Owner()
+
+
+def _after_fork_in_child() -> None:
+    _owner.mark = os.urandom(4).hex()  # the parent's thread goes on under the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Threads:
@@ -71,6 +83,9 @@ class Threads:
     def owner(self) -> Hashable:
         return _owner.me
 
+    def owner_mark(self) -> str:
+        return _owner.mark
+
     def bind(self) -> bool:
         return True
 
@@ -79,6 +94,11 @@ class Threads:
 
     async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return fn(*args, **kwargs)
+
+    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+        poll = select.poll()  # not select(): a descriptor may have any number
+        poll.register(descriptor, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
+        return bool(poll.poll(max(0.0, min(seconds, _LONGEST_POLL)) * 1000))
 
     def signal(self) -> ThreadSignal:
         return ThreadSignal()

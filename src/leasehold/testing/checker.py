@@ -18,7 +18,9 @@ from typing import Literal
 
 from leasehold.testing.history import NEVER, TAKING, Call, History, Hold, Ledger
 
-Rule = Literal["exclusion", "limit", "slot", "kind", "token", "repeat", "depth", "release", "renew", "order"]
+Rule = Literal[
+    "exclusion", "limit", "slot", "kind", "token", "repeat", "depth", "release", "renew", "order", "refusal", "update"
+]
 Sort = tuple[str, str | int]  # what may share a name: all shared, or all permits of one limit
 
 

@@ -17,6 +17,7 @@ from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
 from leasehold.testing.rig import Machine, Rig
 from leasehold.testing.servers.etcd import Cluster
+from leasehold.testing.servers.machine import ProxiedMachine, hosts
 from leasehold.testing.servers.proxy import Proxy
 
 
@@ -35,6 +36,7 @@ def trio() -> Cluster:
 class EtcdRig(Rig):
     scheme = "etcd"
     ttl: ClassVar[float] = 2.0  # the least there is
+    short_call: ClassVar[float] = 0.5
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
     def __init__(self) -> None:
@@ -70,6 +72,7 @@ class EtcdRig(Rig):
 
 
 class EtcdClusterRig(EtcdRig):
+    beside = EtcdRig
     can_lose_minority = True
 
     def started(self) -> Cluster:
@@ -82,23 +85,7 @@ class EtcdClusterRig(EtcdRig):
         self.cluster.start()
 
 
-class EtcdMachine(Machine):
+class EtcdMachine(ProxiedMachine):
     def __init__(self, ports: list[int]) -> None:
-        self.proxies = [Proxy(port) for port in ports]
-        super().__init__("etcd://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies))
-
-    def cut(self) -> None:
-        for proxy in self.proxies:
-            proxy.cut()
-
-    def mend(self) -> None:
-        for proxy in self.proxies:
-            proxy.mend()
-
-    def kill_session(self) -> None:
-        for proxy in self.proxies:
-            proxy.reset()
-
-    def close(self) -> None:
-        for proxy in self.proxies:
-            proxy.close()
+        proxies = [Proxy(port) for port in ports]
+        super().__init__(f"etcd://{hosts(proxies)}", proxies)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias, Unpack
 
-from leasehold.aio import AsyncClient, AsyncLease, AsyncLock
-from leasehold.blocking import Client, Lease, Lock
+from leasehold.aio import AsyncClient, AsyncElection, AsyncLease, AsyncLeases, AsyncLock, AsyncMultiLock
+from leasehold.blocking import Client, Election, Lease, Leases, Lock, MultiLock
 from leasehold.config import UNSET, LockArguments, Unset
-from leasehold.model import Holding, Traits
-from leasehold.runtime.base import settle
+from leasehold.core.deadlocks import Deadlock
+from leasehold.model import Holding, Term, Traits
+from leasehold.runtime.base import settle, step
 
 AnyLock: TypeAlias = Lock | AsyncLock
 AnyLease: TypeAlias = Lease | AsyncLease
+AnyMultiLock: TypeAlias = MultiLock | AsyncMultiLock
+AnyLeases: TypeAlias = Leases | AsyncLeases
+AnyElection: TypeAlias = Election | AsyncElection
 
 PATIENT: Final = 30.0
 
@@ -51,6 +55,12 @@ class Caller:
     def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> AnyLock:
         return self.client.semaphore(name, limit, **_patient(options))
 
+    def multilock(self, names: Iterable[str], **options: Unpack[LockArguments]) -> AnyMultiLock:
+        return self.client.multilock(names, **_patient(options))
+
+    def election(self, name: str, **options: Unpack[LockArguments]) -> AnyElection:
+        return self.client.election(name, **_patient(options))
+
     def now(self) -> float:
         """The client's own clock."""
         return self.client._desk.runtime.now()
@@ -76,6 +86,37 @@ class Caller:
             async with lock as async_lease:
                 yield async_lease
 
+    @asynccontextmanager
+    async def inside_all(self, many: AnyMultiLock) -> AsyncIterator[AnyLeases]:
+        """The same of several locks as one."""
+        if isinstance(many, MultiLock):
+            with many as leases:
+                yield leases
+        else:
+            async with many as async_leases:
+                yield async_leases
+
+    async def campaign(self, election: AnyElection) -> AnyLease:
+        term: AnyLease = await _either(election.campaign())
+        return term
+
+    async def resign(self, election: AnyElection) -> bool:
+        return bool(await _either(election.resign()))
+
+    async def leader(self, election: AnyElection) -> Term | None:
+        term: Term | None = await _either(election.leader())
+        return term
+
+    async def observed(self, election: AnyElection, seconds: float) -> list[Term]:
+        """Every term that an observer sees for so long."""
+        if isinstance(election, Election):
+            return list(election.observe(seconds=seconds))
+        return [term async for term in election.observe(seconds=seconds)]
+
+    async def deadlocks(self) -> list[Deadlock]:
+        found: list[Deadlock] = await _either(self.client.deadlocks())
+        return found
+
     async def locked(self, lock: AnyLock) -> bool:
         return bool(await _either(lock.locked()))
 
@@ -94,6 +135,12 @@ class Caller:
 
     async def break_lock(self, name: str, token: int) -> bool:
         return bool(await _either(self.client.break_lock(name, token=token)))
+
+    async def once(self, key: str, work: Callable[[], Coroutine[Any, Any, object]], **options: Any) -> Any:
+        """Run a coroutine function once for a key; in blocking mode on the caller's thread."""
+        if isinstance(self.client, Client):
+            return self.client.once(key, lambda: step(work()), wait=PATIENT, **options)
+        return await self.client.once(key, work, wait=PATIENT, **options)
 
     async def ping(self) -> float:
         return float(await _either(self.client.ping()))

@@ -72,6 +72,8 @@ class Rig(ABC):
 
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 2.0  # what cases use that let it pass; long against the engine's own delays
+    beside: ClassVar[type[Rig] | None] = None  # the main rig of an engine that this one runs in yet another way
+    short_call: ClassVar[float] = 0.2  # a call_timeout for cases that let it pass; long against an answer
 
     # What a case may ask for by name: `@case(rig={"cut"})`.
     can_cut: ClassVar[bool] = False  # and mend
@@ -184,9 +186,16 @@ def _opener(machine: Machine, faults: Faults | None) -> Opener:
 # rig loads a driver nobody asked for.
 RIGS: Final[dict[str, str | type[Rig]]] = {
     "memory": "leasehold.testing.memory_rig:MemoryRig",
+    "postgresql": "leasehold.testing.postgresql_rig:PostgresqlRig",
+    "postgresql-pooled": "leasehold.testing.postgresql_rig:PooledRig",
     "sqlite": "leasehold.testing.sqlite_rig:SqliteRig",
     "etcd": "leasehold.testing.etcd_rig:EtcdRig",
     "etcd-cluster": "leasehold.testing.etcd_rig:EtcdClusterRig",
+    "zookeeper": "leasehold.testing.zookeeper_rig:ZookeeperRig",
+    "zookeeper-ensemble": "leasehold.testing.zookeeper_rig:ZookeeperEnsembleRig",
+    "redis": "leasehold.testing.redis_rig:RedisRig",
+    "redis-aof": "leasehold.testing.redis_rig:RedisAofRig",
+    "redis-replica": "leasehold.testing.redis_rig:RedisReplicaRig",
 }
 
 

@@ -88,7 +88,9 @@ def made(kind: type[Rig]) -> Rig:
 
 
 def _marks(case: Case, rig: type[Rig]) -> list[pytest.MarkDecorator]:
-    """Cases that let a heart-beat pass are quick where the rig travels, and elsewhere among the long fault runs."""
+    """Cases that let a heart-beat pass are quick where the rig travels, and elsewhere among the long fault runs; so are
+    those that run on the engine's main rig as well."""
     if case.unable(rig):
         return [pytest.mark.skip(reason=f"{rig.scheme}: {case.unable(rig)}")]
-    return [pytest.mark.faults] if case.slow and not rig.can_travel else []
+    again = rig.beside is not None and case.unable(rig.beside) is None
+    return [pytest.mark.faults] if again or (case.slow and not rig.can_travel) else []

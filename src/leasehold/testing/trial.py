@@ -118,6 +118,18 @@ class Trial:
             assert time.monotonic() < end, f"not within {seconds} s: {why}"
             await self.runtime.sleep(_POLL)
 
+    async def reached(self, caller: Caller) -> None:
+        """It is connected: a first call may take longer than a short call_timeout allows."""
+
+        async def answers() -> bool:
+            try:
+                await caller.ping()
+            except Unavailable:
+                return False
+            return True
+
+        await self.until(answers, "the engine answers")
+
     async def unavailable(self, call: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
         """The call ends as Unavailable, so soon. The best of three: a stall of this machine says nothing of it."""
 

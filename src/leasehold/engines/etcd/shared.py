@@ -7,7 +7,7 @@ from itertools import count
 from typing import Final, Literal
 from weakref import WeakSet, ref
 
-from leasehold.book import Book
+from leasehold.book import Book, every
 from leasehold.engines.etcd import line, wire
 from leasehold.engines.etcd.address import Address
 from leasehold.engines.etcd.calls import Login
@@ -103,7 +103,7 @@ class Shared:
         """Somebody of this client waits for that name already."""
         if (book := self._book()) is None:
             return False
-        others = (waiter.claim for waiter in list(book.waiting.values()) if waiter.claim.mark != claim.mark)
+        others = (waiter.claim for _, waiter in every(book.waiting) if waiter.claim.mark != claim.mark)
         return any(other.name == claim.name and other.namespace == claim.namespace for other in others)
 
     def after_fork(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from leasehold.core.names import owner
 from leasehold.engines.etcd import line, wire
 from leasehold.engines.etcd.calls import Calls
 from leasehold.engines.etcd.line import Seen
@@ -48,6 +49,7 @@ def _holding(seen: Seen, life: float, earlier: list[Seen], place: int, wall: flo
         left=life - note.delay if state == "held" else life,
         token=seen.token if state in ("held", "cooling") else None,
         place=place if state == "waiting" else None,
+        owner=owner(note.mark),
     )
 
 

@@ -21,7 +21,7 @@ from struct import pack
 from typing import Any, Final, Literal, cast
 from weakref import WeakSet, ref
 
-from leasehold.book import Book
+from leasehold.book import Book, every
 from leasehold.core.admission import Word
 from leasehold.core.timing import BEAT
 from leasehold.model import Claim, Holder
@@ -130,7 +130,7 @@ class Mail:
             self._deaf = False
             self.address = address
         if rebound:  # whoever waits may have missed its turn, and is known by an address nobody reads
-            for mark in list(book.waiting):
+            for mark, _ in every(book.waiting):
                 book.deliver("head", mark, 0.0, None)
 
     def _make_folder(self) -> None:

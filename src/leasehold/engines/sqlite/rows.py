@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from leasehold.core.admission import COOLING, PASSED, WAITING, Counter, Line, Moment, Party
 from leasehold.core.timing import BEAT
+from leasehold.engines.sql.rows import place
 from leasehold.engines.sqlite.file import Moved
 from leasehold.engines.sqlite.host import Host
 from leasehold.model import Holder, Holding, Kind
@@ -241,21 +242,12 @@ def holdings(db: sqlite3.Connection, host: Host, namespace: str, prefix: str, ex
     lines = db.execute(f"select name, kind, most from lh_line {of_name}", (namespace, prefix)).fetchall()
     found: dict[str, Line] = {}
     for name, kind, most, *row in grants:
-        party = as_occupier(tuple(row))
-        line = found.setdefault(name, Line(now, kind, most))
-        line.occupiers[party.token] = party
-        line._next_end = min(line._next_end, party.until)
-        if party.state != COOLING:
-            line.parties[party.mark] = party
+        place(found.setdefault(name, Line(now, kind, most)), as_occupier(tuple(row)))
     for name, kind, most in lines:
         found.setdefault(name, Line(now, kind, most))
     for name, rows in groupby(waiters, key=lambda row: row[0]):
-        line = found[name]
         for row in rows:
-            party = as_waiter(row[1:])
-            line.parties[party.mark] = party
-            if party.state == WAITING:
-                line.waiters.append((party.ticket, party))
+            place(found[name], as_waiter(row[1:]))
     for name in sorted(name for name in found if name.startswith(prefix)):
         found[name].tidy(now)
         yield from found[name].holdings(namespace, name, now)

@@ -67,7 +67,7 @@ async def a_waiter_looks_again_when_the_holder_lapses(t: Trial) -> None:
     await holder.granted(holder.claim())
     waiter = other.waiter()
     waiting = t.spawn(_wait_for(other, waiter))
-    await t.until(lambda: waiter.mark in other.book.waiting, "the waiter stands in line")
+    await t.until(lambda: _in_line(holder, 1), "the waiter stands in line")
     await t.pass_time(1.1 * t.rig.ttl)
     await waiting.result()
 
@@ -91,7 +91,7 @@ async def grants_follow_the_line(t: Trial) -> None:
         await holder.granted(held)
 
 
-@case(needs={"fair"}, shows=("E7",), slow=True)
+@case(needs={"fair", "ttl"}, shows=("E7",), slow=True)
 async def a_waiter_not_heard_of_loses_its_place(t: Trial) -> None:
     holder, silent, other = t.seat(), t.seat(), t.seat()
     held = await holder.takes(holder.claim(ttl=4 * BEAT))
@@ -139,10 +139,11 @@ async def one_passed_over_keeps_its_ticket(t: Trial) -> None:
         await other.release(second)
     await silent.granted(first)
     await silent.release(first)
-    await t.until(lambda: _granted(last, third), "the last in line is served too", RESERVATION)
+    reserves = (await t.traits()).liveness == "ttl"  # else a turn not taken is over when the place lapses
+    await t.until(lambda: _granted(last, third), "the last in line is served too", RESERVATION if reserves else BEAT)
 
 
-@case(needs={"fair", "push"}, rig={"kill"}, shows=("E4", "E7"))
+@case(needs={"fair", "push", "ttl"}, rig={"kill"}, shows=("E4", "E7"))
 async def one_that_cannot_be_told_comes_back_at_its_place(t: Trial) -> None:
     holder, deaf, other, last = (t.seat() for _ in range(4))
     held = await holder.takes(holder.claim())
@@ -156,6 +157,23 @@ async def one_that_cannot_be_told_comes_back_at_its_place(t: Trial) -> None:
         await other.release(second)
     assert isinstance(await last.attempt(third), Busy)
     await deaf.granted(first)
+
+
+@case(needs={"fair", "push", "session"}, rig={"kill"}, shows=("E4", "E7"))
+async def a_place_ends_with_its_session(t: Trial) -> None:
+    holder, dead, other = t.seat(), t.seat(), t.seat()
+    held = await holder.takes(holder.claim(ttl=_LONG))
+    first, second = dead.waiter(), other.waiter()
+    assert (await dead.busy(first)).place == 0
+    busy = await other.busy(second)
+    assert busy.place == 1
+    waiting = t.spawn(other.engine.wait(second, busy, _LONG))
+    t.rig.kill_session(dead)
+    await waiting.result()
+    assert (await other.busy(second)).place == 0
+    assert (await dead.busy(first)).place == 1, "it joins anew, at the end"
+    await holder.release(held)
+    await other.granted(second)
 
 
 @case(needs={"fair", "push"}, shows=("E4", "E7"), slow=True)

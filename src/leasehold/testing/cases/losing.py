@@ -16,7 +16,6 @@ from leasehold.testing.trial import Trial
 
 _LONG: Final = 30.0
 _LATER: Final = 300.0  # the ttl of a lease that is not renewed while a case runs: what it learns, it was told
-_CALL_TIMEOUT: Final = 0.2
 _GRACE: Final = 0.5  # what a call may take beyond its deadline, on every engine
 
 
@@ -95,9 +94,11 @@ async def max_hold_ends_a_lease(t: Trial) -> None:
 @case(rig={"cut"}, shows=("E5", "E8"))
 async def a_holder_cut_off_is_at_risk_then_lost_before_anybody_else(t: Trial) -> None:
     events: list[Event] = []
-    holder, other = t.caller(call_timeout=_CALL_TIMEOUT, on_event=events.append), t.caller()
+    holder, other = t.caller(call_timeout=t.rig.short_call, on_event=events.append), t.caller()
+    await t.reached(holder)
     lease = await holder.acquire()
     successor = t.spawn(other.acquire(wait=_LONG))
+    await t.until(lambda: _in_line(other), "the successor stands in line")
     t.rig.cut(holder.client)
     await t.pass_time(0.4 * t.rig.ttl)  # a renewal is due
     await t.until(lambda: "at_risk" in {event.kind for event in events}, "it is told that the renewal failed")
@@ -113,7 +114,8 @@ async def a_holder_cut_off_is_at_risk_then_lost_before_anybody_else(t: Trial) ->
 
 @case(rig={"cut"}, shows=("E9",))
 async def calls_of_a_client_cut_off_end_in_time(t: Trial) -> None:
-    caller, other = t.caller(call_timeout=_CALL_TIMEOUT), t.caller()
+    caller, other = t.caller(call_timeout=t.rig.short_call), t.caller()
+    await t.reached(caller)
     lease = await caller.acquire("held", ttl=_LONG)
     t.rig.cut(caller.client)
     calls: dict[str, Callable[[], Awaitable[object]]] = {
@@ -126,7 +128,7 @@ async def calls_of_a_client_cut_off_end_in_time(t: Trial) -> None:
         "ping": lambda: caller.ping(),
     }
     for verb, call in calls.items():
-        await t.unavailable(call, _CALL_TIMEOUT + _GRACE, verb)
+        await t.unavailable(call, t.rig.short_call + _GRACE, verb)
     assert lease.held, "no answer is no reason to give it up"
     assert not await caller.release(lease), "not confirmed, and not raised either"
     assert lease.state is LeaseState.RELEASED
@@ -164,7 +166,8 @@ async def waiters_outlast_a_pause_of_the_engine(t: Trial) -> None:
 
 @case(needs={"push"}, rig={"cut"}, shows=("E4", "E6"))
 async def a_waiter_cut_off_leaves_nothing_in_line(t: Trial) -> None:
-    holder, other = t.caller(), t.caller(call_timeout=_CALL_TIMEOUT)
+    holder, other = t.caller(), t.caller(call_timeout=t.rig.short_call)
+    await t.reached(other)
     lease = await holder.acquire(ttl=_LONG)
     waiting = t.spawn(other.acquire(wait=0.5))
     await t.until(lambda: _in_line(holder), "the waiter stands in line")

@@ -135,7 +135,7 @@ class Server(ABC):
         atexit.unregister(self.kill)
         if self._process is None:
             return
-        for pid in [self.pid, *_children(self.pid)] if self.running else ():
+        for pid in [self.pid, *descendants(self.pid)] if self.running else ():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
@@ -150,7 +150,7 @@ class Server(ABC):
         """SIGSTOP, children included: to clients it has fallen silent."""
         if self._frozen or not self.running:
             return
-        self._frozen = [self.pid, *_children(self.pid)]
+        self._frozen = [self.pid, *descendants(self.pid)]
         for pid in self._frozen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -197,10 +197,10 @@ def _starter() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "leasehold-servers")
 
 
-def _children(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """All that stem from a process, grandchildren too."""
     found: list[int] = []
     with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
         for child in map(int, listed.read().split()):
-            found += [child, *_children(child)]
+            found += [child, *descendants(child)]
     return found

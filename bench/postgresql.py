@@ -1,0 +1,187 @@
+"""The PostgreSQL engine beside a bare upsert and delete of equal durability, and beside advisory locks; then hand-offs.
+
+`python -m bench postgresql`, or `python bench/postgresql.py` for this table, the hand-offs, and the server's own count
+of statements. Starts a server of its own. Packages that are not installed are left out: pals, tooz.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psycopg
+
+from bench.rounds import Case, Result, measure, table
+from leasehold import AsyncClient, Client
+from leasehold.testing.servers.postgresql import PostgreSQL
+
+TITLE = "postgresql: acquire + release, against a bare upsert and delete, both durable (aim: at most 1.3)"
+
+_TAKE = """insert into bare values ('bench', %s, clock_timestamp() + interval '30 s') on conflict (name)
+    do update set owner = excluded.owner, until = excluded.until where bare.until < clock_timestamp()"""
+_GIVE = "delete from bare where name = 'bench' and owner = %s"
+
+
+def run(rounds: int) -> list[Result]:
+    server = PostgreSQL().start()
+    try:
+        return measure(list(pairs(server, 100)), rounds)
+    finally:
+        server.kill()
+
+
+def pairs(server: PostgreSQL, times: int) -> Iterator[Case]:
+    db = server.connect(prepare_threshold=0)
+    db.execute("create table bare (name text primary key, owner text, until timestamptz) with (fillfactor = 50)")
+
+    def bare(times: int) -> None:
+        for _ in range(times):
+            assert db.execute(_TAKE, ("me",)).rowcount
+            db.execute(_GIVE, ("me",))
+
+    yield Case("bare upsert and delete, psycopg", bare, times)
+    ours = Client(server.url()).lock("bench")
+    yield Case("leasehold postgresql://, with", repeated(ours), times)
+
+    loop = asyncio.new_event_loop()
+    theirs = AsyncClient(server.url()).lock("bench")
+
+    async def main(times: int) -> None:
+        for _ in range(times):
+            async with theirs:
+                pass
+
+    yield Case("leasehold postgresql://, async with", lambda times: loop.run_until_complete(main(times)), times)
+    yield Case("advisory lock: no lease, no token, no line", advisory(server), times)
+    for name, lock in others(server):
+        yield Case(name, repeated(lock), times)
+
+
+def repeated(lock: Any) -> Callable[[int], None]:
+    def pair(times: int) -> None:
+        for _ in range(times):
+            with lock:
+                pass
+
+    return pair
+
+
+def advisory(server: PostgreSQL) -> Callable[[int], None]:
+    db = server.connect(prepare_threshold=0)
+
+    def pair(times: int) -> None:
+        for _ in range(times):
+            db.execute("select pg_advisory_lock(7)")
+            db.execute("select pg_advisory_unlock(7)")
+
+    return pair
+
+
+def others(server: PostgreSQL) -> Iterator[tuple[str, Any]]:
+    with contextlib.suppress(ImportError):
+        import pals
+
+        yield "pals (advisory locks)", pals.Locker("bench", server.url()).lock("bench")
+    with contextlib.suppress(ImportError):
+        from tooz import coordination
+
+        with contextlib.suppress(Exception):
+            coordinator = coordination.get_coordinator(server.url(), b"bench")
+            coordinator.start()
+            yield "tooz (advisory locks)", coordinator.get_lock(b"bench")
+
+
+# ------------------------------------------------------------------ hand-off
+
+
+def statements(server: PostgreSQL) -> dict[str, int]:
+    """The server's own count of our statements, by verb."""
+    query = "select substring(query from 'lh_([a-z]+)_v1'), sum(calls)::integer from pg_stat_statements"
+    rows = server.ask(query + " where query like 'select * from \"leasehold\".lh\\_%%' group by 1")
+    return dict(rows)
+
+
+def hand_offs(server: PostgreSQL, waiters: int) -> str:
+    """So many in line, each in turn: milliseconds and statements per hand-off."""
+    with Client(server.url(), call_timeout=60) as client, Client(server.url()) as other:
+        lock = client.lock("line", wait=600, ttl=60)
+        lease = other.lock("line", ttl=60).acquire()
+
+        def work() -> None:
+            with lock:
+                pass
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(waiters)]
+        for thread in threads:
+            thread.start()
+        while len(other.inspect("line")) < waiters + 1:
+            time.sleep(0.01)
+        before, began = statements(server), time.perf_counter()
+        lease.release()
+        for thread in threads:
+            thread.join()
+        took, after = time.perf_counter() - began, statements(server)
+    grown = {verb: after[verb] - before.get(verb, 0) for verb in after}
+    calls = (grown["attempt"] + grown["release"] - 1) / waiters
+    beats = grown.get("beat", 0) + grown.get("renew", 0)
+    each = f"{calls:.2f} statements each, {beats} heart-beats and renewals"
+    return f"  {waiters:>4} waiters: {took / waiters * 1000:6.2f} ms and {each}"
+
+
+def blocked_advisory(server: PostgreSQL, times: int) -> float:
+    """Released in one session until held in another that was blocked: seconds."""
+    lasted = []
+    with server.connect() as one, server.connect() as two:
+        for _ in range(times):
+            one.execute("select pg_advisory_lock(9)")
+            got: list[float] = []
+
+            def wait(session: psycopg.Connection[Any] = two, got: list[float] = got) -> None:
+                session.execute("select pg_advisory_lock(9)")
+                got.append(time.perf_counter())
+                session.execute("select pg_advisory_unlock(9)")
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            time.sleep(0.02)
+            began = time.perf_counter()
+            one.execute("select pg_advisory_unlock(9)")
+            thread.join()
+            lasted.append(got[0] - began)
+    return sorted(lasted)[len(lasted) // 2]
+
+
+def main() -> None:
+    print(table(TITLE, run(int(os.environ.get("ROUNDS", "15")))))
+    server = PostgreSQL().start()
+    try:
+        server.ask("create extension pg_stat_statements")
+        with Client(server.url()) as client:
+            client.ping()
+            lock = client.lock("warm")
+            for _ in range(200):
+                with lock:
+                    pass
+        count = statements(server)
+        print(f"statements per pair, by the server's count: {(count['attempt'] + count['release']) / 200:.2f}")
+        print("hand-offs among waiters in line:")
+        for waiters in (2, 10, 100):
+            print(hand_offs(server, waiters))
+        print(
+            f"  a blocked advisory lock wakes in {blocked_advisory(server, 20) * 1000:.2f} ms: a connection per waiter"
+        )
+    finally:
+        server.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""The Redis engine beside two bare EVALSHA calls of redis-py and beside other lock packages, on one server.
+
+`python -m bench redis`, or `python -m bench.redis` for all tables: blocking pairs, asyncio pairs, ten thousand keys,
+commands, bytes. Packages that are not installed are left out, and named: python-redis-lock, pottery, redlock-py,
+sherlock, tooz.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from bench.rounds import Case, Result, measure, table
+from leasehold import AsyncClient, Client
+from leasehold.testing.servers.redis import RedisServer
+
+TITLE = "redis: acquire + release, blocking, against two EVALSHA of redis-py (aim: at most 0.85)"
+TITLE_ASYNC = "redis: the same under asyncio, against two EVALSHA of redis.asyncio (aim: at most 0.75)"
+
+BARE = "return 1"  # two trips and nothing done: the base
+# The least that a lock must do: set if absent, delete if mine. No token, no line.
+TAKE = "if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end return 0"
+GIVE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+
+def run(rounds: int) -> list[Result]:
+    server = RedisServer().start()
+    try:
+        return measure(list(blocking(server.port)), rounds)
+    finally:
+        server.stop()
+
+
+def blocking(port: int) -> Iterator[Case]:
+    plain = redis.Redis(port=port)
+    bare, take, give = (plain.script_load(text) for text in (BARE, TAKE, GIVE))
+
+    def two(times: int) -> None:
+        for _ in range(times):
+            plain.evalsha(bare, 1, "bare", "me")
+            plain.evalsha(bare, 1, "bare", "me")
+
+    def least(times: int) -> None:
+        for _ in range(times):
+            plain.evalsha(take, 1, "least", "me", 30_000)
+            plain.evalsha(give, 1, "least", "me")
+
+    yield Case("two EVALSHA of redis-py", two, 300)
+    yield Case("the least lock, by redis-py", least, 300)
+    client = Client(f"redis://127.0.0.1:{port}")
+    ours = client.lock("bench")
+
+    def acquired(times: int) -> None:
+        for _ in range(times):
+            ours.acquire().release()
+
+    yield Case("leasehold redis://, acquire and release", acquired, 300)
+    yield Case("leasehold redis://, with", repeated(ours), 300)
+    for name, lock in peers(port, plain):
+        yield Case(name, repeated(lock), 100)
+
+
+def repeated(lock: Any) -> Callable[[int], None]:
+    def pair(times: int) -> None:
+        for _ in range(times):
+            with lock:
+                pass
+
+    return pair
+
+
+def peers(port: int, plain: Any) -> Iterator[tuple[str, Any]]:
+    """Other packages' locks, as they come. None gives a token."""
+    yield "redis-py Lock", plain.lock("bench:redis-py", timeout=30)
+    url = f"redis://127.0.0.1:{port}"
+
+    def python_redis_lock() -> Any:
+        import redis_lock
+
+        return redis_lock.Lock(plain, "bench:python-redis-lock", expire=30)
+
+    def pottery() -> Any:
+        from pottery import Redlock
+
+        return Redlock(key="bench:pottery", masters={plain}, auto_release_time=30)
+
+    def redlock_py() -> Any:
+        from redlock import RedLock
+
+        return RedLock("bench:redlock-py", connection_details=[{"host": "127.0.0.1", "port": port}], ttl=30_000)
+
+    def sherlock() -> Any:
+        import sherlock
+
+        return sherlock.RedisLock("bench", client=plain, expire=30)
+
+    def tooz() -> Any:
+        from tooz import coordination
+
+        coordinator = coordination.get_coordinator(url, b"bench")
+        coordinator.start()
+        return coordinator.get_lock(b"bench")
+
+    for make in (python_redis_lock, pottery, redlock_py, sherlock, tooz):
+        name = make.__name__.replace("_", "-")
+        try:
+            lock = make()
+            with lock:
+                pass
+        except Exception as error:
+            print(f"left out: {name} ({type(error).__name__}: {error})", file=sys.stderr)
+            continue
+        yield name, lock
+
+
+# ------------------------------------------------------------------ asyncio
+
+
+def run_async(rounds: int) -> list[Result]:
+    server = RedisServer().start()
+    with asyncio.Runner() as runner:
+        plain = redis.asyncio.Redis(port=server.port)
+        client = AsyncClient(f"redis://127.0.0.1:{server.port}")
+        try:
+            cases = [
+                Case(name, lambda times, work=work: runner.run(work(times)), 300)  # type: ignore[misc]
+                for name, work in runner.run(awaited(plain, client))
+            ]
+            return measure(cases, rounds)
+        finally:
+            runner.run(client.close())
+            runner.run(plain.aclose())
+            server.stop()
+
+
+async def awaited(plain: Any, client: AsyncClient) -> list[tuple[str, Callable[[int], Awaitable[None]]]]:
+    bare = await plain.script_load(BARE)
+    ours, theirs = client.lock("bench"), plain.lock("bench:redis-py", timeout=30)
+
+    async def two(times: int) -> None:
+        for _ in range(times):
+            await plain.evalsha(bare, 1, "bare", "me")
+            await plain.evalsha(bare, 1, "bare", "me")
+
+    async def acquired(times: int) -> None:
+        for _ in range(times):
+            lease = await ours.acquire()
+            await lease.release()
+
+    def inside(lock: Any) -> Callable[[int], Awaitable[None]]:
+        async def pair(times: int) -> None:
+            for _ in range(times):
+                async with lock:
+                    pass
+
+        return pair
+
+    return [
+        ("two EVALSHA of redis.asyncio", two),
+        ("leasehold redis://, acquire and release", acquired),
+        ("leasehold redis://, async with", inside(ours)),
+        ("redis.asyncio Lock", inside(theirs)),
+    ]
+
+
+def many_keys(rounds: int, keys: int = 10_000, at_once: int = 100) -> str:
+    """Ten thousand names, each taken and given back once, a hundred tasks at a time."""
+    server = RedisServer().start()
+
+    async def crowd(pair: Callable[[str], Awaitable[None]]) -> float:
+        names = iter([f"key/{number}" for number in range(keys)])
+
+        async def worker() -> None:
+            for name in names:
+                await pair(name)
+
+        began = time.perf_counter()
+        await asyncio.gather(*[worker() for _ in range(at_once)])
+        return time.perf_counter() - began
+
+    async def main() -> list[tuple[float, float]]:
+        plain = redis.asyncio.Redis(port=server.port, max_connections=at_once)
+        async with AsyncClient(f"redis://127.0.0.1:{server.port}") as client:
+
+            async def ours(name: str) -> None:
+                async with client.lock(name):
+                    pass
+
+            async def theirs(name: str) -> None:
+                async with plain.lock(name, timeout=30):
+                    pass
+
+            found = [(await crowd(ours), await crowd(theirs)) for _ in range(rounds)]
+        await plain.aclose()
+        return found
+
+    try:
+        found = asyncio.run(main())
+    finally:
+        server.stop()
+    ratio = sorted(theirs / ours for ours, theirs in found)[len(found) // 2]
+    rate = sorted(keys / ours for ours, _ in found)[len(found) // 2]
+    return f"{keys} keys, {at_once} at once: {rate:,.0f} pairs a second, {ratio:.1f} x redis.asyncio Lock (aim: 4)"
+
+
+# ------------------------------------------------------- commands and bytes
+
+
+def commands(pairs: int = 500) -> list[str]:
+    """By the server's own count, its scripts' inner commands left out."""
+    server = RedisServer().start()
+    lines = []
+    try:
+        with Client(f"redis://127.0.0.1:{server.port}") as client:
+            lock = client.lock("pair")
+            repeated(lock)(10)
+            before = server.calls().get("evalsha", 0)
+            repeated(lock)(pairs)
+            lines.append(f"commands per pair: {(server.calls()['evalsha'] - before) / pairs:.2f} (aim: 2.0)")
+        for crowd in (2, 20, 200):
+            lines.append(hand_offs(server, crowd))
+    finally:
+        server.stop()
+    return lines
+
+
+def hand_offs(server: RedisServer, crowd: int) -> str:
+    with Client(f"redis://127.0.0.1:{server.port}", namespace=f"crowd-{crowd}") as client:
+        lock = client.lock("hot")
+        held = lock.acquire()
+        threads = [threading.Thread(target=repeated(lock), args=(1,)) for _ in range(crowd)]
+        for thread in threads:
+            thread.start()
+        while sum(one.state == "waiting" for one in client.inspect()) < crowd:
+            time.sleep(0.05)
+        before, began = server.calls(), time.perf_counter()
+        held.release()
+        for thread in threads:
+            thread.join()
+        took, after = time.perf_counter() - began, server.calls()
+    made = {name: after.get(name, 0) - before.get(name, 0) for name in ("evalsha", "publish")}
+    each = f"{made['evalsha'] / crowd:.2f} commands and {made['publish'] / crowd:.2f} messages"
+    return f"hand-off among {crowd:>3} waiters: {each}, {took / crowd * 1e6:.0f} us (aim: at most 2.1 and messages)"
+
+
+def sizes(locks: int = 10_000) -> str:
+    """What a held lock adds to the server's memory; what an idle name leaves."""
+
+    def used(server: RedisServer) -> int:
+        return int(server.info("memory")["used_memory"])
+
+    server = RedisServer().start()
+    try:
+        plain = redis.Redis(port=server.port)
+        before = used(server)
+        for number in range(locks):
+            plain.lock(f"orders/{number:06}", timeout=300).acquire()
+        theirs = (used(server) - before) / locks
+        server.ask("FLUSHALL")
+        with Client(f"redis://127.0.0.1:{server.port}", ttl=300) as client:
+            for bucket in range(20_000):  # the counters, once and for all
+                client.lock(f"warm/{bucket}").acquire().release()
+            before = used(server)
+            leases = [client.lock(f"orders/{number:06}").acquire() for number in range(locks)]
+            ours = (used(server) - before) / locks
+            for lease in leases:
+                lease.release()
+            left = (used(server) - before) / locks
+    finally:
+        server.stop()
+    return f"bytes per held lock: {ours:.0f}, {ours / theirs:.2f} x redis-py Lock (aim: 1.5); per idle name: {left:.1f}"
+
+
+def main() -> None:
+    rounds = int(os.environ.get("ROUNDS", "15"))
+    print(table(TITLE, run(rounds)))
+    print(table(TITLE_ASYNC, run_async(rounds)))
+    print(many_keys(max(3, rounds // 5)))
+    print(*commands(), sizes(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

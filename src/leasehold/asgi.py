@@ -1,0 +1,225 @@
+"""ASGI middleware for `Idempotency-Key`: a request sent again is answered again, not carried out again.
+
+    app = leasehold.asgi.IdempotencyKey(app, client)        # any ASGI application; client: an AsyncClient
+
+The same key with the same request replays the first answer. With another request: 422. While the first is in progress:
+409 with Retry-After. An application that raised or answered 5xx may be asked again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from hashlib import sha256
+from typing import Any, Final, TypeAlias
+
+from leasehold.aio import AsyncClient
+from leasehold.config import check_seconds
+from leasehold.errors import ConfigError, LeaseLost, Mismatch, NotAcquired, RunFailed, StaleToken, Unavailable
+from leasehold.recipes.once import DAY, OnceOptions
+from leasehold.store import Store
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_log = logging.getLogger("leasehold.asgi")
+
+_HEADER: Final = b"idempotency-key"
+_LONGEST_KEY: Final = 255
+_ROOM: Final = 16_384  # for status and headers beside the body
+_NOT_KEPT: Final = "this request was carried out before; its answer was too large to be kept"
+_TOO_LARGE: Final = "large"  # in the place of a body that was not kept
+
+
+class IdempotencyKey:
+    """Wraps an ASGI application. Requests without the header, and other methods, pass untouched.
+
+    methods      which requests it is for
+    keep         seconds an answer is kept
+    required     answer 400 to such a request without the header
+    who          gives a text for whoever sends the request, from its scope: keys of different people never meet. By
+                 default the Authorization header; with sessions in cookies, give your own
+    max_body     bytes of a request's body; more is answered 413
+    max_answer   bytes of an answer's body that are kept; after a larger one a repetition is answered 409
+    retry_after  seconds, for the header of that name
+    ttl, store   as for `AsyncClient.once`
+    """
+
+    def __init__(
+        self,
+        app: App,
+        client: AsyncClient,
+        *,
+        methods: Collection[str] = ("POST", "PATCH"),
+        keep: float | None = DAY,
+        required: bool = False,
+        who: Callable[[Scope], str] | None = None,
+        max_body: int = 1_048_576,
+        max_answer: int = 262_144,
+        retry_after: float = 1.0,
+        ttl: float | None = None,
+        store: Store | str | None = None,
+    ) -> None:
+        if not isinstance(client, AsyncClient):
+            raise ConfigError("IdempotencyKey takes an AsyncClient")
+        check_seconds("retry_after", retry_after)
+        self._app, self._client = app, client
+        self._methods = frozenset(methods)
+        self._required, self._who = required, who or _authorization
+        self._max_body, self._max_answer = max_body, max_answer
+        self._retry_after = max(1, round(retry_after))
+        self._ttl, self._store = ttl, store
+        self._options = OnceOptions(keep=keep, max_result=max_answer * 4 // 3 + _ROOM)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in self._methods:
+            await self._app(scope, receive, send)
+            return
+        keys = [value for name, value in scope["headers"] if name.lower() == _HEADER]
+        if not keys and not self._required:
+            await self._app(scope, receive, send)
+        elif len(keys) != 1 or not 1 <= len(keys[0]) <= _LONGEST_KEY:
+            await _refuse(send, 400, f"one Idempotency-Key header of 1 to {_LONGEST_KEY} bytes is needed")
+        else:
+            body, whole = await _body(receive, self._max_body)
+            if whole:
+                await self._once(keys[0], body, scope, receive, send)
+            elif body:  # else the sender has gone, half-way
+                await _refuse(send, 413, f"a request with an Idempotency-Key has at most {self._max_body} bytes")
+
+    async def _once(self, key: bytes, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        # Hashes: neither the key nor what identifies its sender is shown by `inspect`, and any bytes will do.
+        name = "http:" + _hash(self._who(scope).encode(), key)
+        request = _hash(scope["method"].encode(), scope.get("raw_path") or scope["path"].encode(),
+                        scope.get("query_string", b""), body)  # fmt: skip
+        answer = Answer(self._max_answer)
+        options = OnceOptions(self._options.keep, request=request, max_result=self._options.max_result)
+        call = self._client._once(name, 0, self._ttl, self._store, options)
+
+        async def ask() -> dict[str, Any]:
+            await self._app(scope, _replayed(body, receive), answer.take)
+            if answer.status >= 500:
+                raise _Failed
+            return answer.packed()
+
+        try:
+            kept = await call.run(ask, (), {})
+        except _Failed:
+            await answer.give(send)
+        except ConfigError:  # headers larger than there is room for
+            if not call.ran:
+                raise
+            await answer.give(send)
+        except RunFailed:
+            await _refuse(send, 409, _NOT_KEPT)
+        except Mismatch:
+            await _refuse(send, 422, "this Idempotency-Key was used for another request")
+        except (NotAcquired, StaleToken, LeaseLost):
+            retry = (b"retry-after", str(self._retry_after).encode())
+            await _refuse(send, 409, "a request with this Idempotency-Key is in progress", [retry])
+        except Unavailable as error:
+            _log.warning("an Idempotency-Key could not be looked up or recorded: %s", error)
+            if call.ran:  # it was carried out, and whoever hears so will not ask again
+                await answer.give(send)
+            else:
+                retry = (b"retry-after", str(self._retry_after).encode())
+                await _refuse(send, 503, "whether this request was made before cannot be told now", [retry])
+        else:
+            await (answer.give(send) if call.ran else _replay(kept, send))
+
+
+class Answer:
+    """What the application answers, held back until it is recorded: who has heard it can rely on the record."""
+
+    def __init__(self, most: int) -> None:
+        self.status = 0
+        self._most = most
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = bytearray()
+
+    async def take(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        elif message["type"] == "http.response.body":
+            self._body += message.get("body", b"")
+
+    def packed(self) -> dict[str, Any]:
+        if not self.status:
+            raise RuntimeError("the application ended without an answer")
+        body = _TOO_LARGE if len(self._body) > self._most else base64.b64encode(self._body).decode()
+        headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self._headers]
+        return {"status": self.status, "headers": headers, "body": body, "kept": body is not _TOO_LARGE}
+
+    async def give(self, send: Send) -> None:
+        await _answer(send, self.status, self._headers, bytes(self._body))
+
+
+class _Failed(Exception):
+    """The application answered 5xx: nothing is kept but that it failed."""
+
+
+async def _replay(kept: dict[str, Any], send: Send) -> None:
+    if not kept["kept"]:
+        await _refuse(send, 409, _NOT_KEPT)
+        return
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept["headers"]]
+    headers.append((b"idempotency-replayed", b"true"))
+    await _answer(send, kept["status"], headers, base64.b64decode(kept["body"]))
+
+
+async def _refuse(send: Send, status: int, detail: str, more: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """As problem details, RFC 9457."""
+    body = json.dumps({"type": "about:blank", "status": status, "detail": detail}).encode()
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode()), *more]
+    await _answer(send, status, headers, body)
+
+
+async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _body(receive: Receive, most: int) -> tuple[bytes, bool]:
+    """The body of a request, and whether it is the whole; of one that breaks off, nothing."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"", False
+        body += message.get("body", b"")
+        if len(body) > most:
+            return bytes(body), False
+        if not message.get("more_body", False):
+            return bytes(body), True
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body once more, for the application; after that whatever the server says."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def _authorization(scope: Scope) -> str:
+    return "\n".join(value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"authorization")
+
+
+def _hash(*parts: bytes) -> str:
+    """Of the parts and where they end."""
+    whole = sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "big") + part)
+    return whole.hexdigest()

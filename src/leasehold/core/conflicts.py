@@ -1,0 +1,38 @@
+"""Which errors mean that somebody else was faster, and that the whole may be tried again from its first read.
+
+Known by name and number, so that no driver has to be imported, or installed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from leasehold.errors import Conflict
+
+_NAMES: Final = frozenset(
+    {
+        ("sqlalchemy.orm.exc", "StaleDataError"),  # the row's version is no longer the one that was read
+        ("redis.exceptions", "WatchError"),
+        ("kazoo.exceptions", "BadVersionError"),
+    }
+)
+_SQLSTATES: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock: the transaction was rolled back
+_MYSQL: Final = frozenset({1020, 1213})  # record has changed since last read, deadlock
+_MYSQL_DRIVERS: Final = frozenset({"pymysql", "aiomysql", "MySQLdb"})
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Also of an error that an ORM has wrapped."""
+    if isinstance(error, Conflict):
+        return True
+    inner = getattr(error, "orig", None)  # as SQLAlchemy wraps its drivers' errors
+    return _known(error) or (isinstance(inner, BaseException) and _known(inner))
+
+
+def _known(error: BaseException) -> bool:
+    if any((kind.__module__, kind.__name__) in _NAMES for kind in type(error).__mro__):
+        return True
+    if getattr(error, "sqlstate", None) in _SQLSTATES:
+        return True
+    code = error.args[0] if error.args else None
+    return code in _MYSQL and type(error).__module__.partition(".")[0] in _MYSQL_DRIVERS

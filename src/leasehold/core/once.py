@@ -1,0 +1,79 @@
+"""What a record of `once` says, and what may follow: run it, take it over, or give the stored result.
+
+    (none) ──▶ running ──▶ done
+                 │  ▲ │
+      taken over └──┘ └──▶ failed ──▶ running again, unless the failure is kept
+
+A record that says `running` while nobody holds the key's lock is *lapsed*: its runner died, or lost its lease. The next
+to hold the lock takes it over under a higher token; the edition of the record then differs, so that whatever the late
+runner still writes is refused. No clock decides any of this.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from leasehold.errors import ConfigError
+
+RunState: TypeAlias = Literal["running", "done", "failed"]
+
+MAX_RESULT: Final = 65_536
+_ERROR: Final = 500  # characters of an error's text worth keeping
+
+
+class Run(NamedTuple):
+    """What stands in the record."""
+
+    state: RunState
+    token: int  # the runner's; rises with every take-over
+    runs: int  # how often it was begun
+    holder: str  # who ran it, for people
+    at: float  # when that began, by the runner's wall clock, for people
+    request: str = ""  # what was asked for, if the callers say; another request under the same key is refused
+    result: Any = None
+    error: str = ""
+    final: bool = False  # a failure that is kept
+
+    @property
+    def settled(self) -> bool:
+        """Nobody runs it any more."""
+        return self.state == "done" or (self.state == "failed" and self.final)
+
+
+def packed(run: Run) -> bytes:
+    return json.dumps(run._asdict(), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def unpacked(data: bytes) -> Run:
+    return Run(**json.loads(data))
+
+
+def begun(found: Run | None, *, token: int, holder: str, at: float, request: str) -> Run:
+    """What to write before running it. A lock's token may be lower than the record's: its engine may have lost data."""
+    if found is None:
+        return Run("running", token, 1, holder, at, request)
+    return Run("running", max(found.token + 1, token), found.runs + 1, holder, at, request)
+
+
+def failed(run: Run, error: BaseException, final: bool) -> Run:
+    text = f"{type(error).__name__}: {error}"[:_ERROR]
+    return run._replace(state="failed", error=text, final=final)
+
+
+def as_json(result: object, most: int) -> Any:
+    """The result as every caller gets it, the first one too: through JSON and back; None where none is kept. Raises
+    ConfigError."""
+    if most == 0:
+        return None
+    try:
+        text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the result cannot be kept as JSON: {error}; it ran, and is not run again") from error
+    if size > most:
+        raise ConfigError(
+            f"the result has {size} bytes of JSON, more than max_result={most}; it ran, and is not run again: "
+            "return a reference to it instead"
+        )
+    return json.loads(text)

@@ -1,0 +1,258 @@
+-- The state machine of core/admission.py in PL/pgSQL: one name's line of claims. These functions are called by the
+-- verbs (verbs.sql) alone, with the row of the name's bucket locked, and are told the time.
+--
+--   waiting ──> reserved ──> held ──> (released)
+--      ^            │          └────> cooling ──> (over)
+--      └─ passed ───┘ not claimed in time, or not to be told
+--
+-- A grant's row may be locked by a transaction of the application that asked lh_check_v1 whether its lease still holds.
+-- Nothing here waits for such a row while it keeps the bucket: what cannot be removed goes on occupying the name, and
+-- is looked at again a little later (100000 us).
+
+create or replace function "leasehold".lh_now_v1() returns bigint
+language sql volatile as $lh$
+    select (extract(epoch from clock_timestamp()) * 1000000)::bigint  -- now() would be when the transaction began
+$lh$;
+
+-- Whether a client can be told anything. Its listening session has an exclusive advisory lock on its address: whoever
+-- gets a shared one knows that the session is gone. A client without an address asks again by itself, and soon. The
+-- lock's number is a hash of the address: all may read pg_locks, but nobody else is to listen at, or forge, its channel.
+create or replace function "leasehold".lh_reachable_v1(_client text) returns boolean
+language sql volatile as $lh$
+    select case when _client = '' then true
+        else not pg_try_advisory_xact_lock_shared(
+            ('x' || left(encode(sha256(convert_to(_client, 'UTF8')), 'hex'), 16))::bit(64)::bigint) end
+$lh$;
+
+-- Delivered when the transaction commits, and never before.
+create or replace function "leasehold".lh_tell_v1(
+    _client text, _word text, _mark text, _after bigint, _namespace text, _name text
+) returns void
+language plpgsql as $lh$
+begin
+    if _client <> '' then
+        perform pg_notify('lh_' || _client, json_build_array(_word, _mark, _after, _namespace, _name)::text);
+    end if;
+end
+$lh$;
+
+-- What every verb that writes needs of its transaction, whatever the session, the role or a pooler says.
+-- (An assignment is evaluated without a query of its own, which `perform` would be.)
+create or replace function "leasehold".lh_prepare_v1(_patience integer) returns text
+language plpgsql as $lh$
+declare
+    _set text;
+begin
+    -- Each statement must see what was committed before it: a snapshot from before the lock would show a past line.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'leasehold needs read committed' using errcode = 'LH001';
+    end if;
+    _set := set_config('lock_timeout', _patience::text, true);
+    if current_setting('synchronous_commit') in ('off', 'local') then
+        _set := set_config('synchronous_commit', 'on', true);  -- a grant that was answered outlives a crash
+    end if;
+    if current_setting('client_min_messages') = 'error' then
+        _set := set_config('client_min_messages', 'warning', true);  -- a warning tells that no standby has the commit
+    end if;
+    return _set;
+end
+$lh$;
+
+-- Lock the bucket, and only then read the clock: decisions and their times have one order (E1, E3).
+create or replace function "leasehold".lh_enter_v1(_namespace text, _bucket integer, _patience integer) returns bigint
+language plpgsql as $lh$
+declare
+    _set text := "leasehold".lh_prepare_v1(_patience);
+begin
+    perform 1 from "leasehold".lh_bucket where namespace = _namespace and bucket = _bucket for update;
+    if not found then
+        insert into "leasehold".lh_bucket values (_namespace, _bucket, 0, 0) on conflict do nothing;
+        perform 1 from "leasehold".lh_bucket where namespace = _namespace and bucket = _bucket for update;
+    end if;
+    return "leasehold".lh_now_v1();
+end
+$lh$;
+
+-- One who was given a turn and did not take it: keeps its ticket, and comes back at its old place when it asks again.
+create or replace function "leasehold".lh_pass_over_v1(_g "leasehold".lh_grant) returns void
+language plpgsql as $lh$
+begin
+    delete from "leasehold".lh_grant where namespace = _g.namespace and name = _g.name and token = _g.token;
+    insert into "leasehold".lh_line values (_g.namespace, _g.name, _g.bucket, _g.kind, _g.most, '', 0)
+        on conflict do nothing;
+    insert into "leasehold".lh_waiter values (
+        _g.namespace, _g.name, true, _g.ticket, _g.mark, _g.client, _g.label, _g.host, _g.pid, _g.purpose,
+        _g.mode, _g.delay, _g.since, _g.beat);
+end
+$lh$;
+
+-- End every occupation that is over by now. Nothing is decided before this has run (E1).
+create or replace function "leasehold".lh_settle_v1(_namespace text, _name text, _t bigint) returns void
+language plpgsql as $lh$
+declare
+    _g "leasehold".lh_grant;
+begin
+    for _g in
+        select * from "leasehold".lh_grant
+        where namespace = _namespace and name = _name and until <= _t
+        order by token for update skip locked
+    loop
+        if _g.state = 2 and _g.until + _g.delay > _t then
+            update "leasehold".lh_grant set state = 3, until = _g.until + _g.delay
+                where namespace = _namespace and name = _name and token = _g.token;
+        elsif _g.state = 1 and _g.beat > _t then
+            perform "leasehold".lh_pass_over_v1(_g);
+        else
+            delete from "leasehold".lh_grant where namespace = _namespace and name = _name and token = _g.token;
+        end if;
+    end loop;
+end
+$lh$;
+
+-- Whether one more may occupy the name, beside those who do.
+create or replace function "leasehold".lh_fits_v1(_namespace text, _name text, _mode text) returns boolean
+language plpgsql as $lh$
+declare
+    _count integer;
+    _kind text;
+    _most integer;
+    _alone boolean;
+begin
+    select count(*), max(kind), max(most), bool_or(mode = 'exclusive') into _count, _kind, _most, _alone
+        from "leasehold".lh_grant where namespace = _namespace and name = _name;
+    return _count = 0
+        or (_kind = 'semaphore' and _count < _most)
+        or (_kind = 'lock' and _mode = 'shared' and not _alone);
+end
+$lh$;
+
+-- The lowest number no permit has. One of the first count + 1 is free.
+create or replace function "leasehold".lh_free_slot_v1(_namespace text, _name text) returns integer
+language plpgsql as $lh$
+declare
+    _count integer;
+begin
+    select count(*) into _count from "leasehold".lh_grant where namespace = _namespace and name = _name;
+    return (
+        select nr from generate_series(0, _count) nr
+        where not exists (
+            select 1 from "leasehold".lh_grant where namespace = _namespace and name = _name and slot = nr)
+        order by nr limit 1);
+end
+$lh$;
+
+-- Reserve for the head of the line while it fits; then see that the new head knows when to look again.
+-- _asking is told by its own answer, and lives: it speaks.
+create or replace function "leasehold".lh_advance_v1(
+    _namespace text, _bucket integer, _name text, _t bigint, _asking text
+) returns void
+language plpgsql as $lh$
+declare
+    _line "leasehold".lh_line;
+    _head "leasehold".lh_waiter;
+    _g "leasehold".lh_grant;
+    _token bigint;
+    _end bigint;
+    _look bigint;
+    _reserved boolean;
+    _silent boolean;
+begin
+    select * into _line from "leasehold".lh_line where namespace = _namespace and name = _name;
+    if not found then
+        return;
+    end if;
+    loop
+        select * into _head from "leasehold".lh_waiter
+            where namespace = _namespace and name = _name and not passed order by ticket limit 1;
+        exit when not found;
+        if _head.mark <> _asking then
+            if _head.beat <= _t then
+                delete from "leasehold".lh_waiter
+                    where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+                continue;
+            elsif not "leasehold".lh_reachable_v1(_head.client) then
+                update "leasehold".lh_waiter set passed = true
+                    where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+                continue;
+            end if;
+        end if;
+        if "leasehold".lh_fits_v1(_namespace, _name, _head.mode) then
+            update "leasehold".lh_bucket set token = greatest(token + 1, _t)
+                where namespace = _namespace and bucket = _bucket returning token into _token;
+            delete from "leasehold".lh_waiter
+                where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+            insert into "leasehold".lh_grant values (
+                _namespace, _name, _token, _bucket, _head.mark, 1, _head.client, _head.label, _head.host, _head.pid,
+                _head.purpose, _head.mode, _line.kind, _line.most,
+                case _line.kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end,
+                _head.delay, _head.ticket, _t, _head.beat, _t + 3000000);
+            if _head.mark <> _asking then
+                perform "leasehold".lh_tell_v1(_head.client, 'go', _head.mark, 0, _namespace, _name);
+            end if;
+            continue;
+        end if;
+        _silent := false;  -- those who died after they were given their turn will not claim it
+        for _g in
+            select * from "leasehold".lh_grant
+            where namespace = _namespace and name = _name and state = 1 and mark <> _asking order by token
+        loop
+            if not "leasehold".lh_reachable_v1(_g.client) then
+                perform "leasehold".lh_pass_over_v1(_g);
+                _silent := true;
+            end if;
+        end loop;
+        continue when _silent;
+        select min(case when until > _t then until else _t + 100000 end), bool_or(state = 1) into _end, _reserved
+            from "leasehold".lh_grant where namespace = _namespace and name = _name;
+        _look := case when _reserved then least(_end, _t + 1000000) else _end end;
+        if _head.mark = _asking then
+            update "leasehold".lh_line set told = _head.mark, told_end = _end
+                where namespace = _namespace and name = _name and (told <> _head.mark or told_end <> _end);
+        elsif _line.told <> _head.mark or _look < _line.told_end then
+            perform "leasehold".lh_tell_v1(_head.client, 'head', _head.mark, _look - _t, _namespace, _name);
+            update "leasehold".lh_line set told = _head.mark, told_end = _look
+                where namespace = _namespace and name = _name;
+        end if;
+        return;
+    end loop;
+    -- Nobody waits. Those passed over and not heard of since are gone, and with the last of them the line.
+    delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and passed and beat <= _t;
+    delete from "leasehold".lh_line where namespace = _namespace and name = _name and not exists (
+        select 1 from "leasehold".lh_waiter where namespace = _namespace and name = _name);
+end
+$lh$;
+
+-- End what is over and wake whoever may go, though nobody asked.
+create or replace function "leasehold".lh_look_v1(_namespace text, _bucket integer, _name text, _t bigint) returns void
+language plpgsql as $lh$
+begin
+    perform "leasehold".lh_settle_v1(_namespace, _name, _t);
+    delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and beat <= _t;
+    perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
+end
+$lh$;
+
+-- Look after names that lapsed and nobody asks about. The buckets of others are entered only if nobody is inside:
+-- one who has a bucket never waits for another, so no two can wait for each other.
+create or replace function "leasehold".lh_sweep_v1(_lines boolean) returns void
+language plpgsql as $lh$
+declare
+    _over record;
+    _t bigint := "leasehold".lh_now_v1();
+begin
+    for _over in
+        (select namespace, bucket, name from "leasehold".lh_grant where until + delay <= _t
+            order by until + delay limit 8)
+        union
+        (select l.namespace, l.bucket, l.name from "leasehold".lh_line l where _lines and not exists (
+            select 1 from "leasehold".lh_waiter w where w.namespace = l.namespace and w.name = l.name and w.beat > _t)
+            limit 8)
+    loop
+        perform 1 from "leasehold".lh_bucket where namespace = _over.namespace and bucket = _over.bucket
+            for update skip locked;
+        if found then
+            perform "leasehold".lh_look_v1(_over.namespace, _over.bucket, _over.name, "leasehold".lh_now_v1());
+        end if;
+    end loop;
+end
+$lh$;

@@ -1,0 +1,115 @@
+"""The one mapping of what PostgreSQL and libpq say to what Leasehold raises (E9).
+
+What waiting or another try can mend is `Unavailable`; what somebody has to mend is `ConfigError`. Where the outcome is
+unknown it is always `Unavailable`. No text of libpq holds a password; parameters are never shown.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from psycopg import pq
+
+from leasehold.engines.postgresql import schema
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+
+ENGINE: Final = "postgresql"
+
+_MISSING: Final = frozenset({"42883", "3F000", "42P01"})  # a function, schema or table that is not there
+_READ_ONLY: Final = "25006"
+_DENIED: Final = "42501"
+_ISOLATION: Final = "LH001"
+_LOCKED: Final = "55P03"
+
+# libpq tells no SQLSTATE of a connection that was refused. These are the server's English texts; in another language
+# such a refusal is `Unavailable`.
+_REFUSED: Final = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "is not permitted to log in",
+    "permission denied for database",
+    "SSL was required",
+    "does not support SSL",
+    "certificate",
+    "invalid connection option",
+    "invalid sslmode",
+    "unsupported startup parameter",
+)
+
+
+class Missing(Exception):
+    """The schema is not there, or not this version of it. Never leaves the engine."""
+
+
+class Lost(Exception):
+    """The connection broke before the answer came. Never leaves the engine."""
+
+    def meaning(self) -> Unavailable:
+        return Unavailable(f"PostgreSQL: the connection was lost: {self}", engine=ENGINE)
+
+
+class Failed(Exception):
+    """The server answered with an error; the session goes on unless it was fatal. Never leaves the engine."""
+
+    def __init__(self, state: str, text: str) -> None:
+        self.state = state
+        super().__init__(text)
+
+    @classmethod
+    def of(cls, result: pq.abc.PGresult) -> Failed:
+        state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+        primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+        return cls(state.decode(), primary.decode(errors="replace").strip())
+
+    def meaning(self) -> LeaseholdError | Missing:
+        if self.state in _MISSING:
+            return Missing(str(self))
+        if self.state == _DENIED:
+            return ConfigError(
+                f"PostgreSQL: {self}; grant this role what `leasehold schema postgresql --role ROLE` prints"
+            )
+        if self.state == _ISOLATION:
+            return ConfigError(
+                "behind this pooler transactions are not READ COMMITTED by default, which locks need: "
+                "alter role ... set default_transaction_isolation = 'read committed'"
+            )
+        if self.state == _READ_ONLY:
+            return Unavailable(f"PostgreSQL: {self}: a standby, perhaps in the midst of a fail-over", engine=ENGINE)
+        if self.state == _LOCKED:
+            return Unavailable("PostgreSQL: other transactions kept this name until the deadline", engine=ENGINE)
+        if self.state.startswith("22"):
+            return ConfigError(f"PostgreSQL cannot store what was asked for: {self}")
+        return Unavailable(f"PostgreSQL: {self}", engine=ENGINE)
+
+
+def refused(text: str) -> LeaseholdError:
+    """Why a connection could not be made."""
+    lines = [line for line in text.strip().splitlines() if line]
+    text = "; ".join(lines) or "no connection"
+    if any(word in text for word in _REFUSED) and "could not translate" not in text:
+        return ConfigError(f"PostgreSQL: {text}")
+    return Unavailable(f"PostgreSQL: {text}", engine=ENGINE)
+
+
+def silent(seconds: float) -> Unavailable:
+    return Unavailable(f"PostgreSQL did not answer within {max(seconds, 0.0):.2f} s", engine=ENGINE, seconds=seconds)
+
+
+def unfinished(calls: int) -> Unavailable:
+    return Unavailable(f"PostgreSQL has not ended {calls} earlier calls that were given up", engine=ENGINE)
+
+
+def unmade(name: str, why: object) -> ConfigError:
+    return ConfigError(
+        f"the tables of Leasehold are not in schema {name!r} of this database, and could not be made ({why}): have "
+        "their owner run what `leasehold schema postgresql` prints"
+    )
+
+
+def too_new(name: str, found: int) -> ConfigError:
+    return ConfigError(
+        f"schema {name!r} was made by a newer Leasehold (schema version {found}, this one knows {schema.VERSION}), "
+        "which no longer serves this one: upgrade"
+    )

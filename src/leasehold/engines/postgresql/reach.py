@@ -1,0 +1,144 @@
+"""How a session begins: the host's address, the hand-shake, and what is settled before the first call.
+
+Each step has the call's deadline. libpq would look up names for as long as that takes; so a thread does it. Whether a
+pooler stands between is seen by the server's own process number, which a pooler does not know.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any, Final
+
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from leasehold.engines.postgresql.meaning import ENGINE, Failed, Lost, refused, silent
+from leasehold.engines.postgresql.url import Target
+from leasehold.engines.postgresql.wire import Server, Session
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.runtime.base import Runtime
+
+# What a session of ours needs, unless a pooler stands between: then it would be set for whoever has it next. One that
+# lost its client without a goodbye is given up by the server after half a minute, and no longer looks alive.
+_SETTINGS: Final = {
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "idle_session_timeout": "0",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+_HELLO: Final = b"""
+select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsync'),
+    (select oid from pg_database where datname = current_database())
+        || ' ' || extract(epoch from pg_postmaster_start_time()),
+    (select count(set_config(name, value, false)) from unnest($2::text[], $3::text[]) as wanted (name, value)
+        where pg_backend_pid() = $1::integer and current_setting(name, true) is not null)
+"""
+
+
+async def opened(target: Target, runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+    """A session with the first host that takes us. Of the time left, each host gets an equal share, and of that each
+    of its addresses."""
+    failure: LeaseholdError = silent(0.0)
+    for number, params in enumerate(target.hosts):
+        share = _share(runtime, deadline, len(target.hosts) - number)
+        try:
+            return await _reached(params, runtime, share, statement_timeout)
+        except Unavailable as error:
+            failure = error
+        except ConfigError as error:
+            if len(target.hosts) == 1 or isinstance(failure, ConfigError):
+                raise
+            failure = error
+    raise failure
+
+
+def _share(runtime: Runtime, deadline: float, of: int) -> float:
+    now = runtime.now()
+    return now + (deadline - now) / of
+
+
+async def _reached(params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+    failure = silent(0.0)
+    found = await _resolved(params, runtime, deadline)
+    for number, each in enumerate(found):
+        try:
+            return await _opened(each, runtime, _share(runtime, deadline, len(found) - number), statement_timeout)
+        except Unavailable as error:
+            failure = error
+    raise failure
+
+
+async def _opened(params: dict[str, Any], runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+    pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
+    session = Session(pg, runtime)
+    try:
+        began = runtime.now()
+        if pg.status == pq.ConnStatus.BAD:
+            raise refused(pg.get_error_message())
+        while (state := pg.connect_poll()) != pq.PollingStatus.OK:
+            if state == pq.PollingStatus.FAILED:
+                raise refused(pg.get_error_message())
+            reading = state == pq.PollingStatus.READING
+            if not await runtime.ready(pg.socket, deadline - runtime.now(), read=reading, write=not reading):
+                raise silent(deadline - began)
+        pg.nonblocking = 1
+        pg.enter_pipeline_mode()
+        await _greet(session, pg, deadline, statement_timeout)
+    except (Failed, Lost) as error:
+        session.close()
+        raise refused(str(error)) from error
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+async def _greet(session: Session, pg: pq.abc.PGconn, deadline: float, statement_timeout: float) -> None:
+    """See who is there, and have the session as we need it."""
+    if pg.parameter_status(b"server_encoding") != b"UTF8":
+        raise ConfigError("locks have names of any text: use a database whose encoding is UTF8")
+    wanted = _SETTINGS | {"statement_timeout": str(int(statement_timeout * 1000))}
+    session.server = Server(False, "", True)
+    ((direct, standby, fsync, place, _),) = await session.ask(
+        _HELLO, (pg.backend_pid, list(wanted), list(wanted.values())), deadline
+    )
+    if standby == "t":
+        raise Unavailable("PostgreSQL: this is a standby, which cannot grant locks", engine=ENGINE)
+    session.server = Server(direct == "t", place or "", fsync == "on")
+
+
+async def _resolved(params: dict[str, str], runtime: Runtime, deadline: float) -> list[dict[str, str]]:
+    """For each address of the host: libpq would look them up for as long as that takes, and stop the loop; and it would
+    wait for the first that is silent."""
+    host = params.get("host", "")
+    if not host or host.startswith(("/", "@")) or "hostaddr" in params or _numeric(host):
+        return [params]
+    answer: list[list[str] | OSError] = []
+    signal = runtime.signal()
+
+    async def look_up(_: Runtime) -> None:
+        try:
+            answer.append([str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
+        except OSError as error:
+            answer.append(error)
+        signal.set()
+
+    runtime.aside(look_up, "leasehold-look-up")
+    await signal.wait(deadline - runtime.now())
+    if not answer:
+        raise Unavailable(f"PostgreSQL: the address of {host} was not found in time", engine=ENGINE)
+    if isinstance(answer[0], OSError):
+        raise Unavailable(f"PostgreSQL: {host} has no address: {answer[0].strerror}", engine=ENGINE)
+    return [params | {"hostaddr": address} for address in dict.fromkeys(answer[0])]
+
+
+def _numeric(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
+            socket.inet_pton(family, host)
+            return True
+    return False

@@ -1,0 +1,296 @@
+-- The verbs of the engine, one autocommitted call each. They run with the rights of their owner: a role that uses locks
+-- needs to execute these functions, and no right to any table.
+
+-- Take the name, or join and keep the line when _queue (E1, E2, E3, E8). Atomic under the lock of the bucket's row.
+-- answer: 1 granted (token, life, slot), 0 busy (life and holder of what is first in the way, place), 2 another kind.
+create or replace function "leasehold".lh_attempt_v1(
+    _namespace text, _bucket integer, _name text, _mark text, _client text,
+    _label text, _host text, _pid bigint, _purpose text,
+    _mode text, _kind text, _most integer, _ttl bigint, _delay bigint, _queue boolean,
+    _sweep integer, _patience integer,
+    out answer integer, out token bigint, out life bigint, out slot integer, out place bigint,
+    out label text, out host text, out pid bigint, out purpose text, out kind text, out most integer
+)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
+#variable_conflict use_column
+declare
+    _t bigint := "leasehold".lh_enter_v1(_namespace, _bucket, _patience);
+    _mine "leasehold".lh_grant;
+    _ticket bigint;
+    _idle boolean;
+begin
+    _idle := not exists (select 1 from "leasehold".lh_grant where namespace = _namespace and name = _name)
+        and not exists (select 1 from "leasehold".lh_line where namespace = _namespace and name = _name);
+    if not _idle then
+        perform "leasehold".lh_settle_v1(_namespace, _name, _t);
+        select g.kind, g.most into kind, most from "leasehold".lh_grant g
+            where namespace = _namespace and name = _name limit 1;
+        if not found then
+            select l.kind, l.most into kind, most from "leasehold".lh_line l
+                where namespace = _namespace and name = _name and exists (
+                    select 1 from "leasehold".lh_waiter
+                    where namespace = _namespace and name = _name and beat > _t);  -- the dead do not fix a kind
+            if not found then  -- nothing that counts is left
+                delete from "leasehold".lh_waiter where namespace = _namespace and name = _name;
+                delete from "leasehold".lh_line where namespace = _namespace and name = _name;
+            end if;
+        end if;
+        if kind <> _kind or most <> _most then
+            answer := 2;
+            return;
+        end if;
+        select * into _mine from "leasehold".lh_grant
+            where namespace = _namespace and name = _name and mark = _mark and state in (1, 2);
+        if not found then
+            delete from "leasehold".lh_waiter
+                where mark = _mark and namespace = _namespace and name = _name and beat <= _t;
+            select ticket into _ticket from "leasehold".lh_waiter
+                where mark = _mark and namespace = _namespace and name = _name;
+            if not found then
+                perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
+                _idle := not exists (
+                        select 1 from "leasehold".lh_waiter
+                        where namespace = _namespace and name = _name and not passed)
+                    and "leasehold".lh_fits_v1(_namespace, _name, _mode);
+            end if;
+        end if;
+    end if;
+    if _idle then  -- nobody waits, and there is room
+        update "leasehold".lh_bucket b set token = greatest(b.token + 1, _t)
+            where namespace = _namespace and bucket = _bucket returning b.token into token;
+        slot := case _kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end;
+        insert into "leasehold".lh_grant values (
+            _namespace, _name, token, _bucket, _mark, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _most,
+            slot, _delay, 0, _t, _t + 15000000, _t + _ttl);
+        answer := 1;
+        life := _ttl;
+    elsif _mine.mark is null and (_queue or _ticket is not null) then
+        if _ticket is null then
+            update "leasehold".lh_bucket b set ticket = b.ticket + 1
+                where namespace = _namespace and bucket = _bucket returning b.ticket into _ticket;
+            delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and passed and beat <= _t;
+            insert into "leasehold".lh_line values (_namespace, _name, _bucket, _kind, _most, '', 0)
+                on conflict do nothing;
+            insert into "leasehold".lh_waiter values (
+                _namespace, _name, false, _ticket, _mark, _client, _label, _host, _pid, _purpose, _mode, _delay,
+                _t, _t + 15000000);
+        else
+            update "leasehold".lh_waiter set passed = false, beat = _t + 15000000, client = _client
+                where mark = _mark and namespace = _namespace and name = _name;
+        end if;
+        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, _mark);
+        select * into _mine from "leasehold".lh_grant
+            where namespace = _namespace and name = _name and mark = _mark and state in (1, 2);
+        if not found then
+            select count(*) into place from "leasehold".lh_waiter
+                where namespace = _namespace and name = _name and not passed and ticket < _ticket and beat > _t;
+        end if;
+    end if;
+    if _mine.mark is not null then
+        -- Reserved or held: the same token, and at least the life it asks for. `until` never moves back (E2, E8).
+        update "leasehold".lh_grant g set
+                state = 2, client = _client, delay = _delay, beat = _t + 15000000,
+                since = case g.state when 1 then _t else g.since end,
+                until = greatest(case g.state when 1 then _t else g.until end, _t + _ttl)
+            where namespace = _namespace and name = _name and g.token = _mine.token
+            returning g.token, g.until - _t, g.slot into token, life, slot;
+        answer := 1;
+        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
+    elsif answer is null then
+        answer := 0;
+        select g.token, case when g.until > _t then g.until - _t else 100000 end, g.label, g.host, g.pid, g.purpose
+            into token, life, label, host, pid, purpose
+            from "leasehold".lh_grant g where namespace = _namespace and name = _name order by g.until, g.token limit 1;
+    end if;
+    if _sweep > 0 then
+        perform "leasehold".lh_sweep_v1(_sweep > 1);
+    end if;
+end
+$lh$;
+
+-- Push back the ends of held grants, each compared by mark and token while it still lives, in one step: no bucket is
+-- locked. A grant that is being ended or renewed by another transaction is waited for, row by row. Never moves an end
+-- back (E8). life: null when gone; lapsed: it ended unrenewed, and nobody has asked since.
+create or replace function "leasehold".lh_renew_v1(
+    _namespaces text[], _names text[], _marks text[], _tokens bigint[], _ttls bigint[], _patience integer
+) returns table (nr bigint, life bigint, lapsed boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
+#variable_conflict use_column
+declare
+    _t bigint;
+begin
+    perform "leasehold".lh_prepare_v1(_patience);
+    _t := "leasehold".lh_now_v1();
+    return query
+        with asked as (
+            select * from unnest(_namespaces, _names, _marks, _tokens, _ttls)
+                with ordinality as a (namespace, name, mark, token, ttl, nr)
+        ), renewed as (
+            update "leasehold".lh_grant g set until = greatest(g.until, _t + a.ttl)
+            from (select namespace, name, mark, token, max(ttl) as ttl from asked group by 1, 2, 3, 4) a
+            where g.namespace = a.namespace and g.name = a.name and g.token = a.token and g.mark = a.mark
+                and g.state = 2 and g.until > _t
+            returning g.mark, g.token, g.until - _t as life
+        )
+        select a.nr, r.life, r.life is null and exists (
+            select 1 from "leasehold".lh_grant g
+            where g.namespace = a.namespace and g.name = a.name and g.mark = a.mark and g.state = 2 and g.until <= _t)
+        from asked a left join renewed r on r.mark = a.mark and r.token = a.token;
+end
+$lh$;
+
+-- Keep queued claims in line (E7). Lengthens no reservation, and puts nobody back in line. Their buckets are locked in
+-- one order by all who lock several.
+create or replace function "leasehold".lh_beat_v1(
+    _namespaces text[], _buckets integer[], _names text[], _marks text[], _patience integer
+) returns table (nr bigint, known boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
+#variable_conflict use_column
+declare
+    _t bigint;
+    _b record;
+begin
+    perform "leasehold".lh_prepare_v1(_patience);
+    for _b in
+        select distinct a.namespace collate "C" as namespace, a.bucket
+        from unnest(_namespaces, _buckets) as a (namespace, bucket) order by 1, 2
+    loop
+        perform 1 from "leasehold".lh_bucket where namespace = _b.namespace and bucket = _b.bucket for update;
+    end loop;
+    _t := "leasehold".lh_now_v1();
+    update "leasehold".lh_waiter w set beat = _t + 15000000
+        from unnest(_namespaces, _names, _marks) as a (namespace, name, mark)
+        where w.mark = a.mark and w.namespace = a.namespace and w.name = a.name and w.beat > _t;
+    update "leasehold".lh_grant g set beat = _t + 15000000
+        from unnest(_namespaces, _names, _marks) as a (namespace, name, mark)
+        where g.namespace = a.namespace and g.name = a.name and g.mark = a.mark
+            and (g.state in (1, 2) and g.until > _t or g.state = 1 and g.beat > _t);
+    return query
+        select a.nr,
+            exists (
+                select 1 from "leasehold".lh_waiter w
+                where w.mark = a.mark and w.namespace = a.namespace and w.name = a.name and w.beat > _t)
+            or exists (
+                select 1 from "leasehold".lh_grant g
+                where g.namespace = a.namespace and g.name = a.name and g.mark = a.mark
+                    and (g.state in (1, 2) and g.until > _t or g.state = 1 and g.beat > _t))
+        from unnest(_namespaces, _names, _marks) with ordinality as a (namespace, name, mark, nr);
+end
+$lh$;
+
+-- Give up a claim, held or queued (E6). True: a live grant ended. _held false: only a place or a turn is given up, for
+-- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run.
+create or replace function "leasehold".lh_release_v1(
+    _namespace text, _bucket integer, _name text, _mark text, _min_hold bigint, _held boolean, _patience integer
+) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
+declare
+    _t bigint := "leasehold".lh_enter_v1(_namespace, _bucket, _patience);
+    _ended boolean;
+begin
+    delete from "leasehold".lh_grant where ctid = (
+        select ctid from "leasehold".lh_grant
+        where namespace = _namespace and name = _name and mark = _mark and until > _t
+            and (state = 1 or state = 2 and _held and (_min_hold = 0 or since + _min_hold <= _t))
+        for update skip locked);
+    _ended := found;
+    if not _ended then
+        -- It must be kept for a while, or a transaction of its holder has it: then it is over when that has ended.
+        update "leasehold".lh_grant set
+                state = case when _min_hold > 0 and since + _min_hold > _t then 3 else state end,
+                delay = 0,
+                until = case when _min_hold > 0 then greatest(since + _min_hold, _t) else _t end
+            where namespace = _namespace and name = _name and mark = _mark and until > _t and state = 2 and _held;
+        _ended := found;
+        -- First: a turn that was not taken in time becomes a place in line again.
+        perform "leasehold".lh_settle_v1(_namespace, _name, _t);
+        delete from "leasehold".lh_waiter where mark = _mark and namespace = _namespace and name = _name;
+    end if;
+    if exists (select 1 from "leasehold".lh_line where namespace = _namespace and name = _name) then
+        perform "leasehold".lh_settle_v1(_namespace, _name, _t);
+        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
+    end if;
+    return _ended;
+end
+$lh$;
+
+-- The operator's: end the grant that has this token, whoever owns it. Its holder is told.
+create or replace function "leasehold".lh_break_v1(
+    _namespace text, _bucket integer, _name text, _token bigint, _patience integer
+) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
+declare
+    _t bigint := "leasehold".lh_enter_v1(_namespace, _bucket, _patience);
+    _g "leasehold".lh_grant;
+    _broken boolean;
+begin
+    perform "leasehold".lh_settle_v1(_namespace, _name, _t);
+    -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
+    select * into _g from "leasehold".lh_grant
+        where namespace = _namespace and name = _name and token = _token and (state = 2 or state = 3 and delay = 0);
+    _broken := found;
+    if _broken then
+        if _g.state = 2 then
+            perform "leasehold".lh_tell_v1(_g.client, 'lost', _g.mark, 0, _namespace, _name);
+        end if;
+        update "leasehold".lh_grant set state = 3, until = _t + _g.delay
+            where namespace = _namespace and name = _name and token = _token;
+        perform "leasehold".lh_settle_v1(_namespace, _name, _t);
+    end if;
+    perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
+    return _broken;
+end
+$lh$;
+
+-- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of a mark only what may be shown.
+create or replace function "leasehold".lh_inspect_v1(_namespace text, _prefix text, _exact boolean)
+returns table (
+    name text, kind text, most integer, state integer, token bigint, mark text,
+    label text, host text, pid bigint, purpose text, mode text, delay bigint, ticket bigint, since bigint,
+    beat bigint, until bigint, slot integer, now bigint
+)
+language sql security definer set search_path = pg_catalog, pg_temp as $lh$
+    select g.name, g.kind, g.most, g.state, g.token, left(g.mark, 16) || right(g.mark, 8),
+        g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket, g.since, g.beat, g.until, g.slot, t.now
+    from "leasehold".lh_grant g, (select "leasehold".lh_now_v1() as now) t
+    where g.namespace = _namespace and g.name >= _prefix
+        and (g.name = _prefix or not _exact and starts_with(g.name, _prefix))
+    union all
+    select w.name, l.kind, l.most, case when w.passed then 4 else 0 end, 0, left(w.mark, 16) || right(w.mark, 8),
+        w.label, w.host, w.pid, w.purpose, w.mode, w.delay, w.ticket, w.since, w.beat, 0, null, t.now
+    from "leasehold".lh_waiter w join "leasehold".lh_line l using (namespace, name),
+        (select "leasehold".lh_now_v1() as now) t
+    where w.namespace = _namespace and w.name >= _prefix
+        and (w.name = _prefix or not _exact and starts_with(w.name, _prefix))
+$lh$;
+
+-- For a transaction of the application's own: whether the grant with this token is held now. True also keeps the name
+-- from everybody else until that transaction has ended, so that "still the holder" and its writes commit together.
+-- Renewals go on meanwhile: they do not touch the key.
+create or replace function "leasehold".lh_check_v1(_namespace text, _name text, _token bigint) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
+begin
+    perform 1 from "leasehold".lh_grant
+        where namespace = _namespace and name = _name and token = _token and state = 2
+            and until > "leasehold".lh_now_v1()
+        for key share;
+    return found;
+end
+$lh$;
+
+insert into "leasehold".lh_meta (version) values (1)
+    on conflict (id) do update set version = greatest(lh_meta.version, excluded.version);
+
+-- New functions are open to everybody by default. These are for whom they are granted to.
+do $lh$
+declare
+    _function regprocedure;
+begin
+    for _function in
+        select p.oid from pg_proc p where p.proname like 'lh\_%' and p.pronamespace = (
+            select relnamespace from pg_class where oid = (select tableoid from "leasehold".lh_meta))
+    loop
+        execute format('revoke all on function %s from public', _function);
+    end loop;
+end
+$lh$;

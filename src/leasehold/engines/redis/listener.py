@@ -1,0 +1,167 @@
+"""Wake-ups: one subscription of a client, for its waiters (`go`, `head`) and for its holders (`lost`).
+
+It has a thread of its own, also under asyncio: a break is told even while the loop is blocked. Whether a client can be
+told is the server's own count of subscribers, taken inside the script that decides. A subscription that broke is made
+anew, and everybody in line looks once: what was said meanwhile is lost. Without one a waiter asks now and then (E4).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, Literal, cast
+from weakref import WeakSet, ref
+
+import hiredis
+
+from leasehold.book import Book, every
+from leasehold.core.timing import BEAT, BEAT_EVERY, backoff
+from leasehold.engines.redis.requests import named
+from leasehold.engines.redis.scripts import MICROS, Publishing
+from leasehold.engines.redis.server import Server, pack
+from leasehold.errors import ConfigError, LeaseholdError
+from leasehold.model import Claim, Holder
+from leasehold.runtime.base import Runtime, Signal
+from leasehold.runtime.streams import SocketStream
+
+_log = logging.getLogger("leasehold.redis")
+
+_PATIENCE: Final = 1.0  # how long an attempt waits for a subscription that does not come
+_KINDS: Final = {b"go": "go", b"head": "head", b"lost": "lost"}
+
+
+class Listener:
+    """Of one client: on the shelf of its book, shared by both twins."""
+
+    def __init__(self, server: Server, publishing: Publishing, runtime: Runtime, book: Book, patience: float) -> None:
+        self._server, self._publishing, self._runtime = server, publishing, runtime
+        self._book, self._patience = ref(book, lambda _: self.close()), patience  # a dropped client listens no more
+        self.twins: WeakSet[object] = WeakSet()
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread is not here, and the connection is the parent's."""
+        if (stream := getattr(self, "_stream", None)) is not None:
+            stream.after_fork()
+        self._guard = self._runtime.guard()
+        self._stream: SocketStream | None = None
+        self._running = self._heard = False
+        self._ended: list[bool] = []  # of the thread that runs: not empty, it is to end
+        self._waiting: list[Signal] = []
+        self.on = False  # wake-ups reach this client
+        self._failing = self._doubted = False  # it could not be had, the last time; the server did not count it
+
+    def start(self) -> None:
+        """See that it listens, or tries to."""
+        if self._running:
+            return
+        with self._guard:
+            if self._running:
+                return
+            self._running, self._ended = True, []
+        try:
+            self._runtime.aside(self._run(self._ended), "leasehold-redis")
+        except BaseException as error:  # whoever comes next tries again
+            self._running, self._failing = False, True
+            if not isinstance(error, RuntimeError):
+                raise
+            _log.warning("no thread can be started to listen for wake-ups: waiters look now and then")
+
+    async def ready(self, runtime: Runtime, deadline: float) -> None:
+        """Once it listens, unless that fails or takes too long: without it a waiter still gets its turn, only later."""
+        self.start()
+        signal = runtime.signal()
+        self._waiting.append(signal)
+        if not self.on and not self._failing:
+            await signal.wait(min(deadline - runtime.now(), _PATIENCE))
+
+    def miscounted(self, unheard: bool) -> bool:
+        """Told by a reply whether the server counts this client among its subscribers. True: it does not, though it
+        should: the connection is dead and nobody said so. One made anew that is not counted either is no reason to try
+        again for ever: some proxies hide the count."""
+        if not unheard:
+            self._doubted = False
+        elif not self._doubted:
+            self._doubted, self.on = True, False
+            if self._stream is not None:
+                self._stream.shut()
+            return True
+        return False
+
+    def close(self) -> None:
+        self._ended.append(True)
+        if self._stream is not None:
+            self._stream.shut()
+
+    # ------------------------------------------------------- on its thread
+
+    def _run(self, ended: list[bool]) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+        async def run(runtime: Runtime) -> None:
+            misses = 0
+            while not ended and self._book() is not None:
+                try:
+                    await self._listen(runtime, ended)
+                except (OSError, hiredis.ProtocolError, LeaseholdError) as error:
+                    known = isinstance(error, ConfigError) and misses > 0
+                    level = logging.WARNING if isinstance(error, ConfigError) and not known else logging.DEBUG
+                    _log.log(level, "no wake-ups reach this client, so its waiters look now and then: %s", error)
+                heard, self._heard, self.on = self._heard, False, False
+                misses = 0 if heard else misses + 1
+                self._failing = not heard  # one that was lost is had again in a moment, and worth waiting for
+                if self._failing:
+                    self._wake()
+                if not ended:
+                    await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.fraction() / 2))
+
+        return run
+
+    async def _listen(self, runtime: Runtime, ended: list[bool]) -> None:
+        stream = cast(SocketStream, await self._server.open(runtime, runtime.now() + self._patience))
+        try:
+            self._stream = stream
+            if (book := self._book()) is None or ended:
+                return
+            channel = f"{self._publishing.channel}{book.client}"
+            stream.send(pack(self._publishing.subscribe, channel), runtime.now() + self._patience)
+            del book
+            self._hear(stream.listen(self._patience))
+            while not ended and self._book() is not None:
+                try:
+                    self._hear(stream.listen(BEAT_EVERY))
+                except TimeoutError:  # nothing to say, or nobody there: only asking tells
+                    stream.send(pack("PING"), runtime.now() + self._patience)
+                    self._hear(stream.listen(self._patience))
+        finally:
+            self._stream = None
+            stream.close()
+
+    def _hear(self, said: Any) -> None:
+        book = self._book()
+        if book is None or not isinstance(said, list) or len(said) < 2:
+            if isinstance(said, hiredis.ReplyError):
+                raise self._server.refusal(said)
+            return
+        if said[0] == self._publishing.subscribe.lower().encode():
+            self.on, self._heard, self._failing = True, True, False
+            self._wake()
+            for mark, _ in every(book.waiting):  # their turn may have come while nobody could tell them
+                book.deliver("head", mark, 0.0, None)
+        elif said[0] in (b"message", b"smessage") and len(said) == 3 and isinstance(said[2], bytes):
+            deliver(book, said[2])
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.set()
+
+
+def deliver(book: Book, message: bytes) -> None:
+    """A message of a script's: kind, microseconds, key, mark."""
+    with suppress(ValueError):  # not ours
+        kind, after, key, mark = message.split(b" ", 3)
+        whose = named(key.decode())
+        if kind in _KINDS and whose is not None:
+            stray = Claim(*whose, "", mark.hex(), Holder("stray"), BEAT)
+            word = cast(Literal["go", "head", "lost"], _KINDS[kind])
+            book.deliver(word, mark.hex(), int(after) / MICROS, stray)

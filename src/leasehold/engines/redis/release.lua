@@ -1,0 +1,31 @@
+#!lua flags=allow-oom
+-- Give up a claim, held or queued (E6).
+-- ARGV  1 mark; where they are not 0 and 1: 2 min_hold  3 held: 0 gives up a place or a turn and never a grant
+-- Reply 1: a grant or a reservation ended by this call; 0: there was none
+local raw = redis.call('GET', KEYS[2])
+if not raw then return 0 end
+local line = cmsgpack.unpack(raw)
+if #ARGV == 1 and #line == 6 and line[2] == 0 then  -- one grant, and nobody ever in line
+  local p = line[6]
+  if p[1] == ARGV[1] and p[3] > now and p[5] == 2 then
+    redis.call('DEL', KEYS[2])
+    return 1
+  end
+end
+--@ machine.lua
+
+local min_hold = tonumber(ARGV[2] or 0)
+settle()
+local p = find(ARGV[1])
+if p and p.state == HELD and ARGV[3] == '0' then p = nil end
+local ended = p and p.token > 0
+if p then
+  if p.state == HELD and p.since + min_hold > now then
+    cool(p, p.since + min_hold, 0)
+  else
+    remove(p)
+  end
+end
+advance()
+save()
+return ended and 1 or 0

@@ -1,0 +1,272 @@
+"""Requests as bytes, and what their replies mean.
+
+A lock asks the same thing again and again; only the claim's mark is new each time. So what stands before and behind the
+mark is packed once and kept. Times travel as whole microseconds, marks as their 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from leasehold.core.admission import COOLING, HELD, WAITING, Line, Party, described
+from leasehold.core.names import FORMAT, bucket, decode, encode
+from leasehold.engines.redis.scripts import MICROS, Publishing, Script, load
+from leasehold.engines.redis.server import pack
+from leasehold.errors import Mismatch, Unavailable
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
+
+_KEPT: Final = 4096  # names, and ways of asking, that are kept packed
+_LONGEST: Final = 100 * 365 * 86_400 * MICROS  # a century: sums of such times are still whole numbers of a double
+_MARK: Final = b"$16\r\n"
+
+
+class Name(NamedTuple):
+    """The keys of a name, packed; `tag` is their hash tag, braces and all."""
+
+    tag: str
+    keys: bytes
+
+
+def keys(namespace: str, name: str) -> tuple[str, str, str, str]:
+    """Counter, name, queue, waiters: what `machine.lua` calls them."""
+    counter = f"{FORMAT}:{{{encode(namespace)}:{bucket(name)}}}"
+    key = f"{counter}:{encode(name)}"
+    return counter, key, f"{key}:q", f"{key}:w"
+
+
+def pattern(namespace: str, prefix: str) -> str:
+    """What SCAN is asked for: the encoding leaves no character that would mean something else there."""
+    return f"{FORMAT}:{{{encode(namespace)}:*}}:{encode(prefix)}*"
+
+
+def named(key: str) -> tuple[str, str] | None:
+    """Namespace and name of a name's own key; None: of another key beside it, or not ours."""
+    parts = key.split(":")
+    if len(parts) != 4 or parts[0] != FORMAT or not parts[1].startswith("{"):
+        return None
+    return decode(parts[1][1:]), decode(parts[3])
+
+
+class Terms:
+    """What the claims of a lock say behind their mark, packed."""
+
+    __slots__ = ("queue", "release", "release_stray", "try_")
+
+    def __init__(self, claim: Claim, client: str) -> None:
+        most = claim.limit if claim.kind == "semaphore" else 0
+        shared, delay, min_hold = int(claim.mode == "shared"), micros(claim.delay), micros(claim.min_hold)
+        facts = (HELD, shared, delay, 0 if most else -1, 0, 0, client, packed_holder(claim.holder))
+        terms = b"".join([packed(fact) for fact in facts])
+        self.try_, self.queue = (b"\r\n" + words(micros(claim.ttl), delay, n, most, terms) for n in (0, 1))
+        self.release = (b"\r\n" + words(min_hold, 1)) if min_hold else b"\r\n"
+        self.release_stray = b"\r\n" + words(min_hold, 0)  # it ends no grant
+
+
+class Requests:
+    """Of one engine."""
+
+    def __init__(self, publishing: Publishing, client: str) -> None:
+        names = ("attempt", "renew", "release", "break", "inspect")
+        self.scripts = Scripts(*(load(name, publishing) for name in names))
+        self.moved(client)
+
+    def moved(self, client: str) -> None:
+        """The client has another address now: after a fork."""
+        self._client = client
+        self._names: dict[tuple[str, ...], Name] = {}
+        self._terms: dict[tuple[Any, ...], Terms] = {}
+        scripts = self.scripts
+        self._attempt = head(scripts.attempt, 6)
+        self._release, self._release_more = head(scripts.release, 1), head(scripts.release, 3)
+
+    def name(self, namespace: str, name: str) -> Name:
+        whose = (namespace, name)
+        found = self._names.get(whose)
+        if found is None:
+            known = keys(namespace, name)
+            found = Name(known[0].partition(":")[2], words(len(known), *known))
+            if len(self._names) >= _KEPT:
+                self._names.clear()
+            self._names[whose] = found
+        return found
+
+    def terms(self, claim: Claim) -> Terms:
+        key = claim[4:11]
+        found = self._terms.get(key)
+        if found is None:
+            found = Terms(claim, self._client)
+            if len(self._terms) >= _KEPT:
+                self._terms.clear()
+            self._terms[key] = found
+        return found
+
+    def attempt(self, name: Name, claim: Claim) -> bytes:
+        terms = self.terms(claim)
+        behind = terms.queue if claim.queue else terms.try_
+        return b"".join((self._attempt, name.keys, _MARK, bytes.fromhex(claim.mark), behind))
+
+    def release(self, name: Name, claim: Claim) -> bytes:
+        terms = self.terms(claim)
+        behind = terms.release if claim.id else terms.release_stray
+        before = self._release if len(behind) == 2 else self._release_more
+        return b"".join((before, name.keys, _MARK, bytes.fromhex(claim.mark), behind))
+
+    def renew(self, name: Name, claims: Sequence[Claim]) -> bytes:
+        facts = [fact for each in claims for fact in (bytes.fromhex(each.mark), each.token, micros(each.ttl))]
+        return head(self.scripts.renew, len(facts)) + name.keys + words(*facts)
+
+    def break_(self, name: Name, token: int) -> bytes:
+        return head(self.scripts.break_, 1) + name.keys + words(token)
+
+    def inspect(self, name: Name) -> bytes:
+        return head(self.scripts.inspect, 0) + name.keys
+
+
+class Scripts(NamedTuple):
+    attempt: Script
+    renew: Script
+    release: Script
+    break_: Script
+    inspect: Script
+
+
+def spelled_out(script: Script, packed: bytes) -> bytes:
+    """The same request for a server that does not know the script, or forgot it: it learns it by this."""
+    return packed.replace(_called(script), b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(script.text), script.text), 1)
+
+
+def _called(script: Script) -> bytes:
+    return b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % script.sha
+
+
+def head(script: Script, arguments: int) -> bytes:
+    """What stands before the keys, which are four and their number."""
+    return b"*%d\r\n%b" % (3 + 4 + arguments, _called(script))
+
+
+def words(*facts: bytes | str | int) -> bytes:
+    return pack(*facts).partition(b"\r\n")[2]
+
+
+def micros(seconds: float) -> int:
+    return min(round(seconds * MICROS), _LONGEST)
+
+
+def packed(value: int | str) -> bytes:
+    """As the scripts pack it (MessagePack), as far as it is needed."""
+    if isinstance(value, str):
+        raw = value.encode()
+        return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else b"\xda" + len(raw).to_bytes(2)) + raw
+    if value < 128:
+        return value.to_bytes(1, signed=True)
+    return b"\xcf" + value.to_bytes(8)
+
+
+def packed_holder(holder: Holder) -> str:
+    """For people, so short: the usual label is made of host and pid."""
+    facts = (holder.host, str(holder.pid), holder.purpose)
+    return "\0".join(facts if holder.label == f"{holder.host}:{holder.pid}" else (holder.label, *facts))
+
+
+def read_holder(raw: bytes) -> Holder:
+    *label, host, pid, purpose = raw.decode().split("\0")
+    return Holder(label[0] if label else f"{host}:{pid}", host, int(pid), purpose)
+
+
+# -------------------------------------------------------------- replies
+
+
+def nonsense() -> Unavailable:
+    return Unavailable("the server answered what no script of Leasehold answers: is it Redis?", engine="redis")
+
+
+def granted(claim: Claim, reply: Any) -> Grant | Busy:
+    if reply.__class__ is list and len(reply) == 3:  # the usual answer; a match would cost five times as much
+        token, life, slot = reply
+        if token.__class__ is life.__class__ is slot.__class__ is int and token > 0:
+            return Grant(token, life / MICROS, None if slot < 0 else slot)
+    match reply:
+        case [0, int(left), int(place), int(token), bytes(holder), int()]:
+            where = None if place < 0 else place
+            if left < 0:
+                return Busy(None, where)
+            return Busy(left / MICROS, where, token, read_holder(holder))
+        case [-1, int(most)]:
+            found = described("semaphore", most) if most else described("lock", 1)
+            raise Mismatch(claim.name, wanted=described(claim.kind, claim.limit), found=found)
+    raise nonsense()
+
+
+def unheard(reply: Any) -> bool:
+    """Busy, and the server knows nobody whom it could wake."""
+    return len(reply) == 6 and reply[5] == 0
+
+
+def yes(reply: Any) -> bool:
+    if reply not in (0, 1):
+        raise nonsense()
+    return bool(reply)
+
+
+def renewed(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
+    """For each claim, in turn."""
+    if not isinstance(reply, list) or len(reply) != 2 * len(claims) or not all(type(one) is int for one in reply):
+        raise nonsense()
+    answers: list[Alive | Gone] = []
+    for life, place in zip(reply[::2], reply[1::2], strict=True):
+        if life < 0:
+            answers.append(Gone("lapsed" if life == -2 else "unknown"))
+        else:
+            answers.append(Alive(life / MICROS, None if place < 0 else place))
+    return answers
+
+
+def scanned(reply: Any) -> tuple[bytes, list[tuple[str, str]]]:
+    """Where to go on, and the names found."""
+    match reply:
+        case [bytes(cursor), list(found)]:
+            return cursor, [whose for key in found if (whose := named(key.decode(errors="replace"))) is not None]
+    raise nonsense()
+
+
+def holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
+    """Judged by the reference itself, at the server's own time."""
+    try:
+        now, *rest = reply
+        if not rest:
+            return []
+        most, *parties = rest
+        line = Line(now / MICROS, "semaphore" if most else "lock", most or 1)
+        line._next_end = 0.0
+        for each in parties:
+            _enter(line, each)
+    except (TypeError, ValueError, AttributeError) as bad:
+        raise nonsense() from bad
+    line.waiters.sort(key=lambda entry: entry[0])
+    line.tidy(now / MICROS)
+    return list(line.holdings(namespace, name, now / MICROS))
+
+
+def _enter(line: Line, packed: Any) -> None:
+    mark, token, till, since, state, shared, delay, slot, ticket, beat, client, holder = packed
+    party = Party(
+        mark=mark.hex(),
+        client=client.decode(),
+        holder=read_holder(holder),
+        mode="shared" if shared else "exclusive",
+        delay=delay / MICROS,
+        ticket=ticket,
+        since=since / MICROS,
+        beat=beat / MICROS,
+        state=state,
+        until=till / MICROS,
+        token=token,
+        slot=None if slot < 0 else slot,
+    )
+    if token:
+        line.occupiers[token] = party
+    if state != COOLING:
+        line.parties[party.mark] = party
+    if state == WAITING:
+        line.waiters.append((ticket, party))

@@ -1,0 +1,105 @@
+"""One server: where it is, how to sign in, and what its settings turned out to be.
+
+Signing in and asking for the settings are one trip on every new connection, under the deadline of the call that needed
+it. What is secret stays in here: nothing of it is in an error, a log line or a `repr`.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from typing import Any, Final
+
+import hiredis
+
+from leasehold.engines.redis.settings import ASK, Settings, Unreached, read
+from leasehold.errors import ConfigError, Unavailable
+from leasehold.runtime.base import Runtime, settle
+from leasehold.runtime.loopstream import LoopStream, dial_in_loop
+from leasehold.runtime.streams import Address, SocketStream, dial
+
+_log = logging.getLogger("leasehold.redis")
+
+# Trying again will not help: the user, the password, the database or the server's protected mode is in the way.
+_FOR_GOOD: Final = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR DB index", "ERR SELECT", "DENIED", "ACL failure")
+
+BROKEN: Final = (OSError, hiredis.ProtocolError)  # what a call raises that got no answer; TimeoutError is among them
+
+_SAID: Final[set[str]] = set()  # warnings, once in a process
+
+
+def described(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def pack(*words: bytes | str | int) -> bytes:
+    """One request in the server's protocol."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        raw = word if isinstance(word, bytes) else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(parts)
+
+
+class Server:
+    """A place to open connections to. Shared by the twins of an engine and by the listener."""
+
+    def __init__(
+        self,
+        address: Address,
+        tls: ssl.SSLContext | None = None,
+        user: str = "",
+        password: str = "",
+        database: int = 0,
+        allow_eviction: bool = False,
+    ) -> None:
+        self.address, self._tls, self._allow_eviction = address, tls, allow_eviction
+        self.settings: Settings | None = None  # None: not asked yet
+        sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
+        sign_in += [("SELECT", str(database))] if database else []
+        self._greeting = b"".join(pack(*words) for words in (*sign_in, *ASK))
+        self._steps = len(sign_in)
+
+    def __str__(self) -> str:
+        return f"the Redis server at {self.address}"
+
+    async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
+        """A new connection, signed in, to a server fit for locks."""
+        try:
+            return await self._open(runtime, deadline)
+        except BROKEN as error:
+            raise Unreached(f"{self} cannot be reached: {described(error)}", engine="redis") from error
+
+    async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
+        parser = hiredis.Reader()
+        stream: SocketStream | LoopStream
+        if runtime.blocking:
+            stream = dial(self.address, self._tls, parser, runtime.now, deadline)
+        else:
+            stream = await dial_in_loop(self.address, self._tls, parser, runtime.now, deadline)
+        try:
+            replies = await settle(stream.calls(self._greeting, self._steps + len(ASK), deadline))
+            self._meet(replies)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _meet(self, replies: list[Any]) -> None:
+        info, sync = replies[self._steps :]
+        for reply in replies[: self._steps + 1]:
+            if isinstance(reply, hiredis.ReplyError) and not (reply is info and str(info).startswith("NOPERM")):
+                refusal = self.refusal(reply)
+                raise refusal if isinstance(refusal, ConfigError) else Unreached(str(refusal), engine="redis")
+        self.settings = settings = read(info, sync)
+        settings.check(str(self), self._allow_eviction)
+        warning = settings.warning(str(self))
+        if warning is not None and warning not in _SAID:
+            _SAID.add(warning)
+            _log.warning("%s", warning)
+
+    def refusal(self, error: Exception) -> ConfigError | Unavailable:
+        """What an error reply means: try again later, or never. The server's texts hold no secret of ours."""
+        if str(error).startswith(_FOR_GOOD):
+            return ConfigError(f"{self} does not permit this by the URL given: {error}")
+        return Unavailable(f"{self} refused: {error}", engine="redis")

@@ -1,0 +1,199 @@
+"""How requests reach one server: `call(packed, deadline)`, a reply in blocking mode, something to await under asyncio.
+
+Blocking, there is a pool, with a connection for each call under way. Under asyncio all tasks share one connection;
+calls that would hold up the others (`alone`) have connections of their own, one at a time each.
+
+Whatever ends a call early takes its connection with it: a reply still to come must never be taken for another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+from leasehold.engines.redis.server import Server
+from leasehold.engines.redis.settings import Unreached
+from leasehold.runtime.base import Runtime, Signal, settle
+from leasehold.runtime.loopstream import LoopStream
+from leasehold.runtime.streams import SocketStream
+
+_IDLE: Final = 64  # connections kept while nobody uses them
+
+
+Regret: TypeAlias = Callable[[], bytes] | None
+
+
+class Wire(Protocol):
+    """To one server."""
+
+    server: Server
+
+    def call(self, packed: bytes, deadline: float, regret: Regret = None) -> Any | Awaitable[Any]:
+        """One request, one reply. Blocking, `regret` is sent behind a request that was given up, as the last on its
+        connection, where it cannot overtake it; under asyncio `post` does that."""
+
+    def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any] | Awaitable[list[Any]]:
+        """Many requests at once, and all replies; `alone`: on a connection that nobody else uses meanwhile."""
+
+    def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
+        """Send behind everything sent so far, and wait for nothing. False: cannot be done here."""
+
+    def hang_up(self) -> None:
+        """Drop all connections; the next call opens a new one."""
+
+    def close(self) -> None: ...
+
+    def after_fork(self) -> None: ...
+
+
+class PoolWire:
+    """Of the blocking runtime. Used by many threads: single steps on a list."""
+
+    def __init__(self, server: Server, runtime: Runtime) -> None:
+        self.server, self._runtime = server, runtime
+        self._idle: list[SocketStream] = []
+        self._all: dict[int, SocketStream] = {}  # for a fork
+        self._closed = False
+
+    def call(self, packed: bytes, deadline: float, regret: Regret = None) -> Any | Awaitable[Any]:
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            return self._anew(packed, deadline, regret)
+        try:
+            reply = stream.call(packed, deadline)
+        except BaseException as error:
+            self._drop(stream, error, regret)
+            raise
+        if len(self._idle) < _IDLE and not self._closed:
+            self._idle.append(stream)
+        else:
+            self._drop(stream)
+        return reply
+
+    async def _anew(self, packed: bytes, deadline: float, regret: Regret) -> Any:
+        self._idle.append(await self._open(deadline))
+        return await settle(self.call(packed, deadline, regret))
+
+    async def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any]:
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            stream = await self._open(deadline)
+        try:
+            replies = stream.calls(packed, count, deadline)
+        except BaseException as error:
+            self._drop(stream, error)
+            raise
+        self._idle.append(stream)
+        return replies
+
+    def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
+        return False  # what was under way went with its connection, and `regret` behind it
+
+    async def _open(self, deadline: float) -> SocketStream:
+        stream = cast(SocketStream, await self.server.open(self._runtime, deadline))
+        self._all[id(stream)] = stream
+        return stream
+
+    def _drop(self, stream: SocketStream, error: BaseException | None = None, regret: Regret = None) -> None:
+        self._all.pop(id(stream), None)
+        if regret is not None:
+            stream.last_words(regret())
+        else:
+            stream.close()
+        if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+            self.hang_up()  # the server has gone: what idles here was lost with it
+
+    def hang_up(self) -> None:
+        while self._idle:
+            try:
+                self._drop(self._idle.pop())
+            except IndexError:  # another thread was faster
+                return
+
+    def close(self) -> None:
+        self._closed = True
+        self.hang_up()
+
+    def after_fork(self) -> None:
+        streams, self._all, self._idle = list(self._all.values()), {}, []
+        for stream in streams:
+            stream.after_fork()
+
+
+class SharedWire:
+    """Of the asyncio runtime."""
+
+    def __init__(self, server: Server, runtime: Runtime) -> None:
+        self.server, self._runtime = server, runtime
+        self._stream: LoopStream | None = None
+        self._spare: list[LoopStream] = []  # nobody is using them
+        self._opening = False
+        self._waiting: list[Signal] = []  # for the task that opens the shared one
+
+    def call(self, packed: bytes, deadline: float, regret: Regret = None) -> Awaitable[Any]:
+        stream = self._stream
+        if stream is not None and stream.good:
+            return stream.call(packed, deadline)
+        return self._anew(packed, deadline)
+
+    async def _anew(self, packed: bytes, deadline: float) -> Any:
+        stream = await self._shared(deadline)
+        return await stream.call(packed, deadline)
+
+    async def _shared(self, deadline: float) -> LoopStream:
+        """One task opens the connection for all. If it fails, the next one tries: its deadline may be a later one."""
+        while self._stream is None or not self._stream.good:
+            if self._opening:
+                signal = self._runtime.signal()
+                self._waiting.append(signal)
+                if not await signal.wait(deadline - self._runtime.now()):
+                    raise Unreached(f"{self.server} cannot be reached: no connection in time", engine="redis")
+                continue
+            self._opening = True
+            try:
+                self._stream = await self._open(deadline)
+            finally:
+                self._opening, waiting, self._waiting = False, self._waiting, []
+                for each in waiting:
+                    each.set()
+        return self._stream
+
+    async def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any]:
+        if not alone:
+            return await (await self._shared(deadline)).calls(packed, count, deadline)
+        self._spare = [stream for stream in self._spare if stream.good]
+        stream = self._spare.pop() if self._spare else await self._open(deadline)
+        try:
+            replies = await stream.calls(packed, count, deadline)
+        except BaseException:
+            stream.close()
+            raise
+        if stream.good:
+            self._spare.append(stream)
+        return replies
+
+    async def _open(self, deadline: float) -> LoopStream:
+        return cast(LoopStream, await self.server.open(self._runtime, deadline))
+
+    def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
+        return self._stream is not None and self._stream.post(packed, deadline, done)
+
+    def hang_up(self) -> None:
+        for stream in (self._stream, *self._spare):
+            if stream is not None:
+                stream.close()
+        self._stream = None
+        self._spare.clear()
+
+    def close(self) -> None:
+        self.hang_up()
+
+    def after_fork(self) -> None:
+        for stream in (self._stream, *self._spare):
+            if stream is not None:
+                stream.after_fork()
+        self._stream, self._opening = None, False
+        self._spare.clear()
+        self._waiting.clear()

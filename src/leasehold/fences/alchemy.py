@@ -1,0 +1,199 @@
+"""SQLAlchemy, Core and ORM, blocking and asyncio: the fence joins the transaction of your session or connection.
+
+Nothing is committed here: the mark, like all else, counts once you commit, and after `StaleToken` you roll back, as
+`with Session.begin() as session:` does by itself. Make the fence the first thing of its transaction: at repeatable read
+(MySQL's default) what was read before it would be shown once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, func, inspect, or_, select, text, update
+from sqlalchemy.dialects.mysql import VARBINARY
+
+from leasehold.errors import ConfigError
+from leasehold.fences.rules import Shown, check_resource, lacks_slots, refuse, to_read, to_write
+from leasehold.fences.sql.dialect import TABLE, Values, checked, named
+from leasehold.fences.sql.row import show
+from leasehold.fences.sql.steps import ColumnSteps
+from leasehold.runtime.base import settle, step
+
+T = TypeVar("T")
+
+
+def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
+    """The table of fence rows as part of your metadata, for `create_all` and Alembic."""
+    exact = (
+        String(255)
+        .with_variant(String(255, collation="C"), "postgresql")
+        .with_variant(VARBINARY(255), "mysql", "mariadb")
+    )
+    slot = Column("slot", Integer, primary_key=True, autoincrement=False)
+    token = Column("token", BigInteger, nullable=False)
+    return Table(name, metadata, Column("resource", exact, primary_key=True), slot, token)
+
+
+class _Fence:
+    def __init__(self, session: Any, resource: str, *, table: str = TABLE) -> None:
+        """`session`: a Session or Connection. `table`: made by `fence_table()` in your metadata, or `sql_schema()`."""
+        self.resource = check_resource(resource)
+        self._session, self._table = session, checked(table)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.resource}>"
+
+    async def _run(self, statement: str, values: Values) -> tuple[int, list[Any]]:
+        result = await settle(self._session.execute(text(statement), values))
+        return (0, list(result.all())) if result.returns_rows else (result.rowcount, [])
+
+    async def _claim(self, lease: Shown) -> None:
+        shown = to_write(lease)
+        await show(self._run, named(_dialect(self._session)), self._table, self.resource, lease, shown)
+
+    async def _read(self, lease: Shown, statement: Any, values: Any) -> Any:
+        shown = to_read(lease)
+        await show(self._run, named(_dialect(self._session)), self._table, self.resource, lease, shown)
+        return await settle(self._session.execute(statement, values))
+
+    async def _write(self, lease: Shown, statement: Any, values: Any) -> Any:
+        await self._claim(lease)
+        return await settle(self._session.execute(statement, values))
+
+
+class AlchemyFence(_Fence):
+    """A fence row, for whatever the transaction of a `Session` or `Connection` does."""
+
+    def claim(self, lease: Shown) -> None:
+        """Raise the mark; what the transaction does from here on is fenced. Raises `StaleToken`, as all of these do."""
+        step(self._claim(lease))
+
+    def read(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+        """The result of a query, to decide a write by: older holders write no more."""
+        return step(self._read(lease, statement, values))
+
+    def write(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+        """Execute a statement, and give its result."""
+        return step(self._write(lease, statement, values))
+
+
+class AsyncAlchemyFence(_Fence):
+    """As `AlchemyFence`, for `AsyncSession` and `AsyncConnection`."""
+
+    async def claim(self, lease: Shown) -> None:
+        """Raise the mark; what the transaction does from here on is fenced. Raises `StaleToken`, as all of these do."""
+        await self._claim(lease)
+
+    async def read(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+        """The result of a query, to decide a write by: older holders write no more."""
+        return await self._read(lease, statement, values)
+
+    async def write(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+        """Execute a statement, and give its result."""
+        return await self._write(lease, statement, values)
+
+
+class _Column(ColumnSteps):
+    def __init__(self, session: Any, entity: Any, *, fence: str = "fence") -> None:
+        """`entity`: a mapped class or a Table with one primary key column. `fence`: its column of the mark."""
+        self._session, self._entity = session, entity
+        table = entity if isinstance(entity, Table) else inspect(entity).local_table
+        keys = list(table.primary_key.columns)
+        if len(keys) != 1:
+            raise ConfigError(f"{table.name} needs a primary key of one column: use a fence row instead")
+        self._key, self._name = keys[0], table.name
+        self._fence = self._column(fence)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name}>"
+
+    def _column(self, name: str) -> Any:
+        return self._entity.c[name] if isinstance(self._entity, Table) else getattr(self._entity, name)
+
+    def resource_of(self, key: Any) -> str:
+        return f"{self._name}/{key}"
+
+    async def update(self, key: Any, token: int, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
+        values = {self._column(name): value for name, value in sets.items()}
+        values |= {self._column(name): self._column(name) - amount for name, amount in takes.items()}
+        enough = [self._column(name) >= amount for name, amount in takes.items()]
+        return await self._fenced(update(self._entity).where(self._key == key, *enough).values(values), token)
+
+    async def look(self, key: Any, columns: Sequence[str], shared: bool) -> Sequence[Any] | None:
+        query = select(self._fence, *map(self._column, columns)).where(self._key == key).with_for_update(read=shared)
+        result = await settle(self._session.execute(query))
+        row: Sequence[Any] | None = result.first()
+        return row
+
+    async def _fenced(self, statement: Any, token: int) -> int:
+        """Only what has no higher mark is touched."""
+        statement = statement.where(or_(self._fence.is_(None), self._fence <= token))
+        if statement.is_update:
+            statement = statement.values({self._fence: token})
+        return int((await settle(self._session.execute(statement))).rowcount)
+
+    async def _execute(self, lease: Shown, statement: Any) -> int:
+        shown = lacks_slots(to_write(lease), "a fence column")
+        count = await self._fenced(statement, shown.token)
+        newest = select(func.max(self._fence)).where(self._fence > shown.token)
+        if statement.whereclause is not None:
+            newest = newest.where(statement.whereclause)
+        mark = (await settle(self._session.execute(newest))).scalar()
+        if mark is not None:
+            refuse(lease, shown, int(mark), self._name)
+        return count
+
+
+class AlchemyColumn(_Column):
+    """Rows of a mapped class or table with a column for the mark, in the transaction of a `Session` or `Connection`."""
+
+    def claim(self, lease: Shown, key: Any, /) -> None:
+        """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
+        step(self.claiming(lease, key))
+
+    def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
+        """Some columns of a row, to decide a write by: older holders write no more."""
+        return step(self.reading(lease, key, columns))
+
+    def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
+        """Set columns of a row: `write(lease, "teapot", count=9)`."""
+        step(self.writing(lease, key, values))
+
+    def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
+        """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
+        return step(self.taking(lease, key, amounts))
+
+    def execute(self, lease: Shown, statement: Any, /) -> int:
+        """Any `update()` or `delete()` of the entity; gives the rows touched. Stale if one has a higher mark."""
+        return step(self._execute(lease, statement))
+
+
+class AsyncAlchemyColumn(_Column):
+    """As `AlchemyColumn`, for `AsyncSession` and `AsyncConnection`."""
+
+    async def claim(self, lease: Shown, key: Any, /) -> None:
+        """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
+        await self.claiming(lease, key)
+
+    async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
+        """Some columns of a row, to decide a write by: older holders write no more."""
+        return await self.reading(lease, key, columns)
+
+    async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
+        """Set columns of a row: `write(lease, "teapot", count=9)`."""
+        await self.writing(lease, key, values)
+
+    async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
+        """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
+        return await self.taking(lease, key, amounts)
+
+    async def execute(self, lease: Shown, statement: Any, /) -> int:
+        """Any `update()` or `delete()` of the entity; gives the rows touched. Stale if one has a higher mark."""
+        return await self._execute(lease, statement)
+
+
+def _dialect(session: Any) -> str:
+    """Of a connection, or of the engine behind a session."""
+    found = getattr(session, "dialect", None) or session.get_bind().dialect
+    return str(found.name)

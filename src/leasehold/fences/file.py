@@ -1,0 +1,63 @@
+"""A file that only the newest holder may replace, among processes of one machine that all use this fence.
+
+Lock, compare, raise the mark and fsync it; then write a new file beside it, fsync, rename, fsync the folder; unlock. A
+crash leaves the old content or the new, never a mixture, and never new content below an old mark.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from leasehold.fences.marks import MarkFile, sync_folder
+from leasehold.fences.rules import Shown, to_read, to_write
+
+
+class File:
+    """The file at `path`; its mark is kept beside it, in `.NAME.fence`. `wait`: how long another may keep it locked.
+
+    Not promised: anything against programs that write to the file without this fence, nor on NFS.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, wait: float = 30.0) -> None:
+        self.path = os.path.realpath(path)  # a rename would replace a symbolic link, not what it points to
+        self.resource = os.fspath(path)
+        self._folder, name = os.path.split(self.path)
+        self._new = os.path.join(self._folder, f".{name}.new")
+        self._marks = MarkFile(os.path.join(self._folder, f".{name}.fence"))
+        self._wait = wait
+
+    def claim(self, lease: Shown) -> None:
+        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do; `Unavailable` after `wait`."""
+        with self._marks.locked(self._wait) as fd:
+            self._marks.show(fd, lease, to_write(lease), self.resource)
+
+    def read(self, lease: Shown) -> bytes:
+        """The content, to decide a write by: older holders write no more. FileNotFoundError: the mark is raised."""
+        with self._marks.locked(self._wait) as fd:
+            self._marks.show(fd, lease, to_read(lease), self.resource)
+            with open(self.path, "rb") as file:
+                return file.read()
+
+    def write(self, lease: Shown, data: bytes | str) -> None:
+        """Replace the content; it is on the disk when this returns. Text is written as UTF-8."""
+        body = data.encode() if isinstance(data, str) else data
+        with self._marks.locked(self._wait) as fd:
+            self._marks.show(fd, lease, to_write(lease), self.resource)
+            self._replace(body)
+
+    def _replace(self, body: bytes) -> None:
+        # One name for all: whoever is here has the lock, and what a crash left behind is written over.
+        new = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        with open(new, "wb") as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(new, stat.S_IMODE(os.stat(self.path).st_mode))
+            file.write(body)
+            file.flush()
+            os.fsync(new)
+        os.replace(self._new, self.path)
+        sync_folder(self._folder)
+
+    def __repr__(self) -> str:
+        return f"<File {self.resource}>"

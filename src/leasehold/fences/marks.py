@@ -1,0 +1,105 @@
+"""Marks in a file, under its flock: for the processes of one machine.
+
+One record of 32 bytes for each slot, the first for locks. A record never crosses a sector and is written in place, so
+that it is there whole or not at all, and the flock, which belongs to the file and not to its name, stays one lock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from leasehold.errors import ConfigError, Unavailable
+from leasehold.fences.rules import NEVER, Pass, Shown, raised
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover  # Windows
+    raise ConfigError("file fences need POSIX file locks (flock), which this system does not have") from None
+
+_RECORD: Final = 32
+_SOONEST, _LATEST = 0.001, 0.05  # between two looks at a lock that is taken
+
+
+class MarkFile:
+    """The marks of one resource. Not for NFS, where flock and fsync promise less."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @contextmanager
+    def locked(self, wait: float) -> Iterator[int]:
+        """The file's descriptor, alone with it. Raises `Unavailable` when somebody else keeps it for `wait` seconds:
+        a writer that was stopped in the middle keeps it, and so nobody slips in behind its check."""
+        end, pause = time.monotonic() + wait, _SOONEST
+        while (fd := self.try_lock()) is None:
+            if (left := end - time.monotonic()) <= 0:
+                raise Unavailable(f"another process keeps {self.path} locked for {wait:g} s: is it stopped?")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LATEST)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def try_lock(self) -> int | None:
+        """The descriptor, locked until it is closed, or None when another has it. Never waits."""
+        while True:
+            fd = self._open()
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _same_file(fd, self.path):
+                    return fd
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)  # it was removed while we waited for it: lock the one that is there now
+
+    def show(self, fd: int, lease: Shown, shown: Pass, resource: str) -> None:
+        """Compare and raise the mark; it is on the disk when this returns, before whatever it lets through."""
+        place = _RECORD * (0 if shown.slot is None else 1 + shown.slot)
+        mark = _parsed(os.pread(fd, _RECORD, place), self.path)
+        after = raised(lease, shown, mark, resource)
+        if after != mark:
+            os.pwrite(fd, b"%31d\n" % after, place)
+            os.fsync(fd)
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(self.path, flags)
+        except FileNotFoundError:
+            fd = os.open(self.path, flags | os.O_CREAT, 0o666)  # less the umask, as any file
+            sync_folder(os.path.dirname(self.path))  # a mark whose file is forgotten is forgotten too
+            return fd
+
+
+def _parsed(record: bytes, path: str) -> int:
+    text = record.strip(b"\0 \n")
+    if not text:
+        return NEVER
+    if not text.isdigit() or len(record) != _RECORD:  # fail closed: what was here is not known
+        raise ConfigError(f"{path} holds no mark of a fence: it was overwritten, or is another file")
+    return int(text)
+
+
+def _same_file(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def sync_folder(folder: str) -> None:
+    """Have the names in a folder on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

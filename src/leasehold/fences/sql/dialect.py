@@ -1,0 +1,124 @@
+"""What differs between databases: how a mark is raised, how a transaction begins, how a parameter is written.
+
+Statements are written with `:name` and turned into the driver's own style.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from leasehold.errors import ConfigError
+
+Name: TypeAlias = Literal["sqlite", "postgresql", "mysql"]
+Values: TypeAlias = Mapping[str, Any]
+
+TABLE: Final = "leasehold_fence"
+NO_SLOT: Final = -1
+IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
+
+_PARAMETER = re.compile(r":([a-z][a-z0-9_]*)")
+_IN_TRANSACTION: Final = 1  # a bit of MySQL's server status
+
+
+class Dialect(NamedTuple):
+    name: Name
+    style: Literal["?", "%s"]
+    text: str  # the type of a resource's name: compared byte by byte
+    raise_mark: str  # in one statement, insert on first use; never lowers
+    counts: bool  # a count of 0 rows after it means stale; MySQL also counts 0 when nothing changes
+    look: str  # with its suffix, the mark as it is now, not as an older snapshot of the transaction has it
+    lock_row: str  # suffix: nobody else changes it before the transaction ends
+    share_row: str
+
+
+_UPSERT = """insert into {table} (resource, slot, token) values (:resource, :slot, :token)
+on conflict (resource, slot) do update set token = excluded.token where {table}.token <= excluded.token"""
+_UPSERT_MYSQL = """insert into {table} (resource, slot, token) values (:resource, :slot, :token)
+on duplicate key update token = greatest(token, values(token))"""
+_LOOK = "select token from {table} where resource = :resource and slot = :slot"
+
+_DIALECTS: Final[dict[Name, Dialect]] = {
+    "sqlite": Dialect("sqlite", "?", "text", _UPSERT, True, _LOOK, "", ""),
+    "postgresql": Dialect(
+        "postgresql", "%s", 'varchar(255) collate "C"', _UPSERT, True, _LOOK, " for update", " for share"
+    ),
+    # Repeatable read would show the mark of an older snapshot: only a locking read sees the newest.
+    "mysql": Dialect(
+        "mysql", "%s", "varbinary(255)", _UPSERT_MYSQL, False, _LOOK, " for update", " lock in share mode"
+    ),
+}
+
+_MODULES: Final[dict[str, Name]] = {
+    "sqlite3": "sqlite",
+    "aiosqlite": "sqlite",
+    "psycopg": "postgresql",
+    "pymysql": "mysql",
+    "aiomysql": "mysql",
+}
+
+
+def named(name: str) -> Dialect:
+    alias = "mysql" if name == "mariadb" else name
+    if alias not in _DIALECTS:
+        raise ConfigError(f"fences know the SQL of sqlite, postgresql and mysql (mariadb), not of {name}")
+    return _DIALECTS[alias]
+
+
+def of_connection(connection: Any, name: str | None) -> Dialect:
+    """By the module that the connection's class, or one above it, comes from; or as said."""
+    if name is not None:
+        return named(name)
+    for kind in type(connection).__mro__:
+        if found := _MODULES.get(kind.__module__.partition(".")[0]):
+            return _DIALECTS[found]
+    raise ConfigError(
+        f"{type(connection).__module__} is not known: pass dialect= sqlite, postgresql or mysql. "
+        f"Known: {', '.join(_MODULES)}"
+    )
+
+
+def sql_schema(dialect: str, table: str = TABLE) -> str:
+    """The statement that makes the table of fence rows, for your migrations."""
+    return (
+        f"create table if not exists {checked(table)} (resource {named(dialect).text} not null, slot integer not null, "
+        f"token bigint not null, primary key (resource, slot))"
+    )
+
+
+def checked(identifier: str) -> str:
+    """A name of a table or column goes into the statement as it is, so it must be a plain one."""
+    if not IDENTIFIER.fullmatch(identifier):
+        raise ConfigError(f"{identifier!r} is no plain name of a table or column")
+    return identifier
+
+
+def rendered(statement: str, values: Values, style: str) -> tuple[str, Sequence[Any]]:
+    """A statement with `:name` in the driver's own style, with its parameters in order."""
+    order: list[Any] = []
+
+    def place(match: re.Match[str]) -> str:
+        order.append(values[match[1]])
+        return style
+
+    return _PARAMETER.sub(place, statement), order
+
+
+def in_transaction(dialect: Dialect, connection: Any) -> bool:
+    """Whether statements have been run on this connection that are neither committed nor rolled back."""
+    if dialect.name == "sqlite":
+        always = getattr(connection, "autocommit", None) is False  # of Python 3.12: one is always open, if empty
+        return bool(connection.in_transaction) and not always
+    if dialect.name == "postgresql":
+        return bool(connection.info.transaction_status)
+    return bool(connection.server_status & _IN_TRANSACTION)
+
+
+def begin(dialect: Dialect, connection: Any) -> str | None:
+    """What to say before the first statement, if the driver does not."""
+    if dialect.name == "sqlite":
+        return None if connection.in_transaction else "begin immediate"
+    if dialect.name == "postgresql":
+        return "begin" if connection.autocommit else None
+    return "start transaction"

@@ -1,0 +1,76 @@
+"""A DB-API connection, blocking or asyncio, seen as one: run a statement, make a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from leasehold.errors import ConfigError
+from leasehold.fences.sql import dialect as dialects
+from leasehold.fences.sql.dialect import Values
+from leasehold.runtime.base import settle
+
+T = TypeVar("T")
+
+
+class Link:
+    def __init__(self, connection: Any, dialect: str | None) -> None:
+        self.connection = connection
+        self.dialect = dialects.of_connection(connection, dialect)
+
+    async def run(self, statement: str, values: Values) -> tuple[int, list[Any]]:
+        """One of our own statements: how many rows it touched, and those it gives, each as a list of columns."""
+        text, parameters = dialects.rendered(statement, values, self.dialect.style)
+        cursor = await self.execute(text, parameters)
+        rows = [_columns(row) for row in await settle(cursor.fetchall())] if cursor.description else []
+        count = cursor.rowcount
+        await settle(cursor.close())
+        return count, rows
+
+    async def execute(self, statement: str, parameters: Any) -> Any:
+        """A cursor that has run the caller's statement."""
+        cursor = await settle(self.connection.cursor())
+        # Drivers take a % for a placeholder as soon as there are parameters, if only an empty list.
+        await settle(cursor.execute(statement) if parameters is None else cursor.execute(statement, parameters))
+        return cursor
+
+    async def begin(self) -> None:
+        """A transaction of the fence's own, so that what it reads is not older than its mark."""
+        if dialects.in_transaction(self.dialect, self.connection):
+            raise ConfigError(
+                "a transaction is open on this connection: commit it first. To fence a transaction of your own, "
+                "make claim(lease) its first statement"
+            )
+        if word := dialects.begin(self.dialect, self.connection):
+            await settle((await self.execute(word, None)).close())
+
+    async def commit(self) -> None:
+        try:
+            await settle(self.connection.commit())
+        except BaseException:
+            await self.rollback()
+            raise
+
+    async def rollback(self) -> None:
+        with suppress(Exception):  # the connection is lost, and the transaction with it: what went wrong before counts
+            await settle(self.connection.rollback())
+
+    async def whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """`work` as one transaction: committed, or after any error rolled back."""
+        try:
+            await self.begin()
+        except BaseException:
+            work.close()
+            raise
+        try:
+            found = await work
+        except BaseException:
+            await self.rollback()
+            raise
+        await self.commit()
+        return found
+
+
+def _columns(row: Any) -> list[Any]:
+    return list(row.values()) if isinstance(row, Mapping) else list(row)

@@ -1,0 +1,234 @@
+"""Leader election: a lock whose holder leads, and a way to look on.
+
+What is promised beyond the lock:
+
+- *Terms.* A term is a grant of the name; its token is the fence, and rises from term to term. Where the engine's grants
+  may outlive their client, a term that is resigned early stays in view for a second (`min_hold`), and a leader that
+  dies stays in view until its ttl ends. So an observer that looks more often than that sees every term once and in
+  order. One that could not look in time says so with the next term it gives: `missed`.
+- *Callbacks.* `serve` calls start, then stop, then perhaps start again, on its caller's own thread or task. A start
+  that returned is followed by exactly one stop, also after a loss, an error or a cancellation; a start that raised by
+  none. On resigning, stop returns before the name is given up: that is the time to drain. In one process no start
+  begins before the stop of an earlier term of the same election has returned.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+from leasehold.book import every
+from leasehold.config import LockArguments, Unset, check_seconds
+from leasehold.core import names, timing
+from leasehold.engine import Engine
+from leasehold.errors import ConfigError, SelfDeadlock, Unavailable
+from leasehold.model import Holding, Term, Traits
+from leasehold.recipes.lease import BaseLease, wait_lost
+from leasehold.recipes.lock import BaseLock
+from leasehold.runtime.base import settle
+
+L = TypeVar("L", bound=BaseLease)
+
+_log = logging.getLogger("leasehold.election")
+
+_LOOK_FOR_OTHERS: Final = 0.02
+_SITTING: Final[dict[tuple[object, ...], list[BaseLease]]] = {}  # by election: terms whose callbacks are under way here
+
+
+class Resigned(Exception):
+    """Ends the standing in line of a candidate that stepped down. Never leaves the recipe."""
+
+
+def election_options(traits: Traits, options: LockArguments) -> LockArguments:
+    """What the lock of an election is built with: a fence, and terms that stay in view."""
+    if options.get("reentrant"):
+        raise ConfigError("an election is not reentrant: a term has one leader")
+    given: LockArguments = {**options, "require": {"fencing", *options.get("require", ())}}
+    if traits.outlives:
+        longest = options.get("max_hold")
+        linger = timing.LINGER if longest is None else min(timing.LINGER, longest)
+        given["min_hold"] = max(linger, options.get("min_hold", 0.0))
+    return given
+
+
+class BaseElection(Generic[L]):
+    """The election of both faces: one candidate, and any number of looks."""
+
+    def __init__(self, lock: BaseLock[L]) -> None:
+        self._lock, self._desk = lock, lock._desk
+        self._term: L | None = None  # kept alive until it is resigned
+        self._serving = self._resigned = False
+        self._owner = ""  # the thread or task that serves
+
+    @property
+    def name(self) -> str:
+        """What is led."""
+        return self._lock.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} ttl={self._lock.options.ttl}>"
+
+    # ------------------------------------------------------------- leading
+
+    async def _campaign(self, wait: float | Unset | None) -> L:
+        self._refuse_twice()
+        self._term, _ = await self._lock._take(wait)
+        return self._term
+
+    def _refuse_twice(self) -> None:
+        if self._serving:
+            raise ConfigError(
+                f"serve() of this election ({self.name}) is under way: make another one to campaign again"
+            )
+        if self._term is not None and self._term.held:
+            raise SelfDeadlock(self.name, token=self._term.token, why="this very candidate leads: resign() first")
+
+    async def _resign(self) -> bool:
+        """Step down. True: it led. Under `serve` that is only asked for here: its own thread drains, then releases."""
+        term = self._term
+        if self._serving:
+            self._resigned = True
+            for _, waiter in every(self._desk.book.waiting):
+                if waiter.claim.name == self.name and names.owner(waiter.claim.mark) == self._owner:
+                    waiter.over = True  # it asks `_ready`, and leaves the line
+                    waiter.signal.set()
+            if term is not None:
+                term._wake()
+            return term is not None and term.held
+        self._term = None
+        return term is not None and await term._release_by_hand()
+
+    async def _serve(self, start: Callable[[L], object], stop: Callable[[L], object]) -> None:
+        """Campaign and lead, term after term, until resigned."""
+        for callback in (start, stop):
+            if not callable(callback) or (self._desk.runtime.blocking and inspect.iscoroutinefunction(callback)):
+                raise ConfigError("serve() takes two functions of one argument, the term: start and stop")
+        self._refuse_twice()
+        self._owner = self._desk.runtime.owner_mark()
+        self._serving, self._resigned = True, False
+        try:
+            while not self._resigned:
+                term = await self._elected()
+                if term is not None:
+                    await self._lead(term, start, stop)
+        finally:
+            self._serving, self._term = False, None
+
+    async def _elected(self) -> L | None:
+        """The next term; None: resigned meanwhile. An engine that does not answer is asked again, ever more seldom."""
+        tries = 0
+        while not self._resigned:
+            try:
+                term, _ = await self._lock._take(None, self._ready)
+                return term
+            except Resigned:
+                return None
+            except Unavailable as silent:
+                tries += 1
+                pause = timing.backoff(tries, 0.1, 5.0, 0.5 + self._desk.runtime.fraction() / 2)
+                _log.warning("%s: the campaign failed and goes on in %.1f s: %s", self.name, pause, silent)
+                await self._pause(pause)
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Short steps: whoever resigns meanwhile does not wait for the rest."""
+        end = self._desk.runtime.now() + seconds
+        while not self._resigned and (left := end - self._desk.runtime.now()) > 0:
+            await self._desk.runtime.sleep(min(left, 0.1))
+
+    def _ready(self) -> Engine:
+        if self._resigned:
+            raise Resigned
+        return self._desk.engine()
+
+    async def _lead(self, term: L, start: Callable[[L], object], stop: Callable[[L], object]) -> None:
+        """One term with its callbacks. Whatever happens, a start that returned is followed by one stop."""
+        self._term = term
+        key = (os.getpid(), self._desk.config.url, self._desk.options.namespace, self.name)
+        sitting = _SITTING.setdefault(key, [])
+        try:
+            sitting.append(term)
+            await self._others_are_done(term, sitting)
+            if term.held and not self._resigned:
+                await self._call(start, term)
+                try:
+                    await wait_lost([term], None, lambda: self._resigned)
+                finally:
+                    await self._call(stop, term)
+        finally:
+            sitting.remove(term)
+            await term._release()
+
+    async def _others_are_done(self, term: L, sitting: list[BaseLease]) -> None:
+        """Wait until the callbacks of every earlier term of this election, in this process, have returned.
+
+        One that was renewed after our grant is no earlier term: then it is another engine behind the same URL.
+        """
+        runtime, granted = self._desk.runtime, self._desk.runtime.now()
+        while term.held and any(
+            one is not term and one.token < term.token and not (one.held and one._asked > granted) for one in sitting
+        ):
+            await runtime.sleep(_LOOK_FOR_OTHERS)
+
+    async def _call(self, callback: Callable[[L], Any], term: L) -> None:
+        result = callback(term)
+        if not self._desk.runtime.blocking:
+            await settle(result)
+
+    # ---------------------------------------------------------- looking on
+
+    async def _leader(self) -> Term | None:
+        return next((term_of(one) for one in await self._look() if one.state == "held"), None)
+
+    async def _look(self) -> list[Holding]:
+        """The terms in view: one that goes on, or one that has just ended."""
+        desk = self._desk
+        found = await desk.engine().inspect(desk.options.namespace, self.name, True, desk.deadline())
+        return [holding for holding in found if holding.state in ("held", "cooling") and holding.token is not None]
+
+
+class BaseTerms:
+    """The terms of an election as they come, each once and in order, for one observer."""
+
+    def __init__(self, election: BaseElection[Any], seconds: float | None) -> None:
+        if seconds is not None:
+            check_seconds("seconds", seconds)
+        self._election, self._runtime = election, election._desk.runtime
+        self._end = float("inf") if seconds is None else self._runtime.now() + seconds
+        options = election._lock.options
+        self._in_view = min(timing.LINGER, options.ttl, options.max_hold or timing.LINGER)
+        self._asked: float | None = None  # when the last look was asked for that was answered
+        self._last, self._missed, self._look_at = 0, False, 0.0
+
+    async def _next(self) -> Term | None:
+        """The next term; None: the time is over."""
+        now = self._runtime.now
+        while True:
+            pause = min(self._look_at, self._end) - now()
+            if pause > 0:
+                await self._runtime.sleep(pause)
+            if self._asked is not None and now() >= self._end:
+                return None
+            asked = now()
+            self._look_at = asked + timing.observe_every(self._in_view)
+            try:
+                found = await self._election._look()
+            except Unavailable as silent:
+                if now() >= self._end:
+                    return None
+                _log.info("%s: the observer looks again: %s", self._election.name, silent)
+                continue
+            self._missed |= self._asked is not None and now() - self._asked > self._in_view
+            self._asked = asked
+            for holding in found:
+                if (holding.token or 0) > self._last:
+                    term, self._missed = term_of(holding, self._missed), False
+                    self._last = term.token
+                    return term
+
+
+def term_of(holding: Holding, missed: bool = False) -> Term:
+    return Term(holding.name, holding.token or 0, holding.holder, holding.age, missed)

@@ -1,0 +1,129 @@
+"""A job that runs once per tick in the whole fleet, though clocks differ.
+
+Each tick is a key of `once`: its record decides that it runs once. The schedule's one lock only saves work: a run never
+overlaps the next, and who finds it busy looks again in a moment, for its holder may die.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from leasehold.config import check_seconds
+from leasehold.core import timing
+from leasehold.core.ticks import Missed, Ticks
+from leasehold.errors import ConfigError, LeaseLost, NotAcquired, RunFailed, Unavailable
+from leasehold.recipes.lock import BaseLock
+from leasehold.recipes.once import Once, OnceOptions, OnFailure
+from leasehold.recipes.records import Records
+from leasehold.runtime.base import Signal
+from leasehold.store import Record
+
+_log = logging.getLogger("leasehold.schedule")
+
+KIND: Final = "schedule"
+
+_CLOCKS: Final = 3600.0  # records of ticks are kept so long after the last moment anybody may ask for them
+
+
+def checked_ticks(every: float, offset: float, missed: Missed, late: float | None, most: int) -> Ticks:
+    check_seconds("every", every, zero=False)
+    check_seconds("offset", offset)
+    if late is not None:
+        check_seconds("late", late, zero=False)
+    if missed not in ("skip", "last", "all"):
+        raise ConfigError(f"missed is 'skip', 'last' or 'all', not {missed!r}")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ConfigError(f"most is a whole number of at least 1, not {most!r}")
+    return Ticks(every, offset, missed, every / 2 if late is None else late, most)
+
+
+class BaseSchedule:
+    """The schedule of both faces."""
+
+    def __init__(self, lock: BaseLock[Any], records: Records, name: str, ticks: Ticks, on_failure: OnFailure) -> None:
+        self.name, self.ticks = name, ticks
+        self._lock, self._records = lock, records
+        keep = ticks.every * (ticks.most + 2) + ticks.late + _CLOCKS
+        self._options = OnceOptions(keep=keep, on_failure=on_failure, max_result=0)
+        self._at = records.key(KIND, name)
+        self._last = -1  # the last tick settled as far as this process knows
+        self._stopped = False
+        self._signal: Signal | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} every {self.ticks.every} s>"
+
+    def stop(self) -> None:
+        """Have `run` return once the tick it is in is done. From any thread."""
+        self._stopped = True
+        if self._signal is not None:
+            self._signal.set()
+
+    async def _run(self, fn: Callable[..., Any]) -> None:
+        runtime = self._records.desk.runtime
+        self._signal, self._stopped = runtime.signal(), False
+        while not self._stopped:
+            try:
+                _, again = await self._look(fn)
+            except (Unavailable, LeaseLost) as error:  # what is silent now may answer before the tick is over
+                _log.warning("the schedule %s could not be looked at: %s", self.name, error)
+                again = True
+            now = runtime.wall()
+            seconds = self.ticks.at(self.ticks.number(now) + 1) - now
+            if again:
+                seconds = min(seconds, self.ticks.every / 4)
+            # Never long: a wall clock may be set meanwhile, and sleeps do not count suspend.
+            await self._signal.wait(min(seconds, timing.LOOK_EVERY))
+
+    async def _look(self, fn: Callable[..., Any]) -> tuple[list[datetime], bool]:
+        """Run what is due. Gives the ticks that ran here, and whether to look again before the next one."""
+        now = self._records.desk.runtime.wall()
+        settled = await self._settled(now)
+        ran: list[datetime] = []
+        for number in self.ticks.due(now, settled):
+            tick = datetime.fromtimestamp(self.ticks.at(number), UTC)
+            once = Once(self._lock, self._records, f"{self.name}@{number}", self._options)
+            try:
+                await once.run(fn, (), {}, tick=tick)
+            except RunFailed:
+                pass  # elsewhere, before
+            except Exception as error:
+                if not once.ran:
+                    if isinstance(error, NotAcquired):  # somebody else is at it; in order: nothing overtakes it
+                        return ran, True
+                    raise
+                _log.exception("the tick %s of %s failed", tick.isoformat(), self.name)
+            if once.ran:
+                ran.append(tick)
+            await self._settle(number)
+            if self._stopped:
+                break
+        return ran, False
+
+    async def _settled(self, now: float) -> int:
+        """The last tick that needs nothing more. Where missed ones are skipped nobody has to remember it."""
+        if self.ticks.missed == "skip":
+            return self._last
+        found = await self._records.read(self._at)
+        while found is None:  # met for the first time: nothing was missed before it existed
+            found = await self._note(None, self.ticks.before_the_first(now)) or await self._records.read(self._at)
+        return max(self._last, _number(found))
+
+    async def _settle(self, number: int) -> None:
+        self._last = number
+        if self.ticks.missed == "skip":
+            return
+        found = await self._records.read(self._at)
+        while found is None or _number(found) < number:
+            found = await self._note(found, number) or await self._records.read(self._at)
+
+    async def _note(self, was: Record | None, number: int) -> Record | None:
+        return await self._records.swap(self._at, json.dumps({"settled": number}).encode(), was, None)
+
+
+def _number(record: Record) -> int:
+    return int(json.loads(record.data)["settled"])

@@ -1,0 +1,192 @@
+"""Requests and answers over one connection: bytes out, replies in the order of the requests. This is the blocking form.
+
+A `SocketStream` belongs to one caller at a time: it sends, and waits for the reply on the caller's thread. What the
+bytes mean is the parser's affair: any protocol that answers in order can bring one. Its twin for asyncio is in
+`loopstream.py`.
+
+Errors are the standard library's: `TimeoutError` at the deadline, `OSError` for a connection that is no more. A stream
+that raised either, or was left in the middle of a call by anything else, is not to be used again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
+from weakref import finalize
+
+CHUNK: Final = 65_536
+_USUAL: Final = 4096  # bytes that an answer fits in as a rule
+LARGEST: Final = 64 * 1024 * 1024  # of one reply, in bytes: more is nobody's honest answer
+_SLACK: Final = 0.02  # a timeout set for one call serves the next, if that waits no longer than this too much
+
+Clock: TypeAlias = Callable[[], float]
+
+
+class Address(NamedTuple):
+    """Where to connect. Holds no secret: it may be shown."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""  # of a unix socket, instead of host and port
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+
+class Parser(Protocol):
+    """Cuts a stream of bytes into replies."""
+
+    def feed(self, data: bytes, /) -> object: ...
+
+    def gets(self) -> Any:
+        """The next reply that is whole; False: there is none yet."""
+
+
+class SocketStream:
+    """A connection of one caller at a time. Deadlines are the kernel's: no second system call before each."""
+
+    __slots__ = ("__weakref__", "_clock", "_parser", "_patience", "_sock")
+
+    def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
+        self._sock, self._parser, self._clock = sock, parser, clock
+        self._patience = float("-inf")  # what the kernel was told: nothing yet
+        finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
+
+    def call(self, data: bytes, deadline: float) -> Any:
+        """Send one request and wait for its reply."""
+        left = deadline - self._clock()
+        if not left <= self._patience <= left + _SLACK:
+            self._wait_up_to(left)
+        try:
+            self._sock.sendall(data)
+            self._parser.feed(self._sock.recv(_USUAL) or self._ended())
+        except BlockingIOError as error:
+            raise TimeoutError("no answer") from error
+        reply = self._parser.gets()  # it is whole as a rule
+        return reply if reply is not False else self.read(deadline, primed=False)
+
+    def calls(self, data: bytes, count: int, deadline: float) -> list[Any]:
+        """Send many requests at once and wait for all replies."""
+        self.send(data, deadline)
+        return [self.read(deadline, primed=not number) for number in range(count)]
+
+    def send(self, data: bytes, deadline: float) -> None:
+        left = deadline - self._clock()
+        if not left <= self._patience <= left + _SLACK:
+            self._wait_up_to(left)
+        try:
+            self._sock.sendall(data)
+        except BlockingIOError as error:
+            raise TimeoutError("it takes no more bytes") from error
+
+    def read(self, deadline: float, primed: bool = True) -> Any:
+        """`primed`: the kernel knows the deadline already."""
+        parser, size = self._parser, 0
+        while (reply := parser.gets()) is False:
+            if not primed:
+                self._wait_up_to(deadline - self._clock())
+            primed = False
+            try:
+                data = self._sock.recv(CHUNK)
+            except BlockingIOError as error:
+                raise TimeoutError("no answer") from error
+            if not data:
+                self._ended()
+            size += len(data)
+            if size > LARGEST:
+                raise ConnectionAbortedError("its answer is larger than any could be")
+            parser.feed(data)
+        return reply
+
+    def listen(self, seconds: float) -> Any:
+        """The next thing it says unasked; TimeoutError: nothing in so many seconds, and the stream is still good."""
+        self._wait_up_to(seconds)
+        return self.read(self._clock() + seconds)
+
+    def _ended(self) -> NoReturn:
+        raise ConnectionResetError("it closed the connection")
+
+    def _wait_up_to(self, seconds: float) -> None:
+        if seconds <= 0:
+            raise TimeoutError("no time left")
+        self._patience = seconds
+        if isinstance(self._sock, ssl.SSLSocket):  # it would try again for ever when the kernel gives up
+            self._sock.settimeout(seconds)
+            return
+        value = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000) or 1)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def last_words(self, data: bytes) -> None:
+        """Send what can be sent at once, behind what was sent before, and hang up."""
+        with suppress(OSError):
+            self._sock.settimeout(0)
+            self._sock.send(data)
+        self.close()
+
+    def shut(self) -> None:
+        """End it for a thread that reads from it, which closes it."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._sock.close()
+
+    def after_fork(self) -> None:
+        to_null(self._sock.fileno())
+        self._sock.close()
+
+
+def dial(address: Address, tls: ssl.SSLContext | None, parser: Parser, clock: Clock, deadline: float) -> SocketStream:
+    """Connect, on the caller's thread. Looking up a name is the system's affair, and knows no deadline."""
+    return SocketStream(connected(address, tls, clock, deadline), parser, clock)
+
+
+def connected(address: Address, tls: ssl.SSLContext | None, clock: Clock, deadline: float) -> socket.socket:
+    targets: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)]
+    if not address.path:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        targets = [(each[0], each[4]) for each in found]
+    error: OSError = ConnectionRefusedError("it has no address")
+    for number, (family, target) in enumerate(targets):
+        left = deadline - clock()
+        if left <= 0:
+            raise TimeoutError("no connection")
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(left / (len(targets) - number))
+            sock.connect(target)
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if tls is not None:
+                sock.settimeout(max(deadline - clock(), 0.001))
+                sock = tls.wrap_socket(sock, server_hostname=address.host)
+            else:
+                sock.settimeout(None)
+        except OSError as refused:
+            sock.close()
+            error = refused
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise error
+
+
+def to_null(descriptor: int) -> None:
+    """In a forked child: the connection is the parent's. No goodbye may leave on it from here."""
+    if descriptor < 0:
+        return
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.dup2(null, descriptor)
+    finally:
+        os.close(null)

@@ -1,0 +1,45 @@
+"""A process of a story: `python -m leasehold.stories.actor STORY ROLE FACTS`."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from typing import Any
+
+from leasehold.blocking import Client
+from leasehold.stories import story
+
+
+class Part:
+    """What a role is given: its facts, a client, and a way to say things and to wait for its cue."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        return self.facts[name]
+
+    def client(self, **options: Any) -> Client:
+        return Client(self.facts["url"], namespace=self.facts["namespace"], holder=self.facts["who"], **options)
+
+    def say(self, word: str, text: str = "", **facts: Any) -> None:
+        sys.stdout.write(json.dumps({"at": time.monotonic(), "word": word, "text": text, **facts}) + "\n")
+        sys.stdout.flush()
+
+    def cue(self) -> None:
+        """Wait for it."""
+        sys.stdin.readline()
+
+    def called(self, seconds: float) -> bool:
+        """Whether the cue comes within so long."""
+        return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
+def main(name: str, role: str, facts: str) -> None:
+    story(name).ROLES[role](Part(json.loads(facts)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,101 @@
+"""The rig of the PostgreSQL engine: one real server per process, a schema per case, and a proxy before each client."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import ClassVar
+from urllib.parse import quote
+from uuid import uuid4
+
+from leasehold.engines.postgresql.schema import quoted, text
+from leasehold.testing.rig import Machine, Rig
+from leasehold.testing.servers.machine import ProxiedMachine
+from leasehold.testing.servers.postgresql import PgBouncer, PostgreSQL, until_gone
+from leasehold.testing.servers.proxy import Proxy
+
+
+@cache
+def server() -> PostgreSQL:
+    """Started once, and kept as long as the process."""
+    return PostgreSQL().start()
+
+
+@cache
+def pooler() -> PgBouncer:
+    return PgBouncer(server()).start()
+
+
+class PostgresqlRig(Rig):
+    scheme = "postgresql"
+    ttl: ClassVar[float] = 2.0
+    short_call: ClassVar[float] = 0.5
+    can_cut = can_pause = can_kill = can_count = can_restart = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = server()
+        self.schema = f'Lease "{uuid4().hex[:8]}'  # a name that needs its quotes
+        self.server.ask(text(self.schema).replace("%", "%%"))  # a client would, but not within every deadline of a case
+
+    def machine(self) -> Machine:
+        return PostgresqlMachine(self)
+
+    def pause(self) -> None:
+        self.server.pause()
+
+    def resume(self) -> None:
+        self.server.resume()
+
+    def restart(self) -> None:
+        self.server.restart()
+
+    def residue(self, namespace: str) -> int:
+        found = 0
+        for table in ("lh_grant", "lh_waiter", "lh_line"):
+            query = f"select count(*) from {quoted(self.schema)}.{table} where namespace = %s"  # noqa: S608
+            found += self.server.ask(query, namespace)[0][0]
+        return found
+
+    def close(self) -> None:
+        super().close()
+        self.server.ask(f"drop schema if exists {quoted(self.schema)} cascade")
+
+
+class PostgresqlMachine(ProxiedMachine):
+    """One client. Its sessions are found by their application's name."""
+
+    def __init__(self, rig: PostgresqlRig) -> None:
+        self.rig = rig
+        self._application = uuid4().hex
+        proxy = Proxy(rig.server.port)
+        super().__init__(self._url(proxy.port), [proxy])
+
+    def _url(self, port: int) -> str:
+        return f"{self.rig.server.url(port=port)}?schema={quote(self.rig.schema)}&application_name={self._application}"
+
+    def kill_session(self) -> None:
+        mine = "from pg_stat_activity where application_name = %s"
+        pids = [pid for (pid,) in self.rig.server.ask(f"select pid {mine}", self._application)]
+        self.rig.server.ask(f"select pg_terminate_backend(pid) {mine}", self._application)
+        until_gone(self.rig.server, pids)
+
+
+class PooledRig(PostgresqlRig):
+    """Behind a pooler in transaction mode, with a way round it for the session that listens."""
+
+    beside = PostgresqlRig
+
+    def machine(self) -> Machine:
+        return PooledMachine(self)
+
+
+class PooledMachine(PostgresqlMachine):
+    def __init__(self, rig: PooledRig) -> None:
+        super().__init__(rig)
+        direct = quote(rig.server.url(port=self.proxies[0].port), safe="")
+        self.proxies.append(Proxy(pooler().port))
+        self.url = f"{self._url(self.proxies[1].port)}&listen_url={direct}"
+
+    def kill_session(self) -> None:
+        for proxy in self.proxies:
+            proxy.reset()

@@ -1,0 +1,341 @@
+"""How a Redis server is reached, and what is asked of it: URLs, passwords, rights, TLS, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+
+import pytest
+
+from leasehold import AsyncClient, Client, ConfigError, Unavailable, Unsupported
+from leasehold.config import EngineConfig
+from leasehold.engines import redis as package
+from leasehold.engines.redis import requests, scripts
+from leasehold.engines.redis import server as server_module
+from leasehold.engines.redis.scripts import Publishing
+from leasehold.engines.redis.settings import Settings
+from leasehold.engines.redis.topology import single
+from leasehold.testing.redis_rig import RedisRig, with_log
+from leasehold.testing.servers.redis import RedisServer
+from leasehold.testing.suite import made
+
+PASSWORD = "pa:ss/w@rd?%"
+QUOTED = "pa%3Ass%2Fw%40rd%3F%25"
+
+# As in docs/guarantees/redis.md: what Leasehold needs, and no more.
+RIGHTS = (
+    "resetkeys ~lh1:* resetchannels &lh1:* -@all "
+    "+evalsha +eval +time +get +set +del +exists +pexpireat +zadd +zrange +zrem +zcount "
+    "+hget +hset +hdel +hgetall +publish +pubsub|numsub +subscribe +ping +scan +select +info +config|get"
+)
+
+
+@pytest.fixture
+def start():
+    made(RedisRig)  # a skip where there is no Redis
+    started = []
+
+    def run(*options: str, **more) -> RedisServer:
+        started.append(RedisServer(*options, **more).start())
+        return started[-1]
+
+    yield run
+    for server in started:
+        server.kill()
+
+
+# --------------------------------------------------------------------- URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "where"),
+    [
+        ("redis://", "localhost:6379"),
+        ("redis://example.org", "example.org:6379"),
+        ("redis://example.org:7000/3", "example.org:7000"),
+        ("redis://user:secret@[::1]:7000/", "::1:7000"),
+        ("rediss://example.org", "example.org:6379"),
+        ("redis+unix:///run/redis.sock", "/run/redis.sock"),
+        ("redis+unix:///run/a%20b.sock?db=2", "/run/a b.sock"),
+    ],
+)
+def test_where_a_url_leads(url, where) -> None:
+    server, _ = single(EngineConfig.parse(url, 5.0))
+    assert str(server.address) == where
+    assert "secret" not in str(server)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://h/zero", "number of a database"),
+        ("redis://h/0/1", "number of a database"),
+        ("redis://h:port", "port"),
+        ("redis://h?min_replicas=-1", "whole number"),
+        ("redis://h?min_replicas=many", "whole number"),
+        ("redis://h?allow_eviction=perhaps", "yes or no"),
+        ("redis://h?socket_timeout=1", "known options: allow_eviction, min_replicas"),
+        ("redis://h?ssl_ca_certs=x", "known options"),
+        ("rediss://h?ssl_ca_certs=/does/not/exist", "TLS options"),
+        ("rediss://h?ssl_cert_reqs=maybe", "required or none"),
+        ("rediss://h?ssl_check_hostname=maybe", "TLS options"),
+        ("redis+unix://host/path", "path of a socket"),
+        ("redis+unix://", "path of a socket"),
+    ],
+)
+def test_bad_urls_are_refused_when_the_client_is_made(url, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Client(url.replace("://", "://user:verysecret@", 1) if "://h" in url else url)
+
+
+def test_without_the_driver_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['hiredis'] = None; import leasehold; leasehold.Client('redis://h')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert 'pip install "leasehold[redis]"' in done.stderr
+
+
+def test_the_scripts_are_in_the_package() -> None:
+    folder = os.path.dirname(package.__file__)
+    for name in ("attempt", "renew", "release", "break", "inspect"):
+        assert os.path.exists(os.path.join(folder, f"{name}.lua"))
+        text = scripts.source(name, Publishing())
+        assert text.startswith("#!lua")
+        assert "--@" not in text
+
+
+def test_terms_are_packed_as_the_scripts_pack_them(start) -> None:
+    server = start()
+    for value in (0, 1, 127, 128, 10**15, -1, "", "a", "a" * 31, "a" * 32, "ü" * 400):
+        known = server.ask("EVAL", "return cmsgpack.unpack(ARGV[1]) == (tonumber(ARGV[2]) or ARGV[2]) and 1 or 0", 0,
+                           requests.packed(value), value)  # fmt: skip
+        assert known == 1, value
+
+
+# --------------------------------------------------------- signing in, rights
+
+
+def test_a_password_is_needed_and_never_shown(start, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = start(password=PASSWORD)
+    with Client(f"redis://:{QUOTED}@127.0.0.1:{server.port}/2") as client:
+        with client.lock("job"):
+            assert "verysecret" not in repr(client)
+            assert "pa:ss" not in repr(client) + repr(vars(client._desk._engine)) + repr(client._desk.config)
+        assert "db2" in server.info("keyspace")
+    shown = caplog.text
+    for url in (f"redis://127.0.0.1:{server.port}", f"redis://:verysecret@127.0.0.1:{server.port}"):
+        with Client(url) as client, pytest.raises(ConfigError) as caught:
+            client.lock("job").acquire()
+        shown += "".join(traceback.format_exception(caught.value)) + repr(pickle.loads(pickle.dumps(caught.value)))
+    assert "verysecret" not in shown
+    assert PASSWORD not in shown
+
+
+def test_a_user_with_the_documented_rights_can_do_everything(start) -> None:
+    server = start()
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.split())
+    url = f"redis://locks:pw@127.0.0.1:{server.port}"
+    with Client(url) as one, Client(url) as other:
+        lease = one.lock("job", ttl=60, delay=0.1).acquire()
+        assert other.lock("job").try_acquire() is None
+        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
+        waiter.start()
+        while not any(holding.state == "waiting" for holding in one.inspect()):
+            continue
+        lease.renew()
+        server.ask("SCRIPT", "FLUSH")
+        assert one.break_lock("job", token=lease.token)
+        waiter.join(20)
+        with one.semaphore("pool", 2), other.semaphore("pool", 2):
+            pass
+        assert one.traits.survives == "nothing"
+        assert one._desk._engine._server.settings.sync == "everysec"
+
+
+def test_a_user_may_be_denied_the_settings(start, caplog) -> None:
+    server = start()
+    rights = RIGHTS.replace("+info", "").replace("+config|get", "")
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *rights.split())
+    with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client, client.lock("job"):
+        assert client.traits.survives == "nothing", "what is not known is not promised"
+    assert "whether it evicts locks is not known" in caplog.text
+
+
+def test_without_the_right_to_subscribe_waiting_still_ends(start, caplog) -> None:
+    server = start()
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.replace("+subscribe", "").split())
+    url = f"redis://locks:pw@127.0.0.1:{server.port}"
+    with Client(url) as one, Client(url) as other:
+        lease = one.lock("job").acquire()
+        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
+        waiter.start()
+        while not any(holding.state != "held" for holding in one.inspect()):
+            continue
+        lease.release()
+        waiter.join(10)
+        assert not waiter.is_alive()
+    assert "its waiters look now and then" in caplog.text
+
+
+def test_without_the_right_to_run_scripts_the_error_says_so(start) -> None:
+    server = start()
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.replace("+evalsha", "").split())
+    with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client:
+        with pytest.raises(ConfigError, match="evalsha"):
+            client.lock("job").acquire()
+        assert not client._desk.book.owed, "nothing was ever written"
+
+
+def test_no_such_database(start) -> None:
+    server = start()
+    with Client(f"redis://127.0.0.1:{server.port}/99") as client, pytest.raises(ConfigError, match="DB index"):
+        client.lock("job").acquire()
+
+
+def test_no_connection_left(start) -> None:
+    server = start("--maxclients", "2")
+    one, two = (Client(f"redis://127.0.0.1:{server.port}") for _ in range(2))
+    with one, two, one.lock("job"), pytest.raises(Unavailable):
+        two.lock("other").acquire()
+
+
+def test_a_unix_socket(start, tmp_path) -> None:
+    path = tmp_path / "redis.sock"
+    start("--unixsocket", str(path))
+    with Client(f"redis+unix://{path}?db=1") as client, client.lock("job") as lease:
+        assert lease.held
+    with Client(f"redis+unix://{tmp_path}/absent.sock") as client, pytest.raises(Unavailable, match=r"absent\.sock"):
+        client.lock("job").acquire()
+
+
+# -------------------------------------------------------------------- TLS
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    more = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    made_ = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert, *more],
+        capture_output=True,
+    )
+    if made_.returncode:
+        pytest.skip("openssl is not installed")
+    return key, cert
+
+
+class TlsServer(RedisServer):
+    def command(self):
+        plain = super().command()
+        return [*plain, "--port", "0", "--tls-port", str(self.port)]
+
+    def ready(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            return True
+
+
+def test_tls_with_both_certificates(certificate) -> None:
+    made(RedisRig)
+    key, cert = certificate
+    server = TlsServer("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert).start()
+    base = f"rediss://127.0.0.1:{server.port}"
+    try:
+        with Client(f"{base}?ssl_ca_certs={cert}&ssl_certfile={cert}&ssl_keyfile={key}") as client:
+            for _ in range(20):
+                with client.lock("job") as lease:
+                    lease.renew()
+            big = [client.lock(f"name-{number}", purpose="p" * 200).acquire() for number in range(150)]
+            assert len(client.inspect("name-")) == 150, "answers larger than a record of TLS"
+            for lease in big:
+                lease.release()
+            lease = client.lock("told").acquire()
+            assert client.break_lock("told", token=lease.token)
+            assert lease.wait_lost(10)
+
+        async def main() -> None:
+            async with AsyncClient(f"{base}?ssl_ca_certs={cert}&ssl_certfile={cert}&ssl_keyfile={key}") as client:
+                leases = await asyncio.gather(*[client.lock(f"n-{n}").acquire() for n in range(200)])
+                assert len(await client.inspect("n-")) == 200
+                await asyncio.gather(*[lease.release() for lease in leases])
+
+        asyncio.run(main())
+        with Client(base, call_timeout=2) as client, pytest.raises(Unavailable, match="certificate"):
+            client.lock("job").acquire()
+        plain = f"redis://127.0.0.1:{server.port}"
+        with Client(plain, call_timeout=1) as client, pytest.raises(Unavailable):
+            client.lock("job").acquire()
+    finally:
+        server.kill()
+
+
+# --------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_may_evict_locks_is_refused(start, policy) -> None:
+    server = start("--maxmemory-policy", policy)
+    with Client(f"redis://127.0.0.1:{server.port}") as client:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="allow_eviction"):
+                client.lock("job").acquire()
+        server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        with client.lock("job"):
+            pass
+    server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+    with Client(f"redis://127.0.0.1:{server.port}?allow_eviction=yes") as client, client.lock("job"):
+        pass
+
+
+def test_what_a_restart_would_lose_is_said_once(start, caplog) -> None:
+    server = start()
+    for _ in range(2):
+        with Client(f"redis://127.0.0.1:{server.port}") as client:
+            client.ping()
+            assert client.traits.survives == "nothing"
+            with pytest.raises(Unsupported, match="survives-restart"):
+                client.lock("job", require={"survives-restart"})
+    assert caplog.text.count("every lock is free, also those still held") == 1
+
+
+def test_what_the_settings_decide_is_refused_before_any_grant(start) -> None:
+    server = start()
+    with Client(f"redis://127.0.0.1:{server.port}") as client:
+        lock = client.lock("job", require={"survives-restart"})  # it could be: nobody has asked the server yet
+        with pytest.raises(Unsupported):
+            lock.acquire()
+        assert not client.inspect()
+
+
+def test_a_log_of_every_commit_survives_a_restart(caplog) -> None:
+    made(RedisRig)
+    (server,) = with_log()
+    client = Client(f"redis://127.0.0.1:{server.port}", namespace="survives")
+    with client, client.lock("job", require={"survives-restart"}):
+        assert client.traits.survives == "restart"
+    assert "appendonly" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        (Settings("6.2.14", "master", "noeviction", True, "always"), ConfigError, "Redis 7"),
+        (Settings("7.2.4", "slave", "noeviction", True, "always"), Unavailable, "replica"),
+        (Settings("255.255.255", "master", "allkeys-lfu", True, "always"), ConfigError, "allkeys-lfu"),
+    ],
+)
+def test_what_settings_mean(settings, error, says) -> None:
+    with pytest.raises(error, match=says):
+        settings.check("the server", allow_eviction=False)
+
+
+def test_replies_that_say_nothing_of_the_settings() -> None:
+    unknown = server_module.read(b"# Server\r\nnonsense", [])
+    assert unknown == Settings()
+    unknown.check("the server", allow_eviction=False)

@@ -1,0 +1,84 @@
+"""A process of its own at a fence: says what happened, one JSON value a line.
+
+child.py hold KIND SPEC URL TTL           takes the lock, reads, says the token; writes 1 when a line comes in
+child.py hammer KIND SPEC TOKENS ROUNDS CLAIMS
+    read, think, write one more; with tokens that get old. TOKENS: a file with the last one given out. CLAIMS: 0 looks
+    without claiming the fence. Says each call: when it began and ended, what, token, whether, and by what decided.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kinds import KINDS
+
+from leasehold import Client, StaleToken
+
+
+def say(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def hold(kind: str, spec: str, url: str, ttl: str) -> None:
+    events: list[Any] = []
+    number = KINDS[kind](json.loads(spec))
+    client = Client(url, ttl=float(ttl), on_event=events.append)
+    lease = client.lock("acct/1").acquire()
+    say({"token": lease.token, "read": number.read(lease)})
+    sys.stdin.readline()
+    try:
+        number.write(lease, 1)
+        say({"refused": None})
+    except StaleToken as stale:
+        told = [event.reason for event in events if event.kind == "stale_token"]
+        say({"refused": [stale.token, stale.highest], "told": told, "text": str(stale)})
+    number.close()
+    client.close()
+
+
+def next_token(path: str) -> int:
+    with open(path, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        token = int(file.read() or 0) + 1
+        file.seek(0)
+        file.write(str(token))
+    return token
+
+
+def hammer(kind: str, spec: str, tokens: str, rounds: str, claims: str) -> None:
+    number, chance = KINDS[kind](json.loads(spec)), random.Random(os.getpid())
+
+    def call(action: str, token: int, work: Any, based_on: int | None = None) -> Any:
+        began = time.monotonic()
+        try:
+            found, accepted = work(), True
+        except StaleToken:
+            found, accepted = None, False
+        said.append((began, time.monotonic(), action, token, accepted, based_on))
+        return found if accepted else None
+
+    said: list[Any] = []
+    say("ready")
+    sys.stdin.readline()
+    token = 0
+    for _ in range(int(rounds)):
+        if not token or chance.random() < 0.6:
+            token = next_token(tokens)
+        value = call("read", token, lambda token=token: number.read(token)) if claims == "1" else number.peek()
+        if value is not None:
+            time.sleep(chance.random() * 0.004)
+            call("write", token, lambda token=token, value=value: number.write(token, value + 1) or True, value)
+    say(said)
+    number.close()
+
+
+if __name__ == "__main__":
+    {"hold": hold, "hammer": hammer}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,172 @@
+"""Real resources for the fences: servers started once, and processes of their own before them."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from subprocess import PIPE, Popen
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from leasehold.testing import Absent
+from leasehold.testing.servers.process import Server, free_ports, scratch
+
+HERE = Path(__file__).parent
+
+
+def beside(name: str) -> ModuleType:
+    """A module in this folder, which is no package."""
+    if name not in sys.modules:
+        found = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+        assert found is not None
+        assert found.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+class Service(Server):
+    """A fenced service (`service.py`) as a process of its own."""
+
+    package = "python3"
+
+    def __init__(self, side: str, folder: str = "") -> None:
+        super().__init__(scratch(), free_ports(1)[0])
+        self._side, self._marks = side, folder
+
+    def command(self) -> list[str]:
+        return [sys.executable, str(HERE / "service.py"), self._side, str(self.port), *filter(None, [self._marks])]
+
+    def ready(self) -> bool:
+        from urllib.request import urlopen
+
+        with urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
+            return answer.status == 200
+
+
+@pytest.fixture
+def kinds() -> ModuleType:
+    return beside("kinds")
+
+
+@pytest.fixture
+def service() -> type[Service]:
+    return Service
+
+
+def started(name: str) -> int:
+    """The port of a server."""
+    if name == "redis":
+        from leasehold.testing.servers.redis import RedisServer
+
+        return RedisServer().start().port
+    if name == "postgresql":
+        from leasehold.testing.servers.postgresql import PostgreSQL
+
+        return PostgreSQL().start().port
+    if name == "mysql":
+        from leasehold.testing.servers.mysql import MariaDB
+
+        return MariaDB().start().port
+    if name == "zookeeper":
+        from leasehold.testing.servers.zookeeper import Zookeeper
+
+        return Zookeeper(scratch(), free_ports(1)[0]).start().port
+    if name == "etcd":
+        from leasehold.testing.servers.etcd import Etcd
+
+        port, peer = free_ports(2)
+        return Etcd(scratch(), port, [peer]).start().port
+    if name == "objects":
+        return beside("object_store").serve().server_port
+    return Service(name).start().port
+
+
+NEEDS = ("redis", "postgresql", "mysql", "zookeeper", "etcd", "objects", "wsgi", "asgi")
+PORTS: dict[str, int] = {}
+RUNS = itertools.count(1)
+
+
+def port_of(name: str) -> int:
+    if name not in PORTS:
+        try:
+            PORTS[name] = started(name)
+        except Absent as missing:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(str(missing))
+    return PORTS[name]
+
+
+def spec_of(kind: str, folder: Path) -> dict[str, Any]:
+    """What a kind needs to be made, in this process and in any other; a resource of its own each time."""
+    words = kind.replace("object", "objects").split("-")
+    ports = {name: port_of(name) for name in NEEDS if name in words}
+    run = f"{os.getpid()}_{next(RUNS)}"
+    return {"run": run, "path": str(folder / f"{kind}-{run}"), **ports}
+
+
+@pytest.fixture
+def resource(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """A number of some kind, fresh: `resource("redis")`."""
+    made: list[Any] = []
+
+    def make(kind: str) -> Any:
+        number = beside("kinds").KINDS[kind](spec_of(kind, tmp_path))
+        made.append(number)
+        number.make()
+        return number
+
+    yield make
+    for number in made:
+        number.close()
+
+
+class Child:
+    def __init__(self, *words: object) -> None:
+        command = [sys.executable, str(HERE / "child.py"), *map(str, words)]
+        self.process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=None, text=True, start_new_session=True)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the child ended with {self.process.wait(30)}"
+        return json.loads(line)
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., Child]]:
+    alive: list[Child] = []
+
+    def start(*words: object) -> Child:
+        alive.append(Child(*words))
+        return alive[-1]
+
+    yield start
+    for one in alive:
+        one.close()

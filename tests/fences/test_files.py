@@ -1,0 +1,149 @@
+"""Files: what a crash leaves behind, who keeps out whom, and marks that are none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from leasehold import ConfigError, StaleToken, Unavailable
+from leasehold.fences import File, Pass
+from leasehold.fences.marks import MarkFile
+
+
+def test_the_first_write_makes_the_file(tmp_path):
+    file = File(tmp_path / "report.csv")
+    with pytest.raises(FileNotFoundError):
+        file.read(5)
+    with pytest.raises(StaleToken):
+        file.write(4, "too old: a read of nothing is a read")
+    file.write(5, "Grüße")
+    assert file.read(5) == "Grüße".encode()
+    file.write(5, b"\x00\xff")
+    assert file.read(5) == b"\x00\xff"
+    assert sorted(os.listdir(tmp_path)) == [".report.csv.fence", "report.csv"]
+
+
+def test_mode_and_links_stay(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "real").chmod(0o640)
+    (tmp_path / "link").symlink_to("real")
+    File(tmp_path / "link").write(5, "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o640
+    with pytest.raises(StaleToken):
+        File(tmp_path / "real").write(4, "by another name")
+
+
+def test_a_mark_that_is_none_fails_closed(tmp_path):
+    file = File(tmp_path / "a")
+    file.write(5, "x")
+    for text in ("garbage", "7", " " * 20 + "x" + " " * 11):
+        (tmp_path / ".a.fence").write_text(text)
+        with pytest.raises(ConfigError, match="holds no mark"):
+            file.write(9, "y")
+    assert (tmp_path / "a").read_text() == "x"
+    (tmp_path / ".a.fence").write_text("")  # as after a crash before the first mark was on the disk
+    file.write(1, "z")
+
+
+def test_slots_have_records_of_their_own(tmp_path):
+    file = File(tmp_path / "a")
+    file.write(Pass(7, slot=3), "x")
+    file.write(5, "y")
+    assert (tmp_path / ".a.fence").stat().st_size == 5 * 32
+    file.write(Pass(1, slot=2), "z")  # nothing between was ever used
+    with pytest.raises(StaleToken):
+        file.write(Pass(6, slot=3), "x")
+
+
+def test_a_removed_fence_file_is_made_anew_by_one(tmp_path):
+    marks = MarkFile(str(tmp_path / "m"))
+    others = []
+
+    def overtaken():
+        """Removed and made anew by another, between our open and our lock."""
+        fd = real()
+        marks._open = real
+        os.remove(tmp_path / "m")
+        others.append(marks.try_lock())
+        return fd
+
+    real, marks._open = marks._open, overtaken
+    assert marks.try_lock() is None, "two hold the lock of two files of one name"
+    os.close(others[0])
+    fd = marks.try_lock()
+    assert fd is not None
+    os.close(fd)
+
+
+HOLDER = """
+import os, sys, leasehold
+from leasehold.fences import file
+def stop(body): print("inside", flush=True); sys.stdin.readline(); real(body)
+fence = file.File(sys.argv[1])
+real, fence._replace = fence._replace, stop
+try:
+    fence.write(int(sys.argv[2]), "late")
+    print("written", flush=True)
+except leasehold.StaleToken:
+    print("stale", flush=True)
+"""
+
+
+@pytest.fixture
+def holder():
+    started = []
+
+    def start(path: Path, token: int) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", HOLDER, str(path), str(token)]
+        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "inside\n"
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate(timeout=30)
+
+
+def test_a_writer_stopped_between_check_and_rename_lets_nobody_in(tmp_path, holder):
+    """The check and the rename are one step: whoever comes meanwhile waits, and a stale one is never let through."""
+    path = tmp_path / "a"
+    File(path).write(1, "old")
+    child = holder(path, 5)
+    os.kill(child.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="is it stopped"):
+        File(path, wait=0.3).write(9, "newer")
+    assert time.monotonic() - began < 5
+    os.kill(child.pid, signal.SIGCONT)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "written\n"
+    File(path).write(9, "newer")
+    assert path.read_text() == "newer"
+
+
+def test_a_writer_killed_between_check_and_rename_leaves_the_old_content_and_the_new_mark(tmp_path, holder):
+    path = tmp_path / "a"
+    File(path).write(1, "old")
+    child = holder(path, 5)
+    child.kill()
+    child.wait(30)
+    assert path.read_text() == "old"
+    with pytest.raises(StaleToken):
+        File(path).write(4, "x")
+    File(path).write(5, "new")
+    assert path.read_text() == "new"

@@ -1,0 +1,384 @@
+"""What only SQL fences have: transactions, the caller's own and theirs; snapshots; taking from a stock."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from leasehold import ConfigError, StaleToken, fences
+from leasehold.fences.sql.dialect import rendered
+
+DATABASES = ("sqlite", "postgresql", "mysql")
+each_database = pytest.mark.parametrize("database", DATABASES)
+
+
+@pytest.fixture
+def stock(resource):
+    """A table `stock` of the number's own, and a way to more connections."""
+
+    def make(database: str):
+        number = resource(f"{database}-row")
+        number.stock = f"stock_{number.spec['run']}"
+        cursor = number.connection.cursor()
+        cursor.execute(
+            f"create table {number.stock} (item varchar(50) primary key, quantity integer not null, "
+            "fence bigint not null default 0)"
+        )
+        cursor.execute(f"insert into {number.stock} (item, quantity) values ('teapot', 3)")
+        number.connection.commit()
+        return number
+
+    return make
+
+
+def another(number, resource_kinds):
+    """One more connection to the same database."""
+    return resource_kinds.connected(number.database, number.spec)
+
+
+# ------------------------------------------------------------------- the inventory
+
+
+@each_database
+def test_nothing_is_oversold(database, stock):
+    number = stock(database)
+    fence = fences.SQLColumn(number.connection, number.stock, key="item")
+    assert fence.take(5, "teapot", quantity=2)
+    assert not fence.take(5, "teapot", quantity=2)  # one is left
+    with pytest.raises(StaleToken, match=r"stock_\w+/teapot refused token 4: it has seen 5"):
+        fence.take(4, "teapot", quantity=1)
+    assert fence.take(6, "teapot", quantity=1)
+    assert fence.read(6, "teapot", "quantity", "fence") == (0, 6)
+
+
+@each_database
+def test_word_that_not_enough_is_left_claims_the_fence(database, stock):
+    number = stock(database)
+    fence = fences.SQLColumn(number.connection, number.stock, key="item")
+    assert not fence.take(9, "teapot", quantity=4)
+    with pytest.raises(StaleToken):
+        fence.write(8, "teapot", quantity=100)
+
+
+@each_database
+def test_a_row_that_is_not_there(database, stock):
+    number = stock(database)
+    fence = fences.SQLColumn(number.connection, number.stock, key="item")
+    for call in (
+        lambda: fence.write(5, "cup", quantity=1),
+        lambda: fence.read(5, "cup", "quantity"),
+        lambda: fence.take(5, "cup", quantity=1),
+        lambda: fence.claim(5, "cup"),
+    ):
+        with pytest.raises(LookupError, match=r"stock_\w+/cup is not there"):
+            call()
+
+
+@each_database
+def test_writing_what_stands_there_is_no_refusal(database, stock):
+    """MySQL does not count a row that does not change."""
+    number = stock(database)
+    fence = fences.SQLColumn(number.connection, number.stock, key="item")
+    fence.write(5, "teapot", quantity=3)
+    fence.write(5, "teapot", quantity=3)
+    fence.claim(5, "teapot")
+    fence.claim(5, "teapot")
+    assert fence.read(5, "teapot", "quantity") == (3,)
+
+
+def test_names_go_into_statements_only_if_they_are_plain(resource):
+    connection = resource("sqlite-row").connection
+    for bad in ("stock; drop table x", "a b", "", "1a", "a.b.c", 'a"'):
+        with pytest.raises(ConfigError, match="no plain name"):
+            fences.SQLColumn(connection, bad)
+        with pytest.raises(ConfigError, match="no plain name"):
+            fences.SQLFence(connection, "a", table=bad)
+    with pytest.raises(ConfigError, match="no plain name"):
+        fences.SQLColumn(connection, "acct").write(5, 1, **{"v = 1 --": 2})
+    with pytest.raises(ConfigError, match="columns"):
+        fences.SQLColumn(connection, "acct").write(5, 1)
+
+
+# -------------------------------------------------------------------- transactions
+
+
+@each_database
+def test_what_a_stale_holder_did_before_its_check_is_rolled_back(database, stock):
+    number = stock(database)
+    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence.claim(9)
+    number.connection.commit()
+    with pytest.raises(StaleToken), fence.transaction(8):
+        pytest.fail("the body of a stale transaction never runs")
+    with pytest.raises(ZeroDivisionError), fence.transaction(10) as cursor:
+        cursor.execute(f"update {number.stock} set quantity = 0")
+        1 / 0  # noqa: B018
+    assert fence.read(9, f"select quantity from {number.stock}")[0][0] == 3  # nor was the mark raised
+    with fence.transaction(10) as cursor:
+        cursor.execute(f"update {number.stock} set quantity = 2")
+        cursor.execute(f"update {number.stock} set quantity = quantity - 1")
+    assert fence.read(10, f"select quantity from {number.stock}")[0][0] == 1
+
+
+@each_database
+def test_an_open_transaction_is_not_swept_along(database, stock):
+    number = stock(database)
+    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    number.connection.cursor().execute(f"update {number.stock} set quantity = 7")
+    for call in (
+        lambda: fence.write(5, f"update {number.stock} set quantity = 1"),
+        lambda: fence.read(5, f"select quantity from {number.stock}"),
+        lambda: fence.transaction(5).__enter__(),
+        lambda: fences.SQLColumn(number.connection, number.stock, key="item").take(5, "teapot", quantity=1),
+    ):
+        with pytest.raises(ConfigError, match="a transaction is open"):
+            call()
+    number.connection.rollback()
+    assert fence.read(5, f"select quantity from {number.stock}")[0][0] == 3
+
+
+@each_database
+def test_a_claim_in_the_callers_own_transaction_ends_with_it(database, stock):
+    number = stock(database)
+    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence.claim(9)
+    number.connection.rollback()
+    fence.claim(5)  # the other was never committed
+    number.connection.commit()
+    with pytest.raises(StaleToken):
+        fence.claim(4)
+    number.connection.rollback()
+
+
+@each_database
+def test_a_newer_holder_waits_for_the_transaction_of_an_older_one(database, stock, kinds):
+    """Between check and commit nobody comes in: the older one's write is complete before the newer one reads."""
+    number = stock(database)
+    order = []
+    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence.write(4, f"update {number.stock} set quantity = quantity")
+
+    def newer():
+        other = another(number, kinds)
+        theirs = fences.SQLFence(other, "stock", table=number.marks)
+        order.append(("read", theirs.read(6, f"select quantity from {number.stock}")[0][0]))
+        other.close()
+
+    thread = threading.Thread(target=newer)
+    with fence.transaction(5) as cursor:
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        order.append("written")
+        cursor.execute(f"update {number.stock} set quantity = 1")
+    thread.join(30)
+    assert order == ["written", ("read", 1)]
+    with pytest.raises(StaleToken):
+        fence.write(5, f"update {number.stock} set quantity = 99")
+
+
+def test_an_older_snapshot_of_mysql_does_not_hide_a_newer_mark(stock, kinds):
+    """Repeatable read, MySQL's default: a transaction goes on seeing the mark as it was when it first looked."""
+    number = stock("mysql")
+    other = another(number, kinds)
+    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence.write(5, f"update {number.stock} set quantity = 2")
+    cursor = number.connection.cursor()
+    cursor.execute(f"select token from {number.marks}")
+    assert cursor.fetchone() == (5,)
+    fences.SQLFence(other, "stock", table=number.marks).write(9, f"update {number.stock} set quantity = 1")
+    cursor.execute(f"select token from {number.marks}")
+    assert cursor.fetchone() == (5,)  # this is how it looks from here
+    with pytest.raises(StaleToken) as refused:
+        fence.claim(6)
+    assert refused.value.highest == 9
+    number.connection.rollback()
+    other.close()
+
+
+def test_an_older_snapshot_of_postgresql_is_an_error_not_a_write(stock, kinds):
+    import psycopg
+
+    number = stock("postgresql")
+    other = another(number, kinds)
+    number.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence.write(5, f"update {number.stock} set quantity = 2")
+    number.connection.execute(f"select * from {number.stock}")
+    fences.SQLFence(other, "stock", table=number.marks).write(9, f"update {number.stock} set quantity = 1")
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        fence.claim(10)
+    number.connection.rollback()
+    fence.claim(10)
+    number.connection.rollback()
+    other.close()
+
+
+def test_connections_in_autocommit_mode(resource):
+    import psycopg
+    import pymysql
+
+    for database in DATABASES:
+        number = resource(f"{database}-row")
+        if database == "sqlite":
+            connection = sqlite3.connect(number.spec["path"], isolation_level=None)
+        elif database == "postgresql":
+            where = f"host=127.0.0.1 port={number.spec['postgresql']} user=postgres dbname=postgres"
+            connection = psycopg.connect(where, autocommit=True, row_factory=psycopg.rows.dict_row)
+        else:
+            connection = pymysql.connect(
+                host="127.0.0.1", port=number.spec["mysql"], user="root", database="test",
+                autocommit=True, cursorclass=pymysql.cursors.DictCursor,
+            )  # fmt: skip
+        fence = fences.SQLFence(connection, "acct/1", table=number.marks)
+        fence.write(5, f"update {number.table} set v = 1")
+        with pytest.raises(RuntimeError), fence.transaction(5) as cursor:
+            cursor.execute(f"update {number.table} set v = 2")
+            raise RuntimeError
+        assert number.peek() == 1
+        with pytest.raises(StaleToken):
+            fence.write(4, f"update {number.table} set v = 3")
+        column = fences.SQLColumn(connection, number.table)
+        column.write(5, 1, v=4)
+        assert column.read(5, 1, "v") == (4,)
+        connection.close()
+
+
+def test_a_percent_sign_in_a_statement_without_parameters(resource):
+    for database in DATABASES:
+        number = resource(f"{database}-row")
+        assert number.fence.read(5, f"select v from {number.table} where 'a%' like 'a%'")[0][0] == 0
+        assert number.fence.write(5, f"update {number.table} set v = 1 where 'a%' like 'a%'") == 1
+
+
+def test_the_table_is_made_once(resource):
+    for database in DATABASES:
+        number = resource(f"{database}-row")
+        fence = fences.SQLFence(number.connection, "a", table=f"own_{number.spec['run']}")
+        fence.create()
+        fence.create()
+        fence.claim(5)
+        number.connection.commit()
+
+
+def test_names_of_resources_are_compared_byte_by_byte(resource):
+    for database in DATABASES:
+        number = resource(f"{database}-row")
+        for place, name in enumerate(("a", "A", "a ", "é", "e\u0301", "x" * 255)):
+            fence = fences.SQLFence(number.connection, name, table=number.marks)
+            fence.write(100 - place, f"update {number.table} set v = 1")  # stale if two were one
+
+
+def test_an_unknown_driver_needs_a_word():
+    class Connection:
+        pass
+
+    with pytest.raises(ConfigError, match="pass dialect="):
+        fences.SQLFence(Connection(), "a")
+    with pytest.raises(ConfigError, match="not of oracle"):
+        fences.SQLFence(Connection(), "a", dialect="oracle")
+
+
+def test_parameters_are_put_in_order():
+    assert rendered("a :x b :y c :x", {"x": 1, "y": 2}, "?") == ("a ? b ? c ?", [1, 2, 1])
+
+
+# ---------------------------------------------------------------------- asyncio
+
+
+@each_database
+def test_a_cancelled_transaction_is_rolled_back(database, resource):
+    number = resource(f"{database}-row-async")
+
+    async def work(entered: asyncio.Event) -> None:
+        async with number.fence.transaction(9) as cursor:
+            await cursor.execute(f"update {number.table} set v = 7")
+            entered.set()
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        entered = asyncio.Event()
+        task = asyncio.create_task(work(entered))
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with number.fence.transaction(5) as cursor:
+            await cursor.execute(f"update {number.table} set v = v + 1")
+
+    number.loop.run_until_complete(main())
+    assert number.peek() == 1
+
+
+# ------------------------------------------------------------------- SQLAlchemy
+
+
+@each_database
+def test_any_update_or_delete_of_sqlalchemy(database, resource):
+    number = resource(f"alchemy-{database}-column")
+    acct = number.acct
+    with Session(number.engine) as session, session.begin():
+        session.add_all([acct(id=2, v=10, fence=20), acct(id=3, v=10, fence=0)])
+    with Session(number.engine) as session, session.begin():
+        column = fences.AlchemyColumn(session, acct)
+        one = session.get_one(acct, 3)
+        assert column.execute(7, sa.update(acct).where(acct.id == 3, acct.v >= 4).values(v=acct.v - 4)) == 1
+        assert column.execute(7, sa.update(acct).where(acct.id == 3, acct.v >= 100).values(v=0)) == 0
+        assert (one.v, one.fence) == (6, 7)  # objects of the session follow
+        assert column.take(7, 3, v=6)
+        assert not column.take(7, 3, v=1)
+    with pytest.raises(StaleToken) as refused, Session(number.engine) as session, session.begin():
+        fences.AlchemyColumn(session, acct).execute(8, sa.update(acct).values(v=99))  # one of three has seen 20
+    assert refused.value.highest == 20
+    with Session(number.engine) as session, session.begin():
+        assert session.scalars(sa.select(acct.v).order_by(acct.id)).all() == [0, 10, 0]
+        column = fences.AlchemyColumn(session, acct)
+        with pytest.raises(StaleToken):
+            column.execute(8, sa.delete(acct).where(acct.id == 2))
+        assert column.execute(21, sa.delete(acct).where(acct.id == 2)) == 1
+        with pytest.raises(LookupError):
+            column.write(21, 2, v=1)
+
+
+@each_database
+def test_core_tables_and_connections(database, resource):
+    number = resource(f"alchemy-{database}-core")
+    table = number.acct.__table__
+    with number.engine.begin() as connection:
+        column = fences.AlchemyColumn(connection, table)
+        column.write(5, 1, v=4)
+        assert column.read(5, 1, "v", "fence") == (4, 5)
+        assert column.take(5, 1, v=3)
+        row = fences.AlchemyFence(connection, "other", table=number.marks)
+        row.claim(5)
+        assert row.write(5, sa.update(table).values(v=9)).rowcount == 1
+    with pytest.raises(StaleToken), number.engine.begin() as connection:
+        fences.AlchemyFence(connection, "other", table=number.marks).write(4, sa.update(table).values(v=0))
+    assert number.peek() == 9
+
+
+@each_database
+def test_the_table_as_part_of_ones_metadata(database, resource):
+    number = resource(f"alchemy-{database}-core")
+    metadata = sa.MetaData()
+    fences.fence_table(metadata, f"meta_{number.spec['run']}")
+    metadata.create_all(number.engine)
+    with number.engine.begin() as connection:
+        for place, name in enumerate(("a", "A", "a ")):
+            fences.AlchemyFence(connection, name, table=f"meta_{number.spec['run']}").claim(9 - place)
+    with pytest.raises(StaleToken), number.engine.begin() as connection:
+        fences.AlchemyFence(connection, "a", table=f"meta_{number.spec['run']}").claim(8)
+
+
+def test_a_key_of_two_columns_is_for_fence_rows():
+    metadata = sa.MetaData()
+    table = sa.Table("t", metadata, sa.Column("a", sa.Integer, primary_key=True), sa.Column("b", sa.Integer))
+    fences.AlchemyColumn(None, table, fence="b")
+    two = sa.Table("u", metadata, *(sa.Column(name, sa.Integer, primary_key=True) for name in "ab"))
+    with pytest.raises(ConfigError, match="one column"):
+        fences.AlchemyColumn(None, two)

@@ -1,0 +1,219 @@
+"""A record in a transaction of the caller's: it and the effect are there together, or not at all."""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+
+import leasehold
+from leasehold import ConfigError, stores
+
+DATABASES = ["sqlite", "postgresql", "mysql"]
+
+
+class Database:
+    """Connections of one kind, and a table `paid` with a row per effect."""
+
+    def __init__(self, kind: str, url: str, tmp_path) -> None:
+        self.kind, self.url, self.path = kind, url, str(tmp_path / "shop.db")
+        with contextlib.closing(self.connect()) as connection:
+            for statement in stores.schema(kind).split(";\n"):
+                if statement.strip():
+                    connection.cursor().execute(statement)
+            connection.cursor().execute("drop table if exists paid")
+            connection.cursor().execute("create table paid (name varchar(200))")
+            connection.commit()
+
+    @property
+    def mysql(self) -> dict:
+        parts = urlsplit(self.url)
+        where = {"host": parts.hostname, "port": parts.port, "user": parts.username, "password": parts.password}
+        return {**where, "database": parts.path.strip("/")}
+
+    def connect(self):
+        if self.kind == "sqlite":
+            return sqlite3.connect(self.path, timeout=30, check_same_thread=False)
+        if self.kind == "postgresql":
+            import psycopg
+
+            return psycopg.connect(self.url)
+        import pymysql
+
+        return pymysql.connect(**self.mysql)
+
+    async def connect_async(self):
+        if self.kind == "postgresql":
+            import psycopg
+
+            return await psycopg.AsyncConnection.connect(self.url)
+        import aiomysql
+
+        where = self.mysql
+        return await aiomysql.connect(db=where.pop("database"), **where)
+
+    def insert(self) -> str:
+        return "insert into paid (name) values (?)" if self.kind == "sqlite" else "insert into paid (name) values (%s)"
+
+    def paid(self, name: str) -> int:
+        with contextlib.closing(self.connect()) as connection:
+            cursor = connection.cursor()
+            cursor.execute("select name from paid")
+            return [row[0] for row in cursor.fetchall()].count(name)
+
+
+@pytest.fixture(params=DATABASES)
+def database(request, url_of, tmp_path):
+    url = "" if request.param == "sqlite" else url_of(request.param)
+    return Database(request.param, url, tmp_path)
+
+
+@pytest.fixture
+def client():
+    with leasehold.Client("memory://") as client:
+        yield client
+
+
+def test_effect_and_record_are_committed_together(client, database, key):
+    def pay(connection):
+        connection.cursor().execute(database.insert(), (key,))
+        return {"paid": key}
+
+    for wanted in (1, 1, 1):
+        with contextlib.closing(database.connect()) as connection:
+            assert client.once(key, pay, connection, store=stores.within(connection)) == {"paid": key}
+            connection.commit()
+        assert database.paid(key) == wanted
+
+
+def test_without_a_commit_there_is_neither(client, database, key):
+    with contextlib.closing(database.connect()) as connection:
+        done = client.once(key, lambda: connection.cursor().execute(database.insert(), (key,)) and None,
+                           store=stores.within(connection))  # fmt: skip
+        assert done is None
+        connection.rollback()
+    assert database.paid(key) == 0
+    with contextlib.closing(database.connect()) as connection:
+        assert client.outcome(key, store=stores.within(connection)) is None
+        assert client.once(key, lambda: "second", store=stores.within(connection)) == "second"
+        connection.commit()
+
+
+def test_a_failure_takes_the_effect_with_it(client, database, key):
+    def pay(connection):
+        connection.cursor().execute(database.insert(), (key,))
+        raise RuntimeError("card refused")
+
+    with contextlib.closing(database.connect()) as connection:
+        with pytest.raises(RuntimeError, match="card refused"):
+            client.once(key, pay, connection, store=stores.within(connection))
+        connection.rollback()
+    assert database.paid(key) == 0
+
+
+def test_a_second_transaction_waits_for_the_first_and_gets_its_result(client, database, key):
+    """The lock is free as soon as `once` returns, and the first has not yet committed: the unique key excludes."""
+    first, got = database.connect(), []
+    first.cursor().execute("begin immediate" if database.kind == "sqlite" else "select 1")
+    assert client.once(key, lambda: "first", store=stores.within(first)) == "first"
+
+    def other() -> None:
+        with contextlib.closing(database.connect()) as connection:
+            if database.kind == "sqlite":
+                connection.execute("begin immediate")
+            got.append(client.once(key, lambda: "second", store=stores.within(connection)))
+            connection.commit()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(0.3)
+    assert got == [], "it waits for the first transaction to end"
+    first.commit()
+    thread.join(30)
+    first.close()
+    assert got == ["first"]
+
+
+def test_a_connection_that_commits_by_itself_is_refused(client, database, key):
+    with contextlib.closing(database.connect()) as connection:
+        if database.kind == "sqlite":
+            connection.isolation_level = None
+        elif database.kind == "postgresql":
+            connection.autocommit = True
+        else:
+            connection.autocommit(True)
+        with pytest.raises(ConfigError, match="needs a transaction"):
+            client.once(key, lambda: 1, store=stores.within(connection))
+        connection.cursor().execute("begin")
+        assert client.once(key, lambda: 1, store=stores.within(connection)) == 1
+        connection.rollback()
+
+
+@pytest.mark.parametrize("which", ["postgresql", "mysql"])
+def test_connections_to_be_awaited(which, url_of, tmp_path, key):
+    database = Database(which, url_of(which), tmp_path)
+
+    async def main() -> None:
+        async with leasehold.AsyncClient("memory://") as client:
+            for commits in (False, True, True):
+                connection = await database.connect_async()
+                cursor = connection.cursor() if which == "postgresql" else await connection.cursor()
+
+                async def pay(cursor=cursor):
+                    await cursor.execute(database.insert(), (key,))
+                    return "done"
+
+                assert await client.once(key, pay, store=stores.within(connection)) == "done"
+                await (connection.commit() if commits else connection.rollback())
+                await cursor.close()
+                closing = connection.close()
+                if closing is not None:
+                    await closing
+
+    asyncio.run(main())
+    assert database.paid(key) == 1
+
+
+def test_rows_as_dictionaries_are_understood(client, url_of, tmp_path, key):
+    psycopg, pymysql = pytest.importorskip("psycopg"), pytest.importorskip("pymysql")
+    from psycopg.rows import dict_row
+
+    for which in ("postgresql", "mysql", "sqlite"):
+        database = Database(which, "" if which == "sqlite" else url_of(which), tmp_path)
+        if which == "postgresql":
+            connection = psycopg.connect(database.url, row_factory=dict_row)
+        elif which == "mysql":
+            connection = pymysql.connect(**database.mysql, cursorclass=pymysql.cursors.DictCursor)
+        else:
+            connection = database.connect()
+            connection.row_factory = sqlite3.Row
+        with contextlib.closing(connection):
+            for _ in range(2):
+                assert client.once(f"{key}{which}", lambda: 5, store=stores.within(connection)) == 5
+            connection.commit()
+
+
+def test_a_session_of_sqlalchemy(client, url_of, tmp_path, key):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.orm import Session
+
+    database = Database("postgresql", url_of("postgresql"), tmp_path)
+    engine = sqlalchemy.create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
+    for _ in range(2):
+        with Session(engine) as session, session.begin():
+
+            def pay(session=session):
+                session.execute(sqlalchemy.text("insert into paid values (:name)"), {"name": key})
+                return True
+
+            connection = session.connection().connection.driver_connection
+            assert client.once(key, pay, store=stores.within(connection)) is True
+    engine.dispose()
+    assert database.paid(key) == 1
+
+
+def test_what_is_no_connection_is_refused():
+    with pytest.raises(ConfigError, match="knows connections of sqlite3"):
+        stores.within(object())

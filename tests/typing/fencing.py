@@ -1,0 +1,62 @@
+"""Real usage of fences, for `mypy --strict`; never run."""
+
+import sqlite3
+from typing import Any, assert_type
+
+from leasehold import AsyncLease, CurrentLease, Lease, StaleToken, current_lease, fences
+
+
+def showing_a_lease(lease: Lease, waited: AsyncLease, connection: sqlite3.Connection) -> None:
+    file = fences.File("report.csv", wait=5)
+    assert_type(file.read(lease), bytes)
+    file.write(lease, "text")
+    file.write(waited, b"bytes")
+    file.write(lease.token, "by its token")
+    file.write(current_lease(), "of a child of leasehold run")
+    file.write(fences.Pass(7, slot=2), "from a message")
+    file.write("7", "text")  # type: ignore[arg-type]
+    file.write(lease)  # type: ignore[call-arg]
+    file.write("text", lease)  # type: ignore[arg-type]  # the lease comes first
+
+    stock = fences.SQLColumn(connection, "stock", key="item")
+    assert_type(stock.take(lease, "teapot", quantity=1), bool)
+    stock.write(lease, "teapot", quantity=3)
+    assert_type(stock.read(lease, "teapot", "quantity"), tuple[Any, ...])
+    fence = fences.SQLFence(connection, "stock")
+    assert_type(fence.write(lease, "update stock set quantity = ?", (1,)), int)
+    with fence.transaction(lease) as cursor:
+        cursor.execute("delete from stock")
+
+    number = fences.Local("number", 10)
+    assert_type(number.read(lease), int)
+    number.write(lease, "ten")  # type: ignore[arg-type]
+    with number.held(lease) as held:
+        assert_type(held, int)
+    assert_type(fences.headers(lease), dict[str, str])
+
+
+async def awaited(lease: AsyncLease, client: Any) -> None:
+    fence = fences.AsyncRedisFence(client, "stock")
+    await fence.write(lease, 3, "EX", 60)
+    await fence.calls(lease, ("SET", "a", 1), ("GET", "a"))
+    async with fences.AsyncSQLFence(client, "stock").transaction(lease) as cursor:
+        await cursor.execute("delete from stock")
+
+
+def what_is_told(stale: StaleToken) -> None:
+    assert_type(current_lease(), CurrentLease)
+    assert_type(current_lease().slot, int | None)
+    assert_type(stale.slot, int | None)
+
+
+class Shelf:
+    """A store of one's own."""
+
+    def get(self, key: str) -> fences.Stored | None:
+        return fences.Stored(key.encode(), "1")
+
+    def put(self, key: str, body: bytes, metadata: Any, match: str | None) -> str | None:
+        return match
+
+
+fences.ObjectFence(Shelf(), "2026/10.csv", in_metadata=True)
