@@ -17,9 +17,11 @@ from contextlib import suppress
 
 import pytest
 
-from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, Unavailable, Unsupported
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Mismatch, NotAcquired, Unavailable, Unsupported
 from leasehold.config import EngineConfig
+from leasehold.engines.etcd import line, wire
 from leasehold.engines.etcd.address import address
+from leasehold.engines.etcd.calls import Calls, LeaseGone
 from leasehold.engines.etcd.leases import POOL
 from leasehold.model import Alive, Busy, Gone, Grant
 from leasehold.runtime.base import step
@@ -473,6 +475,119 @@ def test_a_base_that_is_no_number_is_a_config_error(url, member) -> None:
         step(client._rebase(0))
     with Client(url) as client, client.lock("a"):
         pass
+
+
+# ------------------------------------------------- what is sent twice, or late
+
+
+@pytest.mark.parametrize("queue", [True, False])
+@pytest.mark.parametrize("shape", [{}, {"mode": "shared"}, {"kind": "semaphore", "limit": 2}])
+def test_an_attempt_carried_out_twice_is_one_grant(url, member, bare, monkeypatch, queue, shape) -> None:
+    """The answer of the first try is lost on the way, and it is repeated before anybody knows."""
+    seat = bare(url)
+    step(seat.engine.ping(seat.by()))
+    true, lost = Calls._once, []
+
+    async def once(self, method, body, deadline):
+        answer = await true(self, method, body, deadline)
+        if method is wire.TXN and not lost:
+            lost.append(answer)
+            return None, []
+        return answer
+
+    monkeypatch.setattr(Calls, "_once", once)
+    claim = seat.claim(queue=queue, **shape)
+    grant = seat.attempt(claim)
+    assert isinstance(grant, Grant), "it stood in its own way"
+    assert len(claims(member, url)) == 1
+    assert seat.attempt(claim).token == grant.token
+    assert seat.release(claim)
+    assert claims(member, url) == {}
+
+
+def test_an_attempt_that_lands_after_its_release_is_refused(url, member, bare, monkeypatch) -> None:
+    """A lease in the pool would carry it, and the next claim on that lease would keep it alive for ever."""
+    seat = bare(url)
+    seat.release(seat.takes(seat.claim()))
+    true, late = Calls.ask, []
+
+    async def ask(self, method, request, deadline, doubts=None):
+        if method is wire.TXN and not late:
+            late.append(request)
+            raise Unavailable("silence")
+        return await true(self, method, request, deadline, doubts)
+
+    monkeypatch.setattr(Calls, "ask", ask)
+    claim = seat.claim(queue=True)
+    with pytest.raises(Unavailable):
+        seat.attempt(claim)
+    seat.release(claim)
+    with pytest.raises(LeaseGone):
+        step(seat.engine._calls.ask(wire.TXN, late[0], seat.by()))
+    assert claims(member, url) == {}
+    held = seat.takes(seat.claim())
+    assert len(claims(member, url)) == 1
+    seat.release(held)
+
+
+def test_a_release_that_lands_late_hits_nobody(url, member, bare) -> None:
+    """Chairs are used again: the key it names may be another claim's by then."""
+    seat = bare(url)
+    first = seat.claim()
+    seat.takes(first)
+    party = seat.engine._shared.parties[first.mark]
+    late = line.leave(party.spot, party.created)
+    seat.release(first)
+    second = seat.takes(seat.claim())
+    assert seat.engine._shared.parties[second.mark].spot.key == party.spot.key
+    assert not step(seat.engine._calls.ask(wire.TXN, late, seat.by())).succeeded
+    assert isinstance(seat.renew(second), Alive)
+
+
+def test_another_kind_is_refused_before_it_stands_in_line(url, member, bare) -> None:
+    holder, other, behind = bare(url), bare(url), bare(url)
+    held, waiting = holder.takes(holder.claim()), behind.claim(queue=True)
+    for _ in range(2):
+        with pytest.raises(Mismatch):
+            other.attempt(other.claim(queue=True, kind="semaphore", limit=2))
+        assert isinstance(behind.attempt(waiting), Busy)
+    assert len(claims(member, url)) == 2
+    holder.release(held)
+    assert isinstance(behind.attempt(waiting), Grant)
+
+
+def test_a_turn_after_a_rebase_has_a_token_above_it(url, bare) -> None:
+    """The base that counts is the one of the grant, not the one of the day it joined the line."""
+    holder, other = bare(url), bare(url)
+    held, waiting = holder.takes(holder.claim()), other.claim(queue=True)
+    assert isinstance(other.attempt(waiting), Busy)
+    floor = held.token + 10**9
+    step(holder.engine.rebase(floor, holder.by()))
+    holder.release(held)
+    assert other.attempt(waiting).token > floor
+
+
+def test_giving_up_behind_ones_own_cooling_key_leaves_it_there(url) -> None:
+    with Client(url) as client:
+        with client.lock("job", min_hold=5):
+            pass
+        with pytest.raises(NotAcquired):
+            client.lock("job").acquire(wait=0.2)
+        eventually(lambda: len(client.inspect()) == 1)
+        assert [holding.state for holding in client.inspect()] == ["cooling"]
+
+
+def test_a_waiter_hangs_on_a_lease_of_its_own_kind(url, member, bare) -> None:
+    """Not on one of its ttl: that may be shorter than two heart-beats, or an hour long (E7)."""
+    holder, other = bare(url), bare(url)
+    held, waiting = holder.takes(holder.claim(ttl=60.0)), other.claim(ttl=60.0, queue=True)
+    other.attempt(waiting)
+    lives = {int(member.ask("lease/timetolive", ID=lease)["grantedTTL"]) for lease in claims(member, url).values()}
+    assert lives == {60, 15}
+    holder.release(held)
+    assert isinstance(other.attempt(waiting), Grant)
+    (lease,) = claims(member, url).values()
+    assert member.ask("lease/timetolive", ID=lease)["grantedTTL"] == "60"
 
 
 # ------------------------------------------------------------------------- forks
