@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -436,9 +439,35 @@ def test_rebase_lifts_every_token_and_never_lowers_one(url) -> None:
             assert not client.break_lock("a", token=lease.token + 1)
         with client.lock("a") as lease:
             assert lifted < lease.token < 2**53
-        for bad in (-1, 2**53):
+        for bad in (-1, 2**53 - 2**40, 2**53):
             with pytest.raises(ConfigError):
                 rebase(bad)
+
+
+def test_rebase_without_a_token_begins_far_above_the_clock(url) -> None:
+    with Client(url) as client:
+        base = step(client._rebase(0))
+        assert base > time.time() * 1e6 + 2000 * 2**32
+        with client.lock("a") as lease:
+            assert base < lease.token < 2**53
+        assert step(client._rebase(5)) == base
+
+
+def test_tokens_that_would_not_stay_below_two_to_the_53_are_not_given(url, root, raw, until) -> None:
+    with Client(url) as client:
+        client.lock("a").acquire().release()
+        raw.create(f"{root}/lh1/base", str(2**53 - 1).encode())
+        with pytest.raises(ConfigError, match="too high"):
+            client.lock("a").acquire(wait=0)
+        until(lambda: not client.inspect())
+
+
+def test_the_command_that_rebases(url) -> None:
+    command = [sys.executable, "-m", "leasehold", "-u", url, "-o", "json", "rebase", "--above", str(10**15)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"base": 10**15}
+    with Client(url) as client, client.lock("a") as lease:
+        assert lease.token > 10**15
 
 
 def test_rebase_by_many_at_once(url) -> None:
@@ -452,7 +481,7 @@ def test_rebase_by_many_at_once(url) -> None:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert step(engine.rebase(0, client._desk.deadline())) == 10**12 + 7
+        assert step(engine.rebase(1, client._desk.deadline())) == 10**12 + 7
 
 
 # ----------------------------------------------------------- out of numbers
@@ -502,11 +531,11 @@ def flights(monkeypatch) -> list[int]:
     return found
 
 
-def test_a_pair_costs_four_requests_in_two_flights(url, server, flights) -> None:
+def test_a_pair_costs_four_requests_in_two_flights(url, root, raw, server, flights) -> None:
     with Client(url) as client:
         lock = client.lock("a", wait=0)
         with lock:
-            pass
+            raw.create(f"{root}/lh1/:a/kept")  # the server of these tests sweeps an empty line at any moment
         flights.clear()
         before = server.counted("packets_received")
         for _ in range(200):

@@ -45,7 +45,8 @@ TRAITS: Final = Traits(
 
 _AGAIN: Final = 0.01  # a pause before a request that was lost is sent anew
 _ENSEMBLE: Final = "/zookeeper/config"
-_TOKENS: Final = 2**53
+_AHEAD: Final = 10**13  # over two thousand elections
+_ROOM: Final = 2**40  # tokens to be left: over two hundred elections
 
 
 class ZookeeperEngine:
@@ -131,12 +132,15 @@ class ZookeeperEngine:
         await self._until(deadline, once)
 
     async def rebase(self, floor: int, deadline: float) -> int:
-        """See that every token from now on exceeds `floor`, after the ensemble's data were lost. Gives the new base.
+        """Have every new token exceed `floor`, after the ensemble's data were lost; without one, all that may have been
+        given. Gives the number that tokens now begin after. Never lowers it.
 
-        Never lowers it: asked for less than what is there, it changes nothing.
+        A transaction's number grows by 2^32 with each election: that many tokens are far ahead of any clock, so what is
+        not known is guessed well above it.
         """
-        if not 0 <= floor < _TOKENS // 2:
-            raise ConfigError(f"tokens begin below 2^52, not at {floor}")
+        floor = floor or int(self._runtime.wall() * 1_000_000) + _AHEAD
+        if not 0 < floor < nodes.TOKENS - _ROOM:
+            raise ConfigError(f"tokens must stay below 2^53, which they would not if they began at {floor}")
 
         async def once() -> int:
             while True:

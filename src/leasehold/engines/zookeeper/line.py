@@ -24,7 +24,7 @@ from leasehold.engines.zookeeper import nodes, slots
 from leasehold.engines.zookeeper.nodes import BASE, ROOT, Line, Node
 from leasehold.engines.zookeeper.session import Mine, Session, remember
 from leasehold.engines.zookeeper.wire import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer, Reply
-from leasehold.errors import Mismatch
+from leasehold.errors import ConfigError, Mismatch
 from leasehold.model import Busy, Claim, Grant
 from leasehold.runtime.base import Runtime
 
@@ -175,7 +175,10 @@ class Visit:
                     await self._look(write=True)
                     return None
             mine.slot = slot
-        mine.token = mine.token or self._base + mine.born
+        token = mine.token or self._base + mine.born
+        if token >= nodes.TOKENS:
+            raise ConfigError(f"{nodes.BASE} is too high: with it tokens would not stay below 2^53")
+        mine.token = token
         end = min(mine.until, self._session.trust.end)
         return Grant(mine.token, max(0.0, min(end - self._asked, claim.ttl)), mine.slot)
 

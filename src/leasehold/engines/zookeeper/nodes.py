@@ -23,6 +23,7 @@ from leasehold.model import Claim, Holder, Kind, Mode
 
 ROOT: Final = f"/{FORMAT}"
 BASE: Final = f"{ROOT}/base"  # what is added to every token; no name's node is called so, they all have a colon
+TOKENS: Final = 2**53  # every token is below: a number that every language can hold
 _NAME: Final = re.compile(r"(l|s\d+)-(x|r)-([0-9a-f]+)-(\d{10})")
 
 
