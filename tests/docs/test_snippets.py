@@ -6,6 +6,7 @@ What a page may write:
   with warnings as errors. What a block prints must stand in a ```text block right below it; `...` there stands for any
   text. A log of level ERROR, an exception in another thread or a lease left behind fails the page as well.
 - A ```python pytest block is a test file, run by pytest.
+- A page that speaks of `REDIS_URL` finds it in its environment, with a server behind it.
 - A block that cannot run says why in the line above it: <!-- not run: needs a server -->
 """
 
@@ -21,6 +22,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+
+from leasehold.testing.rig import rig_type
+from leasehold.testing.suite import made
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -140,6 +144,8 @@ def verdict(where: str, block: Block, printed: str, raised: str | None) -> Itera
 
 def python(*arguments: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "LEASEHOLD"))}
+    if "REDIS_URL" in stdin:
+        environment["REDIS_URL"] = f"redis://127.0.0.1:{made(rig_type('redis')).server.port}"
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=folder,
