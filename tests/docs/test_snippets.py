@@ -7,6 +7,7 @@ What a page may write:
   text. A log of level ERROR, an exception in another thread or a lease left behind fails the page as well.
 - A ```python pytest block is a test file, run by pytest.
 - A page that starts a server of `leasehold.testing.servers` is skipped where that is not installed; in CI it fails.
+- A page that speaks of `REDIS_URL` finds it in its environment, with a server behind it.
 - A block that cannot run says why in the line above it: <!-- not run: needs a server -->
 - A page that needs a server says which: <!-- server: postgresql -->. Its blocks find one by $DATABASE_URL.
 """
@@ -24,7 +25,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from leasehold.testing.rig import Absent
+from leasehold.testing.rig import Absent, rig_type
+from leasehold.testing.suite import made
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -161,6 +163,8 @@ def verdict(where: str, block: Block, printed: str, raised: str | None) -> Itera
 def python(*arguments: str, folder: Path, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "LEASEHOLD"))}
     environment |= more
+    if "REDIS_URL" in stdin:
+        environment["REDIS_URL"] = f"redis://127.0.0.1:{made(rig_type('redis')).server.port}"
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=folder,

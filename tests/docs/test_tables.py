@@ -27,6 +27,9 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 GENERATED = re.compile(r"(?P<open><!-- generated: (?P<word>.+?) -->\n)(?P<text>.*?)(?P<close><!-- end -->)", re.S)
 
+# A page for each engine, by the name of its module, and the first of the schemes that lead to it.
+ENGINES = {module.rpartition(".")[2]: scheme for scheme, module in reversed(engines.BUILT_IN.items())}
+
 # ------------------------------------------------------------- made from the code
 
 
@@ -41,9 +44,9 @@ def comments(thing: type) -> dict[str, str]:
     return dict(found)
 
 
-def traits_of(engine: str) -> str:
+def traits_of(scheme: str) -> str:
     runtime = Threads()
-    traits = engines.opener(engine)(config.EngineConfig.parse(f"{engine}://", 5.0), runtime, Book(runtime, "")).traits
+    traits = engines.opener(scheme)(config.EngineConfig.parse(f"{scheme}://", 5.0), runtime, Book(runtime, "")).traits
     said = comments(leasehold.Traits)
     rows = [(f"`{field.name}`", f"`{getattr(traits, field.name)!r}`", said[field.name]) for field in fields(traits)]
     return table(("trait", "here", "meaning"), rows)
@@ -111,15 +114,12 @@ def in_one_line(thing: object) -> str:
     return " ".join((inspect.getdoc(thing) or "").split())
 
 
-# Several schemes may lead to one engine: etcd, etcds.
-ENGINES = list(dict.fromkeys(module.rpartition(".")[2] for module in engines.BUILT_IN.values()))
-
 GENERATORS: dict[str, Callable[[], str]] = {
     "fences": of_fences,
     "options of a lock": options_of_a_lock,
     "reasons": reasons,
     "error tree": error_tree,
-    **{f"traits of {engine}": (lambda engine=engine: traits_of(engine)) for engine in ENGINES},
+    **{f"traits of {engine}": (lambda scheme=scheme: traits_of(scheme)) for engine, scheme in ENGINES.items()},
 }
 
 
@@ -139,8 +139,6 @@ def test_generated_parts_agree_with_the_code(page):
     assert text.count("<!-- generated") == len(GENERATED.findall(text)), "a generated part is not closed"
     assert text == regenerated(text), "out of date: run `python tests/docs/test_tables.py`"
 
-
-ENGINES = sorted({module.rpartition(".")[2] for module in engines.BUILT_IN.values()})  # several schemes may lead to one
 
 HEADINGS = [
     "Promises",
