@@ -252,12 +252,11 @@ class Taking:
         spot, watcher, mark = self.party.spot, self.shared.watcher, self.claim.mark
         if not before:
             return
-        if spot.limit == 1:
-            watcher.follow(mark, before[0].key, b"", revision, puts=False)
-        elif len(before) <= spot.limit:
-            watcher.follow(mark, spot.before, line.after(spot.before), revision, puts=False)
+        near = len(before) <= spot.limit
+        if near and spot.limit > 1:
+            watcher.follow(mark, spot.before, line.after(spot.before), revision, puts=False, near=True)
         else:
-            watcher.follow(mark, before[0].key, b"", revision, puts=True)
+            watcher.follow(mark, before[0].key, b"", revision, puts=spot.limit > 1, near=near)
 
     # ------------------------------------------------------------------ steps
 

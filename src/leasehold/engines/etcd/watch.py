@@ -3,7 +3,8 @@
 Of the one ahead, a watch begins with the present, whenever that is: one that asks for the past, be it for the last
 change alone, is served by etcd only ten times a second. When it has begun etcd says at which revision. If that is later
 than the one at which its reason was read, something may have been missed, and the waiter looks for itself. The same
-makes a broken stream harmless: its watches begin anew with another member.
+makes a broken stream harmless: its watches begin anew with another member. A change in the very moment that a watch
+begins can still fall behind that tick: whoever is next in line looks once more, soon after.
 
 A holder's own key is watched only after a moment: most locks are released before it would be worth it. That watch does
 ask for the past, back to the grant. If etcd has forgotten so much, it begins where the memory does; a loss before that
@@ -37,6 +38,7 @@ _CONNECT: Final = 5.0
 _AGAIN: Final = 0.05
 _LONGEST_AGAIN: Final = 2.0
 _SOUND: Final = 5.0  # a stream that lasted so long is followed by the next at once
+_SOON: Final = 0.008  # two hand-offs
 _REFUSED: Final = 1.0  # without a watch, look so often
 _HAS_LEADER: Final = Header(b"hasleader", b"true")  # a member cut off from the majority ends the stream
 
@@ -49,6 +51,7 @@ class Following(NamedTuple):
     end: bytes
     seen: int  # the revision at which its reason was read
     puts: bool
+    near: bool  # what it is about may happen at any moment
 
     def request(self) -> bytes:
         filters, start = () if self.puts else (wire.NO_PUTS,), self.seen + 1 if self.own else 0
@@ -83,26 +86,26 @@ class Watcher:
 
     # ------------------------------------------------------- from any thread
 
-    def follow(self, mark: str, key: bytes, end: bytes, seen: int, *, puts: bool) -> None:
+    def follow(self, mark: str, key: bytes, end: bytes, seen: int, *, puts: bool, near: bool) -> None:
         """For a waiter: hear once of this key (or, with `end`, of any in the range) ending after revision `seen`.
-        `puts`: or being written."""
+        `puts`: or being written. `near`: its turn comes next."""
         with self._guard:
             old = self._following.get(self._by_claim.get((mark, False), 0))
             if old is not None and (old.key, old.end, old.puts) == (key, end, puts):
                 return
             self._forget(None if old is None else old.number)
-            self._say(self._enter(mark, False, key, end, seen, puts).request())
+            self._say(self._enter(mark, False, key, end, seen, puts, near).request())
         if self._signal is not None:
             self._signal.set()
 
     def guard(self, mark: str, key: bytes, seen: int) -> None:
         """For a holder: hear of whatever becomes of its own key after revision `seen`, in a moment's time."""
         with self._guard:
-            self._later[self._enter(mark, True, key, b"", seen, True).number] = self._last + _A_MOMENT
+            self._later[self._enter(mark, True, key, b"", seen, True, False).number] = self._last + _A_MOMENT
 
-    def _enter(self, mark: str, own: bool, key: bytes, end: bytes, seen: int, puts: bool) -> Following:
+    def _enter(self, mark: str, own: bool, key: bytes, end: bytes, seen: int, puts: bool, near: bool) -> Following:
         """Under the guard."""
-        new = Following(next(self._numbers), mark, own, key, end, seen, puts)
+        new = Following(next(self._numbers), mark, own, key, end, seen, puts, near)
         self._following[new.number] = new
         self._by_claim[mark, own] = new.number
         self._last = self._runtime.now()
@@ -198,8 +201,10 @@ class Watcher:
         following = self._following.get(watched.watch_id)
         if following is None:
             return
-        if watched.created and not following.own and watched.header and watched.header.revision > following.seen:
-            self._heard(following.mark, False, None, 0.0)
+        if watched.created and not following.own and watched.header:
+            missed = watched.header.revision > following.seen
+            if missed or following.near:
+                self._heard(following.mark, False, None, 0.0 if missed else _SOON)
         if watched.events or watched.canceled:
             self._tell(following, watched)
 
