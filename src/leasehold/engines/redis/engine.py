@@ -138,7 +138,7 @@ class RedisEngine:
             try:
                 await self._renew(wire, work, claims, answers, deadline)
             except LeaseholdError as error:
-                silence = error if isinstance(error, Unavailable) else Unavailable(str(error), engine="redis")
+                silence = Unavailable(str(error), engine="redis")
                 for number in (n for _, numbers in work for n in numbers):
                     answers[number] = silence
         return answers
