@@ -313,3 +313,21 @@ def test_two_hundred_waiters_cost_the_server_no_more_than_two(world: World) -> N
         while world.ears.read()[2]:
             continue
     assert costs[0] == costs[1] < 40
+
+
+@pytest.mark.parametrize("end", ["release", "renew", "break", "attempt"])
+def test_what_comes_in_the_delay_after_a_lapse_does_not_cut_it_short(end: str, world: World) -> None:
+    """A holder too late by less than the delay, alone on the name: the fast paths must look at the clock too."""
+    world.restart()
+    mark, tokens = MARKS[0], {}
+    ends = {
+        "release": ("release", mark, 0.0, True),
+        "renew": ("renew", [(mark, True, 10.0)]),
+        "break": ("break", mark),
+        "attempt": ("attempt", mark, False, {"delay": 2.0}, 10.0),
+    }
+    steps = [("attempt", mark, False, {"delay": 2.0}, 1.0), ("pass", 1.5), ends[end]]
+    for step in (*steps, ("attempt", MARKS[1], False, {}, 10.0)):
+        both(world, step, tokens, "lock", None)
+        world.shown()
+    assert MARKS[1] not in tokens, "it cools still"

@@ -57,10 +57,11 @@ class Asking:
     async def _settled(
         self, reply: Any, wire: Wire, script: Script, packed: bytes, deadline: float, regret: Regret, again: bool
     ) -> Any:
-        try:
-            reply = await settle(reply)
-        except BROKEN as error:
-            return await self._once_more(error, wire, script, packed, deadline, regret, again)
+        if hasattr(reply, "__await__"):  # as `settle` does, without a coroutine more
+            try:
+                reply = await reply
+            except BROKEN as error:
+                return await self._once_more(error, wire, script, packed, deadline, regret, again)
         if not isinstance(reply, hiredis.ReplyError):
             return reply
         if not _says(reply, "NOSCRIPT"):

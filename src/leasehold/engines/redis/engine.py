@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import CoroutineType
 from typing import Any, Final, NamedTuple
 
 from leasehold.book import Book, turn
@@ -91,8 +92,8 @@ class RedisEngine:
             if self._asking.min_replicas:
                 return await self._confirmed(claim, wire, packed, deadline)
             reply = self._asking.one(wire, self._scripts.attempt, packed, deadline, lambda: self._given_up(claim))
-            if reply.__class__ is not list:
-                reply = await settle(reply)
+            if reply.__class__ is CoroutineType:
+                reply = await reply
         except (ConfigError, Unreached):
             self._refused.add(claim.mark)
             raise
@@ -137,7 +138,7 @@ class RedisEngine:
             try:
                 await self._renew(wire, work, claims, answers, deadline)
             except LeaseholdError as error:
-                silence = error if isinstance(error, Unavailable) else Unavailable(str(error), engine="redis")
+                silence = Unavailable(str(error), engine="redis")
                 for number in (n for _, numbers in work for n in numbers):
                     answers[number] = silence
         return answers
@@ -165,8 +166,8 @@ class RedisEngine:
         wire = self._topology.wire(name.tag)
         try:
             reply = self._asking.one(wire, self._scripts.release, self._requests.release(name, claim), deadline)
-            if reply.__class__ is not int:
-                reply = await settle(reply)
+            if reply.__class__ is CoroutineType:
+                reply = await reply
         except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
             raise Unavailable(str(error), engine="redis") from error
         return requests.yes(reply)

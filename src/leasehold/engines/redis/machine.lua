@@ -16,7 +16,7 @@ local WAITING, RESERVED, HELD, COOLING, PASSED = 0, 1, 2, 3, 4
 line = line or {0, 0, 0, '', 0}
 -- most 0: a lock, else a semaphore's limit; scan_at 0: nobody has waited yet
 local most, tickets, scan_at, told, told_at = line[1], line[2], line[3], line[4], line[5]
-local occupiers, changed = {}, false
+local occupiers, owners, changed = {}, {}, false  -- owners: by mark; what cools has none
 
 local function party(p)
   return {mark = p[1], token = p[2], till = p[3], since = p[4], state = p[5], shared = p[6], delay = p[7], slot = p[8],
@@ -27,7 +27,11 @@ local function packed(p)
   return {p.mark, p.token, p.till, p.since, p.state, p.shared, p.delay, p.slot, p.ticket, p.beat, p.client, p.holder}
 end
 
-for n = 6, #line do occupiers[n - 5] = party(line[n]) end
+for n = 6, #line do
+  local p = party(line[n])
+  occupiers[n - 5] = p
+  if p.state ~= COOLING then owners[p.mark] = p end
+end
 
 -- ------------------------------------------------------------------ telling
 
@@ -52,10 +56,7 @@ local function keep(p)
 end
 
 local function find(mark)
-  for _, p in ipairs(occupiers) do
-    if p.mark == mark and p.state ~= COOLING then return p end
-  end
-  return waiter(mark)
+  return owners[mark] or waiter(mark)
 end
 
 local function head()  -- first in line; a mark without a party is what an eviction left
@@ -91,6 +92,7 @@ local function vacate(p)
   for n, other in ipairs(occupiers) do
     if other == p then table.remove(occupiers, n) break end
   end
+  if owners[p.mark] == p then owners[p.mark] = nil end
   changed = true
 end
 
@@ -111,7 +113,7 @@ local function pass_over(p)  -- keeps its ticket, and comes back at its old plac
 end
 
 local function cool(p, till, delay)  -- takes the owner from what it held; the place stays taken until then
-  p.state, p.till, p.delay, changed = COOLING, till, delay, true
+  p.state, p.till, p.delay, owners[p.mark], changed = COOLING, till, delay, nil, true
 end
 
 local function free_slot()
@@ -128,7 +130,7 @@ local function occupy(p, state, till)
   if p.ticket > 0 then leave(p) end
   p.slot = most > 0 and free_slot() or -1
   p.state, p.token, p.till, p.since, changed = state, token, till, now, true
-  occupiers[#occupiers + 1] = p
+  occupiers[#occupiers + 1], owners[p.mark] = p, p
 end
 
 local function extend(p, ttl)  -- never back: whoever trusts an earlier answer is not overtaken (E8)

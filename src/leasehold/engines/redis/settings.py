@@ -36,7 +36,8 @@ class Settings(NamedTuple):
 
     def check(self, server: str, allow_eviction: bool) -> None:
         """Raise for a server on which locks would not be what they promise."""
-        if self.version is not None and int(self.version.partition(".")[0]) < _OLDEST:
+        major = (self.version or "").partition(".")[0]
+        if major.isdecimal() and int(major) < _OLDEST:
             raise ConfigError(f"{server} runs Redis {self.version}: Leasehold needs Redis 7 or newer, or any Valkey")
         if self.role == "slave":
             raise Unreached(
