@@ -171,7 +171,9 @@ def described(kind: str, most: int) -> str:
 
 
 def rounded(holding):
-    return replace(holding, age=round(holding.age, 5), left=round(holding.left, 5))
+    """Marks have one letter here, which is their beginning and their end: the server shows both."""
+    times = {"age": round(holding.age, 5), "left": round(holding.left, 5)}
+    return replace(holding, **times, fingerprint=holding.fingerprint[:1], owner=holding.owner[:1])
 
 
 def near(answer):

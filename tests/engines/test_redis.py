@@ -69,7 +69,7 @@ def test_no_secret_is_on_the_server(url, server) -> None:
         waiting.join()
         kept = b"".join(key + (server.ask("DUMP", key) or b"") for key in server.ask("KEYS", "*"))
         assert secret.encode() not in kept
-        assert bytes.fromhex(secret) not in kept
+        assert bytes.fromhex(secret.partition(".")[2]) not in kept
         assert bytes.fromhex(mark) in kept
 
 
@@ -356,7 +356,7 @@ def test_a_hand_off_costs_two_commands_and_two_messages_at_most(url, server, unt
         after = commands(server)
     # A machine so slow that it takes seconds sees heart-beats and looks around on top.
     assert after["evalsha"] - before["evalsha"] <= 2.1 * crowd + 4
-    assert after["publish"] - before["publish"] <= 2 * crowd
+    assert after["publish"] - before.get("publish", 0) <= 2 * crowd
 
 
 def test_a_batch_of_renewals_is_one_trip(url, server) -> None:

@@ -37,7 +37,7 @@ def test_namespaces_are_apart(bench) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("redys://h", r"no engine for redys://; known: memory://"),
+        ("redys://h", r"no engine for redys://; known: .*memory://"),
         ("nonsense", "has no"),
         (7, "has no"),
         ("memory://?durable=yes", "has no option 'durable'; known options: none"),
@@ -73,7 +73,7 @@ def test_third_parties_add_engines_by_entry_point(monkeypatch) -> None:
     monkeypatch.setattr(engines, "entry_points", lambda group: [point] if group == engines.GROUP else [])
     with Client("mine://") as client, client.lock("a"):
         pass
-    with pytest.raises(ConfigError, match="known: memory://, mine://"):
+    with pytest.raises(ConfigError, match=r"known: .*memory://, mine://"):
         Client("other://")
 
 

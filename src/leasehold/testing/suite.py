@@ -92,5 +92,10 @@ def _marks(case: Case, rig: type[Rig]) -> list[pytest.MarkDecorator]:
     those that run on the engine's main rig as well."""
     if case.unable(rig):
         return [pytest.mark.skip(reason=f"{rig.scheme}: {case.unable(rig)}")]
-    again = rig.beside is not None and case.unable(rig.beside) is None
-    return [pytest.mark.faults] if again or (case.slow and not rig.can_travel) else []
+    if (main := rig.beside) and case.unable(main) is None and not _long(case, main):
+        return [pytest.mark.faults]
+    return [pytest.mark.faults] if _long(case, rig) else []
+
+
+def _long(case: Case, rig: type[Rig]) -> bool:
+    return case.slow and not rig.can_travel
