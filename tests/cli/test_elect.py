@@ -48,14 +48,17 @@ def test_one_leads_and_the_next_follows_when_it_is_done(shell, wait_until):
     assert second.wait(60) == 0
 
 
-def test_cmd_is_drained_before_the_leader_resigns(shell, wait_until):
-    first = candidate(shell, script="trap 'sleep 1; echo drained; exit 0' TERM; echo on; while :; do sleep 0.1; done")
+def test_cmd_is_drained_before_the_leader_resigns(shell, wait_until, tmp_path):
+    done = tmp_path / "done"
+    drain = f"while [ ! -e {done} ]; do sleep 0.05; done; echo drained; exit 0"
+    first = candidate(shell, script=f"trap '{drain}' TERM; echo on; while :; do sleep 0.1; done")
     assert first.stdout.readline() == "on\n"
     second = candidate(shell, script="date +%s.%N")
     wait_until(lambda: len(shell.json("get", "boss")["waiters"]) == 1)
     token = leader(shell)["token"]
     first.send_signal(signal.SIGTERM)
     assert leader(shell)["token"] == token, "it still leads while CMD drains"
+    done.touch()
     assert first.stdout.readline() == "drained\n"
     assert first.wait(60) == 0
     assert second.stdout.readline()

@@ -147,13 +147,15 @@ class Server(ABC):
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP, children included: to clients it has fallen silent."""
+        """SIGSTOP, children included: to clients it has fallen silent. Returns when every thread of it stands: one that
+        was running may still answer for a moment."""
         if self._frozen or not self.running:
             return
         self._frozen = [self.pid, *descendants(self.pid)]
         for pid in self._frozen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
+        poll(lambda: not any(map(_runs, self._frozen)), 10, lambda: f"{type(self).__name__} stands still")
 
     def resume(self) -> None:
         frozen, self._frozen = self._frozen, []
@@ -195,6 +197,15 @@ class Server(ABC):
 @cache
 def _starter() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "leasehold-servers")
+
+
+def _runs(pid: int) -> bool:
+    """Whether any thread of a process is neither stopped nor dead."""
+    for thread in os.listdir(f"/proc/{pid}/task") if os.path.isdir(f"/proc/{pid}") else ():
+        with suppress(OSError), open(f"/proc/{pid}/task/{thread}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] not in "TtZX":
+                return True
+    return False
 
 
 def descendants(pid: int) -> list[int]:
