@@ -268,7 +268,9 @@ def test_a_semaphore_is_fair_and_full(url) -> None:
                     order.append(number)
                     inside[0] += 1
                     most[0] = max(most[0], inside[0])
-                    await asyncio.sleep(0.005)
+                    end = time.monotonic() + 20
+                    while most[0] < 3 and time.monotonic() < end:  # the others have time to come in
+                        await asyncio.sleep(0.001)
                     inside[0] -= 1
 
             tasks = []

@@ -17,6 +17,7 @@ from leasehold.core.timing import BEAT_EVERY
 from leasehold.engines.redis import requests
 from leasehold.runtime.base import step
 from leasehold.testing.redis_rig import RedisRig
+from leasehold.testing.servers.redis import RedisServer
 from leasehold.testing.suite import made
 
 
@@ -298,12 +299,14 @@ def test_a_client_goes_with_its_last_loop(url) -> None:
     asyncio.run(client.close())
 
 
-def test_a_dropped_client_leaves_no_thread_and_no_connection(url, server, until) -> None:
+def test_a_dropped_client_leaves_no_thread_and_no_connection(until) -> None:
+    server = RedisServer().start()  # of its own: what other tests left behind would be counted, and goes by and by
+
     def connections() -> int:
         return int(server.info("clients")["connected_clients"])
 
     before, threads = connections(), threading.active_count()
-    client = Client(url)
+    client = Client(f"redis://127.0.0.1:{server.port}")
     lease = client.lock("job").acquire()
     assert lease.release()
     assert connections() > before
@@ -314,6 +317,7 @@ def test_a_dropped_client_leaves_no_thread_and_no_connection(url, server, until)
         return connections() <= before and threading.active_count() <= threads
 
     until(gone, 20, every=0.05)
+    server.stop()
 
 
 # ----------------------------------------------------------------- costs
