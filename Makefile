@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # More than cores: tests with servers wait more than they work.
-JOBS ?= 4
+JOBS ?= 3
 ARGS ?=
 
 VENV := .venv

@@ -19,6 +19,7 @@ import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Mismatch, NotAcquired, Unavailable, Unsupported
 from leasehold.config import EngineConfig
+from leasehold.core.timing import BEAT_EVERY, look_after
 from leasehold.engines.etcd import line, wire
 from leasehold.engines.etcd.address import address
 from leasehold.engines.etcd.calls import Calls, LeaseGone
@@ -96,20 +97,23 @@ def test_a_hand_off_costs_the_same_however_many_wait(url, member, waiters) -> No
                 while len(claims(member, url)) < number + 2:
                     await asyncio.sleep(0.001)
             await quiet(member)
-            counted = Counters(member)
+            counted, began = Counters(member), time.monotonic()
             await held.release()
             await asyncio.gather(*tasks)
             assert order == list(range(waiters))
             print(f"among {waiters}: {counted.since()}")
+            lasted = time.monotonic() - began
             return {
                 "calls": counted.calls() / waiters,
+                # On a machine so slow that it takes seconds, waiters are kept in line and look around meanwhile.
+                "looks": sum(lasted // look_after(place) for place in range(waiters)) / waiters + lasted // BEAT_EVERY,
                 "keep-alives": counted.keep_alives() / waiters,
                 "events": counted.events() / waiters,
             }
 
     per = asyncio.run(main())
     # The first release is counted too, and each client makes one lease, for the first of its grants.
-    assert per["calls"] <= 2.1 + 3 / waiters
+    assert per["calls"] <= 2.1 + 3 / waiters + per["looks"]
     assert per["keep-alives"] <= 1.1
     assert per["events"] <= 1.1 + 1 / waiters
 
