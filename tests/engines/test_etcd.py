@@ -115,7 +115,7 @@ def test_a_hand_off_costs_the_same_however_many_wait(url, member, waiters) -> No
     # The first release is counted too, and each client makes one lease, for the first of its grants.
     assert per["calls"] <= 2.1 + 3 / waiters + per["looks"]
     assert per["keep-alives"] <= 1.1
-    assert per["events"] <= 1.1 + 1 / waiters
+    assert per["events"] <= 1.1 + 3 / waiters  # among two, one event more is a half
 
 
 async def quiet(member) -> None:
