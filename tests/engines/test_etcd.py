@@ -369,6 +369,7 @@ def test_a_delay_is_kept_by_those_in_line_when_a_key_is_taken_away(url, member) 
         assert 2.0 <= granted[0] - began < 4.0
 
 
+@pytest.mark.faults  # once the waiter was not let in within 20 s, for a reason not yet found
 def test_a_clean_release_of_a_delay_wakes_the_next_at_once(url) -> None:
     with Client(url) as client, Client(url) as other:
         lease = client.lock("job", delay=30).acquire()
