@@ -143,6 +143,20 @@ def test_one_that_dies_after_it_was_given_its_turn_is_passed_over_at_the_next_lo
     assert bench.state("b") == PASSED
 
 
+def test_a_head_that_asks_meanwhile_still_looks_soon_whether_the_one_given_a_turn_is_there() -> None:
+    bench = Bench()
+    for who in "abc":
+        bench.attempt(who)
+    bench.release("a")
+    bench.pass_time(0.2)  # a heart-beat, or its own look, has it ask while the one before it still lives
+    busy = bench.attempt("c")
+    assert isinstance(busy, Busy)
+    assert (busy.place, busy.left) == (0, PROBE), "not the whole reservation"
+    bench.deaf.add("b")
+    bench.pass_time(PROBE)
+    assert isinstance(bench.attempt("c"), Grant)
+
+
 def test_a_deaf_client_that_asks_is_served_all_the_same() -> None:
     bench = Bench()
     bench.deaf |= {"b"}

@@ -300,14 +300,19 @@ class Line:
                     self._pass_over(party)
             else:
                 self._next_end = min(party.until for party in self.occupiers.values())
-                reserved = any(party.state == RESERVED for party in self.occupiers.values())
-                look_at = min(self._next_end, at.now + PROBE) if reserved else self._next_end
-                if head is not asking and (self._told[0] != head.mark or look_at < self._told[1]):
+                look_at = self._look_at(at.now)
+                if head is asking:  # told by its own answer
+                    self._told = (head.mark, look_at)
+                elif self._told[0] != head.mark or look_at < self._told[1]:
                     words.append(Word(head.client, "head", head.mark, look_at - at.now))
                     self._told = (head.mark, look_at)
-                elif head is asking:  # told by its own answer
-                    self._told = (head.mark, self._next_end)
                 return
+
+    def _look_at(self, now: float) -> float:
+        """When the head of the line has to look: at the first end, or soon if somebody given a turn may have died."""
+        soonest = min(party.until for party in self.occupiers.values())
+        reserved = any(party.state == RESERVED for party in self.occupiers.values())
+        return min(soonest, now + PROBE) if reserved else soonest
 
     def _silent(self, at: Moment, asking: Party | None) -> list[Party]:
         """Those who died after they were given their turn: they will not claim it. One that asks lives."""
@@ -387,7 +392,8 @@ class Line:
         front = min(self.occupiers.values(), key=lambda p: p.until, default=None)
         if front is None:
             return Busy(None, place)
-        return Busy(max(0.0, front.until - now), place, front.token, front.holder)
+        ends = self._look_at(now) if place == 0 else front.until
+        return Busy(max(0.0, ends - now), place, front.token, front.holder)
 
     def _place(self, party: Party) -> int:
         return bisect_left(self.waiters, party.ticket, key=lambda entry: entry[0])

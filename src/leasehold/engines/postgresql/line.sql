@@ -206,8 +206,8 @@ begin
             from "leasehold".lh_grant where namespace = _namespace and name = _name;
         _look := case when _reserved then least(_end, _t + 1000000) else _end end;
         if _head.mark = _asking then
-            update "leasehold".lh_line set told = _head.mark, told_end = _end
-                where namespace = _namespace and name = _name and (told <> _head.mark or told_end <> _end);
+            update "leasehold".lh_line set told = _head.mark, told_end = _look
+                where namespace = _namespace and name = _name and (told <> _head.mark or told_end <> _look);
         elsif _line.told <> _head.mark or _look < _line.told_end then
             perform "leasehold".lh_tell_v1(_head.client, 'head', _head.mark, _look - _t, _namespace, _name);
             update "leasehold".lh_line set told = _head.mark, told_end = _look

@@ -101,6 +101,11 @@ begin
         select g.token, case when g.until > _t then g.until - _t else 100000 end, g.label, g.host, g.pid, g.purpose
             into token, life, label, host, pid, purpose
             from "leasehold".lh_grant g where namespace = _namespace and name = _name order by g.until, g.token limit 1;
+        if place = 0 and exists (  -- the head looks soon whether somebody given a turn is still there
+            select 1 from "leasehold".lh_grant g where namespace = _namespace and name = _name and g.state = 1)
+        then
+            life := least(life, 1000000);
+        end if;
     end if;
     if _sweep > 0 then
         perform "leasehold".lh_sweep_v1(_sweep > 1);

@@ -30,7 +30,8 @@ local function busy(p)
   local heard = (not p or reachable(p.client)) and 1 or 0
   save()
   if not front then return {0, -1, where, 0, '', heard} end
-  return {0, front.till - now, where, front.token, front.holder, heard}
+  local ends = where == 0 and look_at() or front.till
+  return {0, ends - now, where, front.token, front.holder, heard}
 end
 
 local function join()  -- a new party, not yet in line: as one passed over, it takes its place by what comes next

@@ -184,17 +184,21 @@ local function pass_over_silent(asking)  -- those who died after they were given
   return #silent > 0
 end
 
-local function tell_when_to_look(first, asks)
-  local soon = first_end().till
-  local look_at = soon
+local function look_at()  -- when the head has to look: at the first end, or soon if one given a turn may have died
+  local soonest = first_end().till
   for _, p in ipairs(occupiers) do
-    if p.state == RESERVED then look_at = math.min(soon, now + PROBE) end
+    if p.state == RESERVED then return math.min(soonest, now + PROBE) end
   end
+  return soonest
+end
+
+local function tell_when_to_look(first, asks)
+  local at = look_at()
   if asks then  -- its own answer tells it
-    told, told_at, changed = first.mark, soon, true
-  elseif told ~= first.mark or look_at < told_at then
-    tell(first.client, 'head', first.mark, look_at - now)
-    told, told_at, changed = first.mark, look_at, true
+    told, told_at, changed = first.mark, at, true
+  elseif told ~= first.mark or at < told_at then
+    tell(first.client, 'head', first.mark, at - now)
+    told, told_at, changed = first.mark, at, true
   end
 end
 
