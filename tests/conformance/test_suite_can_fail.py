@@ -1,7 +1,8 @@
 """Planted bugs in who is granted a name, by which token, and for how long: the suite must notice each of them."""
 
 from leasehold.core import admission, timing
-from leasehold.core.admission import HELD, Line
+from leasehold.core.admission import Line
+from leasehold.core.party import HELD
 from leasehold.engines.memory import MemoryEngine, Store
 from leasehold.model import Alive, Grant
 from leasehold.recipes import lock

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from leasehold import book
 from leasehold.core import admission
-from leasehold.core.admission import HELD, Line
+from leasehold.core.admission import Line
+from leasehold.core.party import HELD
 from leasehold.engines.memory import MemoryEngine, Store
 from leasehold.errors import Unavailable
 from leasehold.model import Alive, Busy, Gone

@@ -1,7 +1,8 @@
 """Planted bugs in the line of waiters, its wake-ups and heart-beats: the suite must notice each of them."""
 
 from leasehold.core import admission
-from leasehold.core.admission import HELD, RESERVED, Line
+from leasehold.core.admission import Line
+from leasehold.core.party import HELD, RESERVED
 from leasehold.engines import memory
 from leasehold.engines.memory import MemoryEngine, Store
 from leasehold.testing.planting import Patch, Plants

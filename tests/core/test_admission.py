@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from leasehold import Mismatch
-from leasehold.core.admission import COOLING, HELD, PASSED, RESERVED, WAITING, Counter, Line, Moment, Word
+from leasehold.core.admission import Line
+from leasehold.core.party import COOLING, HELD, PASSED, RESERVED, WAITING, Counter, Moment, Word
 from leasehold.core.timing import BEAT, PROBE, RESERVATION
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leasehold.core.admission import Counter, Line, Moment, Word
+from leasehold.core.admission import Line
+from leasehold.core.party import Counter, Moment, Word
 from leasehold.core.timing import BEAT
 from leasehold.engines.postgresql import schema
 from leasehold.engines.sql.rows import holdings, micros, seconds

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.core.admission import HELD, PASSED, WAITING, Counter, Line, Moment, Word
+from leasehold.core.admission import Line
+from leasehold.core.party import HELD, PASSED, WAITING, Counter, Moment, Word
 from leasehold.core.timing import BEAT
 from leasehold.engines.redis import requests, scripts
 from leasehold.engines.redis.requests import Requests, Scripts, keys

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.core.admission import Counter, Line, Moment, Word
+from leasehold.core.admission import Line
+from leasehold.core.party import Counter, Moment, Word
 from leasehold.core.timing import BEAT
 from leasehold.engines.sqlite import place
 from leasehold.engines.sqlite.host import Host

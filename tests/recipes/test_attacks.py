@@ -15,7 +15,7 @@ import warnings
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, SelfDeadlock, Unavailable
-from leasehold.core.admission import Counter
+from leasehold.core.party import Counter
 from leasehold.engines.memory import Direct
 from leasehold.recipes.entries import Entries, Entry
 from leasehold.runtime.threads import Threads, boot_clock

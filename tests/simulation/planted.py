@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 from leasehold.book import Book
 from leasehold.core import timing
-from leasehold.core.admission import HELD, RESERVED, Counter, Line
+from leasehold.core.admission import Line
+from leasehold.core.party import HELD, RESERVED, Counter
 from leasehold.engines.memory import MemoryEngine, Store
 from leasehold.model import Gone, Grant
 from leasehold.recipes import acquiring, lock

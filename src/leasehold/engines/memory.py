@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from leasehold.book import Book, turn
 from leasehold.config import EngineConfig
-from leasehold.core.admission import Counter, Line, Moment, Word
+from leasehold.core.admission import Line
+from leasehold.core.party import Counter, Moment, Word
 from leasehold.core.timing import BEAT
 from leasehold.errors import Mismatch, Reentered, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Traits

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from leasehold.book import Book
 from leasehold.config import EngineConfig
-from leasehold.core.admission import Word
+from leasehold.core.party import Word
 from leasehold.engines.memory import Mailbox, MemoryEngine, Store
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime, Signal

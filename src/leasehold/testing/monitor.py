@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from leasehold.core.admission import COOLING, HELD, PASSED, RESERVED, WAITING, Line, Party
+from leasehold.core.admission import Line
+from leasehold.core.party import COOLING, HELD, PASSED, RESERVED, WAITING, Party
 from leasehold.core.timing import BEAT
 from leasehold.model import Alive, Busy, Claim, Grant
 from leasehold.testing.network import Observer, Server

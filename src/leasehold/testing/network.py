@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from leasehold.book import Book
 from leasehold.config import EngineConfig
-from leasehold.core.admission import Word
+from leasehold.core.party import Word
 from leasehold.engine import Opener
 from leasehold.engines.memory import Mailbox, MemoryEngine, Store
 from leasehold.errors import LeaseholdError, Unavailable

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from leasehold.core.admission import HELD, PASSED, RESERVED, WAITING, Line, Party
+from leasehold.core.admission import Line
+from leasehold.core.party import HELD, PASSED, RESERVED, WAITING, Party
 from leasehold.core.timing import BEAT_EVERY, RESERVATION
 from leasehold.model import Claim
 from leasehold.testing.monitor import Complain, Monitor, Watched

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from leasehold.core.admission import Word
+from leasehold.core.party import Word
 from leasehold.core.timing import BEAT
 from leasehold.model import Claim, Gone
 from leasehold.runtime.simulated import World

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from leasehold.core.admission import COOLING, HELD, WAITING, Line, Party, described
+from leasehold.core.admission import Line, described
 from leasehold.core.names import FORMAT, bucket, decode, encode
+from leasehold.core.party import COOLING, HELD, WAITING, Party
 from leasehold.engines.redis.scripts import MICROS, Publishing, Script, load
 from leasehold.engines.redis.server import pack
 from leasehold.errors import Mismatch, Unavailable

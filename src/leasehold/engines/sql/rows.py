@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from leasehold.core.admission import COOLING, WAITING, Line, Party
+from leasehold.core.admission import Line
 from leasehold.core.names import bucket
+from leasehold.core.party import COOLING, WAITING, Party
 from leasehold.model import Claim, Holder, Holding
 
 _SECOND: Final = 1_000_000

@@ -16,7 +16,8 @@ from typing import Final, TypeAlias, TypeVar
 
 from leasehold.book import Book, turn
 from leasehold.config import EngineConfig
-from leasehold.core.admission import Line, Moment, Word
+from leasehold.core.admission import Line
+from leasehold.core.party import Moment, Word
 from leasehold.core.timing import backoff
 from leasehold.engines.sqlite.file import File, Occupied
 from leasehold.engines.sqlite.host import Host

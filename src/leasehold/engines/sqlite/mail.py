@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, cast
 from weakref import WeakSet, ref
 
 from leasehold.book import Book, every
-from leasehold.core.admission import Word
+from leasehold.core.party import Word
 from leasehold.core.timing import BEAT
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Guard, Runtime

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from leasehold.core.admission import COOLING, PASSED, WAITING, Counter, Line, Moment, Party
+from leasehold.core.admission import Line
+from leasehold.core.party import COOLING, PASSED, WAITING, Counter, Moment, Party
 from leasehold.core.timing import BEAT
 from leasehold.engines.sql.rows import place
 from leasehold.engines.sqlite.file import Moved
