@@ -9,6 +9,7 @@ from leasehold.core.party import HELD
 from leasehold.engines.memory import MemoryEngine, Store
 from leasehold.errors import Unavailable
 from leasehold.model import Alive, Busy, Gone
+from leasehold.recipes.desk import Desk
 from leasehold.testing.memory_rig import BreakableLink
 from leasehold.testing.planting import Patch, Plants
 
@@ -49,6 +50,14 @@ def silence_is_taken_for_an_answer(patch: Patch) -> None:
         return {"attempt": Busy(), "renew": [Gone()] * 2}.get(verb, False)
 
     patch(BreakableLink, "_silence", silence)
+
+
+@plants.bug("E6", "a_client_that_closes_leaves_nothing_of_those_who_acquire")
+def close_waits_for_nobody(patch: Patch) -> None:
+    async def at_once(_self, _until):
+        return
+
+    patch(Desk, "_end_acquiring", at_once)
 
 
 @plants.bug("E5", "a_break_ends_the_grant_with_that_token_only")

@@ -10,6 +10,7 @@ from weakref import ref
 from leasehold.book import Book, every
 from leasehold.config import ClientOptions, EngineConfig, check_required, default_holder
 from leasehold.core import timing
+from leasehold.core.names import owner
 from leasehold.engine import Engine, Opener
 from leasehold.errors import ConfigError, Reentered, Unavailable
 from leasehold.events import Event, EventKind, safely
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("leasehold")
 
+_LOOK = 0.005  # between looks, in close(), whether the others have left
 _CLOSED = "this client is closed: make a new one"
 
 
@@ -37,6 +39,7 @@ class Desk:
         self.entries = Entries(runtime)
         self.dog = Watchdog(runtime, self.book, self._open, options.call_timeout, self.teller.tell)
         self.closed = self._shut = False
+        self.under_way: set[str] = set()  # marks of the claims somebody is acquiring: close() waits for them
         self._settings_known = False
         self._engine = self._open(runtime)
         self._describe()
@@ -78,6 +81,7 @@ class Desk:
         for _, waiter in every(self.book.waiting):
             self.book.leave(waiter.claim.mark)
             self.book.owe(waiter.claim)
+        self.under_way.clear()
         self._engine = self._open(self.runtime)
 
     def deadline(self) -> float:
@@ -180,15 +184,25 @@ class Desk:
                 lease._abandon()
             else:
                 await lease._release()
-        for _, waiter in every(self.book.waiting):  # they find the client closed, and leave the line
-            waiter.over = True
-            waiter.signal.set()
+        await self._end_acquiring(until)
         await self._settle_owed(until)
         await self.dog.stop(max(until - self.runtime.now(), 0.1))
         self.teller.retire()
         await self._engine.close()
         self.runtime.close()
         self._shut = True
+
+    async def _end_acquiring(self, until: float) -> None:
+        """Have the others who acquire leave the line, and wait for them: a grant still on its way, or a place in line,
+        is given up by whoever asked for it, and nobody could do that once the engine is let go."""
+        me = self.runtime.owner_mark()  # a signal handler may close the client inside an acquire of its own thread
+        while True:
+            for _, waiter in every(self.book.waiting):  # they find the client closed
+                waiter.over = True
+                waiter.signal.set()
+            if all(owner(mark) == me for mark in self.under_way.copy()) or self.runtime.now() >= until:
+                return
+            await self.runtime.sleep(_LOOK)
 
     async def _settle_owed(self, until: float) -> None:
         self.dog.owe_dropped()
@@ -216,6 +230,7 @@ class Desk:
         self.runtime.after_fork()
         self.guard = self.runtime.guard()
         self.entries.after_fork()
+        self.under_way.clear()
         self.book.waiting.clear()
         self.book.owed.clear()
         self.book.held.clear()

@@ -104,6 +104,7 @@ class BaseLock(Generic[L]):
         began, telling = desk.runtime.now(), desk.options.on_event is not None
         if telling:
             desk.emit("attempted", claim)
+        desk.under_way.add(claim.mark)
         try:
             lease, waited = await acquire(
                 ready or desk.engine,
@@ -121,6 +122,8 @@ class BaseLock(Generic[L]):
         except BaseException as error:
             desk.emit("failed", claim, since=began, reason=f"{type(error).__name__}: {error}")
             raise
+        finally:
+            desk.under_way.discard(claim.mark)
         if telling:
             if waited:
                 desk.emit("waited", lease._claim, token=lease.token, since=began)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from leasehold.config import REQUIREMENTS
-from leasehold.errors import Mismatch, NotAcquired, Unsupported
+from leasehold.errors import ConfigError, Mismatch, NotAcquired, Unsupported
 from leasehold.testing.choosing import case
 from leasehold.testing.faces import AnyLease, Caller
 from leasehold.testing.trial import Trial
@@ -138,6 +138,32 @@ async def a_release_is_for_the_holder_and_once(t: Trial) -> None:
     assert second.held
     assert not first.held
     assert await other.release(second)
+
+
+@case(shows=("E6",))
+async def a_client_that_closes_leaves_nothing_of_those_who_acquire(t: Trial) -> None:
+    watcher, closing = t.caller(), t.caller(call_timeout=t.patience)
+    held = await watcher.acquire("held")
+    granted: list[AnyLease] = []
+
+    async def hammer(name: str) -> None:
+        while True:
+            lease = await closing.acquire(name)
+            granted.append(lease)
+            await closing.release(lease)
+            await t.runtime.sleep(0.001)  # an engine may answer at once, and a loop serve nobody else
+
+    crowd = [t.spawn(closing.acquire("held")) for _ in range(4)]
+    crowd += [t.spawn(hammer(f"free-{number}")) for number in range(4)]  # type: ignore[arg-type]  # it never returns
+    await t.until(lambda: _in_line(watcher, 4), "four stand in line")
+    await t.until(lambda: len(granted) >= 4, "the others get their grants")
+    await closing.close()
+    states = [(holding.name, holding.state) for holding in await watcher.inspect()]
+    assert states == [("held", "held")], "close() has waited for those who left"
+    for one in crowd:
+        with pytest.raises(ConfigError, match="closed"):
+            await one.result()
+    await watcher.release(held)
 
 
 @case(needs={"fencing"}, shows=("E3",))
