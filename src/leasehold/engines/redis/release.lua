@@ -4,14 +4,13 @@
 -- Reply 1: a grant or a reservation ended by this call; 0: there was none
 local raw = redis.call('GET', KEYS[2])
 if not raw then return 0 end
-local line = cmsgpack.unpack(raw)
-if #ARGV == 1 and #line == 6 and line[2] == 0 then  -- one grant, and nobody ever in line
-  local p = line[6]
-  if p[1] == ARGV[1] and p[3] > now and p[5] == 2 then
+if #ARGV == 1 and string.sub(raw, 1, 24) == ALONE .. ARGV[1] then  -- one grant, and nobody ever in line
+  if string.byte(raw, 52) == 2 and struct.unpack('>I8', raw, 35) > now then  -- held, and not over: its state and till
     redis.call('DEL', KEYS[2])
     return 1
   end
 end
+local line = cmsgpack.unpack(raw)
 --@ machine.lua
 
 local min_hold = tonumber(ARGV[2] or 0)

@@ -1,7 +1,8 @@
 """The scripts: one per verb, put together from the `.lua` files beside this one, and known to the server by their hash.
 
-Before each stands a head: the server's clock, the durations of `core/timing.py`, and how wake-ups are published, which
-is the topology's to say. `--@ machine.lua` in a script is replaced by that file.
+Before each stands a head: the server's clock, the durations of `core/timing.py`, the first bytes of a name that has one
+holder and never had a line (the holder's mark follows), and how wake-ups are published, which is the topology's to say.
+`--@ machine.lua` in a script is replaced by that file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _HEAD: Final = f"""\
 local time = redis.call('TIME')
 local now = time[1] * {MICROS} + time[2]
 local BEAT, RESERVATION, PROBE = {BEAT * MICROS:.0f}, {RESERVATION * MICROS:.0f}, {PROBE * MICROS:.0f}
+local ALONE = '\\150\\0\\0\\0\\160\\0\\156\\176'
 """
 
 
