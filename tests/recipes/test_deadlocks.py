@@ -166,7 +166,8 @@ def test_a_forked_child_is_another_owner() -> None:
 
 
 def test_a_mark_ends_with_the_owner_and_a_fingerprint_is_of_the_whole_id() -> None:
-    made = mark(claim_id("0123abcd", "secret"))
+    secret, made = claim_id("0123abcd", "secret")
+    assert made == mark(secret)
     assert (owner(made), len(made)) == ("0123abcd", 32)
     assert made[:16] == sha256(b"0123abcd.secret").hexdigest()[:16]
     assert mark("not hex!.secret") == sha256(b"not hex!.secret").hexdigest()[:32], "no owner: hashed like the rest"

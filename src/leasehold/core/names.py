@@ -73,9 +73,10 @@ def bucket(name: str) -> int:
     return zlib.crc32(name.encode()) & (BUCKETS - 1)
 
 
-def claim_id(owner: str, secret: str) -> str:
-    """The id of a claim: a thread or task (eight hex digits, public) and a secret of its own."""
-    return f"{owner}.{secret}"
+def claim_id(owner: str, secret: str) -> tuple[str, str]:
+    """The id of a new claim: a thread or task (eight hex digits, public) and a secret of its own; and its mark."""
+    made = f"{owner}.{secret}"
+    return made, sha256(made.encode()).hexdigest()[:24] + owner  # what `mark` makes of it, without asking what it is
 
 
 def mark(claim_id: str) -> str:

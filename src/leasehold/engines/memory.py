@@ -229,8 +229,11 @@ class MemoryEngine:
         if claim.queue:
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
-        reply: Grant | Busy = await settle(self._link.call("attempt", (claim, self._book.client), deadline))
-        return reply
+        reply = self._link.call("attempt", (claim, self._book.client), deadline)
+        if isinstance(reply, (Grant, Busy)):  # inside one process: what `settle` would find out is known already
+            return reply
+        answer: Grant | Busy = await reply
+        return answer
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._book.waiting.get(claim.mark):
@@ -245,7 +248,8 @@ class MemoryEngine:
 
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._book.leave(claim.mark)
-        return bool(await settle(self._link.call("release", (claim,), deadline)))
+        done = self._link.call("release", (claim,), deadline)
+        return done if isinstance(done, bool) else bool(await done)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         return bool(await settle(self._link.call("break_", (namespace, name, token), deadline)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
 from leasehold.core.admission import described
-from leasehold.core.names import check_name, claim_id, mark
+from leasehold.core.names import check_name, claim_id
 from leasehold.engine import Engine
 from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
 from leasehold.model import Claim, Grant, Kind, Mode
@@ -140,13 +140,16 @@ class BaseLock(Generic[L]):
 
     def _claim(self) -> Claim:
         desk, options = self._desk, self.options
-        secret = claim_id(desk.runtime.owner_mark(), desk.runtime.entropy(16).hex())
         holder = desk.holder(options.holder, options.purpose)
-        return Claim._make((self._namespace, self.name, secret, mark(secret), holder, *self._terms))
+        return Claim._make((self._namespace, self.name, *self._secret(), holder, *self._terms))
+
+    def _secret(self) -> tuple[str, str]:
+        runtime = self._desk.runtime
+        return claim_id(runtime.owner_mark(), runtime.entropy(16).hex())
 
     def _renamed(self, claim: Claim) -> Claim:
-        secret = claim_id(self._desk.runtime.owner_mark(), self._desk.runtime.entropy(16).hex())
-        return claim._replace(id=secret, mark=mark(secret))
+        secret, mark = self._secret()
+        return claim._replace(id=secret, mark=mark)
 
     def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float) -> L:
         lease = self._lease_type(self._desk, claim, grant, asked, valid_until, self.options.max_hold)

@@ -110,8 +110,7 @@ def step(coro: Coroutine[Any, Any, T]) -> T:
         coro.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # a cast would cost a call
-    finally:
-        coro.close()
+    coro.close()
     raise AssertionError("an engine suspended in blocking mode: use the runtime, not asyncio")
 
 
