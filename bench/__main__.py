@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
+from dataclasses import asdict
 
-from bench.rounds import as_json, table
+from leasehold.speed.rounds import table
 
 TABLES = ("memory", "sqlite", "redis", "postgresql", "etcd", "zookeeper")
 
@@ -23,7 +25,10 @@ def main() -> None:
         module = importlib.import_module(f"bench.{name}")
         print(f"measuring {name} ...", file=sys.stderr)
         results = module.run(chosen.rounds)
-        print(as_json(module.TITLE, results) if chosen.json else table(module.TITLE, results))
+        if chosen.json:
+            print(json.dumps({"title": module.TITLE, "results": [asdict(result) for result in results]}))
+        else:
+            print(table(module.TITLE, results))
 
 
 if __name__ == "__main__":

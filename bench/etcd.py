@@ -20,7 +20,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.rounds import Case, Result, measure, table
 from leasehold import AsyncClient, Client
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd import wire
@@ -28,6 +27,7 @@ from leasehold.engines.etcd.address import address
 from leasehold.engines.etcd.calls import Calls, Login
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
+from leasehold.speed.rounds import Case, Result, measure, table
 from leasehold.testing.servers.etcd import Cluster, Etcd
 
 TITLE = "etcd: acquire + release, against two Puts (aim: at most 1.20)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from bench.rounds import Case, Result, measure
 from leasehold import AsyncClient, Client
+from leasehold.speed.rounds import Case, Result, measure
 
 TITLE = "memory: acquire + release, against threading.Lock (aim: at most 80)"
 

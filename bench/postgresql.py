@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psycopg
 
-from bench.rounds import Case, Result, measure, table
 from leasehold import AsyncClient, Client
+from leasehold.speed.rounds import Case, Result, measure, table
 from leasehold.testing.servers.postgresql import PostgreSQL
 
 TITLE = "postgresql: acquire + release, against a bare upsert and delete, both durable (aim: at most 1.3)"

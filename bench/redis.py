@@ -19,8 +19,8 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from bench.rounds import Case, Result, measure, table
 from leasehold import AsyncClient, Client
+from leasehold.speed.rounds import Case, Result, measure, table
 from leasehold.testing.servers.redis import RedisServer
 
 TITLE = "redis: acquire + release, blocking, against two EVALSHA of redis-py (aim: at most 0.85)"

@@ -19,8 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.rounds import Case, Result, measure, table
 from leasehold import AsyncClient, Client
+from leasehold.speed.rounds import Case, Result, measure, table
 
 TITLE = "sqlite: acquire + release, against two bare immediate transactions of equal durability (aim: at most 1.5)"
 TITLE_QUICK = "sqlite with durable=no: the same, the bare ones with synchronous=NORMAL too"

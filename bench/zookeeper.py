@@ -19,8 +19,8 @@ from kazoo.client import KazooClient
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.rounds import Case, Result, measure, table
 from leasehold import AsyncClient, Client
+from leasehold.speed.rounds import Case, Result, measure, table
 from leasehold.testing.zookeeper_rig import alone
 
 TITLE = "zookeeper: acquire + release, against a bare create and a bare delete by kazoo (aim: at most 1.30)"

@@ -79,6 +79,7 @@ ALLOWED = {
     "__init__": ANYTHING,
     # over them, for the shell
     "stories": {"aio", "blocking", "errors", "fences"},
+    "speed": {"blocking", "runtime.base"},
     "cli": {
         "__init__",
         "blocking",
@@ -89,6 +90,7 @@ ALLOWED = {
         "model",
         "recipes",
         "runtime.base",
+        "speed",
         "stories",
     },
     "__main__": {"cli"},

@@ -14,6 +14,7 @@ import click
 from leasehold import __version__
 from leasehold.cli import exits, show
 from leasehold.cli.acquire import acquire
+from leasehold.cli.bench import bench
 from leasehold.cli.breaking import break_
 from leasehold.cli.completion import completion
 from leasehold.cli.console import global_options, say, say_plainly
@@ -70,6 +71,7 @@ for command in (
     schema,
     rebase,
     demo,
+    bench,
     completion,
 ):
     leasehold.add_command(command)
