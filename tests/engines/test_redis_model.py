@@ -316,6 +316,23 @@ def test_two_hundred_waiters_cost_the_server_no_more_than_two(world: World) -> N
     assert costs[0] == costs[1] < 40
 
 
+def test_those_who_keep_beating_keep_their_places(world: World) -> None:
+    """The keys of a line are not pushed back by every beat: often enough, all the same."""
+    world.restart()
+    tokens: dict[str, int] = {}
+    holder, first, second = MARKS[:3]
+    for mark in (holder, first, second):
+        both(world, ("attempt", mark, True, {}, 1000.0), tokens, "lock", None)
+    for _ in range(24):
+        both(world, ("pass", 5.0), tokens, "lock", None)
+        both(
+            world, ("renew", [(holder, True, 1000.0), (first, False, 0.0), (second, False, 0.0)]), tokens, "lock", None
+        )
+        world.shown()
+    both(world, ("release", holder, 0.0, True), tokens, "lock", None)
+    world.shown()
+
+
 @pytest.mark.parametrize("end", ["release", "renew", "break", "attempt"])
 def test_what_comes_in_the_delay_after_a_lapse_does_not_cut_it_short(end: str, world: World) -> None:
     """A holder too late by less than the delay, alone on the name: the fast paths must look at the clock too."""

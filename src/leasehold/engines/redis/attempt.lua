@@ -35,7 +35,7 @@ local function busy(p)
 end
 
 local function join()  -- a new party, not yet in line: as one passed over, it takes its place by what comes next
-  if redis.call('EXISTS', WAITERS) == 0 then scan_at = now + BEAT end
+  if not head() and redis.call('EXISTS', WAITERS) == 0 then scan_at = now + BEAT end
   return {mark = mark, state = PASSED, token = 0, till = 0, since = now, shared = shared, delay = delay, slot = -1,
     ticket = 0, beat = now + BEAT, client = client, holder = holder}
 end
@@ -65,7 +65,7 @@ end
 p.beat, p.client = now + BEAT, client
 if p.state == PASSED then
   p.state = WAITING
-  redis.call('ZADD', QUEUE, p.ticket, mark)
+  queue(p)
 end
 if p.state == WAITING then
   keep(p)

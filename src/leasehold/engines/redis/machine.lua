@@ -17,6 +17,18 @@ line = line or {0, 0, 0, '', 0}
 -- most 0: a lock, else a semaphore's limit; scan_at 0: nobody has waited yet
 local most, tickets, scan_at, told, told_at = line[1], line[2], line[3], line[4], line[5]
 local occupiers, owners, changed = {}, {}, false  -- owners: by mark; what cools has none
+-- What was asked of the server is not asked again in the same step, and numbers are handed to it printed: calls, and
+-- printing floats, are what a script spends its time on.
+local top, heard = nil, {}  -- top: the head of the line, false: there is none, nil: not known; heard: by client
+local KEPT = 3 * BEAT  -- all keys of a line, after it was last scanned or joined: one not heard of is over before that
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+local function millis(micros)  -- when a key that must live until then may go
+  return whole(math.ceil(micros / 1000) + 1)
+end
 
 local function party(p)
   return {mark = p[1], token = p[2], till = p[3], since = p[4], state = p[5], shared = p[6], delay = p[7], slot = p[8],
@@ -36,7 +48,8 @@ end
 -- ------------------------------------------------------------------ telling
 
 local function reachable(client)
-  return redis.call('PUBSUB', NUMSUB, CHANNEL .. client)[2] > 0
+  if heard[client] == nil then heard[client] = redis.call('PUBSUB', NUMSUB, CHANNEL .. client)[2] > 0 end
+  return heard[client]
 end
 
 local function tell(client, kind, mark, after)
@@ -52,7 +65,14 @@ end
 
 local function keep(p)
   redis.call('HSET', WAITERS, p.mark, cmsgpack.pack(packed(p)))
+  redis.call('PEXPIREAT', WAITERS, millis(now + KEPT))
   changed = true
+end
+
+local function queue(p)
+  redis.call('ZADD', QUEUE, whole(p.ticket), p.mark)
+  redis.call('PEXPIREAT', QUEUE, millis(now + KEPT))
+  top = nil
 end
 
 local function find(mark)
@@ -60,12 +80,16 @@ local function find(mark)
 end
 
 local function head()  -- first in line; a mark without a party is what an eviction left
-  while true do
-    local mark = redis.call('ZRANGE', QUEUE, 0, 0)[1]
-    local p = mark and waiter(mark)
-    if p or not mark then return p end
-    redis.call('ZREM', QUEUE, mark)
+  while top == nil do
+    local mark = redis.call('ZRANGE', QUEUE, '0', '0')[1]
+    if not mark then
+      top = false
+    else
+      top = waiter(mark)
+      if not top then redis.call('ZREM', QUEUE, mark) top = nil end
+    end
   end
+  return top
 end
 
 local function place(p)
@@ -97,6 +121,7 @@ local function vacate(p)
 end
 
 local function leave(p)
+  top = nil
   redis.call('ZREM', QUEUE, p.mark)
   redis.call('HDEL', WAITERS, p.mark)
   changed = true
@@ -108,6 +133,7 @@ end
 
 local function pass_over(p)  -- keeps its ticket, and comes back at its old place
   if p.token > 0 then vacate(p) else redis.call('ZREM', QUEUE, p.mark) end
+  top = nil
   p.state, p.token, p.slot = PASSED, 0, -1
   keep(p)
 end
@@ -126,7 +152,7 @@ end
 
 local function occupy(p, state, till)
   local token = math.max(tonumber(redis.call('GET', COUNTER) or 0) + 1, now)
-  redis.call('SET', COUNTER, token)
+  redis.call('SET', COUNTER, whole(token))
   if p.ticket > 0 then leave(p) end
   p.slot = most > 0 and free_slot() or -1
   p.state, p.token, p.till, p.since, changed = state, token, till, now, true
@@ -149,6 +175,8 @@ local function scan()  -- drop the places of those not heard of; rare: a dead he
     local p = party(cmsgpack.unpack(all[n]))
     if p.beat <= now then leave(p) end
   end
+  redis.call('PEXPIREAT', QUEUE, millis(now + KEPT))
+  redis.call('PEXPIREAT', WAITERS, millis(now + KEPT))
 end
 
 local function settle()  -- end every occupation that is over by now; nothing is decided before this has run
@@ -223,21 +251,18 @@ end
 
 local function save()
   if not changed then return end
-  local until_, waits = 0, redis.call('EXISTS', WAITERS) == 1
+  local until_, waits = 0, top or redis.call('EXISTS', WAITERS) == 1
   for n, p in ipairs(occupiers) do
     line[n + 5] = packed(p)
     local last = p.state == HELD and p.till + p.delay or math.max(p.till, p.beat)
     until_ = math.max(until_, last)
   end
-  if waits then  -- one not heard of is dropped by `scan`, at most two beats after it was; then nobody scans any more
-    local gone = math.ceil((now + 2 * BEAT) / 1000) + 1
-    redis.call('PEXPIREAT', QUEUE, gone)
-    redis.call('PEXPIREAT', WAITERS, gone)
-    until_ = math.max(until_, now + 2 * BEAT)
+  if waits then
+    until_ = math.max(until_, now + KEPT)
   elseif #occupiers == 0 then
     return redis.call('DEL', NAME, QUEUE)
   end
   line[1], line[2], line[3], line[4], line[5] = most, tickets, scan_at, told, told_at
   for n = #line, #occupiers + 6, -1 do line[n] = nil end
-  redis.call('SET', NAME, cmsgpack.pack(line), 'PXAT', math.ceil(until_ / 1000) + 1)
+  redis.call('SET', NAME, cmsgpack.pack(line), 'PXAT', millis(until_))
 end
