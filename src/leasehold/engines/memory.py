@@ -10,7 +10,6 @@ repeats and delays, and everything on this side of it stays the same code.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from leasehold.book import Book, turn
@@ -50,6 +49,7 @@ class Store:
         self._guard = runtime.guard()
         self._counter = Counter()
         self.lines: dict[tuple[str, str], Line] = {}
+        self._round: list[tuple[str, str]] = []  # of names: those still to be looked after
         self.mailboxes: dict[str, Mailbox] = {}  # by client; one without cannot be told, and is passed over
         self._moment = Moment(0.0, self._issue, self.mailboxes.__contains__)  # only ever used under the guard
 
@@ -110,6 +110,7 @@ class Store:
         """The child's copy holds only what the parent holds: in here nobody does. Tokens go on from where they were."""
         self._guard = self._runtime.guard()
         self.lines.clear()
+        self._round.clear()
         self.mailboxes.clear()
 
     def _on_line(self, key: tuple[str, str], verb: Callable[..., tuple[T, list[Word]]], absent: T, *args: object) -> T:
@@ -146,12 +147,13 @@ class Store:
         return self._counter.next(int(self._runtime.wall() * 1_000_000))
 
     def _sweep(self, at: Moment) -> list[tuple[str, str, Word]]:
-        """Each new name looks after the two looked at longest ago: lapsed leases nobody asks about leave nothing."""
+        """Each new name looks after two others, in rounds: lapsed leases nobody asks about leave nothing."""
         words = []
-        for key in list(islice(self.lines, 2)):
-            words += self._look(at, key)
-            if key in self.lines:
-                self.lines[key] = self.lines.pop(key)  # to the end of the round
+        for _ in range(2):
+            if not self._round:  # kept apart: a dictionary whose first entries come and go is slow to begin
+                self._round = list(self.lines)
+            if self._round and (key := self._round.pop()) in self.lines:
+                words += self._look(at, key)
         return words
 
     def _look(self, at: Moment, key: tuple[str, str]) -> list[tuple[str, str, Word]]:
