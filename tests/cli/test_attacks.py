@@ -109,7 +109,7 @@ def test_a_child_killed_in_line_gives_its_code(shell, wait_until, signum, code):
     holder = shell.hold("j")
     waiter = shell.start("run", "--result-file", "r.json", "j", "--", "touch", "ran")
     wait_until(lambda: shell.json("get", "j")["waiters"])
-    (pid,) = Path(f"/proc/{waiter.pid}/task/{waiter.pid}/children").read_text().split()
+    pid, _guard = Path(f"/proc/{waiter.pid}/task/{waiter.pid}/children").read_text().split()
     os.kill(int(pid), signum)
     holder.stdin.close()
     assert waiter.wait(60) == code
@@ -124,8 +124,6 @@ def test_an_empty_word_is_no_command(alone):
     assert "No such file" in done.stderr
 
 
-@linux
-@pytest.mark.xfail(reason="only CMD itself dies with the wrapper (PR_SET_PDEATHSIG), not what it started", strict=True)
 def test_what_the_child_started_dies_with_the_wrapper(shell, wait_until, lives):
     """kill -9 (or the OOM killer) of the wrapper of `-c 'work; more'`: `work` goes on beside the next holder."""
     process = shell.start("run", "--ttl", "1", "j", "-c", "sh -c 'echo $$; exec sleep 60'; true")
@@ -137,6 +135,26 @@ def test_what_the_child_started_dies_with_the_wrapper(shell, wait_until, lives):
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@linux
+def test_a_guard_kills_nothing_of_a_command_that_ended_well(shell, wait_until, lives):
+    """What CMD leaves in the background on purpose lives on, and no guard stays."""
+    done = shell("run", "j", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+    pid = int(done.stdout)
+    try:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert lives(pid)
+        group = [one for one in Path("/proc").glob("[0-9]*/cmdline") if b"run\0j\0-c\0sleep" in _read(one)]
+        assert group == []
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _read(path: Path) -> bytes:
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
 
 
 # ------------------------------------------------------------------------ a run in a run

@@ -101,7 +101,7 @@ def test_who_is_killed_in_line_leaves_no_process(shell, wait_until, lives):
     waiter = shell.start("run", "j", "--", "touch", "ran")
     wait_until(lambda: shell.json("get", "j")["waiters"])
     children = Path(f"/proc/{waiter.pid}/task/{waiter.pid}/children").read_text().split()
-    assert len(children) == 1
+    assert len(children) == 2, "CMD to be, and the guard"
     waiter.kill()
     wait_until(lambda: not any(lives(int(pid)) for pid in children))
     assert not (shell.folder / "ran").exists()

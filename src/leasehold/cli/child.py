@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
+from leasehold.cli.guard import Guard
+
 _PR_SET_PDEATHSIG: Final = 1
 _NEVER_STARTED: Final = 0
 
@@ -54,6 +56,7 @@ class Child:
         os.close(failure_writer)
         with suppress(OSError):  # done on both sides: whoever comes first
             os.setpgid(self.pid, self.pid)
+        self._guard = Guard(self.pid)
 
     def start(self, environment: Mapping[str, str | None]) -> None:
         """Become CMD, with these variables set (None: taken out). Raises `CannotRun`."""
@@ -69,12 +72,13 @@ class Child:
             raise CannotRun(self.command[0], int(report))
 
     def abandon(self) -> None:
-        """End a child that was never started. Harmless after `start`."""
+        """Let it go: end a child that was never started, and look after it no more."""
         if self._go >= 0:
             os.close(self._go)
             os.close(self._failure)
             self._go = self._failure = -1
             self._reap()
+        self._guard.dismiss()
 
     # ------------------------------------------------------------ watching
 
