@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure
+from leasehold.speed.rounds import Case, Result, measure, table
 
 TITLE = "memory: acquire + release, against threading.Lock (aim: at most 80)"
 
@@ -55,3 +55,11 @@ def run(rounds: int) -> list[Result]:
             ],
             rounds,
         )
+
+
+def main() -> None:
+    print(table(TITLE, run(15)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What `import` costs: a fresh interpreter that imports the package, against one that imports nothing.
+
+`python -m bench.imports`. Drivers come with the first client of their engine, not with the package.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+from leasehold.speed.rounds import Case, measure, table
+
+TITLE = "import: a fresh interpreter, against one that imports nothing"
+OTHERS = ("redis", "redis.asyncio", "kazoo.client", "psycopg", "filelock", "sqlalchemy")
+
+
+def started(statement: str) -> Callable[[int], None]:
+    def run(times: int) -> None:
+        for _ in range(times):
+            subprocess.run([sys.executable, "-c", statement], check=True)
+
+    return run
+
+
+def main() -> None:
+    cases = [Case("nothing", started("pass"), 3), Case("asyncio", started("import asyncio"), 3)]
+    cases += [Case("leasehold", started("import leasehold"), 3)]
+    for name in OTHERS:
+        if subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0:
+            cases.append(Case(name, started(f"import {name}"), 3))
+    print(table(TITLE, measure(cases, 9)))
+
+
+if __name__ == "__main__":
+    main()
