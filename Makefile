@@ -46,8 +46,12 @@ faults: $(VENV)/.installed servers ## the whole fault matrix and the long simula
 	LEASEHOLD_SEEDS=10000 $(PY) $(PYTEST) -m faults -o faulthandler_timeout=7200 $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.installed servers ## measure
-	$(PY) -m bench $(ARGS)
+bench: $(VENV)/.peers servers ## measure, beside other lock packages; all of it into bench/RESULTS.md: make bench ARGS=report
+ifeq ($(strip $(ARGS)),report)
+	$(VENV)/peers/bin/python -m bench.report
+else
+	$(VENV)/peers/bin/python -m bench $(ARGS)
+endif
 
 .PHONY: docs
 docs: $(VENV)/.installed ## run the snippets of the docs and compare their generated tables
@@ -100,6 +104,13 @@ $(VENV)/.built: $(VENV)/.made $(PACKED)
 	@rm -rf $(VENV)/wheel
 	$(PIP) install hatchling
 	$(PY) -m hatchling build --target wheel --directory $(VENV)/wheel
+	@touch $@
+
+# The packages to compare with, in an environment of their own: nothing of ours may need them.
+$(VENV)/.peers: $(VENV)/.built bench/requirements.txt
+	$(PYTHON) -m venv --clear $(VENV)/peers
+	$(VENV)/peers/bin/python -m pip --no-input --disable-pip-version-check -qq install \
+	    "$$(echo ./$(VENV)/wheel/*.whl)[all]" -r bench/requirements.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.built
