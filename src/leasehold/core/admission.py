@@ -104,8 +104,9 @@ class Line:
         if party is not None and party.state == HELD and not held:
             party = None
         if party is not None:
-            if min_hold and party.state == HELD and party.since + min_hold > at.now:
-                self._cool(party, party.since + min_hold, delay=0.0)
+            kept = min(party.since, at.now) + min_hold  # a clock that went back must not keep it for longer than that
+            if min_hold and party.state == HELD and kept > at.now:
+                self._cool(party, kept, delay=0.0)
             else:
                 self._remove(party)
         if self.waiters:

@@ -19,8 +19,9 @@ local p = find(ARGV[1])
 if p and p.state == HELD and ARGV[3] == '0' then p = nil end
 local ended = p and p.token > 0
 if p then
-  if p.state == HELD and p.since + min_hold > now then
-    cool(p, p.since + min_hold, 0)
+  local kept = math.min(p.since, now) + min_hold  -- a clock that went back must not keep it for longer than that
+  if p.state == HELD and kept > now then
+    cool(p, kept, 0)
   else
     remove(p)
   end
