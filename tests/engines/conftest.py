@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -28,8 +29,11 @@ from leasehold.model import Busy, Claim, Grant, Holder
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
 from leasehold.testing.postgresql_rig import server
+from leasehold.testing.redis_rig import RedisRig
 from leasehold.testing.rig import Absent
 from leasehold.testing.servers.postgresql import PostgreSQL
+from leasehold.testing.servers.redis import RedisServer
+from leasehold.testing.suite import made
 
 CHILD = Path(__file__).parent / "sqlite_child.py"
 
@@ -224,3 +228,17 @@ def bare() -> Iterator[Callable[[str], Bare]]:
     yield make
     for one in made:
         step(one.engine.close())
+
+
+@pytest.fixture
+def start_redis() -> Iterator[Callable[..., RedisServer]]:
+    """Starts Redis servers of the test's own, to be hurt as it likes."""
+    made(RedisRig)  # a skip where there is no Redis
+    with ExitStack() as ends:
+
+        def run(*options: str, **more: Any) -> RedisServer:
+            server = RedisServer(*options, **more).start()
+            ends.callback(server.kill)
+            return server
+
+        yield run

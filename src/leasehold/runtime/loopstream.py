@@ -57,6 +57,11 @@ class LoopStream:
         """Have many requests sent at once; all their replies are awaited together."""
         return self._ask(data, count, deadline)
 
+    @property
+    def open(self) -> bool:
+        """False: nothing that was asked here can be answered any more."""
+        return self._lost is None
+
     def post(self, data: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
         """Send, and let nobody wait; `done` gets the reply, or the error instead of one. False: it cannot be sent."""
         if self._lost is not None or self._loop.is_closed():
@@ -164,6 +169,10 @@ class LoopStream:
         if waiting:
             self._watch(min(waiting))
         elif not self.good:
+            self._loop.call_soon(self._close_unused)  # whoever gave up goes first: it may have a last word to send
+
+    def _close_unused(self) -> None:
+        if all(slot.future.done() for slot in self._slots):
             self.close()
 
     def _end(self, error: BaseException) -> None:
@@ -179,6 +188,13 @@ class LoopStream:
             future = self._slots.popleft().future
             if not future.done():
                 future.set_exception(error)
+
+    def last_words(self, data: bytes) -> None:
+        """Send what can be sent at once, behind what was sent before, and hang up."""
+        if data and self._lost is None and not self._loop.is_closed():
+            self._out.append(data)
+            self._flush()
+        self.close()
 
     def close(self) -> None:
         self._end(ConnectionAbortedError("it was closed here"))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
@@ -48,13 +47,15 @@ class Parser(Protocol):
 
 
 class SocketStream:
-    """A connection of one caller at a time. Deadlines are the kernel's: no second system call before each."""
+    """A connection of one caller at a time. Its timeout is the interpreter's, which counts on when a signal interrupts
+    a call: one of the kernel's would begin anew each time."""
 
-    __slots__ = ("__weakref__", "_clock", "_parser", "_patience", "_sock")
+    __slots__ = ("__weakref__", "_clock", "_parser", "_patience", "_sock", "_tls")
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._parser, self._clock = sock, parser, clock
-        self._patience = float("-inf")  # what the kernel was told: nothing yet
+        self._patience = float("-inf")  # what the socket was told: nothing yet
+        self._tls = isinstance(sock, ssl.SSLSocket)
         finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
 
     def call(self, data: bytes, deadline: float) -> Any:
@@ -62,11 +63,8 @@ class SocketStream:
         left = deadline - self._clock()
         if not left <= self._patience <= left + _SLACK:
             self._wait_up_to(left)
-        try:
-            self._sock.sendall(data)
-            self._parser.feed(self._sock.recv(_USUAL) or self._ended())
-        except BlockingIOError as error:
-            raise TimeoutError("no answer") from error
+        self._put(data)
+        self._parser.feed(self._sock.recv(_USUAL) or self._ended())
         reply = self._parser.gets()  # it is whole as a rule
         return reply if reply is not False else self.read(deadline, primed=False)
 
@@ -79,22 +77,25 @@ class SocketStream:
         left = deadline - self._clock()
         if not left <= self._patience <= left + _SLACK:
             self._wait_up_to(left)
+        self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        """The socket itself would ask the kernel first whether it takes any: it does, as a rule."""
         try:
-            self._sock.sendall(data)
-        except BlockingIOError as error:
-            raise TimeoutError("it takes no more bytes") from error
+            sent = 0 if self._tls else os.write(self._sock.fileno(), data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            self._sock.sendall(data[sent:])
 
     def read(self, deadline: float, primed: bool = True) -> Any:
-        """`primed`: the kernel knows the deadline already."""
+        """`primed`: the socket knows the deadline already."""
         parser, size = self._parser, 0
         while (reply := parser.gets()) is False:
             if not primed:
                 self._wait_up_to(deadline - self._clock())
             primed = False
-            try:
-                data = self._sock.recv(CHUNK)
-            except BlockingIOError as error:
-                raise TimeoutError("no answer") from error
+            data = self._sock.recv(CHUNK)
             if not data:
                 self._ended()
             size += len(data)
@@ -115,12 +116,7 @@ class SocketStream:
         if seconds <= 0:
             raise TimeoutError("no time left")
         self._patience = seconds
-        if isinstance(self._sock, ssl.SSLSocket):  # it would try again for ever when the kernel gives up
-            self._sock.settimeout(seconds)
-            return
-        value = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000) or 1)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._sock.settimeout(seconds)
 
     def last_words(self, data: bytes) -> None:
         """Send what can be sent at once, behind what was sent before, and hang up."""
@@ -151,7 +147,10 @@ def dial(address: Address, tls: ssl.SSLContext | None, parser: Parser, clock: Cl
 def connected(address: Address, tls: ssl.SSLContext | None, clock: Clock, deadline: float) -> socket.socket:
     targets: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)]
     if not address.path:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        try:
+            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        except UnicodeError as bad:  # a label that is empty, or too long
+            raise OSError(f"it is no name of a host: {bad}") from bad
         targets = [(each[0], each[4]) for each in found]
     error: OSError = ConnectionRefusedError("it has no address")
     for number, (family, target) in enumerate(targets):
@@ -168,8 +167,6 @@ def connected(address: Address, tls: ssl.SSLContext | None, clock: Clock, deadli
             if tls is not None:
                 sock.settimeout(max(deadline - clock(), 0.001))
                 sock = tls.wrap_socket(sock, server_hostname=address.host)
-            else:
-                sock.settimeout(None)
         except OSError as refused:
             sock.close()
             error = refused

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import CoroutineType
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from leasehold.engines.redis.asking import Asking
 from leasehold.engines.redis.listener import Listener
 from leasehold.engines.redis.requests import Name, Requests
 from leasehold.engines.redis.server import Server, pack
-from leasehold.engines.redis.settings import Unreached
+from leasehold.engines.redis.settings import Refused, Unreached
 from leasehold.engines.redis.topology import Options, Single, Topology, single
 from leasehold.engines.redis.wire import Wire
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
@@ -79,6 +80,7 @@ class RedisEngine:
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         listener = self._listener
+        asked_before = claim.mark in self._book.waiting
         if claim.queue:
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
@@ -94,8 +96,9 @@ class RedisEngine:
             reply = self._asking.one(wire, self._scripts.attempt, packed, deadline, lambda: self._given_up(claim))
             if reply.__class__ is CoroutineType:
                 reply = await reply
-        except (ConfigError, Unreached):
-            self._refused.add(claim.mark)
+        except (Refused, Unreached):
+            if not asked_before:
+                self._refused.add(claim.mark)
             raise
         answer = requests.granted(claim, reply)
         if not listener.on or answer.__class__ is Busy:
@@ -104,7 +107,9 @@ class RedisEngine:
 
     async def _confirmed(self, claim: Claim, wire: Wire, packed: bytes, deadline: float) -> Grant | Busy:
         """The same, with `min_replicas`: a grant that too few of them have is none."""
-        (reply,), confirmed = await self._asking.many(wire, self._scripts.attempt, [packed], deadline, confirm=True)
+        regret = partial(self._given_up, claim)
+        asked = self._asking.many(wire, self._scripts.attempt, [packed], deadline, confirm=True, regret=regret)
+        (reply,), confirmed = await asked
         answer = requests.granted(claim, reply)
         if isinstance(answer, Grant) and not confirmed:
             raise self._unconfirmed()

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import hiredis
 
-from leasehold.engines.redis.settings import ASK, Settings, Unreached, read
+from leasehold.engines.redis.settings import ASK, Refused, Settings, Unreached, read
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.runtime.base import Runtime, settle
 from leasehold.runtime.loopstream import LoopStream, dial_in_loop
@@ -21,7 +21,11 @@ from leasehold.runtime.streams import Address, SocketStream, dial
 _log = logging.getLogger("leasehold.redis")
 
 # Trying again will not help: the user, the password, the database or the server's protected mode is in the way.
-_FOR_GOOD: Final = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR DB index", "ERR SELECT", "DENIED", "ACL failure")
+_FOR_GOOD: Final = (
+    *("NOAUTH", "WRONGPASS", "NOPERM", "DENIED"),
+    *("ERR AUTH", "ERR DB index", "ERR SELECT", "ERR unknown command"),
+)
+_MIDWAY: Final = ("ACL failure in script", "ERR The user executing the script")  # nor here; but it was begun
 
 BROKEN: Final = (OSError, hiredis.ProtocolError)  # what a call raises that got no answer; TimeoutError is among them
 
@@ -53,7 +57,7 @@ class Server:
         database: int = 0,
         allow_eviction: bool = False,
     ) -> None:
-        self.address, self._tls, self._allow_eviction = address, tls, allow_eviction
+        self.address, self._tls, self._secret, self._allow_eviction = address, tls, password, allow_eviction
         self.settings: Settings | None = None  # None: not asked yet
         sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
         sign_in += [("SELECT", str(database))] if database else []
@@ -99,7 +103,12 @@ class Server:
             _log.warning("%s", warning)
 
     def refusal(self, error: Exception) -> ConfigError | Unavailable:
-        """What an error reply means: try again later, or never. The server's texts hold no secret of ours."""
-        if str(error).startswith(_FOR_GOOD):
-            return ConfigError(f"{self} does not permit this by the URL given: {error}")
-        return Unavailable(f"{self} refused: {error}", engine="redis")
+        """What an error reply means: try again later, or never."""
+        said = str(error).partition(", with args")[0]  # a server that does not know AUTH says what it was given
+        if self._secret:
+            said = said.replace(self._secret, "***")
+        if said.startswith(_FOR_GOOD):
+            return Refused(f"{self} does not permit this by the URL given: {said}")
+        if said.startswith(_MIDWAY):
+            return ConfigError(f"{self} does not permit what its user needs for this: {said}")
+        return Unavailable(f"{self} refused: {said}", engine="redis")

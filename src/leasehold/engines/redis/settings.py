@@ -21,6 +21,10 @@ class Unreached(Unavailable):
     """No connection could be had: what was to be asked has certainly not been done."""
 
 
+class Refused(ConfigError):
+    """Not permitted, by rights or by settings: what was asked has certainly not been done."""
+
+
 class Settings(NamedTuple):
     """None: this user may not ask."""
 
@@ -38,13 +42,13 @@ class Settings(NamedTuple):
         """Raise for a server on which locks would not be what they promise."""
         major = (self.version or "").partition(".")[0]
         if major.isdecimal() and int(major) < _OLDEST:
-            raise ConfigError(f"{server} runs Redis {self.version}: Leasehold needs Redis 7 or newer, or any Valkey")
+            raise Refused(f"{server} runs Redis {self.version}: Leasehold needs Redis 7 or newer, or any Valkey")
         if self.role == "slave":
             raise Unreached(
                 f"{server} is a replica: it takes no locks; the URL must lead to its primary", engine="redis"
             )
         if self.policy not in (None, "noeviction") and not allow_eviction:
-            raise ConfigError(
+            raise Refused(
                 f"{server} has maxmemory-policy {self.policy}, which may drop a lock while it is held: set it to "
                 "noeviction, or accept that with allow_eviction=yes in the URL"
             )

@@ -1,7 +1,7 @@
 """How requests reach one server: `call(packed, deadline)`, a reply in blocking mode, something to await under asyncio.
 
 Blocking, there is a pool, with a connection for each call under way. Under asyncio all tasks share one connection;
-calls that would hold up the others (`alone`) have connections of their own, one at a time each.
+calls that would hold up the others (`then`) have connections of their own, one at a time each.
 
 Whatever ends a call early takes its connection with it: a reply still to come must never be taken for another's.
 """
@@ -32,11 +32,14 @@ class Wire(Protocol):
         """One request, one reply. Blocking, `regret` is sent behind a request that was given up, as the last on its
         connection, where it cannot overtake it; under asyncio `post` does that."""
 
-    def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any] | Awaitable[list[Any]]:
-        """Many requests at once, and all replies; `alone`: on a connection that nobody else uses meanwhile."""
+    def calls(
+        self, packed: bytes, count: int, deadline: float, then: bytes, regret: Regret = None
+    ) -> list[Any] | Awaitable[list[Any]]:
+        """Many requests at once, and all replies. `then`, if anything, follows once they are answered, on the same
+        connection, which nobody else uses meanwhile; `regret` is sent there behind what was given up."""
 
     def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
-        """Send behind everything sent so far, and wait for nothing. False: cannot be done here."""
+        """Send behind everything sent so far and not answered, and wait for nothing. False: cannot be done here."""
 
     def hang_up(self) -> None:
         """Drop all connections; the next call opens a new one."""
@@ -75,17 +78,22 @@ class PoolWire:
         self._idle.append(await self._open(deadline))
         return await settle(self.call(packed, deadline, regret))
 
-    async def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any]:
+    async def calls(self, packed: bytes, count: int, deadline: float, then: bytes, regret: Regret = None) -> list[Any]:
         try:
             stream = self._idle.pop()
         except IndexError:
             stream = await self._open(deadline)
         try:
             replies = stream.calls(packed, count, deadline)
+            if then:
+                replies.append(stream.call(then, deadline))
         except BaseException as error:
-            self._drop(stream, error)
+            self._drop(stream, error, regret)
             raise
-        self._idle.append(stream)
+        if len(self._idle) < _IDLE and not self._closed:
+            self._idle.append(stream)
+        else:
+            self._drop(stream)
         return replies
 
     def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
@@ -128,6 +136,7 @@ class SharedWire:
     def __init__(self, server: Server, runtime: Runtime) -> None:
         self.server, self._runtime = server, runtime
         self._stream: LoopStream | None = None
+        self._left: list[LoopStream] = []  # silent ones, on which some still wait for what they asked before
         self._spare: list[LoopStream] = []  # nobody is using them
         self._opening = False
         self._waiting: list[Signal] = []  # for the task that opens the shared one
@@ -153,47 +162,61 @@ class SharedWire:
                 continue
             self._opening = True
             try:
-                self._stream = await self._open(deadline)
+                stream = await self._open(deadline)
+                if self._stream is not None:
+                    self._left = [each for each in (*self._left, self._stream) if each.open]
+                self._stream = stream
             finally:
                 self._opening, waiting, self._waiting = False, self._waiting, []
                 for each in waiting:
                     each.set()
         return self._stream
 
-    async def calls(self, packed: bytes, count: int, deadline: float, alone: bool) -> list[Any]:
-        if not alone:
+    async def calls(self, packed: bytes, count: int, deadline: float, then: bytes, regret: Regret = None) -> list[Any]:
+        if not then:
             return await (await self._shared(deadline)).calls(packed, count, deadline)
         self._spare = [stream for stream in self._spare if stream.good]
         stream = self._spare.pop() if self._spare else await self._open(deadline)
         try:
             replies = await stream.calls(packed, count, deadline)
+            replies.append(await stream.call(then, deadline))
         except BaseException:
-            stream.close()
+            stream.last_words(b"" if regret is None else regret())
             raise
-        if stream.good:
+        if stream.good and len(self._spare) < _IDLE:
             self._spare.append(stream)
+        else:
+            stream.close()
         return replies
 
     async def _open(self, deadline: float) -> LoopStream:
         return cast(LoopStream, await self.server.open(self._runtime, deadline))
 
     def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
-        return self._stream is not None and self._stream.post(packed, deadline, done)
+        stream = self._stream
+        for silent in self._left if stream is None or stream.good else (*self._left, stream):
+            silent.post(packed, deadline, _nothing)
+        return stream is not None and stream.good and stream.post(packed, deadline, done)
 
     def hang_up(self) -> None:
-        for stream in (self._stream, *self._spare):
+        for stream in (self._stream, *self._left, *self._spare):
             if stream is not None:
                 stream.close()
         self._stream = None
+        self._left.clear()
         self._spare.clear()
 
     def close(self) -> None:
         self.hang_up()
 
     def after_fork(self) -> None:
-        for stream in (self._stream, *self._spare):
+        for stream in (self._stream, *self._left, *self._spare):
             if stream is not None:
                 stream.after_fork()
         self._stream, self._opening = None, False
-        self._spare.clear()
-        self._waiting.clear()
+        for each in (self._left, self._spare, self._waiting):
+            each.clear()
+
+
+def _nothing(_reply: Any) -> None:
+    """On a silent connection: only an answer on another one counts."""
