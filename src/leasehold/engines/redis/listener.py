@@ -19,8 +19,8 @@ from leasehold.book import Book, every
 from leasehold.core.timing import BEAT, BEAT_EVERY, backoff
 from leasehold.engines.redis.requests import named
 from leasehold.engines.redis.scripts import MICROS, Publishing
-from leasehold.engines.redis.server import Server, pack
-from leasehold.errors import ConfigError, LeaseholdError
+from leasehold.engines.redis.server import BROKEN, Server, pack
+from leasehold.errors import Unavailable
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime, Signal
 from leasehold.runtime.streams import SocketStream
@@ -102,9 +102,9 @@ class Listener:
             while not ended and self._book() is not None:
                 try:
                     await self._listen(runtime, ended)
-                except (OSError, hiredis.ProtocolError, LeaseholdError) as error:
-                    known = isinstance(error, ConfigError) and misses > 0
-                    level = logging.WARNING if isinstance(error, ConfigError) and not known else logging.DEBUG
+                except Exception as error:  # whatever it was: without this thread nobody is woken again
+                    foreseen = isinstance(error, (*BROKEN, Unavailable))
+                    level = logging.DEBUG if foreseen or misses else logging.WARNING
                     _log.log(level, "no wake-ups reach this client, so its waiters look now and then: %s", error)
                 heard, self._heard, self.on = self._heard, False, False
                 misses = 0 if heard else misses + 1
@@ -158,7 +158,7 @@ class Listener:
 
 def deliver(book: Book, message: bytes) -> None:
     """A message of a script's: kind, microseconds, key, mark."""
-    with suppress(ValueError):  # not ours
+    with suppress(ValueError, OverflowError):  # not ours
         kind, after, key, mark = message.split(b" ", 3)
         whose = named(key.decode())
         if kind in _KINDS and whose is not None:

@@ -46,7 +46,10 @@ def named(key: str) -> tuple[str, str] | None:
     parts = key.split(":")
     if len(parts) != 4 or parts[0] != FORMAT or not parts[1].startswith("{"):
         return None
-    return decode(parts[1][1:]), decode(parts[3])
+    try:
+        return decode(parts[1][1:]), decode(parts[3])
+    except ValueError:
+        return None
 
 
 class Terms:
@@ -171,8 +174,11 @@ def packed_holder(holder: Holder) -> str:
 
 
 def read_holder(raw: bytes) -> Holder:
-    *label, host, pid, purpose = raw.decode().split("\0")
-    return Holder(label[0] if label else f"{host}:{pid}", host, int(pid), purpose)
+    try:
+        *label, host, pid, purpose = raw.decode().split("\0")
+        return Holder(label[0] if label else f"{host}:{pid}", host, int(pid), purpose)
+    except ValueError as bad:
+        raise nonsense() from bad
 
 
 # -------------------------------------------------------------- replies

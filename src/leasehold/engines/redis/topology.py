@@ -91,11 +91,20 @@ def single(config: EngineConfig) -> tuple[Server, Options]:
         if not address.path or parts.hostname:
             raise ConfigError("redis+unix:// takes the path of a socket: redis+unix:///run/redis/redis.sock?db=0")
     else:
-        address, database = Address(parts.hostname or "localhost", port or _PORT), _database(config.scheme, parts)
+        address, database = Address(_host(parts), port or _PORT), _database(config.scheme, parts)
     tls = _context({name: str(given[name]) for name in _TLS if name in given}) if secure else None
     options = Options(cast(int, given.get("min_replicas", 0)), bool(given.get("allow_eviction")))
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     return Server(address, tls, user, password, database, options.allow_eviction), options
+
+
+def _host(parts: SplitResult) -> str:
+    host = parts.hostname or "localhost"
+    try:
+        host.encode("idna")
+    except UnicodeError as bad:
+        raise ConfigError(f"{host!r} is no name a host could have: {bad}") from None
+    return host
 
 
 def _database(scheme: str, parts: SplitResult) -> int:
