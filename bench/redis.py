@@ -1,8 +1,8 @@
 """The Redis engine beside two bare EVALSHA calls of redis-py and beside other lock packages, on one server.
 
 `python -m bench redis`, or `python -m bench.redis` for all tables: blocking pairs, asyncio pairs, ten thousand keys,
-commands, bytes. Packages that are not installed are left out, and named: python-redis-lock, pottery, redlock-py,
-sherlock, tooz.
+commands, bytes. Packages that are not installed, or do not work here, are left out and named with the reason:
+python-redis-lock, pottery, redlock-py, sherlock, tooz.
 """
 
 from __future__ import annotations
@@ -135,9 +135,10 @@ def peers(port: int, plain: Any) -> Iterator[tuple[str, Any]]:
     for make in (python_redis_lock, pottery, redlock_py, sherlock, tooz):
         name = make.__name__.replace("_", "-")
         try:
-            lock = make()
+            lock, before = make(), plain.dbsize()
             with lock:
-                pass
+                if plain.dbsize() == before:
+                    raise RuntimeError("it says that it holds, and took no key")
         except Exception as error:
             print(f"left out: {name} ({type(error).__name__}: {error})", file=sys.stderr)
             continue

@@ -50,12 +50,12 @@ class SocketStream:
     """A connection of one caller at a time. Its timeout is the interpreter's, which counts on when a signal interrupts
     a call: one of the kernel's would begin anew each time."""
 
-    __slots__ = ("__weakref__", "_clock", "_parser", "_patience", "_sock", "_tls")
+    __slots__ = ("__weakref__", "_clock", "_parser", "_patience", "_plain", "_sock")
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._parser, self._clock = sock, parser, clock
         self._patience = float("-inf")  # what the socket was told: nothing yet
-        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._plain = not isinstance(sock, ssl.SSLSocket)  # its descriptor can be written to
         finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
 
     def call(self, data: bytes, deadline: float) -> Any:
@@ -82,7 +82,7 @@ class SocketStream:
     def _put(self, data: bytes) -> None:
         """The socket itself would ask the kernel first whether it takes any: it does, as a rule."""
         try:
-            sent = 0 if self._tls else os.write(self._sock.fileno(), data)
+            sent = os.write(self._sock.fileno(), data) if self._plain else 0
         except BlockingIOError:
             sent = 0
         if sent < len(data):
