@@ -243,6 +243,9 @@ class ClockLoop(Loop):
     def bind(self) -> bool:
         return self.ended or super().bind()
 
+    def owner_mark(self) -> str:
+        return self._threads.owner_mark() if self.ended else super().owner_mark()
+
     async def sleep(self, seconds: float) -> None:
         await self.signal().wait(seconds)
 
