@@ -232,6 +232,14 @@ def test_a_connection_in_use_at_the_close_goes_too(server) -> None:
         assert not wire._all
 
 
+def test_a_break_is_not_lost_on_a_connection_closed_for_being_idle(server) -> None:
+    with Client(url(server)) as client:
+        lease = client.lock("job", ttl=60).acquire()
+        server.ask("CLIENT", "KILL", "TYPE", "normal")
+        assert client.break_lock("job", token=lease.token)
+        assert lease.wait_lost(10)
+
+
 def test_too_few_replicas_are_not_made_up_for_by_a_second_trip() -> None:
     """Some of a batch were known to the server and some were not: two trips, and both must be confirmed."""
     unknown = hiredis.ReplyError("NOSCRIPT")

@@ -180,6 +180,8 @@ class RedisEngine:
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         found = self._requests.name(namespace, name)
         wire, packed = self._topology.wire(found.tag), self._requests.break_(found, token)
+        # It is not repeated, so it must not meet a connection that the server closed long ago for being idle.
+        await self._hear_from(wire, deadline)
         return requests.yes(await settle(self._asking.one(wire, self._scripts.break_, packed, deadline, again=False)))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
@@ -213,7 +215,10 @@ class RedisEngine:
 
     async def ping(self, deadline: float) -> None:
         for wire in self._topology.wires():
-            await settle(self._asking.one(wire, self._scripts.inspect, pack("PING"), deadline))
+            await self._hear_from(wire, deadline)
+
+    async def _hear_from(self, wire: Wire, deadline: float) -> None:
+        await settle(self._asking.one(wire, self._scripts.inspect, pack("PING"), deadline))
 
     def forget(self, claim: Claim) -> None:
         if claim.mark in self._refused:  # nothing was ever written
