@@ -18,8 +18,9 @@ from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
 from leasehold.engines.redis.asking import Asking
 from leasehold.engines.redis.scripts import Publishing, load
 from leasehold.engines.redis.server import Server, pack
-from leasehold.engines.redis.wire import PoolWire
+from leasehold.engines.redis.wire import PoolWire, Turns
 from leasehold.runtime.base import step
+from leasehold.runtime.loop import Loop
 from leasehold.runtime.streams import Address
 from leasehold.runtime.threads import Threads
 from leasehold.testing.servers.process import poll
@@ -238,6 +239,34 @@ def test_a_break_is_not_lost_on_a_connection_closed_for_being_idle(server) -> No
         server.ask("CLIENT", "KILL", "TYPE", "normal")
         assert client.break_lock("job", token=lease.token)
         assert lease.wait_lost(10)
+
+
+def test_turns_are_limited_and_none_is_lost() -> None:
+    async def main() -> None:
+        turns, inside, most, came = Turns(Loop(), 3), 0, 0, []
+
+        async def take(number: int, seconds: float) -> None:
+            nonlocal inside, most
+            if not await turns.enter(time.monotonic() + seconds):
+                return
+            inside, most = inside + 1, max(most, inside + 1)
+            came.append(number)
+            await asyncio.sleep(0)
+            inside -= 1
+            turns.leave()
+
+        tasks = [asyncio.create_task(take(number, 0.0 if number % 7 == 5 else 10)) for number in range(200)]
+        for number, task in enumerate(tasks):
+            if number % 5 == 4:
+                await asyncio.sleep(0)
+                task.cancel()
+        await asyncio.wait(tasks, timeout=10)
+        assert all(task.done() for task in tasks)
+        assert most == 3
+        assert turns._free == 3
+        assert came == sorted(came)
+
+    asyncio.run(main())
 
 
 def test_too_few_replicas_are_not_made_up_for_by_a_second_trip() -> None:

@@ -8,6 +8,7 @@ Whatever ends a call early takes its connection with it: a reply still to come m
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -18,6 +19,7 @@ from leasehold.runtime.loopstream import LoopStream
 from leasehold.runtime.streams import SocketStream
 
 _IDLE: Final = 64  # connections kept while nobody uses them
+_ALONE: Final = 64  # tasks of a loop that have a connection of their own at a time
 
 
 Regret: TypeAlias = Callable[[], bytes] | None
@@ -138,6 +140,7 @@ class SharedWire:
         self._stream: LoopStream | None = None
         self._left: list[LoopStream] = []  # silent ones, on which some still wait for what they asked before
         self._spare: list[LoopStream] = []  # nobody is using them
+        self._turns = Turns(runtime, _ALONE)
         self._opening = False
         self._waiting: list[Signal] = []  # for the task that opens the shared one
 
@@ -175,19 +178,21 @@ class SharedWire:
     async def calls(self, packed: bytes, count: int, deadline: float, then: bytes, regret: Regret = None) -> list[Any]:
         if not then:
             return await (await self._shared(deadline)).calls(packed, count, deadline)
-        self._spare = [stream for stream in self._spare if stream.good]
-        stream = self._spare.pop() if self._spare else await self._open(deadline)
+        if not await self._turns.enter(deadline):
+            raise Unreached(f"{self.server} cannot be reached: no connection is free in time", engine="redis")
         try:
-            replies = await stream.calls(packed, count, deadline)
-            replies.append(await stream.call(then, deadline))
-        except BaseException:
-            stream.last_words(b"" if regret is None else regret())
-            raise
-        if stream.good and len(self._spare) < _IDLE:
+            self._spare = [stream for stream in self._spare if stream.good]
+            stream = self._spare.pop() if self._spare else await self._open(deadline)
+            try:
+                replies = await stream.calls(packed, count, deadline)
+                replies.append(await stream.call(then, deadline))
+            except BaseException:
+                stream.last_words(b"" if regret is None else regret())
+                raise
             self._spare.append(stream)
-        else:
-            stream.close()
-        return replies
+            return replies
+        finally:
+            self._turns.leave()
 
     async def _open(self, deadline: float) -> LoopStream:
         return cast(LoopStream, await self.server.open(self._runtime, deadline))
@@ -213,9 +218,37 @@ class SharedWire:
         for stream in (self._stream, *self._left, *self._spare):
             if stream is not None:
                 stream.after_fork()
-        self._stream, self._opening = None, False
+        self._stream, self._opening, self._turns = None, False, Turns(self._runtime, _ALONE)
         for each in (self._left, self._spare, self._waiting):
             each.clear()
+
+
+class Turns:
+    """So many tasks of a loop at a time; the others wait, first come, first served."""
+
+    def __init__(self, runtime: Runtime, most: int) -> None:
+        self._runtime, self._free = runtime, most
+        self._line: deque[Signal] = deque()
+
+    async def enter(self, deadline: float) -> bool:
+        if self._free:
+            self._free -= 1
+            return True
+        mine = self._runtime.signal()
+        self._line.append(mine)
+        had = False
+        try:
+            had = await mine.wait(deadline - self._runtime.now())
+        finally:
+            if not had:  # too late, or cancelled: a turn given meanwhile is passed on
+                self._line.remove(mine) if mine in self._line else self.leave()
+        return had
+
+    def leave(self) -> None:
+        if self._line:
+            self._line.popleft().set()
+        else:
+            self._free += 1
 
 
 def _nothing(_reply: Any) -> None:
