@@ -63,7 +63,7 @@ class SocketStream:
         left = deadline - self._clock()
         if not left <= self._patience <= left + _SLACK:
             self._wait_up_to(left)
-        self._put(data)
+        self._put(data, deadline)
         self._parser.feed(self._sock.recv(_USUAL) or self._ended())
         reply = self._parser.gets()  # it is whole as a rule
         return reply if reply is not False else self.read(deadline, primed=False)
@@ -77,9 +77,9 @@ class SocketStream:
         left = deadline - self._clock()
         if not left <= self._patience <= left + _SLACK:
             self._wait_up_to(left)
-        self._put(data)
+        self._put(data, deadline)
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes, deadline: float) -> None:
         """The socket itself would ask the kernel first whether it takes any: it does, as a rule."""
         try:
             sent = os.write(self._sock.fileno(), data) if self._plain else 0
@@ -87,6 +87,7 @@ class SocketStream:
             sent = 0
         if sent < len(data):
             self._sock.sendall(data[sent:])
+            self._wait_up_to(deadline - self._clock())  # that may have taken a while
 
     def read(self, deadline: float, primed: bool = True) -> Any:
         """`primed`: the socket knows the deadline already."""
