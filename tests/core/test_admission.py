@@ -269,6 +269,16 @@ def test_min_hold_cools_and_a_break_ends_that() -> None:
     assert bench.state("b") == RESERVED
 
 
+def test_min_hold_keeps_no_longer_than_that_though_the_clock_went_back() -> None:
+    bench = Bench()
+    bench.attempt("a")
+    bench.pass_time(-3600)
+    assert bench.release("a", min_hold=5.0)
+    assert isinstance(bench.attempt("b", queue=False), Busy)
+    bench.pass_time(5)
+    assert isinstance(bench.attempt("b", queue=False), Grant)
+
+
 def test_delay_keeps_the_name_after_a_lapse_but_not_after_a_release() -> None:
     bench = Bench()
     bench.attempt("a", delay=5.0)
