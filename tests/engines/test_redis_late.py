@@ -12,12 +12,10 @@ import threading
 import time
 from contextlib import suppress
 
-import hiredis
 import pytest
 
 from leasehold import AsyncClient, Client, Unavailable
 from leasehold.engines.redis.requests import keys
-from leasehold.runtime.streams import SocketStream
 from leasehold.testing.servers.process import poll
 from leasehold.testing.servers.proxy import Proxy
 from leasehold.testing.servers.redis import CLOCKS
@@ -50,34 +48,6 @@ def test_what_is_released_is_free_though_the_clock_went_back(start_redis, min_ho
         waiter.join(10)
         assert not waiter.is_alive(), one.inspect()
         assert not server.ask("EXISTS", *keys("", "job")[1:]), "for an hour"
-
-
-# -------------------------------------------------------------- deadlines
-
-
-def test_a_request_that_leaves_slowly_does_not_double_its_deadline() -> None:
-    near, far = socket.socketpair()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    gate = threading.Event()
-
-    def read_late() -> None:
-        gate.wait(0.4)
-        while far.recv(65_536):
-            pass
-
-    reader = threading.Thread(target=read_late, daemon=True)
-    reader.start()
-    for ask in ("call", "calls"):
-        stream = SocketStream(near.dup(), hiredis.Reader(), time.monotonic)
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            data = b"x" * 1_000_000
-            stream.call(data, began + 0.5) if ask == "call" else stream.calls(data, 1, began + 0.5)
-        assert time.monotonic() - began < 0.8
-        stream.close()
-    near.close()
-    reader.join(10)
-    far.close()
 
 
 # ---------------------------------------------------------- late requests

@@ -13,7 +13,7 @@ import pytest
 
 from leasehold.runtime import loopstream, streams
 from leasehold.runtime.loopstream import dial_in_loop
-from leasehold.runtime.streams import Address, dial
+from leasehold.runtime.streams import Address, SocketStream, dial
 from leasehold.runtime.threads import boot_clock as clock
 
 
@@ -157,6 +157,28 @@ def test_an_answer_too_large_to_be_true(echo, monkeypatch) -> None:
     with pytest.raises(ConnectionError, match="larger"):
         stream.call(b"how much?\n", soon())
     stream.close()
+
+
+def test_a_request_that_leaves_slowly_does_not_double_its_deadline() -> None:
+    near, far = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    gate = threading.Event()
+
+    def read_late() -> None:
+        gate.wait(0.4)
+        while far.recv(65_536):
+            pass
+
+    reader = threading.Thread(target=read_late)
+    reader.start()
+    stream = SocketStream(near, Lines(), clock)
+    began = clock()
+    with pytest.raises(TimeoutError):
+        stream.call(b"x" * 1_000_000, began + 0.5)
+    assert clock() - began < 0.8
+    stream.close()
+    reader.join(10)
+    far.close()
 
 
 def test_last_words_are_heard(echo) -> None:
