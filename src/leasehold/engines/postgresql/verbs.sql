@@ -189,7 +189,8 @@ end
 $lh$;
 
 -- Give up a claim, held or queued (E6). True: a live grant ended. _held false: only a place or a turn is given up, for
--- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run.
+-- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run, and no
+-- more than that though the clock went back.
 create or replace function "leasehold".lh_release_v1(
     _namespace text, _bucket integer, _name text, _mark text, _min_hold bigint, _held boolean, _patience integer
 ) returns boolean
@@ -201,15 +202,15 @@ begin
     delete from "leasehold".lh_grant where ctid = (
         select ctid from "leasehold".lh_grant
         where namespace = _namespace and name = _name and mark = _mark and until > _t
-            and (state = 1 or state = 2 and _held and (_min_hold = 0 or since + _min_hold <= _t))
+            and (state = 1 or state = 2 and _held and (_min_hold = 0 or least(since, _t) + _min_hold <= _t))
         for update skip locked);
     _ended := found;
     if not _ended then
         -- It must be kept for a while, or a transaction of its holder has it: then it is over when that has ended.
         update "leasehold".lh_grant set
-                state = case when _min_hold > 0 and since + _min_hold > _t then 3 else state end,
+                state = case when _min_hold > 0 and least(since, _t) + _min_hold > _t then 3 else state end,
                 delay = 0,
-                until = case when _min_hold > 0 then greatest(since + _min_hold, _t) else _t end
+                until = case when _min_hold > 0 then greatest(least(since, _t) + _min_hold, _t) else _t end
             where namespace = _namespace and name = _name and mark = _mark and until > _t and state = 2 and _held;
         _ended := found;
         -- First: a turn that was not taken in time becomes a place in line again.
