@@ -100,7 +100,16 @@ def signatures(thing: object) -> dict[str, tuple[str, str]]:
     return {name: (plain(method), in_one_line(method)) for name, method in own}
 
 
-ABSTRACT = {"claiming", "look", "reading", "resource_of", "taking", "update", "writing"}  # steps that two kinds share
+ABSTRACT = {
+    "claiming",
+    "is_mark",
+    "look",
+    "reading",
+    "resource_of",
+    "taking",
+    "update",
+    "writing",
+}  # steps that two kinds share
 
 
 def plain(thing: Callable[..., object]) -> str:

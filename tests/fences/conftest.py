@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import json
 import os
@@ -20,17 +20,11 @@ from leasehold.testing import Absent
 from leasehold.testing.servers.process import Server, free_ports, scratch
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for modules beside this one: the folder is no package
 
 
 def beside(name: str) -> ModuleType:
-    """A module in this folder, which is no package."""
-    if name not in sys.modules:
-        found = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-        assert found is not None
-        assert found.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    return importlib.import_module(name)
 
 
 class Service(Server):

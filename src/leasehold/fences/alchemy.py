@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, func, inspect, or_, select, text, update
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect, or_, select, text, update
 from sqlalchemy.dialects.mysql import VARBINARY
+from sqlalchemy.sql.expression import Delete, Update
 
 from leasehold.errors import ConfigError
-from leasehold.fences.rules import Shown, check_resource, lacks_slots, refuse, to_read, to_write
-from leasehold.fences.sql.dialect import TABLE, Values, checked, named
+from leasehold.fences.rules import Pass, Shown, check_resource, lacks_slots, refuse, to_read, to_write
+from leasehold.fences.sql.dialect import TABLE, Values, alone, checked, named, of_connection
 from leasehold.fences.sql.row import show
 from leasehold.fences.sql.steps import ColumnSteps
 from leasehold.runtime.base import settle, step
@@ -32,7 +33,8 @@ def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
     )
     slot = Column("slot", Integer, primary_key=True, autoincrement=False)
     token = Column("token", BigInteger, nullable=False)
-    return Table(name, metadata, Column("resource", exact, primary_key=True), slot, token)
+    columns = Column("resource", exact, primary_key=True), slot, token
+    return Table(name, metadata, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")  # it has transactions
 
 
 class _Fence:
@@ -49,12 +51,18 @@ class _Fence:
         return (0, list(result.all())) if result.returns_rows else (result.rowcount, [])
 
     async def _claim(self, lease: Shown) -> None:
-        shown = to_write(lease)
+        await self._show(lease, to_write(lease))
+
+    async def _show(self, lease: Shown, shown: Pass) -> None:
+        if await _alone(self._session):
+            raise ConfigError(
+                "AUTOCOMMIT makes every statement a transaction of its own: a claim would be over before what it is to "
+                "guard. Use another isolation level"
+            )
         await show(self._run, named(_dialect(self._session)), self._table, self.resource, lease, shown)
 
     async def _read(self, lease: Shown, statement: Any, values: Any) -> Any:
-        shown = to_read(lease)
-        await show(self._run, named(_dialect(self._session)), self._table, self.resource, lease, shown)
+        await self._show(lease, to_read(lease))
         return await settle(self._session.execute(statement, values))
 
     async def _write(self, lease: Shown, statement: Any, values: Any) -> Any:
@@ -102,7 +110,7 @@ class _Column(ColumnSteps):
         keys = list(table.primary_key.columns)
         if len(keys) != 1:
             raise ConfigError(f"{table.name} needs a primary key of one column: use a fence row instead")
-        self._key, self._name = keys[0], table.name
+        self._key, self._name, self._table = keys[0], table.name, table
         self._fence = self._column(fence)
 
     def __repr__(self) -> str:
@@ -113,6 +121,9 @@ class _Column(ColumnSteps):
 
     def resource_of(self, key: Any) -> str:
         return f"{self._name}/{key}"
+
+    def is_mark(self, column: str) -> bool:
+        return bool(self._column(column).key == self._fence.key)
 
     async def update(self, key: Any, token: int, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
         values = {self._column(name): value for name, value in sets.items()}
@@ -135,11 +146,17 @@ class _Column(ColumnSteps):
 
     async def _execute(self, lease: Shown, statement: Any) -> int:
         shown = lacks_slots(to_write(lease), "a fence column")
+        if (
+            not isinstance(statement, Update | Delete)
+            or getattr(statement.table, "fullname", "") != self._table.fullname
+        ):
+            raise ConfigError(f"execute() takes an update() or delete() of {self._name}")
         count = await self._fenced(statement, shown.token)
-        newest = select(func.max(self._fence)).where(self._fence > shown.token)
+        newest = select(self._fence).where(self._fence > shown.token).order_by(self._fence.desc()).limit(1)
         if statement.whereclause is not None:
             newest = newest.where(statement.whereclause)
-        mark = (await settle(self._session.execute(newest))).scalar()
+        # Locking: a plain query of MySQL would show the marks of an older snapshot, and the refusal would go unsaid.
+        mark = (await settle(self._session.execute(newest.with_for_update(read=True)))).scalar()
         if mark is not None:
             refuse(lease, shown, int(mark), self._name)
         return count
@@ -197,3 +214,18 @@ def _dialect(session: Any) -> str:
     """Of a connection, or of the engine behind a session."""
     found = getattr(session, "dialect", None) or session.get_bind().dialect
     return str(found.name)
+
+
+async def _alone(session: Any) -> bool:
+    """Whether each statement is a transaction of its own: as SQLAlchemy was told, or its driver behind its back."""
+    connection = await settle(session.connection()) if hasattr(session, "get_bind") else session
+    connection = getattr(connection, "sync_connection", connection)  # of asyncio's face
+    told = connection.get_execution_options().get("isolation_level", connection.dialect._on_connect_isolation_level)
+    if told == "AUTOCOMMIT":
+        return True
+    driver = connection.connection.driver_connection
+    try:
+        dialect = of_connection(driver, None)
+    except ConfigError:  # not one that we know
+        return False
+    return alone(dialect, driver)

@@ -26,6 +26,9 @@ class _Base(ColumnSteps):
     def resource_of(self, key: Any) -> str:
         return f"{self._table}/{key}"
 
+    def is_mark(self, column: str) -> bool:
+        return column.lower() == self._fence.lower()
+
     async def update(self, key: Any, token: int, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
         changes = [f"{self._fence} = :token", *(f"{checked(column)} = :set{n}" for n, column in enumerate(sets))]
         changes += [f"{checked(column)} = {column} - :take{n}" for n, column in enumerate(takes)]

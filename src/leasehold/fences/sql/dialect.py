@@ -19,13 +19,15 @@ NO_SLOT: Final = -1
 IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 _PARAMETER = re.compile(r":([a-z][a-z0-9_]*)")
-_IN_TRANSACTION: Final = 1  # a bit of MySQL's server status
+_IN_TRANSACTION: Final = 1  # bits of MySQL's server status
+_AUTOCOMMIT: Final = 2
 
 
 class Dialect(NamedTuple):
     name: Name
     style: Literal["?", "%s"]
     text: str  # the type of a resource's name: compared byte by byte
+    table: str  # what the statement that makes the table ends with
     raise_mark: str  # in one statement, insert on first use; never lowers
     counts: bool  # a count of 0 rows after it means stale; MySQL also counts 0 when nothing changes
     look: str  # with its suffix, the mark as it is now, not as an older snapshot of the transaction has it
@@ -40,13 +42,22 @@ on duplicate key update token = greatest(token, values(token))"""
 _LOOK = "select token from {table} where resource = :resource and slot = :slot"
 
 _DIALECTS: Final[dict[Name, Dialect]] = {
-    "sqlite": Dialect("sqlite", "?", "text", _UPSERT, True, _LOOK, "", ""),
+    "sqlite": Dialect("sqlite", "?", "text", "", _UPSERT, True, _LOOK, "", ""),
     "postgresql": Dialect(
-        "postgresql", "%s", 'varchar(255) collate "C"', _UPSERT, True, _LOOK, " for update", " for share"
+        "postgresql", "%s", 'varchar(255) collate "C"', "", _UPSERT, True, _LOOK, " for update", " for share"
     ),
-    # Repeatable read would show the mark of an older snapshot: only a locking read sees the newest.
+    # Repeatable read would show the mark of an older snapshot: only a locking read sees the newest. And only InnoDB has
+    # transactions that keep a row locked, whatever the server's usual engine is.
     "mysql": Dialect(
-        "mysql", "%s", "varbinary(255)", _UPSERT_MYSQL, False, _LOOK, " for update", " lock in share mode"
+        "mysql",
+        "%s",
+        "varbinary(255)",
+        " engine=InnoDB",
+        _UPSERT_MYSQL,
+        False,
+        _LOOK,
+        " for update",
+        " lock in share mode",
     ),
 }
 
@@ -83,13 +94,13 @@ def sql_schema(dialect: str, table: str = TABLE) -> str:
     """The statement that makes the table of fence rows, for your migrations."""
     return (
         f"create table if not exists {checked(table)} (resource {named(dialect).text} not null, slot integer not null, "
-        f"token bigint not null, primary key (resource, slot))"
+        f"token bigint not null, primary key (resource, slot)){named(dialect).table}"
     )
 
 
 def checked(identifier: str) -> str:
     """A name of a table or column goes into the statement as it is, so it must be a plain one."""
-    if not IDENTIFIER.fullmatch(identifier):
+    if not isinstance(identifier, str) or not IDENTIFIER.fullmatch(identifier):
         raise ConfigError(f"{identifier!r} is no plain name of a table or column")
     return identifier
 
@@ -115,10 +126,30 @@ def in_transaction(dialect: Dialect, connection: Any) -> bool:
     return bool(connection.server_status & _IN_TRANSACTION)
 
 
+def alone(dialect: Dialect, connection: Any) -> bool:
+    """Whether a statement run now would be a transaction of its own, over before the next one."""
+    if dialect.name == "sqlite":
+        mode = getattr(connection, "autocommit", None)  # of Python 3.12, where it may leave all to isolation_level
+        return not connection.in_transaction and (
+            mode is True or (mode is not False and connection.isolation_level is None)
+        )
+    if dialect.name == "postgresql":
+        return bool(connection.autocommit) and not connection.info.transaction_status
+    return connection.server_status & (_AUTOCOMMIT | _IN_TRANSACTION) == _AUTOCOMMIT  # type: ignore[no-any-return]
+
+
 def begin(dialect: Dialect, connection: Any) -> str | None:
     """What to say before the first statement, if the driver does not."""
     if dialect.name == "sqlite":
         return None if connection.in_transaction else "begin immediate"
     if dialect.name == "postgresql":
         return "begin" if connection.autocommit else None
-    return "start transaction"
+    return "start transaction" if connection.server_status & _AUTOCOMMIT else None
+
+
+def asked(dialect: Dialect, connection: Any) -> Any:
+    """Whatever has to be awaited before the server's status is as it is now. Drivers of MySQL do not note it when rows
+    were read, and a query is enough to open a transaction where nothing is committed by itself."""
+    if dialect.name == "mysql" and not connection.server_status & _AUTOCOMMIT:
+        return connection.ping(reconnect=False)
+    return None

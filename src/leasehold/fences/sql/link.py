@@ -37,13 +37,18 @@ class Link:
 
     async def begin(self) -> None:
         """A transaction of the fence's own, so that what it reads is not older than its mark."""
+        await settle(dialects.asked(self.dialect, self.connection))
         if dialects.in_transaction(self.dialect, self.connection):
             raise ConfigError(
                 "a transaction is open on this connection: commit it first. To fence a transaction of your own, "
                 "make claim(lease) its first statement"
             )
         if word := dialects.begin(self.dialect, self.connection):
-            await settle((await self.execute(word, None)).close())
+            try:
+                await settle((await self.execute(word, None)).close())
+            except BaseException:  # cancelled, it may have begun all the same, and would keep everybody out
+                await self.rollback()
+                raise
 
     async def commit(self) -> None:
         try:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from leasehold.errors import ConfigError
 from leasehold.fences.rules import NEVER, Pass, Shown, check_resource, refuse, to_read, to_write
-from leasehold.fences.sql.dialect import NO_SLOT, TABLE, Dialect, checked, sql_schema
+from leasehold.fences.sql.dialect import NO_SLOT, TABLE, Dialect, alone, checked, sql_schema
 from leasehold.fences.sql.link import Link
 from leasehold.runtime.base import settle, step
 
@@ -48,7 +49,13 @@ class _Base:
         await show(self._link.run, self._link.dialect, self._table, self.resource, lease, shown)
 
     async def _claim(self, lease: Shown) -> None:
-        await self._show(lease, to_write(lease))
+        shown = to_write(lease)
+        if alone(self._link.dialect, self._link.connection):
+            raise ConfigError(
+                "there is no transaction on this connection, and none begins by itself: a claim would be over before "
+                "what it is to guard. Begin one first, or use write() or transaction()"
+            )
+        await self._show(lease, shown)
 
     async def _write(self, lease: Shown, statement: str, parameters: Any) -> int:
         shown = to_write(lease)

@@ -8,7 +8,7 @@ inserted the row, or MySQL did not count a row that did not change.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from leasehold.errors import ConfigError
@@ -21,6 +21,10 @@ class ColumnSteps(ABC):
     @abstractmethod
     def resource_of(self, key: Any) -> str:
         """The row, for people."""
+
+    @abstractmethod
+    def is_mark(self, column: str) -> bool:
+        """Whether it is the column of the mark, by whatever spelling."""
 
     @abstractmethod
     async def update(self, key: Any, token: int, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
@@ -36,12 +40,15 @@ class ColumnSteps(ABC):
     async def writing(self, lease: Shown, key: Any, values: Mapping[str, Any]) -> None:
         if not values:
             raise ConfigError("write() needs the columns to be written: write(lease, key, count=9)")
+        self._spare_mark(values)
         await self._change(lease, key, values, {})
 
     async def taking(self, lease: Shown, key: Any, amounts: Mapping[str, Any]) -> bool:
         if not amounts or any(amount < 0 for amount in amounts.values()):
             raise ConfigError("take() needs columns and what to take off them: take(lease, key, quantity=1)")
-        if await self._change(lease, key, {}, amounts):
+        self._spare_mark(amounts)
+        amounts = {column: amount for column, amount in amounts.items() if amount}
+        if await self._change(lease, key, {}, amounts) or not amounts:  # MySQL does not count a row without a change
             return True
         await self._change(lease, key, {}, {})  # "not enough" is a read that may decide something
         return False
@@ -69,6 +76,12 @@ class ColumnSteps(ABC):
         if (mark := row[0] or NEVER) > shown.token:
             refuse(lease, shown, int(mark), self.resource_of(key))
         return row
+
+    def _spare_mark(self, columns: Iterable[str]) -> None:
+        if any(map(self.is_mark, columns)):
+            raise ConfigError(
+                "the column of the mark is the fence's own: it would fall, and let holders of the past in"
+            )
 
     def _missing(self, key: Any) -> NoReturn:
         raise LookupError(f"{self.resource_of(key)} is not there: insert it first, with fence 0")
