@@ -34,6 +34,8 @@ def parsed(token: str | None, slot: str | None, shared: str | None) -> Pass | No
         raise ConfigError(f"{TOKEN} is the token of a lease: a whole number from 1 to 2^53 - 1")
     if slot is not None and not (slot.isascii() and slot.isdigit() and len(slot) <= 9):
         raise ConfigError(f"{SLOT} is the slot of a semaphore's permit: a whole number")
+    if shared not in (None, "0", "1"):
+        raise ConfigError(f"{SHARED} is 1 for the lease of a reader, or left out")
     return Pass(int(token), None if slot is None else int(slot), shared == "1")
 
 
@@ -59,5 +61,5 @@ def told(document: Any) -> StaleToken | None:
             highest=int(document["highest"]),
             slot=None if slot is None else int(slot),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None

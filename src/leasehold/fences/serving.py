@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import os
+import posixpath
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, MutableMapping
@@ -19,7 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from leasehold.errors import ConfigError, StaleToken
 from leasehold.fences import header
-from leasehold.fences.marks import MarkFile
+from leasehold.fences.marks import MarkFile, unlock
 from leasehold.fences.rules import NEVER, Pass, raised
 
 Leave: TypeAlias = Callable[[], None]
@@ -32,8 +33,14 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PASS: Final = "leasehold.pass"  # noqa: S105  # the key in environ and scope under which the app finds what was shown
-UNSAFE: Final = ("DELETE", "PATCH", "POST", "PUT")
+SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110: they only look
 _SOONEST, _LATEST = 0.001, 0.05
+
+
+def spelled(path: str) -> str:
+    """A path as one resource, however it is written: `//a`, `/a/`, `/./a` and `/b/../a` reach what `/a` reaches in many
+    an app. To share a mark too often refuses too much; too seldom, and a holder of the past comes in."""
+    return posixpath.normpath("/" + path.strip("/"))
 
 
 class Store(Protocol):
@@ -57,10 +64,10 @@ class Marks:
         key = resource, shown.slot
         with self._guard:
             inside = self._inside.get(key, [])
-            mark = raised(shown, shown, self._marks.get(key, NEVER), resource)
+            # Also for one that must wait: what was shown counts, or those inside could go on coming for ever.
+            self._marks[key] = raised(shown, shown, self._marks.get(key, NEVER), resource)
             if any(one != shown and not (one.shared and shown.shared) for one in inside):
                 return None
-            self._marks[key] = mark
             self._inside.setdefault(key, []).append(shown)
         return lambda: self._leave(key, shown)
 
@@ -82,15 +89,17 @@ class FileMarks:
     def enter(self, resource: str, shown: Pass) -> Leave | None:
         """One request at a time for each resource."""
         # A resource is any text; a hash of it is a safe name of any file system.
-        marks = MarkFile(os.path.join(self._folder, hashlib.sha256(resource.encode()).hexdigest()))
+        marks = MarkFile(
+            os.path.join(self._folder, hashlib.sha256(resource.encode("utf-8", "surrogatepass")).hexdigest())
+        )
         if (fd := marks.try_lock()) is None:
             return None
         try:
             marks.show(fd, shown, shown, resource)
         except BaseException:
-            os.close(fd)
+            unlock(fd)
             raise
-        return lambda: os.close(fd)
+        return lambda: unlock(fd)
 
 
 class _Gate:
@@ -102,14 +111,15 @@ class _Gate:
         marks: Store | None = None,
         *,
         resource: Callable[[str], str] | None = None,
-        required: Collection[str] = UNSAFE,
+        required: Collection[str] | None = None,
         wait: float = 30.0,
     ) -> None:
-        """`resource`: from the request's path, what is fenced; None: the path. `required`: methods refused without a
-        token, with 428; of others a token is checked if there is one. `wait`: how long another token may be inside;
-        then 503."""
+        """`resource`: from the request's path, what is fenced; None: the path, one for all its spellings. `required`:
+        methods refused without a token, with 428; None: all that do more than look. Of others a token is checked if
+        there is one. `wait`: how long another token may be inside; then 503."""
         self._app, self._marks = app, Marks() if marks is None else marks
-        self._resource, self._required, self._wait = resource or str, frozenset(required), wait
+        self._resource, self._wait = resource or spelled, wait
+        self._required = None if required is None else frozenset(map(str.upper, required))
 
     def _look(self, method: str, values: tuple[str | None, str | None, str | None]) -> Pass | Document | None:
         """The pass; or a problem; or None: neither is there nor needed."""
@@ -117,10 +127,11 @@ class _Gate:
             shown = header.parsed(*values)
         except ConfigError as bad:
             return header.problem(400, "Not a lease token", detail=str(bad))
-        if shown is None and method in self._required:
+        method = method.upper()  # as frameworks do: "put" is served as PUT
+        if shown is None and (method not in SAFE if self._required is None else method in self._required):
             detail = f"{method} needs the header {header.TOKEN}: the token of the lease under which it is made"
             return header.problem(428, "Lease token required", detail=detail)
-        if shown is not None and shown.shared and method in UNSAFE:
+        if shown is not None and shown.shared and method not in SAFE:
             return header.problem(400, "A shared lease cannot write", detail="it takes the write side of the rwlock")
         return shown
 
@@ -202,8 +213,7 @@ class ASGIFence(_Gate):
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        values = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        found = [values.get(name.lower().encode()) for name in (header.TOKEN, header.SLOT, header.SHARED)]
+        found = [_value(scope, name) for name in (header.TOKEN, header.SLOT, header.SHARED)]
         shown = self._look(scope["method"], (found[0], found[1], found[2]))
         if shown is None:
             await self._app(scope, receive, send)
@@ -240,6 +250,12 @@ class ASGIFence(_Gate):
 def _leave_again(entering: asyncio.Future[Leave | Document | None]) -> None:
     if not entering.cancelled() and entering.exception() is None and callable(entered := entering.result()):
         entered()
+
+
+def _value(scope: Scope, name: str) -> str | None:
+    """Of a header; given twice, both, as WSGI has it: which of two tokens would count?"""
+    values = [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name.lower().encode()]
+    return ", ".join(values) if values else None
 
 
 async def _send(document: Document, send: Send) -> None:
