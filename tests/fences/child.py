@@ -1,6 +1,7 @@
 """A process of its own at a fence: says what happened, one JSON value a line.
 
 child.py hold KIND SPEC URL TTL           takes the lock, reads, says the token; writes 1 when a line comes in
+child.py hold_by_key ENGINE SPEC URL NAME  the same with a fence on the lock's own key; writes 1
 child.py hammer KIND SPEC TOKENS ROUNDS CLAIMS
     read, think, write one more; with tokens that get old. TOKENS: a file with the last one given out. CLAIMS: 0 looks
     without claiming the fence. Says each call: when it began and ended, what, token, whether, and by what decided.
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kinds import KINDS
 
 from leasehold import Client, StaleToken
+from leasehold.fences import EtcdLockFence, ZooKeeperLockFence
 
 
 def say(value: Any) -> None:
@@ -40,6 +42,26 @@ def hold(kind: str, spec: str, url: str, ttl: str) -> None:
     except StaleToken as stale:
         told = [event.reason for event in events if event.kind == "stale_token"]
         say({"refused": [stale.token, stale.highest], "told": told, "text": str(stale)})
+    number.close()
+    client.close()
+
+
+def hold_by_key(engine: str, spec: str, url: str, name: str) -> None:
+    number = KINDS[engine](json.loads(spec))
+    if engine == "etcd":
+        fence: Any = EtcdLockFence(f"http://127.0.0.1:{number.spec['etcd']}", number.key, lock=name)
+    else:
+        fence = ZooKeeperLockFence(number.client, number.path, lock=name)
+    client = Client(url, ttl=2)
+    lease = client.lock(name).acquire()
+    fence.read(lease)
+    say({"token": lease.token})
+    sys.stdin.readline()
+    try:
+        fence.write(lease, "1")
+        say({"refused": None})
+    except StaleToken as stale:
+        say({"refused": [stale.token, stale.highest]})
     number.close()
     client.close()
 
@@ -81,4 +103,4 @@ def hammer(kind: str, spec: str, tokens: str, rounds: str, claims: str) -> None:
 
 
 if __name__ == "__main__":
-    {"hold": hold, "hammer": hammer}[sys.argv[1]](*sys.argv[2:])
+    {"hold": hold, "hold_by_key": hold_by_key, "hammer": hammer}[sys.argv[1]](*sys.argv[2:])

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from record import recorded
 
 import leasehold
 from leasehold import AsyncClient, Client, ConfigError, CurrentLease, Event, StaleToken, current_lease, fences
@@ -159,14 +160,7 @@ def test_threads_lose_nothing_at_a_local_fence():
     history, done = History(time.monotonic), []
 
     def call(who, action, token, work, **detail):
-        op = history.invoke(who, action, "n", token=token, **detail)
-        try:
-            found = work()
-        except StaleToken:
-            op.fail("stale")
-            return None
-        op.ok(token=token)
-        return found
+        return recorded(history, who, action, "n", token, work, **detail)
 
     def work(who):
         token = 0

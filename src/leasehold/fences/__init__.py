@@ -19,7 +19,7 @@ from leasehold.fences.rules import Bearer, Pass, Shown
 if TYPE_CHECKING:
     from leasehold.fences.alchemy import AlchemyColumn, AlchemyFence, AsyncAlchemyColumn, AsyncAlchemyFence, fence_table
     from leasehold.fences.calling import HTTPFence, LeaseAuth, headers, raise_for_stale
-    from leasehold.fences.etcd import EtcdFence
+    from leasehold.fences.etcd import EtcdFence, EtcdLockFence
     from leasehold.fences.file import File
     from leasehold.fences.local import Local
     from leasehold.fences.objects import AsyncObjectFence, HTTPObjects, ObjectFence, Stored
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from leasehold.fences.sql.column import AsyncSQLColumn, SQLColumn
     from leasehold.fences.sql.dialect import sql_schema
     from leasehold.fences.sql.row import AsyncSQLFence, SQLFence
-    from leasehold.fences.zookeeper import ZooKeeperFence
+    from leasehold.fences.zookeeper import ZooKeeperFence, ZooKeeperLockFence
 
 _HOMES = {
     "ASGIFence": "serving",
@@ -41,6 +41,7 @@ _HOMES = {
     "AsyncSQLColumn": "sql.column",
     "AsyncSQLFence": "sql.row",
     "EtcdFence": "etcd",
+    "EtcdLockFence": "etcd",
     "File": "file",
     "FileMarks": "serving",
     "HTTPFence": "calling",
@@ -55,6 +56,7 @@ _HOMES = {
     "Stored": "objects",
     "WSGIFence": "serving",
     "ZooKeeperFence": "zookeeper",
+    "ZooKeeperLockFence": "zookeeper",
     "fence_table": "alchemy",
     "headers": "calling",
     "raise_for_stale": "calling",
@@ -73,6 +75,7 @@ __all__ = [
     "AsyncSQLFence",
     "Bearer",
     "EtcdFence",
+    "EtcdLockFence",
     "File",
     "FileMarks",
     "HTTPFence",
@@ -89,6 +92,7 @@ __all__ = [
     "Stored",
     "WSGIFence",
     "ZooKeeperFence",
+    "ZooKeeperLockFence",
     "fence_table",
     "headers",
     "raise_for_stale",

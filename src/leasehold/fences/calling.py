@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from leasehold.errors import ConfigError
 from leasehold.fences.header import PROBLEM, headers, told
-from leasehold.fences.rules import Shown, to_write
+from leasehold.fences.rules import Shown, in_bytes, to_write
+from leasehold.fences.web import FRESH, ask, check_url
 
 __all__ = ["HTTPFence", "LeaseAuth", "headers", "raise_for_stale"]
 
@@ -51,9 +50,7 @@ class HTTPFence:
     """One resource of a fenced service, by urllib: `write` is PUT, `read` is GET, `call` is any method."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 30.0) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError("a service is reached by http:// or https://")
-        self.resource = self._url = url
+        self.resource = self._url = check_url(url, "a service is")
         self._headers, self._timeout = dict(headers or {}), timeout
 
     def claim(self, lease: Shown) -> None:
@@ -68,18 +65,15 @@ class HTTPFence:
     def write(self, lease: Shown, data: bytes | str) -> bytes:
         """PUT. Text is sent as UTF-8. Gives what the service answers."""
         to_write(lease)
-        return self.call(lease, "PUT", data.encode() if isinstance(data, str) else data)
+        return self.call(lease, "PUT", in_bytes(data))
 
     def call(self, lease: Shown, method: str, data: bytes | None = None) -> bytes:
         """Any method, with the token."""
-        usual = {} if data is None else {"Content-Type": "application/octet-stream"}
-        asked = urllib.request.Request(  # noqa: S310  # the scheme was checked
-            self._url, data, {**usual, **self._headers, **headers(lease)}, method=method
-        )
+        usual = FRESH if data is None else {"Content-Type": "application/octet-stream"}
+        sent = {**usual, **self._headers, **headers(lease)}
         try:
-            with urllib.request.urlopen(asked, timeout=self._timeout) as answer:  # noqa: S310
-                body: bytes = answer.read()
-                return body
+            with ask(self._url, method, data, sent, timeout=self._timeout) as answer:
+                return answer.read()
         except urllib.error.HTTPError as error:
             with error:
                 raise_for_stale(error, lease)

@@ -11,7 +11,7 @@ import stat
 from contextlib import suppress
 
 from leasehold.fences.marks import MarkFile, sync_folder
-from leasehold.fences.rules import Shown, to_read, to_write
+from leasehold.fences.rules import Shown, in_bytes, to_read, to_write
 
 
 class File:
@@ -30,29 +30,41 @@ class File:
 
     def claim(self, lease: Shown) -> None:
         """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do; `Unavailable` after `wait`."""
+        shown = to_write(lease)
         with self._marks.locked(self._wait) as fd:
-            self._marks.show(fd, lease, to_write(lease), self.resource)
+            self._marks.show(fd, lease, shown, self.resource)
 
     def read(self, lease: Shown) -> bytes:
         """The content, to decide a write by: older holders write no more. FileNotFoundError: the mark is raised."""
+        shown = to_read(lease)
         with self._marks.locked(self._wait) as fd:
-            self._marks.show(fd, lease, to_read(lease), self.resource)
+            self._marks.show(fd, lease, shown, self.resource)
             with open(self.path, "rb") as file:
                 return file.read()
 
     def write(self, lease: Shown, data: bytes | str) -> None:
         """Replace the content; it is on the disk when this returns. Text is written as UTF-8."""
-        body = data.encode() if isinstance(data, str) else data
+        body, shown = in_bytes(data), to_write(lease)
         with self._marks.locked(self._wait) as fd:
-            self._marks.show(fd, lease, to_write(lease), self.resource)
+            self._marks.show(fd, lease, shown, self.resource)
             self._replace(body)
 
     def _replace(self, body: bytes) -> None:
-        # One name for all: whoever is here has the lock, and what a crash left behind is written over.
-        new = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        # One name for all: whoever is here has the lock. What a crash left behind goes, and is not written through: a
+        # backup made of hard links may have it as well.
+        with suppress(FileNotFoundError):
+            os.unlink(self._new)
+        try:
+            old = os.stat(self.path)
+        except FileNotFoundError:
+            old = None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        new = os.open(self._new, flags, 0o666 if old is None else 0o600)  # nobody gets hold of it in between
         with open(new, "wb") as file:
-            with suppress(FileNotFoundError):
-                os.fchmod(new, stat.S_IMODE(os.stat(self.path).st_mode))
+            if old is not None:
+                with suppress(PermissionError):  # only root gives files away
+                    os.fchown(new, old.st_uid, old.st_gid)
+                os.fchmod(new, stat.S_IMODE(old.st_mode))
             file.write(body)
             file.flush()
             os.fsync(new)

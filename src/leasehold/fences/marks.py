@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from leasehold.errors import ConfigError, Unavailable
-from leasehold.fences.rules import NEVER, Pass, Shown, raised
+from leasehold.fences.rules import NEVER, Pass, Shown, mark_of, raised
 
 try:
     import fcntl
@@ -43,7 +43,7 @@ class MarkFile:
         try:
             yield fd
         finally:
-            os.close(fd)
+            unlock(fd)
 
     def try_lock(self) -> int | None:
         """The descriptor, locked until it is closed, or None when another has it. Never waits."""
@@ -69,24 +69,30 @@ class MarkFile:
         if after != mark:
             os.pwrite(fd, b"%31d\n" % after, place)
             os.fsync(fd)
+        if mark == NEVER:  # whoever made the file may not have come so far: what is forgotten with it is the mark
+            sync_folder(os.path.dirname(self.path))
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             return os.open(self.path, flags)
         except FileNotFoundError:
-            fd = os.open(self.path, flags | os.O_CREAT, 0o666)  # less the umask, as any file
-            sync_folder(os.path.dirname(self.path))  # a mark whose file is forgotten is forgotten too
-            return fd
+            return os.open(self.path, flags | os.O_CREAT, 0o666)  # less the umask, as any file
 
 
 def _parsed(record: bytes, path: str) -> int:
     text = record.strip(b"\0 \n")
     if not text:
         return NEVER
-    if not text.isdigit() or len(record) != _RECORD:  # fail closed: what was here is not known
-        raise ConfigError(f"{path} holds no mark of a fence: it was overwritten, or is another file")
-    return int(text)
+    return mark_of(text if len(record) == _RECORD else b"half of one", path)
+
+
+def unlock(fd: int) -> None:
+    """Let go, and close. Closing alone would not do: a child forked meanwhile has the descriptor, and so the lock."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 def _same_file(fd: int, path: str) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
 from leasehold.errors import ConfigError, Unavailable
-from leasehold.fences.rules import NEVER, Pass, Shown, check_resource, raised, to_read, to_write
+from leasehold.fences.rules import NEVER, Pass, Shown, check_resource, in_bytes, mark_of, raised, to_read, to_write
+from leasehold.fences.web import FRESH, ask, check_url
 from leasehold.runtime.base import settle, step
 
 _TRIES: Final = 100  # each failed one means that somebody else got through
@@ -76,7 +76,7 @@ class _Base:
         return body
 
     async def _write(self, lease: Shown, data: bytes | str) -> None:
-        await self._put(lease, to_write(lease), data.encode() if isinstance(data, str) else data)
+        await self._put(lease, to_write(lease), in_bytes(data))
 
     async def _put(self, lease: Shown, shown: Pass, body: bytes | None) -> bytes | None:
         """Compare, and write the object anew where the mark or the content changes. Gives the content."""
@@ -101,9 +101,13 @@ class _Base:
     def _apart(self, stored: Stored | None) -> _Seen:
         if stored is None:
             return _Seen(None, {}, {}, None)
+        if not stored.etag:
+            raise ConfigError(f"the store gave no ETag of {self.key}: without one nothing can be compared")
         if self._in_metadata:
             ours = {name: value for name, value in stored.metadata.items() if name.startswith(_HEADER)}
-            marks = {name.removeprefix(_HEADER).removeprefix("-"): int(value) for name, value in ours.items()}
+            marks = {
+                name.removeprefix(_HEADER).removeprefix("-"): mark_of(value, self.key) for name, value in ours.items()
+            }
             rest = {name: value for name, value in stored.metadata.items() if name not in ours}
             # An object claimed before it was written: a store has no metadata without a body.
             absent = not stored.body and rest.get("lease-absent") == "1"
@@ -111,8 +115,12 @@ class _Base:
         if not stored.body.startswith(_MAGIC):  # written before it was fenced
             return _Seen(stored.body, {}, stored.metadata, stored.etag)
         line, _, body = stored.body.partition(b"\n")
-        head = json.loads(line.removeprefix(_MAGIC))
-        return _Seen(None if head["absent"] else body, head["marks"], stored.metadata, stored.etag)
+        try:
+            head = json.loads(line.removeprefix(_MAGIC))
+            marks = {str(slot): mark_of(str(mark), self.key) for slot, mark in head["marks"].items()}
+            return _Seen(None if head["absent"] else body, marks, stored.metadata, stored.etag)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ConfigError(f"{self.key} begins like a fenced object, but is no fenced object") from None
 
     async def _together(self, seen: _Seen, marks: Mapping[str, int], content: bytes | None) -> str | None:
         metadata, body = dict(seen.metadata), content or b""
@@ -175,14 +183,12 @@ class HTTPObjects:
         self, url: str, *, headers: Mapping[str, str] | None = None, prefix: str = "x-amz-meta-", timeout: float = 30.0
     ) -> None:
         """`headers`: such as credentials. `prefix`: of headers that carry metadata: `x-amz-meta-`, `x-ms-meta-`."""
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError("objects are reached by http:// or https://")
-        self._url, self._prefix, self._timeout = url.rstrip("/"), prefix.lower(), timeout
+        self._url, self._prefix, self._timeout = check_url(url, "objects are").rstrip("/"), prefix.lower(), timeout
         self._headers = {"Content-Type": "application/octet-stream", **(headers or {})}
 
     def get(self, key: str) -> Stored | None:
         """The object; None: there is none."""
-        answer = self._ask("GET", key, None, {})
+        answer = self._ask("GET", key, None, FRESH)
         if answer is None:
             return None
         body, etag, found = answer
@@ -199,11 +205,9 @@ class HTTPObjects:
     def _ask(
         self, method: str, key: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[bytes, str, dict[str, str]] | None:
-        asked = urllib.request.Request(  # noqa: S310  # the scheme was checked
-            f"{self._url}/{quote(key)}", body, {**self._headers, **headers}, method=method
-        )
+        where, sent = f"{self._url}/{quote(key)}", {**self._headers, **headers}
         try:
-            with urllib.request.urlopen(asked, timeout=self._timeout) as answer:  # noqa: S310
+            with ask(where, method, body, sent, timeout=self._timeout) as answer:
                 names = {name.lower(): value for name, value in answer.headers.items()}
                 ours = {name: value for name, value in names.items() if name.startswith(self._prefix)}
                 return answer.read(), names.get("etag", ""), ours

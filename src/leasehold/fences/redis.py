@@ -19,7 +19,9 @@ Word: TypeAlias = str | bytes | int | float
 # and the words. Replies 0 and the mark for a stale token (nothing was done), else 1 and the answers in order.
 # Atomic as every script is; but a command that fails does not undo those before it.
 SCRIPT: Final = """
-local seen, token = tonumber(redis.call('get', KEYS[1]) or '0'), tonumber(ARGV[1])
+local mark = redis.call('get', KEYS[1]) or '0'
+if not string.find(mark, '^%d+$') then return redis.error_reply('ERR ' .. KEYS[1] .. ' holds no mark of a fence') end
+local seen, token = tonumber(mark), tonumber(ARGV[1])
 if token < seen then return {0, string.format('%.0f', seen)} end
 if token > seen and ARGV[2] == '0' then redis.call('set', KEYS[1], ARGV[1]) end
 local answers, at = {1}, 3

@@ -18,6 +18,8 @@ from typing import Final, NamedTuple, NoReturn, Protocol, TypeAlias, runtime_che
 from leasehold.errors import ConfigError, StaleToken
 
 MOST: Final = 1 << 53  # tokens are below, so that doubles (Lua, JSON) carry them exactly
+SLOTS: Final = 1 << 31  # slots are below: an integer of every database
+_DIGITS: Final = 16  # of 2^53
 NEVER: Final = 0  # the mark of a resource that was never shown a token
 
 
@@ -51,12 +53,19 @@ def to_read(lease: Shown) -> Pass:
     if isinstance(lease, bool) or not isinstance(lease, int | Bearer):
         raise ConfigError(f"a fence takes a lease or its token, not {lease!r}")
     shown = Pass(lease) if isinstance(lease, int) else Pass(lease.token, lease.slot, lease.shared)
-    if not NEVER < shown.token < MOST:
+    if not _whole(shown.token) or not NEVER < shown.token < MOST:
         raise ConfigError(
-            f"{shown.token} is no fencing token: tokens are from 1 to 2^53 - 1. "
+            f"{shown.token!r} is no fencing token: tokens are whole numbers from 1 to 2^53 - 1. "
             'An engine without tokens is refused by client.lock(..., require={"fencing"})'
         )
+    if shown.slot is not None and not (_whole(shown.slot) and 0 <= shown.slot < SLOTS):
+        raise ConfigError(f"{shown.slot!r} is no slot of a semaphore: slots are whole numbers from 0 to 2^31 - 1")
     return shown
+
+
+def _whole(number: object) -> bool:
+    """A float would pass the comparison, and be cut or rounded on its way."""
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def to_write(lease: Shown) -> Pass:
@@ -82,13 +91,40 @@ def refuse(lease: Shown, shown: Pass, mark: int, resource: str) -> NoReturn:
     raise stale
 
 
+def mark_of(text: bytes | str, where: str) -> int:
+    """The mark that stands there. Fails closed: of anything but plain digits nobody knows what it was."""
+    plain = text.decode("latin-1") if isinstance(text, bytes) else text
+    if not (plain.isascii() and plain.isdigit() and len(plain) <= _DIGITS):
+        raise ConfigError(f"{where} holds no mark of a fence: it was overwritten, or is another's")
+    return int(plain)
+
+
 def check_resource(resource: str) -> str:
     """A resource is named like a lock: 1 to 255 bytes of UTF-8, without NUL."""
-    if not isinstance(resource, str) or not 1 <= len(resource.encode("utf-8", "surrogatepass")) <= 255:
+    try:
+        fits = isinstance(resource, str) and 1 <= len(resource.encode()) <= 255
+    except UnicodeEncodeError:  # half a character
+        fits = False
+    if not fits:
         raise ConfigError(f"a fence needs the name of its resource, 1 to 255 bytes, not {resource!r}")
     if "\0" in resource:
         raise ConfigError("the name of a resource cannot contain NUL")
     return resource
+
+
+def in_bytes(data: bytes | str) -> bytes:
+    """Text as UTF-8. Refused before anything is done: what is neither."""
+    if not isinstance(data, str | bytes | bytearray | memoryview):
+        raise TypeError(f"a fence writes bytes or text, not {type(data).__name__}")
+    return data.encode() if isinstance(data, str) else bytes(data)
+
+
+def check_shared(shown: Pass, shared: bool) -> None:
+    """For fences that know of the lock itself whether it is shared. A bare token does not say."""
+    if shared and not shown.shared:
+        raise ConfigError(
+            "this token is of a lease shared with other readers: show the lease, or Pass(..., shared=True)"
+        )
 
 
 def lacks_slots(shown: Pass, what: str) -> Pass:

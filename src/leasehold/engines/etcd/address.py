@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from leasehold.config import EngineConfig
-from leasehold.core.names import FORMAT
+from leasehold.engines.etcd.line import root
 from leasehold.errors import ConfigError
 
 _PORT: Final = 2379
@@ -53,8 +53,7 @@ def address(config: EngineConfig) -> Address:
     endpoints = tuple(_endpoint(each) for each in hosts.split(",")) if hosts else (Endpoint("localhost", _PORT),)
     if len(set(endpoints)) < len(endpoints):
         raise ConfigError("an endpoint is given twice in this etcd URL")
-    root = f"{prefix}/{FORMAT}/" if prefix else f"{FORMAT}/"
-    return Address(endpoints, root, unquote(user), unquote(password), _context(config.scheme, options))
+    return Address(endpoints, root(prefix), unquote(user), unquote(password), _context(config.scheme, options))
 
 
 def _endpoint(text: str) -> Endpoint:

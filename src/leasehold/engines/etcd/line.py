@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from leasehold.core.names import decode, encode, key
+from leasehold.core.names import FORMAT, decode, encode, key
 from leasehold.engines.etcd import wire
 from leasehold.engines.etcd.wire import Compare, KeyValue, Malformed, Op, Put, Range, Ranged, Txn, TxnDone
 from leasehold.model import Claim, Holder, Kind, Mode
@@ -106,6 +106,11 @@ def seen(root: str, kv: KeyValue) -> Seen | None:
 def after(prefix: bytes) -> bytes:
     """The end of the range of all keys that begin so."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def root(prefix: str) -> str:
+    """What every key begins with."""
+    return f"{prefix}/{FORMAT}/" if prefix else f"{FORMAT}/"
 
 
 def names(root: str, namespace: str, prefix: str, exact: bool) -> bytes:

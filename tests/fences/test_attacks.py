@@ -1,0 +1,264 @@
+"""Attacks on the rules, on files and on stores: odd passes, planted marks, forks in the middle, servers that lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import socketserver
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from leasehold import ConfigError, StaleToken, Unavailable, fences
+from leasehold.fences import Pass
+from leasehold.fences.header import told
+
+# ----------------------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("token", [5.0, 5.5, float("nan"), "5", None, True, b"5", 2**53, 0, -3])
+@pytest.mark.parametrize(
+    "bearer", [lambda token: token, Pass, lambda token: SimpleNamespace(token=token, slot=None, shared=False)]
+)
+def test_what_carries_no_whole_number_shows_nothing(token, bearer, tmp_path):
+    """A float would pass a comparison, and be cut or rounded on its way."""
+    local, file = fences.Local("a", 0), fences.File(tmp_path / "a")
+    for call in (lambda: local.write(bearer(token), 1), lambda: file.write(bearer(token), "1")):
+        with pytest.raises(ConfigError):
+            call()
+    assert local.peek() == 0
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("slot", [-1, -2, 2**31, True, 1.0, "0", "a/../b"])
+def test_what_is_no_slot_is_refused(slot, resource, tmp_path):
+    """-1 stands for the lock itself in a fence row, and is before the start of a file."""
+    number = resource("sqlite-row")
+    number.write(9, 1)
+    for fence in (number, fences.File(tmp_path / "a")):
+        with pytest.raises(ConfigError, match="slot"):
+            fence.write(Pass(10, slot=slot), 2 if fence is number else "2")
+    assert number.peek() == 1
+    number.write(9, 3)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udcff"])
+def test_a_name_that_cannot_be_written_is_no_name(name):
+    with pytest.raises(ConfigError):
+        fences.Local(name, 0)
+
+
+# ------------------------------------------------------------------------------------ files
+
+FORKER = """
+import os, sys, time
+from leasehold.fences import File
+fence = File(sys.argv[1])
+real = fence._replace
+def forking(body):
+    if os.fork() == 0:  # what a thread of a prefork server does while another is in here
+        time.sleep(60)
+        os._exit(0)
+    real(body)
+fence._replace = forking
+fence.write(5, "x")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_child_forked_in_the_middle_keeps_nobody_out(tmp_path):
+    """It inherits the descriptor, and with it the flock."""
+    words = [sys.executable, "-c", FORKER, str(tmp_path / "a")]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "written\n"
+            fences.File(tmp_path / "a", wait=2).write(6, "y")
+        finally:
+            os.killpg(parent.pid, 9)
+
+
+def test_what_a_crash_left_is_not_written_through(tmp_path):
+    """A backup by hard links may have it as well."""
+    (tmp_path / "backup").write_text("precious")
+    os.link(tmp_path / "backup", tmp_path / ".a.new")
+    fences.File(tmp_path / "a").write(5, "x")
+    assert (tmp_path / "backup").read_text() == "precious"
+    assert (tmp_path / "a").read_text() == "x"
+
+
+def test_a_private_file_is_never_open_to_others(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("secret")
+    (tmp_path / "a").chmod(0o600)
+    modes, real = [], os.fchmod
+
+    def fchmod(fd: int, mode: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        real(fd, mode)
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    fences.File(tmp_path / "a").write(5, "more secret")
+    assert modes == [0o600], "whoever opened it in between reads what is written later"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_the_owner_of_a_file_stays(tmp_path):
+    (tmp_path / "a").write_text("theirs")
+    os.chown(tmp_path / "a", 12345, 23456)
+    fences.File(tmp_path / "a").write(5, "x")
+    found = (tmp_path / "a").stat()
+    assert (found.st_uid, found.st_gid) == (12345, 23456)
+
+
+def test_what_cannot_be_written_leaves_no_trace(tmp_path):
+    for bad in (7, None, ["a"]):
+        with pytest.raises(TypeError):
+            fences.File(tmp_path / "a").write(5, bad)
+    assert os.listdir(tmp_path) == []
+
+
+# --------------------------------------------------------------------- marks that are none
+
+
+@pytest.mark.parametrize("mark", ["garbage", "-1", "1e3", "", "\u0667", "0x9"])
+@pytest.mark.parametrize("kind", ["redis", "zookeeper", "etcd", "object-in-metadata"])
+def test_a_mark_that_is_none_lets_nothing_through(kind, mark, resource):
+    import redis
+
+    number = resource(kind)
+    number.write(9, 1)
+    look = number.peek if kind != "object-in-metadata" else lambda: int(number.store.get(number.key).body)
+    plant = {
+        "redis": lambda: number.client.set(fences.redis.mark_key(number.key), mark),
+        "zookeeper": lambda: number.client.set(f"{number.path}.fence", mark.encode()),
+        "etcd": lambda: number.tool("put", f"{number.key}.fence", "--", mark),
+        "object-in-metadata": lambda: rewritten(number, mark),
+    }
+    plant[kind]()
+    with pytest.raises((ConfigError, redis.ResponseError)):
+        number.write(5, 2)
+    assert look() == 1
+
+
+def rewritten(number: Any, mark: str) -> None:
+    stored = number.store.get(number.key)
+    assert number.store.put(
+        number.key, stored.body, {**stored.metadata, "lease-token": mark.encode().decode("latin-1")}, stored.etag
+    )
+
+
+def test_an_object_that_only_looks_fenced_is_said_to_be_none(resource):
+    number = resource("object")
+    stored = number.store.get(number.key)
+    for head in (
+        b"leasehold-fence and so on",
+        b"leasehold-fence {}\n",
+        b'leasehold-fence {"absent": 0, "marks": {"": "x"}}\n',
+    ):
+        assert number.store.put(number.key, head, {}, stored.etag)
+        with pytest.raises(ConfigError, match="no fenced object"):
+            number.write(5, 1)
+        stored = number.store.get(number.key)
+        assert stored.body == head
+
+
+# ------------------------------------------------------------------------- servers that lie
+
+
+@contextmanager
+def answering(*, status: int = 200, body: bytes = b"", headers: dict[str, str] | None = None) -> Iterator[Any]:
+    """A server that answers everything alike; `.asked` has what it was asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            server.asked.append((self.command, self.path, dict(self.headers)))  # type: ignore[attr-defined]
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body if self.command != "HEAD" else b"")
+
+        do_GET = do_PUT = do_POST = do_HEAD = answer
+
+        def log_message(self, *words: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.asked = []  # type: ignore[attr-defined]
+        server.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def test_a_store_without_etags_is_refused():
+    """`If-Match` of nothing is no condition: everything would be let through."""
+    with answering(body=b"0") as store:
+        with pytest.raises(ConfigError, match="ETag"):
+            fences.ObjectFence(fences.HTTPObjects(store.url), "a").write(5, "1")
+        assert [method for method, _, _ in store.asked] == ["GET"]
+
+
+def test_a_redirect_takes_no_credentials_elsewhere():
+    with (
+        answering(body=b"7", headers={"ETag": '"1"'}) as thief,
+        answering(status=302, headers={"Location": thief.url}) as liar,
+    ):
+        secret = {"Authorization": "Basic c2VjcmV0"}
+        for call in (
+            lambda: fences.HTTPFence(liar.url, headers=secret).read(5),
+            lambda: fences.ObjectFence(fences.HTTPObjects(liar.url, headers=secret), "a").read(5),
+            lambda: fences.EtcdFence(liar.url, "a", headers=secret).read(5),
+        ):
+            with pytest.raises((OSError, ConfigError, Unavailable)) as refused:
+                call()
+            assert "c2VjcmV0" not in str(refused.value)
+        assert thief.asked == []
+
+
+def test_reads_are_not_answered_by_a_cache_on_the_way():
+    """A copy raises no mark."""
+    with answering(body=b"7", headers={"ETag": '"1"'}) as server:
+        fences.HTTPFence(server.url).read(5)
+        fences.HTTPObjects(server.url).get("a")
+        assert [headers.get("Cache-Control") for _, _, headers in server.asked] == ["no-cache", "no-cache"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"not json", b"[]", b"{}", b'{"succeeded": true}', b'{"responses": [7]}', b"[" * 100_000]
+)
+def test_what_is_no_etcd_is_unavailable(body):
+    with answering(body=body) as liar, pytest.raises(Unavailable):
+        fences.EtcdFence(liar.url, "a").read(5)
+
+
+def test_an_answer_cut_off_is_unavailable():
+    class Cut(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Cut) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(Unavailable):
+            fences.EtcdFence(f"http://127.0.0.1:{server.server_address[1]}/", "a").write(5, "x")
+
+
+@pytest.mark.parametrize("more", [{"token": 1e999}, {"token": "x"}, {"highest": None}, {"slot": []}, {"slot": 1e999}])
+def test_a_refusal_that_makes_no_sense_is_none(more):
+    document = {"type": "urn:leasehold:stale-token", "resource": "a", "token": 1, "highest": 2}
+    assert isinstance(told(document), StaleToken)
+    assert told(json.loads(json.dumps({**document, **more}))) is None
