@@ -125,6 +125,20 @@ def test_what_ends_between_look_and_write_is_seen(engine, guarded, monkeypatch):
 
 
 @each_engine
+def test_the_next_claim_of_the_same_client_is_another(engine, guarded):
+    """At etcd it may stand under the very same key, created anew."""
+    it = guarded(engine)
+    old = it.lock().acquire()
+    it.fence.write(old, "1")  # the key is known from here on
+    old.release()
+    with it.lock() as lease:
+        with pytest.raises(StaleToken) as refused:
+            it.fence.write(old, "99")
+        assert refused.value.highest == lease.token
+    assert it.number.peek() == 1
+
+
+@each_engine
 def test_readers_and_permits(engine, guarded):
     it = guarded(engine)
     rwlock = it.client.rwlock(it.name)
