@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from leasehold.stories import NAMES, story
+from leasehold.testing.servers.process import descendants
 
 FAILS = {  # what each story shows without its cure, and with it
     "zombie": (lambda half: half["sold"] == 2, lambda half: half["sold"] == 1 and half["refused"]),
@@ -19,6 +23,10 @@ FAILS = {  # what each story shows without its cure, and with it
         lambda half: half["overlap"] == 0 and half["why"] in ("unreachable", "stalled"),
     ),
     "herd": (lambda half: half["overtaken"] > 0, lambda half: half["overtaken"] == 0 and half["served"] == 200),
+    "failover": (
+        lambda half: half["paid"] == 2 and not half["refused"],
+        lambda half: half["paid"] == 1 and half["refused"] and not half["granted"],
+    ),
 }
 
 
@@ -91,6 +99,53 @@ def test_a_story_that_does_not_go_as_told_ends_with_one(shell):
     assert (done.returncode, json.loads(done.stdout)["shown"]) == (1, False)
 
 
-def test_no_process_and_no_folder_stays(shell, tmp_path):
-    assert shell("demo", "zombie", LEASEHOLD_URL="", TMPDIR=str(tmp_path)).returncode == 0
+@pytest.mark.parametrize("name", ["zombie", "failover"])
+def test_no_process_and_no_folder_stays(name, shell, tmp_path):
+    assert shell("demo", name, LEASEHOLD_URL="", TMPDIR=str(tmp_path)).returncode == 0
     assert [name for name in os.listdir(tmp_path) if name.startswith("leasehold-demo")] == []
+    assert [pid for pid in os.listdir("/proc") if str(tmp_path) in words_of(pid)] == []
+
+
+def words_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def state_of(pid: int) -> str:
+    """T: stopped. Empty: gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].replace("Z", "")
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
+@pytest.mark.parametrize("name", ["zombie", "failover"])
+def test_a_demo_that_is_killed_leaves_no_process_behind(name, shell, wait_until):
+    """One that is stopped for the story's sake would stay so for ever."""
+    demo = shell.start("-u", "", "demo", name)
+    wants = {"zombie": lambda pids: any(state_of(pid) == "T" for pid in pids), "failover": lambda pids: len(pids) > 2}
+    wait_until(lambda: wants[name](descendants(demo.pid)))
+    pids = descendants(demo.pid)
+    demo.kill()
+    demo.wait(30)
+    wait_until(lambda: not any(map(state_of, pids)), 10)
+
+
+def test_a_missing_server_is_named_with_how_to_get_it(shell, tmp_path):
+    if shutil.which("redis-server", path="/usr/sbin:/usr/local/sbin"):
+        pytest.skip("redis-server is in a folder where it is always looked for")
+    done = shell("demo", "failover", LEASEHOLD_URL="", PATH=str(tmp_path))
+    assert done.returncode == 78
+    assert "redis-server is not installed: apt-get install redis-server" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_package_is_named_with_how_to_get_it(shell, tmp_path):
+    (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(\"No module named 'redis'\", name='redis')")
+    (tmp_path / "hiredis.py").write_text("raise ModuleNotFoundError(\"No module named 'hiredis'\", name='hiredis')")
+    done = shell("demo", "failover", LEASEHOLD_URL="", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert done.returncode == 78
+    assert 'pip install "leasehold[redis]"' in done.stderr

@@ -7,7 +7,6 @@ it is told the environment and becomes CMD. A parent that never got the lease cl
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -18,8 +17,8 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from leasehold.cli.guard import Guard
+from leasehold.tie import die_with
 
-_PR_SET_PDEATHSIG: Final = 1
 _NEVER_STARTED: Final = 0
 
 
@@ -128,7 +127,7 @@ def _become(command: list[str], parent: int, go: int, failure: int) -> NoReturn:
     """In the child: wait for the word, then be CMD. Whatever happens, never return into the parent's code."""
     try:
         os.setpgid(0, 0)
-        _die_with(parent)
+        die_with(parent)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # `nohup` stays, our own handlers go
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
@@ -154,13 +153,3 @@ def _become(command: list[str], parent: int, go: int, failure: int) -> NoReturn:
         os.write(failure, str(errno.EINTR).encode())
     finally:
         os._exit(127)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the parent dies, however it dies. Linux alone can."""
-    if sys.platform != "linux":
-        return
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before it could be asked
-        os._exit(_NEVER_STARTED)

@@ -29,7 +29,7 @@ class Story(Protocol):
     def play(self, stage: Stage, cured: bool) -> Outcome: ...
 
 
-NAMES: Final = ("zombie", "naive", "deadlock", "extender", "herd")
+NAMES: Final = ("zombie", "naive", "deadlock", "extender", "herd", "failover")
 
 
 def story(name: str) -> Story:

@@ -10,6 +10,7 @@ from typing import Any
 
 from leasehold.blocking import Client
 from leasehold.stories import story
+from leasehold.tie import die_with
 
 
 class Part:
@@ -38,7 +39,9 @@ class Part:
 
 
 def main(name: str, role: str, facts: str) -> None:
-    story(name).ROLES[role](Part(json.loads(facts)))
+    part = Part(json.loads(facts))
+    die_with(part.parent)  # or one that is stopped for the story's sake would stay so for ever
+    story(name).ROLES[role](part)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,15 @@ class Actor:
         self._process.send_signal(signal.SIGCONT)
         self._stage.tell(f"{self.who} goes on: SIGCONT")
 
+    def crash(self) -> None:
+        self._process.kill()
+        self._process.wait(_PATIENCE)
+
+    @property
+    def ended(self) -> int | None:
+        """With what it ended; None: it goes on."""
+        return self._process.poll()
+
     def end(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
@@ -99,7 +108,8 @@ class Stage:
         return os.path.join(self.folder, name)
 
     def start(self, role: str, who: str, **facts: Any) -> Actor:
-        told = {"url": self.url, "namespace": self.namespace, "folder": self.folder, "who": who, **facts}
+        told = {"url": self.url, "namespace": self.namespace, "folder": self.folder, "who": who, "parent": os.getpid()}
+        told |= facts
         words = [sys.executable, "-m", "leasehold.stories.actor", self._story, role, json.dumps(told)]
         errors = None if self._loud else subprocess.DEVNULL
         process = subprocess.Popen(
