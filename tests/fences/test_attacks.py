@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socketserver
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,6 +131,57 @@ def test_what_cannot_be_written_leaves_no_trace(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def crashing(path: Path, left: int) -> tuple[bool, list[str]]:
+    """A process that writes, and dies after so many steps: whether it did, and the steps it took."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+
+        def hooked(name: str, real: Any) -> Any:
+            def call(*words: Any, **more: Any) -> Any:
+                nonlocal left
+                done = real(*words, **more)
+                os.write(writer, f"{name} ".encode())
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), 9)
+                return done
+
+            return call
+
+        try:
+            for name in ("open", "pwrite", "unlink", "fchown", "fchmod", "fsync", "replace", "close"):
+                setattr(os, name, hooked(name, getattr(os, name)))
+            fences.File(path).write(5, "new")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as said:
+        steps = said.read().split()
+    return os.waitpid(pid, 0)[1] == 9, steps
+
+
+def test_a_crash_after_any_step_leaves_old_or_new_and_no_new_one_below_an_old_mark(tmp_path):
+    path, steps, died = tmp_path / "a", [], True
+    for step in itertools.count(1):
+        for name in os.listdir(tmp_path):
+            os.remove(tmp_path / name)
+        fences.File(path).write(1, "old")
+        died, steps = crashing(path, step)
+        if not died:
+            break
+        assert len(steps) == step
+        assert path.read_text() in ("old", "new")
+        if path.read_text() == "new" or "pwrite" in steps:
+            with pytest.raises(StaleToken):
+                fences.File(path).write(4, "stale")
+        fences.File(path, wait=5).write(5, "newer")
+        assert path.read_text() == "newer"
+    # What a power cut may undo is only what comes after: the mark, then the content, then its name are on the disk.
+    order = [step for step in steps if step in ("pwrite", "fsync", "replace")]
+    assert order == ["pwrite", "fsync", "fsync", "replace", "fsync"]
+
+
 # --------------------------------------------------------------------- marks that are none
 
 
@@ -150,6 +203,28 @@ def test_a_mark_that_is_none_lets_nothing_through(kind, mark, resource):
     with pytest.raises((ConfigError, redis.ResponseError)):
         number.write(5, 2)
     assert look() == 1
+
+
+@pytest.mark.parametrize("kind", ["redis", "zookeeper", "etcd"])
+def test_a_mark_is_not_kept_where_one_writes(kind, resource):
+    number = resource(kind)
+    makers = {
+        "redis": lambda: fences.RedisFence(number.client, "a", mark="a"),
+        "zookeeper": lambda: fences.ZooKeeperFence(number.client, "/a", mark="/a"),
+        "etcd": lambda: fences.EtcdFence("http://127.0.0.1", "/a", mark="/a"),
+    }
+    with pytest.raises(ConfigError, match="itself"):
+        makers[kind]()
+
+
+def test_a_pipeline_is_no_client(resource):
+    """It answers nothing: unpacked, it would give answers for ever."""
+    number = resource("redis")
+    pipeline = number.client.pipeline()
+    with pytest.raises(ConfigError, match="pipeline"):
+        fences.RedisFence(pipeline, number.key).write(5, "1")
+    pipeline.reset()
+    assert number.peek() == 0
 
 
 def rewritten(number: Any, mark: str) -> None:

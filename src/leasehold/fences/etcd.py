@@ -18,7 +18,17 @@ from leasehold.engines.etcd.wire import KeyValue
 from leasehold.errors import Unavailable
 from leasehold.fences import gateway
 from leasehold.fences.gateway import Gateway, Operation
-from leasehold.fences.rules import Pass, Shown, check_resource, check_shared, mark_of, refuse, to_read, to_write
+from leasehold.fences.rules import (
+    Pass,
+    Shown,
+    check_resource,
+    check_shared,
+    mark_of,
+    place_of,
+    refuse,
+    to_read,
+    to_write,
+)
 
 _TRIES: Final = 100  # each failed one means that somebody else got through
 _DIGITS: Final = 16  # of 2^53
@@ -84,7 +94,7 @@ class EtcdFence(_Etcd):
     ) -> None:
         """`endpoints`: URLs of members, tried in turn: `"http://127.0.0.1:2379"`. `headers`: such as Authorization."""
         super().__init__(key, Gateway(endpoints, headers=headers, tls=tls, timeout=timeout))
-        self._mark = f"{key}.fence" if mark is None else mark
+        self._mark = place_of(mark, f"{key}.fence", key)
 
     def _commit(self, lease: Shown, shown: Pass, operations: Sequence[Operation]) -> tuple[gateway.Done, int]:
         mark = self._mark if shown.slot is None else f"{self._mark}.{shown.slot}"

@@ -11,6 +11,7 @@ from leasehold.fences.rules import MOST, NEVER, Pass, Shown, to_read
 TOKEN: Final = "Lease-Token"  # noqa: S105  # the name of a header; tokens are public
 SLOT: Final = "Lease-Slot"  # of a semaphore's permit
 SHARED: Final = "Lease-Shared"  # 1: of a reader
+_SLOT: Final = 5  # digits: whoever asks decides how large a file of marks gets
 STALE: Final = "urn:leasehold:stale-token"
 PROBLEM: Final = "application/problem+json"
 
@@ -32,8 +33,8 @@ def parsed(token: str | None, slot: str | None, shared: str | None) -> Pass | No
         return None
     if not (token.isascii() and token.isdigit() and len(token) <= 16 and NEVER < int(token) < MOST):
         raise ConfigError(f"{TOKEN} is the token of a lease: a whole number from 1 to 2^53 - 1")
-    if slot is not None and not (slot.isascii() and slot.isdigit() and len(slot) <= 9):
-        raise ConfigError(f"{SLOT} is the slot of a semaphore's permit: a whole number")
+    if slot is not None and not (slot.isascii() and slot.isdigit() and len(slot) <= _SLOT):
+        raise ConfigError(f"{SLOT} is the slot of a semaphore's permit: a whole number of at most {_SLOT} digits")
     if shared not in (None, "0", "1"):
         raise ConfigError(f"{SHARED} is 1 for the lease of a reader, or left out")
     return Pass(int(token), None if slot is None else int(slot), shared == "1")

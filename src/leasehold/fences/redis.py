@@ -7,10 +7,10 @@ an eviction policy that takes keys without a ttl (`allkeys-*`), or a fail-over t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from leasehold.errors import ConfigError
-from leasehold.fences.rules import Pass, Shown, check_resource, refuse, to_read, to_write
+from leasehold.fences.rules import Pass, Shown, check_resource, place_of, refuse, to_read, to_write
 from leasehold.runtime.base import settle, step
 
 Word: TypeAlias = str | bytes | int | float
@@ -39,7 +39,7 @@ class _Base:
         """`client`: of redis-py, for one server, Sentinel or a cluster. `mark`: the key that keeps it, if not ours."""
         self.key = self.resource = check_resource(key)
         self._client = client
-        self._mark = mark_key(key) if mark is None else mark
+        self._mark = place_of(mark, mark_key(key) if mark is None else "", key)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key}>"
@@ -49,7 +49,10 @@ class _Base:
         words: list[Word] = [shown.token, int(shown.shared)]
         for command in commands:
             words += [len(command), *command]
-        done, *answers = cast(list[Any], await settle(self._client.eval(SCRIPT, 2, mark, self.key, *words)))
+        found = await settle(self._client.eval(SCRIPT, 2, mark, self.key, *words))
+        if not isinstance(found, list):
+            raise ConfigError("a fence needs a client that answers, not a pipeline: use calls() for several commands")
+        done, *answers = found
         if not done:
             refuse(lease, shown, int(answers[0]), self.resource)
         return answers

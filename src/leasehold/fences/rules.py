@@ -112,6 +112,15 @@ def check_resource(resource: str) -> str:
     return resource
 
 
+def place_of(mark: str | None, usual: str, resource: str) -> str:
+    """Where the mark is kept. Not in the very place that is written to."""
+    if mark == resource:
+        raise ConfigError(
+            f"the mark of {resource} cannot be kept in {resource} itself: what is written would replace it"
+        )
+    return usual if mark is None else mark
+
+
 def in_bytes(data: bytes | str) -> bytes:
     """Text as UTF-8. Refused before anything is done: what is neither."""
     if not isinstance(data, str | bytes | bytearray | memoryview):

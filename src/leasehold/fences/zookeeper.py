@@ -25,6 +25,7 @@ from leasehold.fences.rules import (
     check_shared,
     in_bytes,
     mark_of,
+    place_of,
     raised,
     refuse,
     to_read,
@@ -110,7 +111,7 @@ class ZooKeeperFence(_ZooKeeper):
 
     def __init__(self, client: Any, path: str, *, mark: str | None = None) -> None:
         super().__init__(client, path)
-        self._mark = f"{path}.fence" if mark is None else mark
+        self._mark = place_of(mark, f"{path}.fence", path)
 
     def _show(self, transaction: Any, lease: Shown, shown: Pass) -> None:
         path = self._mark if shown.slot is None else f"{self._mark}.{shown.slot}"
