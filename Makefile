@@ -53,6 +53,11 @@ else
 	$(VENV)/peers/bin/python -m bench $(ARGS)
 endif
 
+.PHONY: comparison
+comparison: $(VENV)/.installed servers ## every approach against pause, crash and fail-over, for docs/comparison.md: ten minutes
+	$(PY) -m comparison $(ARGS)
+	$(PY) tests/docs/test_tables.py
+
 .PHONY: docs
 docs: $(VENV)/.installed ## run the snippets of the docs and compare their generated tables
 	$(PY) -m pytest tests/docs $(ARGS)

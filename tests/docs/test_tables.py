@@ -5,8 +5,10 @@ What stands between <!-- generated: WORD --> and <!-- end --> is made from the c
 """
 
 import ast
+import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +23,8 @@ from leasehold.recipes.lease import BaseLease
 from leasehold.runtime.threads import Threads
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+comparison = importlib.import_module("comparison.table")
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -123,7 +127,13 @@ def in_one_line(thing: object) -> str:
     return " ".join((inspect.getdoc(thing) or "").split())
 
 
+def of_comparison() -> str:
+    """From what `make comparison` measured."""
+    return table(("approach", *comparison.FAULTS), comparison.lines(comparison.measured()))
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
+    "comparison": of_comparison,
     "fences": of_fences,
     "options of a lock": options_of_a_lock,
     "reasons": reasons,

@@ -30,7 +30,8 @@ def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | No
     """Play the stories that locks are for, with real processes.
 
     Each STORY is told as a timeline, without its cure and then with it. Without -u they use an engine of their own, in
-    a folder that is gone afterwards; nothing else is touched, and no rights are needed.
+    a folder that is gone afterwards; nothing else is touched, and no rights are needed. `failover` always starts two
+    servers of its own, from the redis-server that is installed.
 
     With `-o json`: one object for each story, described in docs/reference/json.md. Exits 0 if everything that was to
     be shown was seen, failures without the cure included.

@@ -43,7 +43,7 @@ def payer(part: Part) -> None:
 
 def careful(part: Part) -> None:
     """Asks for a lock that a replica has as well."""
-    with part.client(call_timeout=1.0) as client:
+    with part.client(ttl=2.0, call_timeout=1.0) as client:
         try:
             client.lock("order/42").acquire(wait=0)
             part.say("done", "is granted order/42", granted=True)

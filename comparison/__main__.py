@@ -1,0 +1,44 @@
+"""Run the comparison: `python -m comparison [--rounds N] [--json] [ROW ...]`. docs/evidence keeps what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from comparison.faults import counted
+from comparison.table import FAULTS, ROWS, keep
+from leasehold.testing import Absent
+
+
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    row = ROWS[name]
+    faults = [fault for fault in FAULTS if row.fails_over or fault != "fail-over"]
+    tell = lambda text: print(f"{name}, {text}", file=sys.stderr, flush=True)  # noqa: E731
+    return {fault: counted(row.maker, row.scene, fault, rounds, tell)._asdict() for fault in faults}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m comparison", description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"any of: {', '.join(ROWS)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each fault (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print what was measured, and keep nothing")
+    chosen = parser.parse_args()
+    for name in chosen.rows:
+        if name not in ROWS:
+            parser.error(f"no row {name!r}; there is: {', '.join(ROWS)}")
+    results: dict[str, dict[str, Any]] = {}
+    for name in chosen.rows or ROWS:
+        try:
+            results[name] = measure(name, chosen.rounds)
+        except Absent as missing:
+            print(f"{name} is left as it was: {missing}", file=sys.stderr)
+        if not chosen.json:
+            keep(results)
+    if chosen.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The same three faults for every approach, each at the worst moment: between what a holder read and what it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from comparison.approaches import TTL
+from comparison.scenes import SCENES, balance
+
+_SLOW: Final = 90.0  # seconds for what must happen, however busy the machine
+_PAUSED: Final = 6 * TTL  # how long a holder is stopped for the next one's sake; where a lock has no ttl, all of it
+_SURVIVED: Final = 3 * TTL  # a lock that nobody else was granted for so long has survived its fail-over
+
+
+class Count(NamedTuple):
+    """Of one fault, over all rounds. `waited`: the longest that the second process stood in line, in seconds."""
+
+    rounds: int
+    written: int  # accepted writes, each of which added one
+    lost: int  # so many are missing
+    refused: int  # by the fence
+    failed: int  # told to whoever wrote: the connection or the server was gone
+    waited: float
+
+
+class Worker:
+    """A process under an approach."""
+
+    def __init__(self, maker: str, where: list[str], ledger: str) -> None:
+        words = [sys.executable, "-m", "comparison.worker", maker, json.dumps(where), ledger, str(os.getpid())]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+        )
+
+    def hear(self, word: str, seconds: float = _SLOW) -> dict[str, Any] | None:
+        """What it says; None: nothing yet."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            assert seconds < _SLOW, f"it never said {word}"
+            return None
+        line = self._process.stdout.readline()
+        assert line, f"it ended with {self._process.wait()} before it said {word}"
+        said: dict[str, Any] = json.loads(line)
+        assert said["word"] == word, said
+        return said
+
+    def send(self, signum: int) -> None:
+        self._process.send_signal(signum)
+
+    def write(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self.hear("done") or {}
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+def played(maker: str, scene_name: str, fault: str) -> tuple[list[dict[str, Any]], int, float]:
+    """One round: what became of each write, what the account says, how long the second waited."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-comparison-"))
+        scene = stack.enter_context(SCENES[scene_name](f"{folder}/ledger"))
+        where = scene.where
+
+        def worker() -> Worker:
+            made = Worker(maker, where, scene.ledger)
+            stack.callback(made.end)
+            return made
+
+        if fault == "fail-over":
+            scene.ready()
+        first = worker()
+        first.hear("holds")
+        if fault == "fail-over":
+            where = scene.fail_over()
+        else:
+            first.send(signal.SIGSTOP if fault == "pause" else signal.SIGKILL)
+        second = worker()
+        holds = second.hear("holds", {"pause": _PAUSED, "crash": _SLOW, "fail-over": _SURVIVED}[fault])
+        done = [second.write()] if holds else []
+        if fault != "crash":
+            first.send(signal.SIGCONT)
+            done.append(first.write())
+        if not holds:  # it was kept out until now, as it should be
+            holds = second.hear("holds")
+            done.append(second.write())
+        return done, balance(scene), holds["waited"] if holds else 0.0
+
+
+def counted(maker: str, scene: str, fault: str, rounds: int, tell: Callable[[str], None]) -> Count:
+    written = lost = refused = failed = 0
+    waited = 0.0
+    for turn in range(rounds):
+        done, value, second = played(maker, scene, fault)
+        accepted = sum(one["accepted"] for one in done)
+        written, lost, waited = written + accepted, lost + accepted - value, max(waited, second)
+        refused += sum(one["why"] == "stale" for one in done)
+        failed += sum(one["why"] not in ("", "stale") for one in done)
+        tell(f"{fault} {turn + 1} of {rounds}: {accepted} accepted, the account says {value}")
+    return Count(rounds, written, lost, refused, failed, round(waited, 1))
