@@ -13,7 +13,7 @@ from leasehold.stories.stage import Stage, Teller
 EXAMPLES = """
 leasehold demo --list            which stories there are
 leasehold demo zombie            a paused holder sells the last teapot twice; then it is refused
-leasehold demo failover          Redis forgets a lock; needs an installed redis-server, and starts two of its own
+leasehold demo failover          a Redis that dies forgets a lock; needs redis-server installed
 leasehold demo                   all of them
 leasehold -o json demo naive | jq .with
 """
