@@ -118,7 +118,14 @@ def in_fork() -> Callable[[Callable[[], object]], None]:
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        assert os.waitpid(pid, 0)[1] == 0
+        end = time.monotonic() + 60
+        while not (done := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() > end:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise AssertionError("the child hangs")
+            time.sleep(0.005)
+        assert done[1] == 0
 
     return run
 

@@ -10,19 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.testing.etcd_rig import EtcdRig
 from leasehold.testing.servers.etcd import coded
 from leasehold.testing.servers.process import program
-from leasehold.testing.suite import made
 
 LEASEHOLD = [sys.executable, "-m", "leasehold"]
 # Says when it begins, every 20 ms that it runs, and when it is done.
 COMMAND = "echo begin >> {log}; for i in $(seq 150); do date +%s.%N >> {log}; sleep 0.02; done; echo done >> {log}"
-
-
-@pytest.fixture
-def member():
-    return made(EtcdRig).cluster.members[0]
 
 
 @pytest.fixture

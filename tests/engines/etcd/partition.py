@@ -1,4 +1,4 @@
-"""A leader cut off from the other two, each in a network namespace of its own. Run by test_etcd_faults.py, as root,
+"""A leader cut off from the other two, each in a network namespace of its own. Run by test_members.py, as root,
 inside `unshare -n -m`: nothing of it is left outside.
 """
 

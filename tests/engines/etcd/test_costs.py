@@ -1,0 +1,93 @@
+"""What it costs, by etcd's own counters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from leasehold import AsyncClient, Client
+from leasehold.core.timing import BEAT_EVERY, look_after
+from leasehold.engines.etcd.leases import POOL
+from leasehold.testing.servers.etcd import Counters
+
+
+def test_a_pair_is_two_calls_and_leases_are_used_again(url, member, claims) -> None:
+    with Client(url) as client:
+        with client.lock("warm"):
+            pass
+        there, counted = member.leases(), Counters(member)
+        for number in range(1000):
+            with client.lock(f"n{number % 7}"):
+                pass
+        per_pair = counted.calls() / 1000
+        assert per_pair <= 2.01, counted.since()
+        assert len(member.leases() - there) <= POOL
+        with client.semaphore("s", 3), client.rwlock("r").read():
+            pass
+    assert member.leases() - there == set(), "close() leaves none behind"
+    assert claims() == {}
+
+
+@pytest.mark.parametrize("waiters", [2, 50, 200])
+def test_a_hand_off_costs_the_same_however_many_wait(url, member, waiters, claims) -> None:
+    async def main() -> dict[str, float]:
+        async with AsyncClient(url) as one, AsyncClient(url) as two:
+            order: list[int] = []
+            held = await one.lock("job").acquire()
+
+            async def work(number: int, client: AsyncClient) -> None:
+                async with client.lock("job"):
+                    order.append(number)
+
+            tasks = []
+            for number in range(waiters):
+                tasks.append(asyncio.create_task(work(number, (one, two)[number % 2])))
+                while len(claims()) < number + 2:
+                    await asyncio.sleep(0.001)
+            await quiet(member)
+            counted, began = Counters(member), time.monotonic()
+            await held.release()
+            await asyncio.gather(*tasks)
+            assert order == list(range(waiters))
+            print(f"among {waiters}: {counted.since()}")
+            lasted = time.monotonic() - began
+            return {
+                "calls": counted.calls() / waiters,
+                # On a machine so slow that it takes seconds, waiters are kept in line and look around meanwhile.
+                "looks": sum(lasted // look_after(place) for place in range(waiters)) / waiters + lasted // BEAT_EVERY,
+                "keep-alives": counted.keep_alives() / waiters,
+                "events": counted.events() / waiters,
+            }
+
+    per = asyncio.run(main())
+    # The first release is counted too, and each client makes one lease, for the first of its grants.
+    assert per["calls"] <= 2.1 + 3 / waiters + per["looks"]
+    assert per["keep-alives"] <= 1.1
+    assert per["events"] <= 1.1 + 3 / waiters  # among two, one event more is a half
+
+
+async def quiet(member) -> None:
+    """Until nobody asks for anything any more."""
+    end = time.monotonic() + 30
+    while True:
+        counted = Counters(member)
+        await asyncio.sleep(0.15)
+        if not counted.calls():
+            return
+        assert time.monotonic() < end
+
+
+def test_old_claims_do_not_make_new_ones_slow(url, member, claims) -> None:
+    """Keys of its own for each would: etcd reads through all that ever were, until it compacts."""
+    with Client(url) as client:
+        for _ in range(300):
+            with client.lock("job"):
+                pass
+        with client.lock("job"):
+            (key,) = claims()
+        assert claims() == {}
+        with client.lock("job"):
+            (again,) = claims()
+        assert again == key

@@ -1,0 +1,41 @@
+"""Settings and limits of the server."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+
+from leasehold import Client, Unavailable
+
+
+def test_a_longer_election_timeout_makes_a_longer_least_ttl(single) -> None:
+    member = single("--heartbeat-interval", "200", "--election-timeout", "4000")
+    with Client(f"etcd://127.0.0.1:{member.port}") as client, client.lock("job", ttl=2) as lease:
+        assert 5 < lease.ttl <= 6
+        assert client.traits.min_ttl == 6.0
+        lease.renew()
+        assert 5.9 < lease.ttl <= 6
+
+
+def test_a_full_database_refuses_newcomers_and_keeps_what_is_held(single, eventually, ctl) -> None:
+    member = single("--quota-backend-bytes", str(2 * 1024 * 1024))
+    with Client(f"etcd://127.0.0.1:{member.port}", call_timeout=3) as client:
+        lease = client.lock("job", ttl=10).acquire()
+        with suppress(OSError):
+            for number in range(200):
+                member.put(f"fill{number}", "x" * 100_000)
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="NOSPACE"):
+            client.lock("other").acquire()
+        assert time.monotonic() - began < 2, "said at once"
+        lease.verify()
+        assert lease.release(), "to give up needs no room"
+        for number in range(200):
+            member.delete(f"fill{number}")
+        member.compact()
+        ctl(member, "defrag")
+        ctl(member, "alarm", "disarm")
+        eventually(lambda: client.lock("other").acquire(wait=0).release())
+        assert client.inspect() == []

@@ -1,0 +1,111 @@
+"""Forks, exits, and clients that nobody has any more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from leasehold import AsyncClient, Client
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_child_and_parent_go_on_by_themselves(url, in_fork) -> None:
+    """With a watch open, a waiter in line, and threads in the midst of calls; again and again, also from the child."""
+    with Client(url) as client:
+        held = client.lock("held", ttl=20).acquire()
+        stop = threading.Event()
+        rounds: list[int] = []
+
+        def busy() -> None:
+            while not stop.is_set():
+                with client.lock("busy") as lease:
+                    rounds.append(lease.token)
+
+        threads = [threading.Thread(target=busy) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+
+        def child() -> None:
+            assert held.lost_reason == "forked"
+            assert not held.release()
+            assert client.lock("held").try_acquire() is None, "the parent still holds it"
+            with client.lock("child", wait=20) as lease:
+                lease.renew()
+                assert {holding.name for holding in client.inspect("child")} == {"child"}
+            in_fork(grandchild)
+            client.close()
+
+        def grandchild() -> None:
+            with client.lock("grandchild", wait=20), client.lock("busy", wait=20):
+                pass
+
+        for _ in range(15):
+            in_fork(child)
+            held.verify()
+            with client.lock("parent", wait=20):
+                pass
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+        assert rounds == sorted(set(rounds))
+        assert held.held
+        assert held.release()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_under_asyncio(url, in_fork) -> None:
+    async def main() -> None:
+        async with AsyncClient(url) as client, client.lock("job") as lease:
+
+            def child() -> None:
+                assert lease.lost_reason == "forked"
+                asyncio.run(use())
+
+            async def use() -> None:
+                assert await client.lock("job").try_acquire() is None
+                async with client.lock("other"):
+                    pass
+
+            # A child that leaves its parent's loop behind, as a server's worker does.
+            thread = threading.Thread(target=in_fork, args=(child,))
+            thread.start()
+            while thread.is_alive():
+                await asyncio.sleep(0.01)
+            await lease.renew()
+
+    asyncio.run(main())
+
+
+def test_a_process_that_never_closes_ends_at_once(url) -> None:
+    code = f"""
+import leasehold, threading
+client = leasehold.Client({url!r})
+held = client.lock("job").acquire()
+threading.Thread(target=lambda: client.lock("job").acquire(), daemon=True).start()
+import time
+while len(client.inspect()) < 2: time.sleep(0.01)
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - began < 30
+
+
+def test_a_client_that_nobody_has_any_more_leaves_no_thread(url, eventually) -> None:
+    def names() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("leasehold")]
+
+    before = len(names())
+    client = Client(url)
+    lease = client.lock("job").acquire()
+    time.sleep(0.2)
+    assert len(names()) > before
+    lease.release()
+    del client, lease
+    eventually(lambda: gc.collect() is not None and len(names()) <= before)
