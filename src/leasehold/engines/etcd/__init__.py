@@ -6,6 +6,7 @@ renewing.py  a batch of renewals: the leases, and then the keys themselves
 ending.py    release and break
 showing.py   inspect
 leases.py    etcd's own leases, and the pool of those that nothing hangs on
+delays.py    what a waiter knows of the delays of those ahead
 watch.py     the stream that tells of the one ahead, and of a break
 shared.py    what the twins of a client share
 engine.py    the verbs

@@ -52,9 +52,9 @@ class Ending:
             if held and (rest := self._rest(party)) > 0:
                 if await cool(self.shared, self.calls, kv, seen.note._replace(delay=0.0), rest, self.deadline):
                     return True
-            elif held and self.claim.delay and seen.note.state == "held":
-                released = seen.note._replace(state="released").to_bytes()
-                put = Op(put=Put(kv.key, released, seen.lease))
+            elif self.claim.delay and seen.note.state == "held":  # as one may hope to be that never was
+                last = seen.note._replace(state="released") if held else seen.note._replace(state="waiting", delay=0.0)
+                put = Op(put=Put(kv.key, last.to_bytes(), seen.lease))
                 await self.calls.ask(wire.TXN, line.change(kv, put), self.deadline)
             else:
                 delete = line.change(kv, Op(delete=wire.Delete(kv.key)))

@@ -133,7 +133,10 @@ class EtcdEngine:
 
     def forget(self, claim: Claim) -> None:
         self._book.leave(claim.mark)
-        if claim.mark in self._shared.parties:  # else nothing was ever sent for it, or all of it is answered
+        party = self._shared.parties.get(claim.mark)  # None: nothing was ever sent for it, or all of it is answered
+        if party is not None and party.blank:
+            self._shared.leave(claim)
+        elif party is not None:
             self._book.owe(claim)
 
     def after_fork(self) -> None:

@@ -31,12 +31,14 @@ from leasehold.model import Claim, Holder, Kind, Mode
 State: TypeAlias = Literal["waiting", "held", "released", "cooling"]
 
 SHOWN: Final = 100  # how much of a line is looked at for people's sake
+HOLDERS: Final = 8  # of the front of a line, whose notes are read at a look
 _MODES: Final[dict[str, Mode]] = {"x": "exclusive", "r": "shared", "s": "exclusive"}
 _STATES: Final = ("waiting", "held", "released", "cooling")
 
 
 class Note(NamedTuple):
-    """What stands in a key. `at` is the holder's own clock, for people alone."""
+    """What stands in a key. `at` is the holder's own clock, for people alone; `delay`, how long the name has to rest if
+    this key goes without a release: of a waiter, what it waits out itself."""
 
     mark: str
     state: State  # `held` may be hoped for: whether it is so, only the place in line says
@@ -167,6 +169,7 @@ class Look(NamedTuple):
     own: KeyValue | None
     base: bytes
     front: Seen | None
+    holders: tuple[Seen, ...]  # the front of the line, oldest first
     before: tuple[KeyValue, ...]  # what is in the way, newest first; at most one more than the limit
     line: tuple[KeyValue, ...]  # everything ahead, newest first; at most SHOWN
 
@@ -178,14 +181,18 @@ def entitled(spot: Spot, before: int) -> bool:
 def _looks(spot: Spot, created: int) -> tuple[Op, ...]:
     """`created`: of its own key; what came later is not before it. 0: it has none yet."""
     most, newest = created - 1 if created else 0, {"sort_order": wire.DESCENDING, "sort_target": wire.BY_CREATION}
-    oldest = {"sort_order": wire.ASCENDING, "sort_target": wire.BY_CREATION}
     return (
         Op(Range(spot.key)),
         Op(Range(spot.base)),
-        Op(Range(spot.prefix, after(spot.prefix), 1, **oldest)),
+        _oldest(spot, HOLDERS),
         Op(Range(spot.before, after(spot.before), spot.limit + 1, **newest, keys_only=1, max_create_revision=most)),
         Op(Range(spot.prefix, after(spot.prefix), SHOWN, **newest, keys_only=1, max_create_revision=most)),
     )
+
+
+def _oldest(spot: Spot, most: int) -> Op:
+    whole = Range(spot.prefix, after(spot.prefix), most, sort_order=wire.ASCENDING, sort_target=wire.BY_CREATION)
+    return Op(whole)
 
 
 def look(spot: Spot, created: int) -> Txn:
@@ -198,7 +205,7 @@ def enter(spot: Spot, value: bytes, lease: int, base: bytes) -> Txn:
     before = Range(spot.before, after(spot.before), spot.limit + 1, **newest, keys_only=1)
     return Txn(
         (_absent(spot.key), _same(spot.base, base), *_none(spot.others)),
-        (Op(before), Op(put=Put(spot.key, value, lease))),
+        (Op(before), _oldest(spot, 1), Op(put=Put(spot.key, value, lease))),
     )
 
 
@@ -274,16 +281,24 @@ def revision(done: TxnDone) -> int:
     return done.header.revision
 
 
-def entered(spot: Spot, done: TxnDone) -> tuple[tuple[KeyValue, ...], int] | None:
-    """What is in the way of a key just put, and how many that are in all; None: it was not put."""
+class Entered(NamedTuple):
+    """What a key just put found there."""
+
+    before: tuple[KeyValue, ...]  # what is in its way
+    total: int  # how many that are in all
+    holders: tuple[Seen, ...]  # the very first in line, if it is one of ours
+
+
+def entered(spot: Spot, done: TxnDone) -> Entered | None:
+    """None: it was not put."""
     if not done.succeeded:
         return None
-    if len(done.responses) != 2 or done.responses[1].put is None:
+    if len(done.responses) != 3 or done.responses[2].put is None:
         raise Malformed("not what a place in line is answered with")
     before, found = _kvs(done, 0, spot.before), done.responses[0].range
     if found is None or found.total < len(before) or bool(found.total) != bool(before):
         raise Malformed("a count that does not fit")
-    return before, found.total
+    return Entered(before, found.total, _seen(spot, _kvs(done, 1, spot.prefix)))
 
 
 def was_put(done: TxnDone) -> bool:
@@ -296,12 +311,13 @@ def looked(spot: Spot, done: TxnDone) -> Look:
     if len(done.responses) < 5:
         raise Malformed(f"{len(done.responses)} answers instead of five")
     own, base = _kvs(done, 0, spot.key), _kvs(done, 1, spot.base)
-    front = [seen(spot.root, kv) for kv in _kvs(done, 2, spot.prefix)]
+    oldest = _kvs(done, 2, spot.prefix)
     return Look(
         revision(done),
         own[0] if own else None,
         base[0].value if base else b"",
-        front[0] if front else None,
+        seen(spot.root, oldest[0]) if oldest else None,
+        _seen(spot, oldest),
         _kvs(done, 3, spot.before),
         _kvs(done, 4, spot.prefix),
     )
@@ -312,6 +328,10 @@ def _kvs(done: TxnDone, place: int, prefix: bytes) -> tuple[KeyValue, ...]:
     if found is None or not all(kv.key.startswith(prefix) and kv.create_revision > 0 for kv in found.kvs):
         raise Malformed("not the keys that were asked for")
     return found.kvs
+
+
+def _seen(spot: Spot, kvs: tuple[KeyValue, ...]) -> tuple[Seen, ...]:
+    return tuple(found for kv in kvs if (found := seen(spot.root, kv)) is not None)
 
 
 def place(spot: Spot, line: tuple[KeyValue, ...]) -> int | None:

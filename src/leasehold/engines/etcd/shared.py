@@ -11,8 +11,9 @@ from leasehold.book import Book, every
 from leasehold.engines.etcd import line, wire
 from leasehold.engines.etcd.address import Address
 from leasehold.engines.etcd.calls import Login
+from leasehold.engines.etcd.delays import Delays
 from leasehold.engines.etcd.leases import Lease, Leases
-from leasehold.engines.etcd.watch import Heard, Watcher
+from leasehold.engines.etcd.watch import Following, Heard, Watcher
 from leasehold.errors import ConfigError
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
@@ -24,13 +25,13 @@ class Party:
     """One claim of this client as etcd has it, so far as this client knows."""
 
     __slots__ = (
-        "ahead",
         "base",
         "chair",
         "created",
+        "delays",
         "lease",
         "next",
-        "not_before",
+        "noted",
         "place",
         "since",
         "spot",
@@ -47,13 +48,18 @@ class Party:
         self.base = 0
         self.since = 0.0
         self.place: int | None = None  # in line, when it last looked
-        self.ahead = 0.0  # the delay of the holder ahead, of whose end nothing was heard yet
-        self.not_before = 0.0  # one ahead vanished without a release, and its delay is not over
+        self.delays = Delays()  # of those ahead
+        self.noted = 0.0  # until when the name rests, as its own note says
         self.unsure = False  # something was sent for it that may be carried out after all that follows
 
     @property
     def token(self) -> int:
         return self.base + self.created
+
+    @property
+    def blank(self) -> bool:
+        """It has nothing at etcd, and nothing is on its way there."""
+        return not self.created and not self.unsure and self.lease is None and self.next is None
 
 
 class Shared:
@@ -148,24 +154,31 @@ class Shared:
         if self._fallen:
             raise ConfigError(self._fallen)
 
-    def heard(self, mark: str, own: bool, event: wire.Event | None, seconds: float) -> None:
+    def heard(self, following: Following, event: wire.Event | None, seconds: float) -> None:
         """On the watcher's thread."""
+        mark = following.mark
         party, book = self.parties.get(mark), self._book()
         if party is None or book is None:
             return
-        if own:
+        if following.why == "own":
             if event is not None and (event.type == wire.DELETED or _taken(event.kv)):
                 book.deliver("lost", mark, 0.0, None)
             return
-        if event is not None and event.type == wire.DELETED and event.prev_kv is not None:
-            before, party.ahead = line.note_of(event.prev_kv.value), 0.0
-            if before.state == "held" and before.delay > 0:  # nobody released it: its holder may not know yet
-                party.not_before = max(party.not_before, self._now() + before.delay)
-                seconds = before.delay
-        if event is None or seconds > 0:
+        if event is not None and event.type == wire.DELETED:
+            self._ended(party, event.kv.key if event.kv is not None else following.key, event.prev_kv)
+        elif event is None and following.why == "past":
+            self._ended(party, following.key, None)
+        if following.why == "past" and party.place:
+            return  # good to know; others are ahead, and it is told when they go
+        if event is None:
             book.deliver("head", mark, seconds, None)
         else:
             book.deliver("go", mark, 0.0, None)
+
+    def _ended(self, party: Party, key: bytes, before: wire.KeyValue | None) -> None:
+        last = None if before is None else line.seen(self.address.root, before)
+        if last is None or last.created < party.created:  # else its chair is another's by now, behind this claim
+            party.delays.ended(key, last, self._now())
 
 
 def _taken(kv: wire.KeyValue | None) -> bool:
@@ -173,8 +186,8 @@ def _taken(kv: wire.KeyValue | None) -> bool:
 
 
 def _weakly(shared: ref[Shared]) -> Heard:
-    def heard(mark: str, own: bool, event: wire.Event | None, seconds: float) -> None:
+    def heard(following: Following, event: wire.Event | None, seconds: float) -> None:
         if (known := shared()) is not None:
-            known.heard(mark, own, event, seconds)
+            known.heard(following, event, seconds)
 
     return heard

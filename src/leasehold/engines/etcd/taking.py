@@ -7,6 +7,7 @@ the release that follows knows what to end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +15,8 @@ from leasehold.core.admission import described
 from leasehold.engines.etcd import leases as lifetimes
 from leasehold.engines.etcd import line, wire
 from leasehold.engines.etcd.calls import Calls, LeaseGone
-from leasehold.engines.etcd.line import Look, Note, State
+from leasehold.engines.etcd.delays import Delays
+from leasehold.engines.etcd.line import Look, Note, Seen, State
 from leasehold.engines.etcd.shared import Party, Shared
 from leasehold.errors import Mismatch
 from leasehold.model import Busy, Claim, Grant
@@ -71,11 +73,11 @@ class Taking:
         if entered is None:
             await self._not_put(line.looked(party.spot, await self._ask(line.look(party.spot, 0))))
             return None
-        before, total = entered
-        party.created = line.revision(done)
-        if line.entitled(party.spot, len(before)):
+        before, party.created = entered.before, line.revision(done)
+        if line.entitled(party.spot, len(before)) and not self._rests():
             return self._granted(base, party.created) if hopeful else await self._claim_turn(checked=True)
-        party.place = max(0, total - party.spot.limit)
+        party.place = max(0, entered.total - party.spot.limit)
+        self._ask_for(entered.holders, party.created)
         if hopeful:
             return await self._settle()
         self._follow(before, party.created)
@@ -148,19 +150,48 @@ class Taking:
 
     async def _turn(self, told: bool) -> Grant | Busy | None:
         party = self.party
-        if told and party.spot.alone and not party.ahead and not self._held_off():
+        if told and party.spot.alone and not self._rests():
             return await self._claim_turn(checked=False)
         look = line.looked(party.spot, await self._ask(line.look(party.spot, party.created)))
         if not self._there(look):
             return None
+        self._see(look)
         if not line.entitled(party.spot, len(look.before)) or not self._ours(look):
             return self._waits(look)
-        if party.ahead:  # the holder is gone, and whether it gave up or was taken away nobody has said yet
-            party.not_before, party.ahead = self.runtime.now() + party.ahead, 0.0
-        return self._waits(look) if self._held_off() else await self._claim_turn(checked=True)
+        if party.delays.left(self.runtime.now()) > 0:
+            return await self._wait_out(look)
+        return await self._claim_turn(checked=True)
 
-    def _held_off(self) -> bool:
-        return self.party.not_before > self.runtime.now()
+    def _rests(self) -> bool:
+        """Whether the name may have to rest for a delay, or nobody knows yet."""
+        return self.party.delays.unknown or self.party.delays.left(self.runtime.now()) > 0
+
+    async def _wait_out(self, look: Look) -> Busy | None:
+        """Its turn has come, but for a delay. That is said in its note: whoever comes now, and did not see who it was
+        that vanished, has it from there."""
+        party, now = self.party, self.runtime.now()
+        if party.delays.until > max(party.noted, now) and party.lease is not None:
+            until = party.delays.until
+            value = self._note("waiting", 0, until - now)
+            done = await self._write(line.move(party.spot, party.created, value, party.lease.id))
+            if done is None or not done.succeeded:
+                return None
+            party.noted = until
+        return self._waits(look)
+
+    def _see(self, look: Look) -> None:
+        """The place first: what is heard of those who are gone wakes only the first in line."""
+        place = line.place(self.party.spot, look.line)
+        if place is not None:
+            self.party.place = place
+        self._ask_for(look.holders, look.revision)
+
+    def _ask_for(self, holders: Sequence[Seen], revision: int) -> None:
+        """How those ended that are gone."""
+        party = self.party
+        ahead = [it for it in holders if it.created < party.created and it.key.startswith(party.spot.before)]
+        for key, since in party.delays.see(ahead, revision, self.runtime.now()):
+            self.shared.watcher.recall(self.claim.mark, key, since)
 
     async def _claim_turn(self, *, checked: bool) -> Grant | Busy | None:
         """A lease first, then the transaction: the life of the grant begins before the grant."""
@@ -218,6 +249,7 @@ class Taking:
     def _granted(self, base: int, revision: int) -> Grant:
         party = self.party
         party.state, party.base, party.since = "held", base, self.runtime.now()
+        party.delays, party.noted = Delays(), 0.0
         watcher = self.shared.watcher
         watcher.unfollow(self.claim.mark)
         watcher.guard(self.claim.mark, party.spot.key, revision)
@@ -231,18 +263,13 @@ class Taking:
 
     def _waits(self, look: Look) -> Busy:
         party = self.party
+        self._see(look)
         self._follow(look.before, look.revision)
-        place, left = line.place(party.spot, look.line), party.not_before - self.runtime.now()
-        if place is not None:
-            party.place = place
-        front = look.front
-        if front is not None and front.note.state == "held" and any(kv.key == front.key for kv in look.before):
-            party.ahead = front.note.delay
-        return self._busy(look, party.place, left if left > 0 else None)
+        return self._busy(look, party.place, party.delays.left(self.runtime.now()) or None)
 
     def _busy(self, look: Look, place: int | None, left: float | None) -> Busy:
         front = look.front
-        if front is None:
+        if front is None or front.created == self.party.created:
             return Busy(left, place)
         return Busy(left, place, front.token if front.note.base else None, front.note.holder)
 
@@ -260,9 +287,10 @@ class Taking:
 
     # ------------------------------------------------------------------ steps
 
-    def _note(self, state: State, base: int) -> bytes:
-        claim = self.claim
-        return Note(claim.mark, state, base, claim.delay, claim.holder, round(self.runtime.wall(), 3)).to_bytes()
+    def _note(self, state: State, base: int, rest: float = 0.0) -> bytes:
+        claim, at = self.claim, round(self.runtime.wall(), 3)
+        delay = claim.delay if state == "held" else rest
+        return Note(claim.mark, state, base, delay, claim.holder, at).to_bytes()
 
     async def _lease(self, seconds: int) -> lifetimes.Lease:
         return await self.shared.leases.take(self.calls, seconds, self.deadline)
@@ -303,7 +331,7 @@ class Taking:
             if lease is not None:
                 self.shared.leases.doom(self.calls, lease)
         party.lease = party.next = None
-        party.created, party.state, party.not_before, party.ahead = 0, "waiting", 0.0, 0.0
+        party.created, party.state, party.noted = 0, "waiting", 0.0  # what is known of delays stays true
 
     def _discard(self) -> None:
         """It was refused, and has nothing at etcd."""

@@ -6,6 +6,8 @@ than the one at which its reason was read, something may have been missed, and t
 makes a broken stream harmless: its watches begin anew with another member. A change in the very moment that a watch
 begins can still fall behind that tick: whoever is next in line looks once more, soon after.
 
+How somebody ahead ended is history when a look finds it gone, and then the past is asked for.
+
 A holder's own key is watched only after a moment: most locks are released before it would be worth it. That watch does
 ask for the past, back to the grant. If etcd has forgotten so much, it begins where the memory does; a loss before that
 is found by the next renewal.
@@ -16,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import ref
 
 from leasehold.core.timing import backoff
@@ -43,10 +45,13 @@ _REFUSED: Final = 1.0  # without a watch, look so often
 _HAS_LEADER: Final = Header(b"hasleader", b"true")  # a member cut off from the majority ends the stream
 
 
+Why: TypeAlias = Literal["ahead", "own", "past"]  # it stands ahead; it is the claim's own; it stood ahead, and is gone
+
+
 class Following(NamedTuple):
     number: int
     mark: str
-    own: bool
+    why: Why
     key: bytes
     end: bytes
     seen: int  # the revision at which its reason was read
@@ -54,13 +59,12 @@ class Following(NamedTuple):
     near: bool  # what it is about may happen at any moment
 
     def request(self) -> bytes:
-        filters, start = () if self.puts else (wire.NO_PUTS,), self.seen + 1 if self.own else 0
+        filters, start = () if self.puts else (wire.NO_PUTS,), 0 if self.why == "ahead" else self.seen + 1
         return wire.encode(wire.Watch(wire.Follow(self.key, self.end, start, filters, 1, self.number)))
 
 
-# Of a key that was followed: whose claim, whether its own key, and the event. None: etcd cannot say, look for yourself,
-# in so many seconds.
-Heard: TypeAlias = "Callable[[str, bool, wire.Event | None, float], None]"
+# What was followed, and the event. None: etcd cannot say, look for yourself, in so many seconds.
+Heard: TypeAlias = "Callable[[Following, wire.Event | None, float], None]"
 
 
 class Watcher:
@@ -77,7 +81,7 @@ class Watcher:
         self._guard: Guard = self._runtime.guard()
         self._numbers = count(1)
         self._following: dict[int, Following] = {}
-        self._by_claim: dict[tuple[str, bool], int] = {}
+        self._by_claim: dict[str, set[int]] = {}
         self._later: dict[int, float] = {}  # not yet asked for, and when it is to be
         self._live: tuple[Connection, Stream] | None = None
         self._signal: Signal | None = None
@@ -90,32 +94,44 @@ class Watcher:
         """For a waiter: hear once of this key (or, with `end`, of any in the range) ending after revision `seen`.
         `puts`: or being written. `near`: its turn comes next."""
         with self._guard:
-            old = self._following.get(self._by_claim.get((mark, False), 0))
-            if old is not None and (old.key, old.end, old.puts) == (key, end, puts):
-                return
-            self._forget(None if old is None else old.number)
-            self._say(self._enter(mark, False, key, end, seen, puts, near).request())
+            for old in self._of(mark):
+                if old.why == "ahead" and (old.key, old.end, old.puts) == (key, end, puts):
+                    return
+                if old.why == "ahead":
+                    self._forget(old.number)
+            self._say(self._enter(mark, "ahead", key, end, seen, puts, near).request())
+        if self._signal is not None:
+            self._signal.set()
+
+    def recall(self, mark: str, key: bytes, seen: int) -> None:
+        """For a waiter: hear how this key, which was still there at revision `seen`, has ended."""
+        with self._guard:
+            self._say(self._enter(mark, "past", key, b"", seen, False, False).request())
         if self._signal is not None:
             self._signal.set()
 
     def guard(self, mark: str, key: bytes, seen: int) -> None:
         """For a holder: hear of whatever becomes of its own key after revision `seen`, in a moment's time."""
         with self._guard:
-            self._later[self._enter(mark, True, key, b"", seen, True, False).number] = self._last + _A_MOMENT
+            self._later[self._enter(mark, "own", key, b"", seen, True, False).number] = self._last + _A_MOMENT
 
-    def _enter(self, mark: str, own: bool, key: bytes, end: bytes, seen: int, puts: bool, near: bool) -> Following:
+    def _of(self, mark: str) -> list[Following]:
         """Under the guard."""
-        new = Following(next(self._numbers), mark, own, key, end, seen, puts, near)
+        return [self._following[number] for number in self._by_claim.get(mark, ())]
+
+    def _enter(self, mark: str, why: Why, key: bytes, end: bytes, seen: int, puts: bool, near: bool) -> Following:
+        """Under the guard."""
+        new = Following(next(self._numbers), mark, why, key, end, seen, puts, near)
         self._following[new.number] = new
-        self._by_claim[mark, own] = new.number
+        self._by_claim.setdefault(mark, set()).add(new.number)
         self._last = self._runtime.now()
         self._begin()
         return new
 
     def unfollow(self, mark: str) -> None:
         with self._guard:
-            for own in (False, True):
-                self._forget(self._by_claim.get((mark, own)))
+            for old in self._of(mark):
+                self._forget(old.number)
 
     def close(self) -> None:
         with self._guard:
@@ -140,11 +156,14 @@ class Watcher:
                 self._running = False
                 raise
 
-    def _forget(self, number: int | None) -> None:
+    def _forget(self, number: int) -> None:
         """Under the guard."""
-        if number is None or (gone := self._following.pop(number, None)) is None:
+        if (gone := self._following.pop(number, None)) is None:
             return
-        self._by_claim.pop((gone.mark, gone.own), None)
+        others = self._by_claim[gone.mark]
+        others.discard(number)
+        if not others:
+            del self._by_claim[gone.mark]
         if self._later.pop(number, None) is None:
             self._say(wire.encode(wire.Watch(cancel=wire.Unfollow(number))))
 
@@ -201,23 +220,24 @@ class Watcher:
         following = self._following.get(watched.watch_id)
         if following is None:
             return
-        if watched.created and not following.own and watched.header:
+        if watched.created and following.why == "ahead" and watched.header:
             missed = watched.header.revision > following.seen
             if missed or following.near:
-                self._heard(following.mark, False, None, 0.0 if missed else _SOON)
+                self._heard(following, None, 0.0 if missed else _SOON)
         if watched.events or watched.canceled:
             self._tell(following, watched)
 
     def _tell(self, following: Following, watched: wire.Watched) -> None:
-        if watched.canceled or not following.own:  # a waiter looks for itself, and follows anew if it must
+        own = following.why == "own"
+        if watched.canceled or not own:  # a waiter looks for itself, and follows anew if it must
             with self._guard:
                 self._forget(following.number)
-        if watched.canceled and following.own and watched.compact_revision:
+        if watched.canceled and own and watched.compact_revision:
             self.guard(following.mark, following.key, watched.compact_revision - 1)
         elif watched.canceled:
-            self._heard(following.mark, following.own, None, _REFUSED)
+            self._heard(following, None, _REFUSED if following.why == "ahead" else 0.0)
         for event in watched.events:
-            self._heard(following.mark, following.own, event, 0.0)
+            self._heard(following, event, 0.0)
 
 
 class _Events(Stream):
