@@ -23,6 +23,7 @@ def test_a_full_database_refuses_newcomers_and_keeps_what_is_held(single, eventu
     member = single("--quota-backend-bytes", str(2 * 1024 * 1024))
     with Client(f"etcd://127.0.0.1:{member.port}", call_timeout=3) as client:
         lease = client.lock("job", ttl=10).acquire()
+        delayed = client.lock("delayed", ttl=10, delay=5).acquire()
         with suppress(OSError):
             for number in range(200):
                 member.put(f"fill{number}", "x" * 100_000)
@@ -32,6 +33,7 @@ def test_a_full_database_refuses_newcomers_and_keeps_what_is_held(single, eventu
         assert time.monotonic() - began < 2, "said at once"
         lease.verify()
         assert lease.release(), "to give up needs no room"
+        assert delayed.release(), "nor does it with a delay"
         for number in range(200):
             member.delete(f"fill{number}")
         member.compact()

@@ -73,3 +73,20 @@ def test_a_release_that_lands_late_hits_nobody(url, member, bare) -> None:
     assert seat.engine._shared.parties[second.mark].spot.key == party.spot.key
     assert not step(seat.engine._calls.ask(wire.TXN, late, seat.by())).succeeded
     assert isinstance(seat.renew(second), Alive)
+
+
+def test_a_lease_revoked_in_the_pool_harms_nobody(url, member, bare) -> None:
+    """Somebody tidies up at etcd: leases that nothing hangs on are gone, and this client does not know."""
+    seat, there = bare(url), member.leases()
+    seat.release(seat.takes(seat.claim(ttl=60.0)))
+    seat.release(seat.takes(seat.claim(ttl=10.0)))
+    held = seat.takes(seat.claim(ttl=20.0))
+    for lease in member.leases() - there:
+        if lease != seat.engine._shared.parties[held.mark].lease.id:
+            member.revoke(lease)
+    longer = seat.renew(held._replace(ttl=60.0))
+    assert isinstance(longer, Alive)
+    assert longer.ttl > 55
+    assert seat.release(held)
+    seat.release(seat.takes(seat.claim(ttl=10.0, queue=True)))
+    seat.release(seat.takes(seat.claim(ttl=10.0)))

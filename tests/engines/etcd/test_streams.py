@@ -60,3 +60,16 @@ def test_a_waiter_outlasts_a_compaction(url, proxied, proxy, member, prefix, in_
         assert waiting.granted() - began < 4
         assert holder.break_lock("mine", token=mine.token)
         eventually(lambda: not mine.held, 3)
+
+
+def test_a_short_lock_needs_no_stream_and_a_long_one_has_it(proxied, proxy, url, eventually) -> None:
+    with Client(proxied) as client, Client(url) as operator:
+        for _ in range(3):
+            with client.lock("short"):
+                pass
+        time.sleep(0.2)  # long enough for a watch to begin, were there one
+        assert proxy.accepted == 1, "one connection, and no second for a watch"
+        lease = client.lock("job", ttl=60).acquire()
+        eventually(lambda: proxy.accepted == 2, 2)
+        assert operator.break_lock("job", token=lease.token)
+        eventually(lambda: not lease.held, 2)

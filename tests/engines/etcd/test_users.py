@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
@@ -69,6 +70,23 @@ def test_a_token_that_ended_is_replaced_without_a_word(single, with_users, in_li
         lease.verify()
         assert lease.release()
         waiting.granted(20)
+
+
+def test_a_watch_refused_for_an_old_login_begins_anew(single, with_users, eventually) -> None:
+    """etcd refuses it on the stream, which stays open: nothing else would renew the login, or the watch."""
+    member = single()
+    url = with_users(member, "app")
+    with Client(url, call_timeout=8) as client, Client(url, call_timeout=8) as other:
+        lease = client.lock("job", ttl=60).acquire()
+        eventually(lambda: client._desk.book.shelf["etcd"].watcher._live)
+        other.ping()
+        member.restart()
+        other.ping()
+        eventually(lambda: client._desk.book.shelf["etcd"].watcher._live)
+        began = time.monotonic()
+        assert other.break_lock("job", token=lease.token)
+        eventually(lambda: not lease.held, 10)
+        assert time.monotonic() - began < 3, "told, and not found at the next renewal"
 
 
 def test_a_right_revoked_while_it_is_held_puts_at_risk_and_then_loses(single, with_users, eventually, ctl) -> None:

@@ -11,7 +11,7 @@ watch.py     the stream that tells of the one ahead, and of a break
 shared.py    what the twins of a client share
 engine.py    the verbs
 calls.py     several members, one deadline, one mapping of errors
-http2.py     gRPC over HTTP/2 on a plain socket; frames.py and hpack.py are its parts
+http2.py     gRPC over HTTP/2 on a plain socket; dialing.py, frames.py and hpack.py are its parts
 wire.py      etcd's messages and their bytes
 address.py   what a URL says
 """

@@ -7,7 +7,9 @@ etcds://host1,host2?ca=ca.pem&cert=client.pem&key=client.key
 from __future__ import annotations
 
 import os
+import socket
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
@@ -15,6 +17,7 @@ from urllib.parse import unquote
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd.line import root
 from leasehold.errors import ConfigError
+from leasehold.runtime.base import Runtime
 
 _PORT: Final = 2379
 
@@ -88,6 +91,33 @@ def _context(scheme: str, options: dict[str, str]) -> ssl.SSLContext | None:
         raise ConfigError(f"the certificates of this etcds:// URL cannot be used: {error}") from error
     context.set_alpn_protocols(["h2"])
     return context
+
+
+async def look_up(host: str, runtime: Runtime, deadline: float) -> list[str]:
+    """The numbers of a host, on a thread of its own: a network that is silent is so to look-ups too, and the system
+    asks for as long as it likes. Raises OSError."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
+            socket.inet_pton(family, host)
+            return [host]
+    answer: list[list[str] | OSError] = []
+    signal = runtime.signal()
+
+    async def ask(_: Runtime) -> None:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            answer.append(list(dict.fromkeys(str(each[4][0]) for each in found)))
+        except (OSError, UnicodeError) as error:
+            answer.append(OSError(None, f"it has no address: {getattr(error, 'strerror', None) or error}"))
+        signal.set()
+
+    runtime.aside(ask, "leasehold-look-up")
+    await signal.wait(deadline - runtime.now())
+    if not answer:
+        raise TimeoutError("its address was not found in time")
+    if isinstance(answer[0], OSError):
+        raise answer[0]
+    return answer[0]
 
 
 def _no_passphrase() -> str:

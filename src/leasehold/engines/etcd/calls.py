@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 
 from leasehold.core.timing import backoff
 from leasehold.engines.etcd import wire
-from leasehold.engines.etcd.address import Address
-from leasehold.engines.etcd.frames import OK, UNAVAILABLE, Broken, Status, Stream
+from leasehold.engines.etcd.address import Address, look_up
+from leasehold.engines.etcd.frames import OK, UNAUTHENTICATED, UNAVAILABLE, Broken, Status, Stream
 from leasehold.engines.etcd.hpack import Header
 from leasehold.engines.etcd.http2 import Connection
 from leasehold.engines.etcd.wire import Malformed, Method
@@ -26,7 +26,7 @@ _log = logging.getLogger("leasehold.etcd")
 M = TypeVar("M")
 
 _DEADLINE, _NOT_FOUND, _EXISTS, _DENIED, _EXHAUSTED, _PRECONDITION, _ABORTED = 4, 5, 6, 7, 8, 9, 10
-_INVALID, _UNIMPLEMENTED, _UNAUTHENTICATED = 3, 12, 16
+_INVALID, _UNIMPLEMENTED = 3, 12
 _PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25
 _AT_ONCE: Final = 64  # calls of one batch
@@ -34,12 +34,16 @@ _LEAST_SHARE: Final = 0.2  # seconds for one member, however little time there i
 _STALE_LOGIN: Final = ("invalid auth token", "revision of auth store is old")
 
 
-class LeaseGone(Exception):
-    """The etcd lease that was named is over. Never leaves the engine."""
+class LeaseGone(Unavailable):
+    """The etcd lease that was named is over."""
 
 
-class LeaseThere(Exception):
-    """The etcd lease to be made is there already: an earlier try of ours was carried out. Never leaves the engine."""
+class LeaseThere(Unavailable):
+    """The etcd lease to be made is there already: an earlier try of ours was carried out."""
+
+
+class NoRoom(Unavailable):
+    """The database is full: etcd deletes, and writes nothing."""
 
 
 class Login:
@@ -50,7 +54,7 @@ class Login:
 
     def refused(self, status: Status) -> bool:
         """Whether the token is what is wrong: it ends by itself, and with every change of users and roles."""
-        stale = status.code in (_UNAUTHENTICATED, _INVALID) and any(text in status.text for text in _STALE_LOGIN)
+        stale = status.code in (UNAUTHENTICATED, _INVALID) and any(text in status.text for text in _STALE_LOGIN)
         if stale:
             self.token = ""
         return stale
@@ -291,8 +295,8 @@ class Calls:
         endpoint, tls = self._address.endpoints[self._at], self._address.tls
         made = Connection(self._runtime, str(endpoint), tls is not None)
         try:
-            seconds = max(deadline - self._runtime.now(), 0.001)
-            await self._runtime.call(made.open, endpoint.host, endpoint.port, tls, seconds)
+            numbers = await look_up(endpoint.host, self._runtime, deadline)
+            await self._runtime.call(made.open, endpoint, numbers, tls, deadline)
         except OSError as error:
             raise Broken(f"{endpoint}: {getattr(error, 'strerror', None) or error}") from error
         return made
@@ -304,6 +308,7 @@ class Calls:
         status, messages = await self._once(wire.LOGIN, request, deadline)
         if status is None:
             raise Broken("no answer")
+        self._met = True
         if status.code == OK:
             self._login.token = self._decoded(wire.LOGIN, messages).token
         elif "authentication is not enabled" in status.text:
@@ -343,17 +348,17 @@ def _meaning(status: Status) -> Exception:
     """The one mapping of what etcd answers (E9)."""
     text = status.text or f"gRPC status {status.code}"
     if status.code == _NOT_FOUND and "lease" in text:
-        return LeaseGone(text)
+        return LeaseGone(text, engine="etcd")
     if status.code in (_EXISTS, _PRECONDITION) and "lease already exists" in text:
-        return LeaseThere(text)
+        return LeaseThere(text, engine="etcd")
     if "too large lease TTL" in text:
         return ConfigError("etcd keeps no lease longer than 9,000,000,000 s: choose a shorter ttl, delay or min_hold")
     if status.code == _UNIMPLEMENTED:
         return ConfigError(f"this is no etcd of version 3.4 or newer: {text}")
     if status.code == _DENIED:
         return ConfigError(f"etcd does not permit this user to do that: {text}")
-    if status.code in (_INVALID, _UNAUTHENTICATED):
+    if status.code in (_INVALID, UNAUTHENTICATED):
         return ConfigError(f"etcd refuses this user, password or request: {text}")
     if "space exceeded" in text:
-        return Unavailable(f"etcd takes no writes until its NOSPACE alarm is disarmed: {text}", engine="etcd")
+        return NoRoom(f"etcd takes no writes until its NOSPACE alarm is disarmed: {text}", engine="etcd")
     return Unavailable(f"etcd cannot answer: {text}", engine="etcd")

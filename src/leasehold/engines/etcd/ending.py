@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from leasehold.engines.etcd import line, wire
-from leasehold.engines.etcd.calls import Calls
+from leasehold.engines.etcd.calls import Calls, NoRoom
 from leasehold.engines.etcd.leases import LEAST
 from leasehold.engines.etcd.line import Note, Seen
 from leasehold.engines.etcd.shared import Party, Shared
@@ -55,12 +55,18 @@ class Ending:
             elif self.claim.delay and seen.note.state == "held":  # as one may hope to be that never was
                 last = seen.note._replace(state="released") if held else seen.note._replace(state="waiting", delay=0.0)
                 put = Op(put=Put(kv.key, last.to_bytes(), seen.lease))
-                await self.calls.ask(wire.TXN, line.change(kv, put), self.deadline)
-            else:
-                delete = line.change(kv, Op(delete=wire.Delete(kv.key)))
-                if (await self.calls.ask(wire.TXN, delete, self.deadline)).succeeded:
-                    return held
+                try:
+                    await self.calls.ask(wire.TXN, line.change(kv, put), self.deadline)
+                except NoRoom:  # without a word, then: the next in line waits the delay, and not the whole ttl
+                    if await self._delete(kv):
+                        return held
+            elif await self._delete(kv):
+                return held
         return False
+
+    async def _delete(self, kv: KeyValue) -> bool:
+        delete = line.change(kv, Op(delete=wire.Delete(kv.key)))
+        return bool((await self.calls.ask(wire.TXN, delete, self.deadline)).succeeded)
 
     async def _find(self, party: Party | None) -> tuple[KeyValue, Seen] | None:
         """Its key; of a claim that another process took, by its mark."""

@@ -11,7 +11,7 @@ from leasehold.runtime.base import Signal
 DATA, HEADERS, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 1, 1, 4, 8, 32
 
-OK, CANCELLED, UNKNOWN, UNAVAILABLE = 0, 1, 2, 14  # of gRPC's codes
+OK, CANCELLED, UNKNOWN, UNAVAILABLE, UNAUTHENTICATED = 0, 1, 2, 14, 16  # of gRPC's codes
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MOST: Final = (1 << 31) - 1

@@ -14,13 +14,14 @@ import select
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 from weakref import ref
 
-from leasehold.engines.etcd import frames
+from leasehold.engines.etcd import dialing, frames
+from leasehold.engines.etcd.address import Endpoint
 from leasehold.engines.etcd.frames import Broken, Status, Stream, frame, unpadded
 from leasehold.engines.etcd.hpack import Decoder, Header, Undecodable, plain
 from leasehold.errors import Reentered
@@ -29,6 +30,8 @@ from leasehold.runtime.base import Guard, Runtime
 _REFILL: Final = 1 << 20  # bytes read before the peer is told that it may send so many more
 _SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MOST)  # no pushes; a window that never fills
 _CANCEL: Final = 8
+_LONGEST_HEADERS: Final = 1 << 16  # of one call, as sent; etcd's have a hundred bytes
+_LONGEST_WORDS: Final = 500  # of what it says about an error, which people will read
 _FULL_WAIT: Final = 0.1  # that a caller waits for a full socket: an event loop may be the one that waits
 _PING_AFTER: Final = 6.0  # of silence with calls open; etcd takes offence at less than 5
 _PING_WAIT: Final = 4.0
@@ -43,7 +46,7 @@ class Connection:
         self._lead = b"\x83" + (b"\x87" if tls else b"\x86") + plain(b":authority", authority.encode())
         self._blocks: dict[str, bytes] = {}
         self._socket: socket.socket | None = None
-        self._tls: tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO] | None = None
+        self._tls: dialing.Tls | None = None
         self._decoder = Decoder()
         self._streams: dict[int, Stream] = {}
         self._next = 1
@@ -58,13 +61,13 @@ class Connection:
         self.tick: Callable[[], float | None] | None = None
         self._read = False  # by a thread, which then is the one to close the socket
 
-    def open(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
-        """Connect; blocks for so long at most. Raises OSError."""
-        made = socket.create_connection((host, port), seconds)
+    def open(self, to: Endpoint, numbers: Sequence[str], context: ssl.SSLContext | None, deadline: float) -> None:
+        """Connect to one of these numbers of it; blocks until then at most. Raises OSError."""
+        made = dialing.reach(numbers, to.port, self._now, deadline)
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
-                self._shake_hands(made, context, host, self._now() + seconds)
+                self._tls = dialing.shake_hands(made, context, to.host, self._now, deadline)
             made.setblocking(False)
         except BaseException:
             made.close()
@@ -73,25 +76,6 @@ class Connection:
         with self._guard:
             self._write(frames.PREFACE + frame(frames.SETTINGS, 0, 0, _SETTINGS))
             self._write(frame(frames.WINDOW, 0, 0, struct.pack(">I", frames.MOST - frames.USUAL_WINDOW)))
-
-    def _shake_hands(self, made: socket.socket, context: ssl.SSLContext, host: str, deadline: float) -> None:
-        # In memory, because one SSL socket must not be read and written by two threads at once.
-        inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(inward, outward, server_hostname=host)
-        while True:
-            try:
-                tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                made.sendall(outward.read())
-                made.settimeout(max(deadline - self._now(), 0.001))
-                if not (data := made.recv(65_536)):
-                    raise ConnectionResetError("closed during the TLS handshake") from None
-                inward.write(data)
-        made.sendall(outward.read())
-        if tls.selected_alpn_protocol() != "h2":
-            raise ConnectionError("the other side does not speak HTTP/2")
-        self._tls = (tls, inward, outward)
 
     # ------------------------------------------------------------- callers
 
@@ -102,7 +86,7 @@ class Connection:
         block = self._begun(path) + b"".join(plain(*header) for header in metadata)
         with self._guard:
             if self.broken is not None or self.leaving:
-                raise Broken(self.broken or "the server is closing this connection")
+                raise Broken(self.broken or "this connection takes no new calls")
             stream.number, self._next = self._next, self._next + 2
             stream.window = self._stream_window
             self._streams[stream.number] = stream
@@ -188,7 +172,9 @@ class Connection:
                 try:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
-                    if not select.select([], [self._socket], [], _FULL_WAIT)[1]:
+                    poll = select.poll()  # not select(): a descriptor may have any number
+                    poll.register(self._socket, select.POLLOUT)
+                    if not poll.poll(_FULL_WAIT * 1000):
                         raise ConnectionError("the other side takes nothing any more") from None
         except (OSError, ValueError) as error:
             self.fail(_words(error))
@@ -303,7 +289,7 @@ class Connection:
                 self._write(refill)
 
     def _headers(self, number: int, flags: int, block: bytearray) -> None:
-        if len(block) > frames.LONGEST_FRAME:
+        if len(block) > _LONGEST_HEADERS:
             raise Undecodable("headers that do not end")
         if not flags & frames.END_HEADERS:
             self._block = (number, flags, block)
@@ -312,8 +298,8 @@ class Connection:
         found = dict(self._decoder.decode(bytes(block)))
         status, code = found.get(b":status", b"200"), found.get(b"grpc-status", b"")
         if code.isdigit() and (code != b"0" or flags & frames.END_STREAM):
-            text = unquote_to_bytes(found.get(b"grpc-message", b"")).decode(errors="replace")
-            self._end(number, Status(int(code[:9]), text))
+            text = unquote_to_bytes(found.get(b"grpc-message", b"")[:_LONGEST_WORDS]).decode(errors="replace")
+            self._end(number, Status(int(code[:9]), "".join(each if each.isprintable() else "?" for each in text)))
         elif status != b"200":
             self._end(
                 number, Status(frames.UNAVAILABLE, f"answered with HTTP status {status[:3].decode(errors='replace')}")

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from leasehold.core.timing import BEAT
 from leasehold.engines.etcd import line, wire
-from leasehold.engines.etcd.calls import Calls
+from leasehold.engines.etcd.calls import Calls, LeaseGone
 from leasehold.engines.etcd.leases import Lease, needed
 from leasehold.engines.etcd.line import Seen
 from leasehold.engines.etcd.shared import Party, Shared
@@ -38,6 +38,8 @@ class Renewing:
     async def run(self) -> list[Reply]:
         self.asked = self.runtime.now()
         parties = [self.shared.parties.get(claim.mark) for claim in self.claims]
+        if not any(claim.token or (party and party.created) for claim, party in zip(self.claims, parties, strict=True)):
+            return [_asking() for _ in self.claims]  # most need not wait at all: not even a connection is made for them
         known = {party.lease.id: party.lease for party in parties if party is not None and party.lease is not None}
         await self._spare_overdue(known)
         if known:
@@ -61,16 +63,16 @@ class Renewing:
             for claim in self.claims
             if claim.delay and claim.token and (party := self.shared.parties.get(claim.mark)) and party.lease
         }
-        for number, delay in delayed.items():
-            if await self._is_overdue(number, delay):
-                known.pop(number, None)
+        await self._find_overdue(delayed)
+        for number in self.overdue:
+            known.pop(number, None)
 
-    async def _is_overdue(self, number: int, delay: float) -> bool:
+    async def _find_overdue(self, delayed: dict[int, float]) -> None:
         """etcd says it to the second: what is not over for certain is renewed."""
-        (life,) = await self.calls.ask_each(wire.LIFE, [wire.LeaseId(number)], self.deadline)
-        if life.ttl + 1 <= delay:
-            self.overdue.add(number)
-        return number in self.overdue
+        lives = await self.calls.ask_each(wire.LIFE, [wire.LeaseId(number) for number in delayed], self.deadline)
+        for (number, delay), life in zip(delayed.items(), lives, strict=True):
+            if life.ttl + 1 <= delay:
+                self.overdue.add(number)
 
     async def _read(self, parties: Sequence[Party | None]) -> list[Seen | None]:
         """The key of each claim; of one that was taken by another process, its name's whole line."""
@@ -94,7 +96,7 @@ class Renewing:
     async def _reply(self, claim: Claim, party: Party | None, seen: Seen | None) -> Reply:
         if not claim.token:
             if seen is None and party is not None and not party.created:
-                return Unavailable("it is being asked for at this moment", engine="etcd")
+                return _asking()
             if seen is None or seen.note.state == "cooling":
                 return Gone("lapsed")
             return Alive(BEAT, None if party is None else party.place)
@@ -119,7 +121,9 @@ class Renewing:
     async def _alive(self, claim: Claim, party: Party | None, seen: Seen) -> Reply:
         lease = self.living.get(seen.lease)
         if lease is None:  # made by another process, or by the other twin a moment ago
-            if claim.delay and await self._is_overdue(seen.lease, claim.delay):
+            if claim.delay:
+                await self._find_overdue({seen.lease: claim.delay})
+            if seen.lease in self.overdue:
                 return Gone("lapsed")
             lease = await self.shared.leases.adopt(self.calls, seen.lease, self.deadline)
             if lease is None:
@@ -133,9 +137,14 @@ class Renewing:
 
     async def _lengthened(self, claim: Claim, party: Party | None, seen: Seen) -> Lease | None:
         """A lease has its ttl for life: a longer one takes over. A shorter never does (E8)."""
-        lease = await self.shared.leases.take(self.calls, needed(claim), self.deadline)
-        txn = line.hang(seen, lease.id)
-        if not (await ask(self.shared, self.calls, txn, self.deadline)).succeeded:
+        while True:
+            lease = await self.shared.leases.take(self.calls, needed(claim), self.deadline)
+            try:
+                done = await ask(self.shared, self.calls, line.hang(seen, lease.id), self.deadline)
+                break
+            except LeaseGone:  # somebody revoked it in the pool
+                continue
+        if not done.succeeded:
             self.shared.leases.give(self.calls, lease)
             return None
         if party is not None:
@@ -152,3 +161,7 @@ class Renewing:
             if lease is not None and lease.id not in self.overdue:
                 self.shared.leases.doom(self.calls, lease)
         self.shared.leave(claim)
+
+
+def _asking() -> Unavailable:
+    return Unavailable("it is being asked for at this moment", engine="etcd")

@@ -25,7 +25,7 @@ from leasehold.core.timing import backoff
 from leasehold.engines.etcd import wire
 from leasehold.engines.etcd.address import Address
 from leasehold.engines.etcd.calls import Calls, Login
-from leasehold.engines.etcd.frames import Broken, Status, Stream
+from leasehold.engines.etcd.frames import UNAUTHENTICATED, Broken, Status, Stream
 from leasehold.engines.etcd.hpack import Header
 from leasehold.engines.etcd.http2 import Connection
 from leasehold.errors import LeaseholdError
@@ -86,6 +86,7 @@ class Watcher:
         self._live: tuple[Connection, Stream] | None = None
         self._signal: Signal | None = None
         self._running = self._closed = False
+        self._idle = False  # its thread sleeps until it is needed
         self._last = 0.0
 
     # ------------------------------------------------------- from any thread
@@ -113,7 +114,11 @@ class Watcher:
     def guard(self, mark: str, key: bytes, seen: int) -> None:
         """For a holder: hear of whatever becomes of its own key after revision `seen`, in a moment's time."""
         with self._guard:
-            self._later[self._enter(mark, "own", key, b"", seen, True, False).number] = self._last + _A_MOMENT
+            number = self._enter(mark, "own", key, b"", seen, True, False).number
+            self._later[number] = self._last + _A_MOMENT
+            idle, self._idle = self._idle, False
+        if idle and self._signal is not None:  # not each time: most locks need no watch
+            self._signal.set()
 
     def _of(self, mark: str) -> list[Following]:
         """Under the guard."""
@@ -195,6 +200,7 @@ class Watcher:
             now = self._runtime.now()
             if len(self._following) > len(self._later):
                 return -1.0
+            self._idle = not self._later
             return min(self._later.values(), default=now + 3600.0) - now
 
     def _opened(self, connection: Connection) -> None:
@@ -219,6 +225,8 @@ class Watcher:
             return
         following = self._following.get(watched.watch_id)
         if following is None:
+            if watched.created and watched.canceled:
+                self._refused(watched.cancel_reason)
             return
         if watched.created and following.why == "ahead" and watched.header:
             missed = watched.header.revision > following.seen
@@ -226,6 +234,20 @@ class Watcher:
                 self._heard(following, None, 0.0 if missed else _SOON)
         if watched.events or watched.canceled:
             self._tell(following, watched)
+
+    def _refused(self, why: str) -> None:
+        """One of the watches asked for; etcd does not say which. A login that has ended is renewed, with the stream;
+        else whoever waits looks for itself, and asks anew."""
+        live = self._live
+        if live is not None and self._login.refused(Status(UNAUTHENTICATED, why)):
+            live[0].fail(why)
+            return
+        with self._guard:
+            ahead = [following for following in self._following.values() if following.why != "own"]
+            for following in ahead:
+                self._forget(following.number)
+        for following in ahead:
+            self._heard(following, None, _REFUSED)
 
     def _tell(self, following: Following, watched: wire.Watched) -> None:
         own = following.why == "own"
@@ -235,7 +257,7 @@ class Watcher:
         if watched.canceled and own and watched.compact_revision:
             self.guard(following.mark, following.key, watched.compact_revision - 1)
         elif watched.canceled:
-            self._heard(following, None, _REFUSED if following.why == "ahead" else 0.0)
+            self._heard(following, None, _REFUSED)
         for event in watched.events:
             self._heard(following, event, 0.0)
 
