@@ -169,7 +169,7 @@ class Look(NamedTuple):
     own: KeyValue | None
     base: bytes
     front: Seen | None
-    holders: tuple[Seen, ...]  # the front of the line, oldest first
+    holders: tuple[KeyValue, ...]  # the front of the line, oldest first
     before: tuple[KeyValue, ...]  # what is in the way, newest first; at most one more than the limit
     line: tuple[KeyValue, ...]  # everything ahead, newest first; at most SHOWN
 
@@ -286,7 +286,7 @@ class Entered(NamedTuple):
 
     before: tuple[KeyValue, ...]  # what is in its way
     total: int  # how many that are in all
-    holders: tuple[Seen, ...]  # the very first in line, if it is one of ours
+    holders: tuple[KeyValue, ...]  # the very first in line
 
 
 def entered(spot: Spot, done: TxnDone) -> Entered | None:
@@ -298,7 +298,7 @@ def entered(spot: Spot, done: TxnDone) -> Entered | None:
     before, found = _kvs(done, 0, spot.before), done.responses[0].range
     if found is None or found.total < len(before) or bool(found.total) != bool(before):
         raise Malformed("a count that does not fit")
-    return Entered(before, found.total, _seen(spot, _kvs(done, 1, spot.prefix)))
+    return Entered(before, found.total, _kvs(done, 1, spot.prefix))
 
 
 def was_put(done: TxnDone) -> bool:
@@ -317,7 +317,7 @@ def looked(spot: Spot, done: TxnDone) -> Look:
         own[0] if own else None,
         base[0].value if base else b"",
         seen(spot.root, oldest[0]) if oldest else None,
-        _seen(spot, oldest),
+        oldest,
         _kvs(done, 3, spot.before),
         _kvs(done, 4, spot.prefix),
     )
@@ -330,8 +330,10 @@ def _kvs(done: TxnDone, place: int, prefix: bytes) -> tuple[KeyValue, ...]:
     return found.kvs
 
 
-def _seen(spot: Spot, kvs: tuple[KeyValue, ...]) -> tuple[Seen, ...]:
-    return tuple(found for kv in kvs if (found := seen(spot.root, kv)) is not None)
+def ahead(spot: Spot, created: int, holders: tuple[KeyValue, ...]) -> list[Seen]:
+    """Those among them that came before, and cannot be stood beside."""
+    found = [kv for kv in holders if kv.create_revision < created and kv.key.startswith(spot.before)]
+    return [it for kv in found if (it := seen(spot.root, kv)) is not None]
 
 
 def place(spot: Spot, line: tuple[KeyValue, ...]) -> int | None:

@@ -7,7 +7,6 @@ the release that follows knows what to end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +15,7 @@ from leasehold.engines.etcd import leases as lifetimes
 from leasehold.engines.etcd import line, wire
 from leasehold.engines.etcd.calls import Calls, LeaseGone
 from leasehold.engines.etcd.delays import Delays
-from leasehold.engines.etcd.line import Look, Note, Seen, State
+from leasehold.engines.etcd.line import Look, Note, State
 from leasehold.engines.etcd.shared import Party, Shared
 from leasehold.errors import Mismatch
 from leasehold.model import Busy, Claim, Grant
@@ -186,10 +185,10 @@ class Taking:
             self.party.place = place
         self._ask_for(look.holders, look.revision)
 
-    def _ask_for(self, holders: Sequence[Seen], revision: int) -> None:
+    def _ask_for(self, holders: tuple[wire.KeyValue, ...], revision: int) -> None:
         """How those ended that are gone."""
         party = self.party
-        ahead = [it for it in holders if it.created < party.created and it.key.startswith(party.spot.before)]
+        ahead = line.ahead(party.spot, party.created, holders)
         for key, since in party.delays.see(ahead, revision, self.runtime.now()):
             self.shared.watcher.recall(self.claim.mark, key, since)
 

@@ -40,7 +40,7 @@ _CONNECT: Final = 5.0
 _AGAIN: Final = 0.05
 _LONGEST_AGAIN: Final = 2.0
 _SOUND: Final = 5.0  # a stream that lasted so long is followed by the next at once
-_SOON: Final = 0.008  # two hand-offs
+_SOON: Final = 0.003  # two hand-offs
 _REFUSED: Final = 1.0  # without a watch, look so often
 _HAS_LEADER: Final = Header(b"hasleader", b"true")  # a member cut off from the majority ends the stream
 
