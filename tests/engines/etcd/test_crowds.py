@@ -59,7 +59,7 @@ def test_two_hundred_tasks_on_one_client(url) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("shape", ["lock", "read", "semaphore"])
+@pytest.mark.parametrize("shape", ["lock", "read", "semaphore", "delayed"])
 def test_cancelled_at_any_moment_nothing_stays(url, member, shape, claims) -> None:
     dice = random.Random(5)
     there = member.leases()
@@ -70,6 +70,7 @@ def test_cancelled_at_any_moment_nothing_stays(url, member, shape, claims) -> No
                 "lock": client.lock("job"),
                 "read": client.rwlock("job").read(),
                 "semaphore": client.semaphore("job", 2),
+                "delayed": client.lock("job", delay=20),
             }
             held = None
             for turn in range(100):

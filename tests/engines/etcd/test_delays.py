@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import random
+import threading
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold import Client
+from leasehold import Client, NotAcquired
 from leasehold.engines.etcd.delays import Delays
 from leasehold.engines.etcd.line import Note, Seen
 from leasehold.engines.etcd.watch import Watcher
@@ -147,6 +149,50 @@ def test_a_permit_that_vanished_rests(url, claims, vanish, in_line) -> None:
         assert DELAY <= waiting.granted() - began < DELAY + 2
         assert not second.held
         assert first.release()
+
+
+@pytest.mark.faults
+def test_a_crowd_some_of_whom_vanish_and_some_give_up(url, member, claims) -> None:
+    """Nobody is let in before the delay of whoever vanished is over, as long as three stood in line and saw it."""
+    end, rest, inside, problems, vanished = time.monotonic() + 40, [0.0], list[int](), list[str](), list[float]()
+    guard = threading.Lock()
+
+    def work(number: int) -> None:
+        dice = random.Random(number)
+        with Client(url) as client:
+            while time.monotonic() < end:
+                wait = 60 if number < 4 else dice.random() * 1.5
+                try:
+                    lease = client.lock("job", ttl=20, delay=1.0 if dice.random() < 0.8 else 0, wait=wait).acquire()
+                except NotAcquired:
+                    continue
+                with guard:
+                    if inside or time.monotonic() < rest[0]:
+                        problems.append(f"{number}: {inside} {rest[0] - time.monotonic()}")
+                    inside.append(number)
+                time.sleep(dice.random() * 0.03)
+                found = claims()
+                mine = [key for key in found if client._desk.book.client in key]
+                vanishes = lease._claim.delay and dice.random() < 0.3 and len(found) > 3
+                with guard:
+                    inside.remove(number)
+                    if vanishes:
+                        rest[0] = time.monotonic() + 1.0
+                        vanished.append(rest[0])
+                if vanishes:
+                    member.revoke(found[mine[0]])
+                    assert lease.wait_lost(5)
+                else:
+                    lease.release()
+
+    crowd = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join(120)
+    assert problems == []
+    assert len(vanished) > 5
+    assert claims() == {}
 
 
 def test_one_that_only_hoped_to_hold_leaves_no_delay(url, bare, monkeypatch) -> None:

@@ -61,11 +61,12 @@ class EtcdEngine:
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         waiter = self._book.waiting.get(claim.mark)
         told = waiter is not None and waiter.go
-        if claim.queue:
-            self._book.enter(claim, self._runtime)  # before asking (E4)
         self._shared.sound()
+        taking = Taking(self._shared, self._calls, self._runtime, claim, deadline)
+        if claim.queue:
+            self._book.enter(claim, self._runtime)  # before asking (E4), and after it is known here that it will be
         try:
-            return await Taking(self._shared, self._calls, self._runtime, claim, deadline).run(told)
+            return await taking.run(told)
         except wire.Malformed as error:
             raise _unreadable(error) from error
         except ConfigError:  # refused: nothing was written, and nothing is to be given up

@@ -38,8 +38,8 @@ class Renewing:
     async def run(self) -> list[Reply]:
         self.asked = self.runtime.now()
         parties = [self.shared.parties.get(claim.mark) for claim in self.claims]
-        if not any(claim.token or (party and party.created) for claim, party in zip(self.claims, parties, strict=True)):
-            return [_asking() for _ in self.claims]  # most need not wait at all: not even a connection is made for them
+        if all(map(_is_asked_for, self.claims, parties)):
+            return [_asking() for _ in parties]  # most need not wait at all: not even a connection is made for them
         known = {party.lease.id: party.lease for party in parties if party is not None and party.lease is not None}
         await self._spare_overdue(known)
         if known:
@@ -95,7 +95,7 @@ class Renewing:
 
     async def _reply(self, claim: Claim, party: Party | None, seen: Seen | None) -> Reply:
         if not claim.token:
-            if seen is None and party is not None and not party.created:
+            if seen is None and _is_asked_for(claim, party):
                 return _asking()
             if seen is None or seen.note.state == "cooling":
                 return Gone("lapsed")
@@ -161,6 +161,11 @@ class Renewing:
             if lease is not None and lease.id not in self.overdue:
                 self.shared.leases.doom(self.calls, lease)
         self.shared.leave(claim)
+
+
+def _is_asked_for(claim: Claim, party: Party | None) -> bool:
+    """For the first time, and just now: nothing of it is known to stand at etcd."""
+    return not claim.token and party is not None and not party.created
 
 
 def _asking() -> Unavailable:
