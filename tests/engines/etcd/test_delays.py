@@ -151,6 +151,20 @@ def test_a_permit_that_vanished_rests(url, claims, vanish, in_line) -> None:
         assert first.release()
 
 
+def test_a_waiter_whose_place_is_taken_away_too_has_not_forgotten(url, bare, member, claims) -> None:
+    holder, other = bare(url), bare(url)
+    holder.takes(holder.claim(delay=DELAY))
+    waiting = other.claim(queue=True)
+    assert isinstance(other.attempt(waiting), Busy)
+    began = time.monotonic()
+    for key in claims():
+        member.delete(key)
+    busy = other.attempt(waiting)
+    assert isinstance(busy, Busy)
+    assert granted_within(other, waiting, 20.0)
+    assert DELAY <= time.monotonic() - began < DELAY + 2
+
+
 @pytest.mark.faults
 def test_a_crowd_some_of_whom_vanish_and_some_give_up(url, member, claims) -> None:
     """Nobody is let in before the delay of whoever vanished is over, as long as three stood in line and saw it."""

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from leasehold import AsyncClient, Client
+from leasehold import AsyncClient, Client, Unavailable
+from leasehold.runtime.threads import Threads
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -109,3 +110,26 @@ def test_a_client_that_nobody_has_any_more_leaves_no_thread(url, eventually) -> 
     lease.release()
     del client, lease
     eventually(lambda: gc.collect() is not None and len(names()) <= before)
+
+
+@pytest.mark.parametrize("name", ["leasehold-etcd", "leasehold-etcd-watch", "leasehold-look-up"])
+def test_where_no_thread_can_be_started_nothing_breaks(url, monkeypatch, in_line, name) -> None:
+    """Without one to read by, etcd is not there; without one to hear by, waiters look for themselves."""
+    with Client(url.replace("127.0.0.1", "localhost"), call_timeout=2) as client:
+        true, limit = Threads.aside, [True]
+
+        def aside(self, start, called) -> None:
+            if limit[0] and called == name:
+                raise RuntimeError("can't start new thread")
+            true(self, start, called)
+
+        monkeypatch.setattr(Threads, "aside", aside)
+        if name != "leasehold-etcd-watch":
+            with pytest.raises(Unavailable, match="thread"):
+                client.lock("job").acquire()
+            limit[0] = False
+        lease = client.lock("job").acquire()
+        waiting = in_line(client)
+        lease.release()
+        waiting.granted(20)
+        limit[0] = False

@@ -111,7 +111,10 @@ async def look_up(host: str, runtime: Runtime, deadline: float) -> list[str]:
             answer.append(OSError(None, f"it has no address: {getattr(error, 'strerror', None) or error}"))
         signal.set()
 
-    runtime.aside(ask, "leasehold-look-up")
+    try:
+        runtime.aside(ask, "leasehold-look-up")
+    except RuntimeError as error:
+        raise OSError(None, str(error)) from error
     await signal.wait(deadline - runtime.now())
     if not answer:
         raise TimeoutError("its address was not found in time")

@@ -269,7 +269,11 @@ class Calls:
     async def _connect(self, deadline: float) -> Connection:
         try:
             made = await self._open(deadline)
-            self._runtime.aside(made.reader(), "leasehold-etcd")
+            try:
+                self._runtime.aside(made.reader(), "leasehold-etcd")
+            except RuntimeError as error:
+                made.drop()
+                raise Broken(str(error)) from error
             with self._guard:
                 self._connection = made
         except Broken:

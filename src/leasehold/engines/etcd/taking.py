@@ -79,6 +79,8 @@ class Taking:
         self._ask_for(entered.holders, party.created)
         if hopeful:
             return await self._settle()
+        if not before:  # nothing but a delay is in its way
+            return None
         self._follow(before, party.created)
         return Busy(None, party.place)
 

@@ -157,6 +157,11 @@ class Watcher:
             self._running = True
             try:
                 self._runtime.aside(_run(ref(self), self._address, self._login), "leasehold-etcd-watch")
+            except (
+                RuntimeError
+            ) as error:  # no thread to be had: waiters look now and then, and the next claim tries again
+                self._running = False
+                _log.debug("no watch: %s", error)
             except BaseException:
                 self._running = False
                 raise
