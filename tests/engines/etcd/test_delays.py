@@ -106,7 +106,7 @@ def test_a_delay_is_handed_on_by_one_that_leaves_the_line(
         first = in_line(two, lock=two.lock("job", wait=1.0))
         last = None if late else in_line(three)
         began = vanish(key)
-        eventually(lambda: delays(member, prefix)[0] > 0)
+        eventually(lambda: rests(member, prefix)[0] > 0)
         last = last or in_line(three)
         assert DELAY <= last.granted() - began < 1.0 + DELAY + 2
         first.thread.join(10)
@@ -114,11 +114,11 @@ def test_a_delay_is_handed_on_by_one_that_leaves_the_line(
         assert not lease.held
 
 
-def delays(member, prefix: str) -> list[float]:
-    """As the keys of all claims have them, in line."""
+def rests(member, prefix: str) -> list[float]:
+    """What the claims wait out themselves, in line."""
     found = member.ask("kv/range", key=coded(f"{prefix}lh1/q/".encode()), range_end=coded(f"{prefix}lh1/q0".encode()))
     line = sorted(found.get("kvs", []), key=lambda kv: int(kv["create_revision"]))
-    return [json.loads(base64.b64decode(kv["value"]))["delay"] for kv in line]
+    return [json.loads(base64.b64decode(kv["value"])).get("rest", 0.0) for kv in line]
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -149,6 +149,22 @@ def test_a_permit_that_vanished_rests(url, claims, vanish, in_line) -> None:
         assert DELAY <= waiting.granted() - began < DELAY + 2
         assert not second.held
         assert first.release()
+
+
+def test_one_that_had_its_turn_and_vanished_unheard_is_waited_out(url, bare, member, claims, monkeypatch) -> None:
+    """When it was last seen it still waited; of its grant, and of its end, nothing came through."""
+    first, second, last = bare(url), bare(url), bare(url)
+    held, next_one, waiting = first.takes(first.claim()), second.claim(queue=True, delay=DELAY), last.claim(queue=True)
+    monkeypatch.setattr(last.engine._shared.watcher, "follow", lambda *_, **__: None)
+    assert isinstance(second.attempt(next_one), Busy)
+    assert isinstance(last.attempt(waiting), Busy)
+    first.release(held)
+    assert isinstance(second.attempt(next_one), Grant)
+    began = time.monotonic()
+    member.revoke(next(lease for key, lease in claims().items() if second.book.client in key))
+    assert isinstance(last.attempt(waiting), Busy)
+    assert granted_within(last, waiting, 20.0)
+    assert DELAY <= time.monotonic() - began < DELAY + 2
 
 
 def test_a_waiter_whose_place_is_taken_away_too_has_not_forgotten(url, bare, member, claims) -> None:
@@ -237,8 +253,8 @@ def once_only(true):
 # ------------------------------------------------------------- what is known
 
 
-def seen(created: int, state: str = "held", delay: float = 5.0) -> Seen:
-    note = Note(f"{created}", state, 1, delay, Holder("x"), 0.0)
+def seen(created: int, state: str = "held") -> Seen:
+    note = Note(f"{created}", state, 1, 5.0, Holder("x"), 0.0, 5.0 if state == "waiting" else 0.0)
     return Seen(b"%d" % created, "", "job", "lock", 1, "exclusive", created, 1, note)
 
 
@@ -282,7 +298,7 @@ def test_a_name_rests_unless_every_end_was_a_good_one(ends: list[tuple[str, bool
         if missed:
             delays.see(ahead[number + 1 :], 11 + number, now)
             assert delays.left(now) >= 4.9 - 0.1 * number
-        last = None if end == "forgotten" else ahead[number]._replace(note=ahead[number].note._replace(state=end))
+        last = None if end == "forgotten" else seen(number + 1, end)._replace(mode="shared")
         delays.ended(ahead[number].key, last, now)
         assert delays.unknown == (number + 1 < len(ends))
     vanished = any(end in ("held", "waiting", "forgotten") for end, _ in ends)

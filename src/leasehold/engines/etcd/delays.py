@@ -5,9 +5,9 @@ key leaves no trace, so it is for those in line to know better. The rule: nobody
 nobody whose end is not known is taken for one that released.
 
 How one ahead ended is known from the note that it left: `released` says a clean release, and that it had its turn, so
-that everything before it was waited out. Every other end begins the delay. Whoever waits a delay out has it in its own
-note, and so hands it on when it leaves. A look that finds somebody gone whose end was not heard assumes the worst from
-that moment on, until etcd's history says how it was; where that is forgotten, the worst stands.
+that everything before it was waited out. `held` begins its delay. Whoever waits a delay out has it in its own note
+(`rest`), and so hands it on when it leaves. A look that finds somebody gone whose end was not heard assumes the worst
+from that moment on, until etcd's history says how it was; where that is forgotten, the worst stands.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from leasehold.engines.etcd.line import Seen
 
 
 class Ahead(NamedTuple):
-    """Somebody with a delay, as last seen."""
+    """Somebody whose end may begin a delay, as last seen."""
 
     created: int
-    delay: float
+    delay: float  # at worst
     revision: int  # at which it was still there
     gone: float  # since when it is not, by this client's clock; 0: it is
 
@@ -55,8 +55,8 @@ class Delays:
         for key, ahead in missed:
             self._ahead[key] = ahead._replace(gone=now)
         for key, seen in there.items():
-            if _rests(seen):
-                self._ahead[key] = Ahead(seen.created, seen.note.delay, revision, 0.0)
+            if worst := _worst(seen):
+                self._ahead[key] = Ahead(seen.created, worst, revision, 0.0)
             else:
                 self._ahead.pop(key, None)
         return [(key, ahead.revision) for key, ahead in missed]
@@ -67,7 +67,7 @@ class Delays:
         if known is not None and last is not None and last.created != known.created:
             known = None
         if last is not None:
-            delay = last.note.delay if _rests(last) else 0.0
+            delay = last.note.delay if last.note.state == "held" else last.note.rest if _waits(last) else 0.0
         else:
             delay = known.delay if known is not None else 0.0
         if delay:  # first this, then forget it: in between the caller may ask what is left
@@ -81,6 +81,12 @@ class Delays:
                     self._ahead.pop(earlier, None)
 
 
-def _rests(seen: Seen) -> bool:
-    """Whether the name has to rest when this one goes just so. A waiter's delay is one that it waits out itself."""
-    return seen.note.delay > 0 and seen.note.state in ("held", "waiting")
+def _waits(seen: Seen) -> bool:
+    return seen.note.state == "waiting"
+
+
+def _worst(seen: Seen) -> float:
+    """How long the name may have to rest when this one is found gone: one that waits may have had its turn by then."""
+    if _waits(seen):
+        return max(seen.note.delay, seen.note.rest)
+    return seen.note.delay if seen.note.state == "held" else 0.0

@@ -53,7 +53,7 @@ class Ending:
                 if await cool(self.shared, self.calls, kv, seen.note._replace(delay=0.0), rest, self.deadline):
                     return True
             elif self.claim.delay and seen.note.state == "held":  # as one may hope to be that never was
-                last = seen.note._replace(state="released") if held else seen.note._replace(state="waiting", delay=0.0)
+                last = seen.note._replace(state="released" if held else "waiting")
                 put = Op(put=Put(kv.key, last.to_bytes(), seen.lease))
                 try:
                     await self.calls.ask(wire.TXN, line.change(kv, put), self.deadline)

@@ -37,18 +37,18 @@ _STATES: Final = ("waiting", "held", "released", "cooling")
 
 
 class Note(NamedTuple):
-    """What stands in a key. `at` is the holder's own clock, for people alone; `delay`, how long the name has to rest if
-    this key goes without a release: of a waiter, what it waits out itself."""
+    """What stands in a key. `at` is the holder's own clock, for people alone."""
 
     mark: str
     state: State  # `held` may be hoped for: whether it is so, only the place in line says
     base: int
-    delay: float
+    delay: float  # how long the name has to rest if it holds it, and goes without a release
     holder: Holder
     at: float
+    rest: float = 0.0  # the same while it waits: what it waits out itself
 
     def to_bytes(self) -> bytes:
-        fields = {
+        fields: dict[str, object] = {
             "mark": self.mark,
             "state": self.state,
             "base": self.base,
@@ -56,6 +56,8 @@ class Note(NamedTuple):
             "holder": self.holder,
             "at": self.at,
         }
+        if self.rest:
+            fields["rest"] = self.rest
         return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -67,7 +69,7 @@ def note_of(value: bytes) -> Note:
         holder = Holder(str(label), str(host), int(pid), str(purpose))
         state: State = found["state"] if found["state"] in _STATES else "held"
         mark, delay, at = str(found["mark"]), float(found["delay"]), float(found["at"])
-        return Note(mark, state, int(found["base"]), delay, holder, at)
+        return Note(mark, state, int(found["base"]), delay, holder, at, float(found.get("rest", 0.0)))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return Note("", "held", 0, 0.0, Holder("?"), 0.0)
 

@@ -290,8 +290,7 @@ class Taking:
 
     def _note(self, state: State, base: int, rest: float = 0.0) -> bytes:
         claim, at = self.claim, round(self.runtime.wall(), 3)
-        delay = claim.delay if state == "held" else rest
-        return Note(claim.mark, state, base, delay, claim.holder, at).to_bytes()
+        return Note(claim.mark, state, base, claim.delay, claim.holder, at, rest).to_bytes()
 
     async def _lease(self, seconds: int) -> lifetimes.Lease:
         return await self.shared.leases.take(self.calls, seconds, self.deadline)
