@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -175,11 +175,23 @@ class Database:
         )
 
 
-def running_postgresql() -> PostgreSQL:
+@contextmanager
+def server_needed() -> Iterator[None]:
+    """A server that is not installed is a reason to skip; in CI it is a failure."""
     try:
-        return server()
+        yield
     except Absent as absent:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
+
+
+@pytest.fixture
+def present() -> Callable[[], AbstractContextManager[None]]:
+    return server_needed
+
+
+def running_postgresql() -> PostgreSQL:
+    with server_needed():
+        return server()
 
 
 @pytest.fixture

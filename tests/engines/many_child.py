@@ -1,9 +1,11 @@
 """A process of its own for the tests of recipes over many names or candidates, on any engine; says one JSON a line.
 
-many_child.py dine URL ROUNDS SEED FOLDER    takes random pairs and triples of forks; a fork in use is a file
-many_child.py grab URL FIRST SECOND          holds the first, and at a line from outside waits for the second, by hand
-many_child.py run URL NAME TTL               a candidate: says when it leads and when it stops
-many_child.py look URL NAME TTL              an observer: says each term it sees
+many_child.py dine URL SPACE ROUNDS SEED FOLDER  takes random pairs and triples of forks; a fork in use is a file
+many_child.py grab URL SPACE FIRST SECOND        holds the first, at a line from outside waits for the second, by hand
+many_child.py run URL SPACE NAME TTL             a candidate: says when it leads and when it stops
+many_child.py look URL SPACE NAME TTL            an observer: says each term it sees
+
+SPACE is a namespace of the test's own.
 """
 
 import json
@@ -25,9 +27,9 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def dine(url: str, rounds: str, seed: str, folder: str) -> None:
+def dine(url: str, space: str, rounds: str, seed: str, folder: str) -> None:
     chance = random.Random(int(seed))
-    with Client(url, ttl=120, call_timeout=60) as client:
+    with Client(url, namespace=space, ttl=120, call_timeout=60) as client:
         sys.stdin.readline()
         for _ in range(int(rounds)):
             forks = chance.sample(FORKS, chance.choice([2, 3]))  # in whatever order
@@ -41,8 +43,8 @@ def dine(url: str, rounds: str, seed: str, folder: str) -> None:
     say("fed")
 
 
-def grab(url: str, first: str, second: str) -> None:
-    with Client(url, ttl=120, call_timeout=60) as client:
+def grab(url: str, space: str, first: str, second: str) -> None:
+    with Client(url, namespace=space, ttl=120, call_timeout=60) as client:
         try:
             with client.lock(first) as lease:
                 say({"owner": next(h.owner for h in client.inspect(first, exact=True) if h.token == lease.token)})
@@ -53,8 +55,8 @@ def grab(url: str, first: str, second: str) -> None:
             say(type(error).__name__)
 
 
-def run(url: str, name: str, ttl: str) -> None:
-    with Client(url, call_timeout=2) as client:
+def run(url: str, space: str, name: str, ttl: str) -> None:
+    with Client(url, namespace=space, call_timeout=2) as client:
         client.ping()
         say({"what": "campaigns", "at": now()})
         client.election(name, ttl=float(ttl)).serve(
@@ -63,8 +65,8 @@ def run(url: str, name: str, ttl: str) -> None:
         )
 
 
-def look(url: str, name: str, ttl: str) -> None:
-    with Client(url, call_timeout=2) as client:
+def look(url: str, space: str, name: str, ttl: str) -> None:
+    with Client(url, namespace=space, call_timeout=2) as client:
         client.ping()
         say("on")
         for term in client.election(name, ttl=float(ttl)).observe():
