@@ -61,6 +61,14 @@ def url_of(server: Callable[[str], Any], tmp_path: Path) -> Callable[[str], str]
 
 
 @pytest.fixture
+def database_of(url_of: Callable[[str], str], tmp_path: Path) -> Callable[[str], Any]:
+    def made(kind: str) -> Any:
+        return load("databases").Database(kind, "" if kind == "sqlite" else url_of(kind), tmp_path)
+
+    return made
+
+
+@pytest.fixture
 def key() -> str:
     return f"test:{uuid.uuid4().hex}"
 

@@ -1,33 +1,65 @@
 """A process of its own for the tests of `once` and of schedules.
 
-once_child.py pay LOCKS DATABASE KEY SECONDS TTL       pays once for KEY, effect and record in one transaction
-once_child.py ticks LOCKS STORE NAME EVERY LAST FILE   runs a schedule through tick LAST, and writes each run down
+once_child.py pay LOCKS STORE DATABASE KEY SECONDS TTL        pays once for KEY; STORE: a URL, or "within"
+once_child.py ticks LOCKS STORE NAME EVERY FIRST LAST FILE    runs a schedule through these ticks, writes each run down
 """
 
 import os
 import select
 import sys
 import time
-
-import psycopg
+from contextlib import closing
+from urllib.parse import urlsplit
 
 from leasehold import Client, LeaseholdError, stores
 
 
-def pay(locks: str, database: str, key: str, seconds: str, ttl: str) -> None:
-    def work(lease):
-        connection.execute("insert into paid (name, pid) values (%s, %s)", (key, os.getpid()))
-        print("inside", lease.token, flush=True)
-        time.sleep(float(seconds))  # where the test kills it
+def connected(database: str):
+    if database.startswith("postgresql"):
+        import psycopg
+
+        return closing(psycopg.connect(database))
+    import pymysql
+
+    at = urlsplit(database)
+    return closing(
+        pymysql.connect(host=at.hostname, port=at.port, user=at.username, password=at.password, database=at.path[1:])
+    )
+
+
+def pay(locks: str, store: str, database: str, key: str, seconds: str, ttl: str) -> None:
+    """Effect and record in one transaction; or, with a store elsewhere, the key is handed on to the resource."""
+
+    def within(lease):
+        with connection.cursor() as ask:
+            ask.execute("insert into paid (name, pid) values (%s, %s)", (key, os.getpid()))
+        inside(lease)
         return {"pid": os.getpid()}
 
-    with Client(locks, ttl=float(ttl), call_timeout=30) as client, psycopg.connect(database) as connection:
-        result = client.once(key, work, store=stores.within(connection), wait=120)
+    def elsewhere(lease):
+        with connection.cursor() as ask:
+            if lease.token % 2:
+                inside(lease)
+            ask.execute("insert into keyed (name, pid) values (%s, %s) on conflict do nothing", (key, os.getpid()))
+            connection.commit()
+            if not lease.token % 2:
+                inside(lease)  # the effect is there, the record is not
+            ask.execute("select pid from keyed where name = %s", (key,))
+            return {"pid": ask.fetchone()[0]}
+
+    def inside(lease):
+        print("inside", lease.token, flush=True)
+        time.sleep(float(seconds))  # where the test kills it
+
+    with Client(locks, ttl=float(ttl), call_timeout=30) as client, connected(database) as connection:
+        place = stores.within(connection) if store == "within" else store
+        result = client.once(key, within if store == "within" else elsewhere, store=place, wait=120)
+        connection.commit()
     print("result", result["pid"], flush=True)
 
 
-def ticks(locks: str, store: str, name: str, every: str, last: str, file: str) -> None:
-    with Client(locks, ttl=5, call_timeout=30) as client:
+def ticks(locks: str, store: str, name: str, every: str, first: str, last: str, file: str) -> None:
+    with Client(locks, namespace=name, ttl=5, call_timeout=30) as client:
         job = client.schedule(name, float(every), store=store, missed="all", late=float(every))
         seconds = float(every)
 
@@ -35,8 +67,10 @@ def ticks(locks: str, store: str, name: str, every: str, last: str, file: str) -
             with open(file, "a") as runs:
                 runs.write(f"{round(tick.timestamp() / seconds)} {os.getpid()}\n")
 
-        print("skew", time.time(), flush=True)
-        while time.time() < (int(last) + 1) * seconds:
+        print("clock", time.time(), flush=True)
+        while time.time() < int(first) * seconds:
+            time.sleep(seconds / 20)
+        while time.time() < (int(last) + 0.5) * seconds:
             try:
                 job.run_due(work)
             except LeaseholdError as error:

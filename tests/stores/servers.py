@@ -10,6 +10,7 @@ import socket
 import subprocess
 from contextlib import closing
 from functools import cache
+from typing import Any
 
 from leasehold.testing.servers.process import Server, free_ports, program, scratch
 
@@ -85,10 +86,16 @@ class PostgreSQL(Local):
         import psycopg
 
         try:
-            psycopg.connect(self.url(), connect_timeout=2).close()
+            self.connect().close()
         except psycopg.OperationalError:
             return False
         return True
+
+    def connect(self) -> Any:
+        """Each statement committed by itself."""
+        import psycopg
+
+        return psycopg.connect(self.url(), connect_timeout=2, autocommit=True)
 
     def url(self, port: int | None = None) -> str:
         return f"postgresql://postgres@127.0.0.1:{port or self.port}/postgres"
@@ -115,13 +122,18 @@ class MariaDB(Local):
 
         super().ready()  # the driver leaks a socket when nobody is there
         try:
-            with closing(pymysql.connect(unix_socket=f"{self.data}/s.sock", user="root")) as link, link.cursor() as ask:
+            with closing(self.connect(None)) as link, link.cursor() as ask:
                 ask.execute("create database if not exists shop")
                 ask.execute("create user if not exists t@'127.0.0.1' identified by 't'")
                 ask.execute("grant all on *.* to t@'127.0.0.1'")
         except pymysql.OperationalError:
             return False
         return True
+
+    def connect(self, database: str | None = "shop") -> Any:
+        import pymysql
+
+        return pymysql.connect(unix_socket=f"{self.data}/s.sock", user="root", database=database, autocommit=True)
 
     def url(self, port: int | None = None) -> str:
         return f"mysql://t:t@127.0.0.1:{port or self.port}/shop"

@@ -4,70 +4,16 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from urllib.parse import urlsplit
 
 import pytest
 
 import leasehold
 from leasehold import ConfigError, stores
 
-DATABASES = ["sqlite", "postgresql", "mysql"]
 
-
-class Database:
-    """Connections of one kind, and a table `paid` with a row per effect."""
-
-    def __init__(self, kind: str, url: str, tmp_path) -> None:
-        self.kind, self.url, self.path = kind, url, str(tmp_path / "shop.db")
-        with contextlib.closing(self.connect()) as connection:
-            for statement in stores.schema(kind).split(";\n"):
-                if statement.strip():
-                    connection.cursor().execute(statement)
-            connection.cursor().execute("drop table if exists paid")
-            connection.cursor().execute("create table paid (name varchar(200))")
-            connection.commit()
-
-    @property
-    def mysql(self) -> dict:
-        parts = urlsplit(self.url)
-        where = {"host": parts.hostname, "port": parts.port, "user": parts.username, "password": parts.password}
-        return {**where, "database": parts.path.strip("/")}
-
-    def connect(self):
-        if self.kind == "sqlite":
-            return sqlite3.connect(self.path, timeout=30, check_same_thread=False)
-        if self.kind == "postgresql":
-            import psycopg
-
-            return psycopg.connect(self.url)
-        import pymysql
-
-        return pymysql.connect(**self.mysql)
-
-    async def connect_async(self):
-        if self.kind == "postgresql":
-            import psycopg
-
-            return await psycopg.AsyncConnection.connect(self.url)
-        import aiomysql
-
-        where = self.mysql
-        return await aiomysql.connect(db=where.pop("database"), **where)
-
-    def insert(self) -> str:
-        return "insert into paid (name) values (?)" if self.kind == "sqlite" else "insert into paid (name) values (%s)"
-
-    def paid(self, name: str) -> int:
-        with contextlib.closing(self.connect()) as connection:
-            cursor = connection.cursor()
-            cursor.execute("select name from paid")
-            return [row[0] for row in cursor.fetchall()].count(name)
-
-
-@pytest.fixture(params=DATABASES)
-def database(request, url_of, tmp_path):
-    url = "" if request.param == "sqlite" else url_of(request.param)
-    return Database(request.param, url, tmp_path)
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def database(request, database_of):
+    return database_of(request.param)
 
 
 @pytest.fixture
@@ -152,8 +98,8 @@ def test_a_connection_that_commits_by_itself_is_refused(client, database, key):
 
 
 @pytest.mark.parametrize("which", ["postgresql", "mysql"])
-def test_connections_to_be_awaited(which, url_of, tmp_path, key):
-    database = Database(which, url_of(which), tmp_path)
+def test_connections_to_be_awaited(which, database_of, key):
+    database = database_of(which)
 
     async def main() -> None:
         async with leasehold.AsyncClient("memory://") as client:
@@ -176,12 +122,12 @@ def test_connections_to_be_awaited(which, url_of, tmp_path, key):
     assert database.paid(key) == 1
 
 
-def test_rows_as_dictionaries_are_understood(client, url_of, tmp_path, key):
+def test_rows_as_dictionaries_are_understood(client, database_of, key):
     psycopg, pymysql = pytest.importorskip("psycopg"), pytest.importorskip("pymysql")
     from psycopg.rows import dict_row
 
     for which in ("postgresql", "mysql", "sqlite"):
-        database = Database(which, "" if which == "sqlite" else url_of(which), tmp_path)
+        database = database_of(which)
         if which == "postgresql":
             connection = psycopg.connect(database.url, row_factory=dict_row)
         elif which == "mysql":
@@ -195,11 +141,11 @@ def test_rows_as_dictionaries_are_understood(client, url_of, tmp_path, key):
             connection.commit()
 
 
-def test_a_session_of_sqlalchemy(client, url_of, tmp_path, key):
+def test_a_session_of_sqlalchemy(client, database_of, key):
     sqlalchemy = pytest.importorskip("sqlalchemy")
     from sqlalchemy.orm import Session
 
-    database = Database("postgresql", url_of("postgresql"), tmp_path)
+    database = database_of("postgresql")
     engine = sqlalchemy.create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
     for _ in range(2):
         with Session(engine) as session, session.begin():

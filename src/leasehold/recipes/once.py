@@ -72,7 +72,7 @@ class Once:
     ) -> Any:
         """What `fn` gave, now or when it ran before. Of what is offered, and `lease`, it gets what it has parameters
         for."""
-        found = await self._read()
+        found = await self._read() if self._records.early else None
         if found is not None and found[1].settled:
             return self._replayed(found[1])
         wanted = wants(fn, self._desk.runtime.blocking, "lease", *offered)

@@ -25,6 +25,12 @@ class Records:
     def key(self, kind: str, name: str) -> str:
         return f"{kind}:{encode(self.desk.options.namespace)}:{encode(name)}"
 
+    @property
+    def early(self) -> bool:
+        """Whether a look may come before the key's lock is held. In a transaction of the caller's it would take the
+        snapshot, and lock the row, of one who then waits for somebody who needs that row."""
+        return not getattr(self.store, "joined", False)
+
     async def read(self, key: str) -> Record | None:
         """Asked once more if the connection turned out to be of yesterday."""
         seconds = self.desk.options.call_timeout

@@ -48,7 +48,7 @@ class Dialect:
     sweep: str = SWEEP
     blob: str = ":data"  # the data, which `bound` may have made a text of
     bound: Callable[[bytes], object] = bytes
-    lock: str = ""  # ends a read within a transaction: not of a snapshot, and nobody else writes until the commit
+    lock: str = ""  # ends a read of a row that is there: not of a snapshot, and nobody else writes until the commit
 
     def text(self, statement: str) -> str:
         for word, meant in (("{now}", self.now), ("{table}", TABLE), ("{blob}", self.blob)):
@@ -96,8 +96,10 @@ class Table:
         values = {"key": key, "edition": record.edition, "data": data, "keep": keep, "was": was}
         if was:
             return (await ask(connection, self._replace, values)).changed == 1
-        if (await ask(connection, self._revive, values)).changed == 1:
-            return True
+        # In this order: MySQL locks the gap where a row is not found, and with it the keys that others would insert.
+        return await self._inserted(connection, values) or (await ask(connection, self._revive, values)).changed == 1
+
+    async def _inserted(self, connection: Any, values: dict[str, Any]) -> bool:
         try:
             return (await ask(connection, self._insert, values)).changed == 1
         except Exception as error:
@@ -110,18 +112,29 @@ class Table:
 
 
 class Within:
-    """A store inside the caller's transaction. Nothing is begun, committed or rolled back here."""
+    """A store inside the caller's transaction. Nothing is begun, committed or rolled back here.
+
+    A row that is there is locked as it is read. One that is not there has nothing to lock: it may have been written
+    after the transaction's snapshot was taken. Whoever then inserts it is refused, and from then on reads past that.
+    """
+
+    joined: Final = True  # what it locks stays so until the commit: no look before the key's lock is held
 
     def __init__(self, table: Table, connection: Any, check: Callable[[Any], None]) -> None:
         self._table, self._connection, self._check = table, connection, check
+        self._refused = ""  # the key whose last write was
 
     async def read(self, key: str, seconds: float) -> Record | None:
         self._check(self._connection)
+        if self._refused != key and await self._table.read(self._connection, key) is None:
+            return None
         return await self._table.read(self._connection, key, locking=True)
 
     async def write(self, key: str, record: Record, was: str, keep: float | None, seconds: float) -> bool:
         self._check(self._connection)
-        return await self._table.write(self._connection, key, record, was, keep)
+        written = await self._table.write(self._connection, key, record, was, keep)
+        self._refused = "" if written else key
+        return written
 
 
 class SqlStore:
