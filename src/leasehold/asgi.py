@@ -17,7 +17,16 @@ from typing import Any, Final, TypeAlias
 
 from leasehold.aio import AsyncClient
 from leasehold.config import check_seconds
-from leasehold.errors import ConfigError, LeaseLost, Mismatch, NotAcquired, RunFailed, StaleToken, Unavailable
+from leasehold.errors import (
+    ConfigError,
+    LeaseholdError,
+    LeaseLost,
+    Mismatch,
+    NotAcquired,
+    RunFailed,
+    StaleToken,
+    Unavailable,
+)
 from leasehold.recipes.once import DAY, OnceOptions
 from leasehold.store import Store
 
@@ -65,14 +74,21 @@ class IdempotencyKey:
         ttl: float | None = None,
         store: Store | str | None = None,
     ) -> None:
-        if not isinstance(client, AsyncClient):
-            raise ConfigError("IdempotencyKey takes an AsyncClient")
+        if not callable(app) or not isinstance(client, AsyncClient):
+            raise ConfigError("IdempotencyKey takes an ASGI application and an AsyncClient")
+        if isinstance(methods, str) or not methods:
+            raise ConfigError('methods is a list of them, such as ["POST", "PATCH"]')
+        if who is not None and not callable(who):
+            raise ConfigError("who is a function of the scope")
+        for name, size in (("max_body", max_body), ("max_answer", max_answer)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise ConfigError(f"{name} is a number of bytes, not {size!r}")
         check_seconds("retry_after", retry_after)
         self._app, self._client = app, client
-        self._methods = frozenset(methods)
+        self._methods = frozenset(method.upper() for method in methods)
         self._required, self._who = required, who or _authorization
         self._max_body, self._max_answer = max_body, max_answer
-        self._retry_after = max(1, round(retry_after))
+        self._retry = (b"retry-after", str(max(1, round(retry_after))).encode())
         self._ttl, self._store = ttl, store
         self._options = OnceOptions(keep=keep, max_result=max_answer * 4 // 3 + _ROOM)
 
@@ -94,15 +110,17 @@ class IdempotencyKey:
 
     async def _once(self, key: bytes, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         # Hashes: neither the key nor what identifies its sender is shown by `inspect`, and any bytes will do.
-        name = "http:" + _hash(self._who(scope).encode(), key)
-        request = _hash(scope["method"].encode(), scope.get("raw_path") or scope["path"].encode(),
-                        scope.get("query_string", b""), body)  # fmt: skip
-        answer = Answer(self._max_answer)
-        options = OnceOptions(self._options.keep, request=request, max_result=self._options.max_result)
+        name = "http:" + _hash(self._sender(scope), key)
+        answer, crash = Answer(self._max_answer), list[Exception]()
+        options = OnceOptions(self._options.keep, request=_request(scope, body), max_result=self._options.max_result)
         call = self._client._once(name, 0, self._ttl, self._store, options)
 
         async def ask() -> dict[str, Any]:
-            await self._app(scope, _replayed(body, receive), answer.take)
+            try:
+                await self._app(_held_back(scope), _replayed(body, receive), answer.take)
+            except Exception as error:
+                crash.append(error)
+                raise
             if answer.status >= 500:
                 raise _Failed
             return answer.packed()
@@ -111,26 +129,37 @@ class IdempotencyKey:
             kept = await call.run(ask, (), {})
         except _Failed:
             await answer.give(send)
-        except ConfigError:  # headers larger than there is room for
-            if not call.ran:
+        except LeaseholdError as error:
+            if error in crash:  # the application's own: it may use locks, too
                 raise
-            await answer.give(send)
-        except RunFailed:
-            await _refuse(send, 409, _NOT_KEPT)
-        except Mismatch:
-            await _refuse(send, 422, "this Idempotency-Key was used for another request")
-        except (NotAcquired, StaleToken, LeaseLost):
-            retry = (b"retry-after", str(self._retry_after).encode())
-            await _refuse(send, 409, "a request with this Idempotency-Key is in progress", [retry])
-        except Unavailable as error:
-            _log.warning("an Idempotency-Key could not be looked up or recorded: %s", error)
-            if call.ran:  # it was carried out, and whoever hears so will not ask again
-                await answer.give(send)
-            else:
-                retry = (b"retry-after", str(self._retry_after).encode())
-                await _refuse(send, 503, "whether this request was made before cannot be told now", [retry])
+            await self._excuse(error, answer if call.ran else None, send)
         else:
             await (answer.give(send) if call.ran else _replay(kept, send))
+
+    def _sender(self, scope: Scope) -> bytes:
+        who = self._who(scope)
+        if not isinstance(who, str):
+            raise ConfigError(f"who() gives a text for whoever sends the request, not {type(who).__name__}")
+        return who.encode(errors="surrogatepass")
+
+    async def _excuse(self, error: LeaseholdError, answer: Answer | None, send: Send) -> None:
+        """What is said when the key does not lead to an answer. `answer`: of the application, which was asked."""
+        if isinstance(error, RunFailed):
+            await _refuse(send, 409, _NOT_KEPT)
+        elif isinstance(error, Mismatch):
+            await _refuse(send, 422, "this Idempotency-Key was used for another request")
+        elif isinstance(error, NotAcquired | StaleToken | LeaseLost):
+            await _refuse(send, 409, "a request with this Idempotency-Key is in progress", [self._retry])
+        elif isinstance(error, Unavailable):
+            _log.warning("an Idempotency-Key could not be looked up or recorded: %s", error)
+            if answer is not None:  # it was carried out, and whoever hears so will not ask again
+                await answer.give(send)
+            else:
+                await _refuse(send, 503, "whether this request was made before cannot be told now", [self._retry])
+        elif answer is not None:  # its headers were larger than there is room for
+            await answer.give(send)
+        else:
+            raise error
 
 
 class Answer:
@@ -213,8 +242,27 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
+def _held_back(scope: Scope) -> Scope:
+    """Without the server's offers of other ways to answer, which would go past us."""
+    offers = scope.get("extensions")
+    if not offers:
+        return scope
+    return {**scope, "extensions": {name: how for name, how in offers.items() if not name.startswith("http.response.")}}
+
+
+def _request(scope: Scope, body: bytes) -> str:
+    """What is asked for. Of the headers those that decide what the rest means."""
+    path = scope.get("raw_path") or scope["path"].encode()
+    meaning = (_header(scope, b"host"), _header(scope, b"content-type"))
+    return _hash(scope["method"].encode(), path, scope.get("query_string", b""), *meaning, body)
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    return b"\n".join(value for name, value in scope["headers"] if name.lower() == wanted)
+
+
 def _authorization(scope: Scope) -> str:
-    return "\n".join(value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"authorization")
+    return _header(scope, b"authorization").decode("latin-1")
 
 
 def _hash(*parts: bytes) -> str:

@@ -1,0 +1,255 @@
+"""`Idempotency-Key`: the middleware driven by hand, and over HTTP by a real server."""
+
+import asyncio
+import json
+import socket
+import threading
+from http.client import HTTPConnection
+
+import pytest
+
+import leasehold
+from leasehold import ConfigError, Unavailable
+from leasehold.asgi import IdempotencyKey
+from leasehold.runtime.loop import Loop
+from leasehold.stores.memory import MemoryStore
+
+
+def test_the_same_request_is_answered_again_and_not_carried_out(http):
+    async def work(app, shop):
+        first = await http.post(app, b'{"n": 1}')
+        second = await http.post(app, b'{"n": 1}', chunks=[b'{"n"', b": 1}"])
+        assert first == (201, {b"x-order": b"yes"}, b"order 1")
+        assert second == (201, {b"x-order": b"yes", b"idempotency-replayed": b"true"}, b"order 1")
+        assert shop.orders == [b'{"n": 1}']
+
+    http.served(work)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"body": b"other"}, {"path": "/refunds"}, {"query": b"a=1"}, {"method": "PATCH"}],
+    ids=["body", "path", "query", "method"],
+)
+def test_another_request_under_the_same_key_is_refused(other, http):
+    async def work(app, shop):
+        await http.post(app)
+        status, headers, body = await http.post(app, **other)
+        assert status == 422
+        assert headers[b"content-type"] == b"application/problem+json"
+        assert json.loads(body)["detail"] == "this Idempotency-Key was used for another request"
+        assert len(shop.orders) == 1
+
+    http.served(work)
+
+
+def test_while_it_is_in_progress_the_others_are_sent_away(http):
+    async def work(app, shop):
+        first = asyncio.create_task(http.post(app))
+        while not shop.orders:
+            await asyncio.sleep(0)
+        status, headers, _ = await http.post(app)
+        assert (status, headers[b"retry-after"]) == (409, b"3")
+        assert (await http.post(app, b"other"))[0] == 422
+        shop.gate.set()
+        assert (await first)[2] == b"order 1"
+        assert (await http.post(app))[2] == b"order 1"
+        assert len(shop.orders) == 1
+
+    http.served(work, http.Shop(gate=asyncio.Event()), retry_after=3)
+
+
+def test_keys_of_different_people_do_not_meet(http):
+    async def work(app, shop):
+        for who in (b"Basic ada", b"Basic bob", b"Basic ada"):
+            await http.post(app, more=[(b"authorization", who)])
+        assert len(shop.orders) == 2
+
+    http.served(work)
+
+    async def by_cookie(app, shop):
+        for who in (b"ada", b"bob", b"ada"):
+            await http.post(app, more=[(b"cookie", who)])
+        assert len(shop.orders) == 2
+
+    http.served(by_cookie, who=lambda scope: dict(scope["headers"])[b"cookie"].decode())
+
+
+def test_what_passes_untouched(http):
+    async def work(app, shop):
+        for _ in range(2):
+            assert b"idempotency-replayed" not in (await http.post(app, key=None))[1]
+            await http.post(app, method="GET")
+        await app({"type": "lifespan"}, None, None)
+        assert len(shop.orders) == 4
+
+    http.served(work)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k" * 256])
+def test_a_key_that_is_required_or_unusable(key, http):
+    async def work(app, shop):
+        assert (await http.post(app, key=key))[0] == 400
+        assert (await http.post(app, more=[(b"idempotency-key", b"second")]))[0] == 400
+        assert shop.orders == []
+
+    http.served(work, required=True)
+
+
+def test_a_body_that_is_too_large_or_breaks_off(http):
+    async def work(app, shop):
+        assert (await http.post(app, chunks=[b"x" * 60, b"x" * 60]))[0] == 413
+        assert await http.post(app, chunks=[b"x" * 60, None]) is None
+        assert shop.orders == []
+        assert (await http.post(app, b"x" * 100))[0] == 201
+
+    http.served(work, max_body=100)
+
+
+def test_an_answer_that_is_too_large_is_given_once(http):
+    async def work(app, shop):
+        assert (await http.post(app))[2] == b"x" * 200
+        status, _, body = await http.post(app)
+        assert (status, b"too large to be kept" in body) == (409, True)
+        assert len(shop.orders) == 1
+
+    http.served(work, http.Shop(body=b"x" * 200), max_answer=100)
+
+
+def test_after_a_failure_it_may_be_asked_again(http):
+    async def work(app, shop):
+        assert (await http.post(app))[0] == 503
+        shop.status = 201
+        assert (await http.post(app))[0] == 201
+        assert (await http.post(app))[1][b"idempotency-replayed"] == b"true"
+        assert len(shop.orders) == 2
+
+    http.served(work, http.Shop(status=503))
+
+
+def test_an_application_that_raises(http):
+    async def broken(scope, receive, send):
+        raise ValueError("no paper")
+
+    async def work(app, _):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no paper"):
+                await http.post(app)
+
+    http.served(work, broken)
+
+
+def test_errors_of_the_caller_are_answers_like_others(http):
+    async def work(app, shop):
+        assert [(await http.post(app))[0] for _ in range(3)] == [404, 404, 404]
+        assert len(shop.orders) == 1
+
+    http.served(work, http.Shop(status=404))
+
+
+class Silent(MemoryStore):
+    def __init__(self, *, after: int) -> None:
+        super().__init__(Loop())
+        self.left = after
+
+    def write(self, *args):
+        if self.left == 0:
+            raise Unavailable("nobody answers")
+        self.left -= 1
+        return super().write(*args)
+
+
+def test_a_silent_store_before_and_after(http):
+    async def before(app, shop):
+        status, headers, _ = await http.post(app)
+        assert (status, b"retry-after" in headers, shop.orders) == (503, True, [])
+
+    async def after(app, shop):
+        assert (await http.post(app))[2] == b"order 1", "it was carried out: its sender must hear so"
+
+    http.served(before, store=Silent(after=0))
+    http.served(after, store=Silent(after=1))
+
+
+def test_it_takes_an_async_client(http):
+    with leasehold.Client("memory://") as client, pytest.raises(ConfigError, match="AsyncClient"):
+        IdempotencyKey(http.Shop(), client)
+
+
+# --------------------------------------------------------------------- a real server
+
+
+def test_over_http(http):
+    uvicorn = pytest.importorskip("uvicorn")
+    shop, ready = http.Shop(), threading.Event()
+
+    async def app(scope, receive, send):
+        await shop(scope, receive, send)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+
+    async def main():
+        async with leasehold.AsyncClient("memory://") as client:
+            config = uvicorn.Config(IdempotencyKey(app, client), lifespan="off", log_level="critical")
+            running.append(uvicorn.Server(config))
+            ready.set()
+            await running[0].serve(sockets=[listening])
+
+    running: list = []
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(30)
+
+    def order(body: str, key: str) -> tuple[int, str | None, bytes]:
+        connection = HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", "/orders", body, {"Idempotency-Key": key})
+        answer = connection.getresponse()
+        found = answer.status, answer.getheader("Idempotency-Replayed"), answer.read()
+        connection.close()
+        return found
+
+    try:
+        assert order("a", "k") == (201, None, b"order 1")
+        assert order("a", "k") == (201, "true", b"order 1")
+        assert order("b", "k")[0] == 422
+        assert order("b", "k2") == (201, None, b"order 2")
+    finally:
+        running[0].should_exit = True
+        thread.join(30)
+        listening.close()
+    assert shop.orders == [b"a", b"b"]
+
+
+def test_headers_larger_than_there_is_room_for(http):
+    async def verbose(scope, receive, send):
+        calls.append(1)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"y" * 20_000)]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def work(app, _):
+        assert (await http.post(app))[2] == b"ok", "it was carried out: its sender must hear so"
+        assert (await http.post(app))[0] == 409
+        assert calls == [1]
+
+    calls: list[int] = []
+    http.served(work, verbose, max_answer=1)
+
+
+def test_an_application_that_answers_nothing(http):
+    async def mute(scope, receive, send):
+        pass
+
+    async def work(app, _):
+        with pytest.raises(RuntimeError, match="without an answer"):
+            await http.post(app)
+
+    http.served(work, mute)
+
+
+def test_a_configuration_that_cannot_work_is_not_hidden(http):
+    async def work(app, _):
+        with pytest.raises(ConfigError):
+            await http.post(app)
+
+    http.served(work, store="etcd://nowhere")
