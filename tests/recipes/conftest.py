@@ -15,6 +15,7 @@ from leasehold.engines.memory import Direct, MemoryEngine, Store
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.threads import Threads
+from leasehold.stores.memory import MemoryStore
 
 
 def until(true: Callable[[], object], seconds: float = 10.0) -> None:
@@ -91,3 +92,27 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture
 def wait_until() -> Callable[..., None]:
     return until
+
+
+class Wall(Threads):
+    """A wall clock to set by hand."""
+
+    def __init__(self, at: float = 600.0) -> None:
+        super().__init__()
+        self.at = at
+        self.wall = lambda: self.at
+
+
+@pytest.fixture
+def fleet():
+    """Clients of one engine and one store, each with a wall clock of its own."""
+    made, store = [], MemoryStore(Threads())
+
+    def add(at: float = 600.0):
+        runtime = Wall(at)
+        made.append(Client("memory://fleet", engine=None, runtime=runtime, namespace=f"{id(store)}"))
+        return made[-1], runtime, store
+
+    yield add
+    for client in made:
+        client.close()

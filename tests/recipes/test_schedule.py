@@ -15,32 +15,8 @@ from leasehold.runtime.threads import Threads
 from leasehold.stores.memory import MemoryStore
 
 
-class Wall(Threads):
-    """A wall clock to set by hand."""
-
-    def __init__(self, at: float = 600.0) -> None:
-        super().__init__()
-        self.at = at
-        self.wall = lambda: self.at
-
-
 def minute(number: int) -> datetime:
     return datetime.fromtimestamp(number * 60, UTC)
-
-
-@pytest.fixture
-def fleet():
-    """Clients of one engine and one store, each with a wall clock of its own."""
-    made, store = [], MemoryStore(Threads())
-
-    def add(at: float = 600.0):
-        runtime = Wall(at)
-        made.append(Client("memory://fleet", engine=None, runtime=runtime, namespace=f"{id(store)}"))
-        return made[-1], runtime, store
-
-    yield add
-    for client in made:
-        client.close()
 
 
 def test_one_run_per_tick_in_the_whole_fleet(fleet):

@@ -60,12 +60,17 @@ class OnceOptions:
 class Once:
     """One call of `once`."""
 
-    def __init__(self, lock: BaseLock[Any], records: Records, key: str, options: OnceOptions) -> None:
+    def __init__(self, lock: BaseLock[Any], records: Records, key: str, options: OnceOptions, kind: str = KIND) -> None:
         self._lock, self._records, self._key, self._options = lock, records, key, options
         self._desk = records.desk
-        self._at = records.key(KIND, key)
+        self._at = records.key(kind, key)
         self._ended: core.Run | None = None
         self.ran = False  # here, by this very call
+
+    @property
+    def over(self) -> bool:
+        """Whether it is known here, from running it or from waiting for it, that nobody has to run it any more."""
+        return self._ended is not None and self._ended.settled
 
     async def run(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **offered: object

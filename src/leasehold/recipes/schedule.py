@@ -26,7 +26,8 @@ _log = logging.getLogger("leasehold.schedule")
 
 KIND: Final = "schedule"
 
-_CLOCKS: Final = 3600.0  # records of ticks are kept so long after the last moment anybody may ask for them
+_TICK: Final = "tick"
+_CLOCKS: Final = 3600.0  # so much clocks may differ: records of ticks are kept so long after they may be asked for
 
 
 def checked_ticks(every: float, offset: float, missed: Missed, late: float | None, most: int) -> Ticks:
@@ -86,39 +87,52 @@ class BaseSchedule:
         ran: list[datetime] = []
         for number in self.ticks.due(now, settled):
             tick = datetime.fromtimestamp(self.ticks.at(number), UTC)
-            once = Once(self._lock, self._records, f"{self.name}@{number}", self._options)
+            once = Once(self._lock, self._records, f"{self.name}@{number}", self._options, _TICK)
             try:
                 await once.run(fn, (), {}, tick=tick)
-            except RunFailed:
-                pass  # elsewhere, before
             except Exception as error:
-                if not once.ran:
-                    if isinstance(error, NotAcquired):  # somebody else is at it; in order: nothing overtakes it
-                        return ran, True
+                if once.ran:
+                    _log.exception("the tick %s of %s failed", tick.isoformat(), self.name)
+                elif isinstance(error, NotAcquired):  # somebody else is at it; in order: nothing overtakes it
+                    return ran, True
+                elif not isinstance(error, RunFailed):  # elsewhere, before
                     raise
-                _log.exception("the tick %s of %s failed", tick.isoformat(), self.name)
             if once.ran:
                 ran.append(tick)
-            await self._settle(number)
+                if not once.over:  # lost, or to be retried: by whoever looks next
+                    return ran, True
+            await self._settle(number, now)
             if self._stopped:
                 break
         return ran, False
 
     async def _settled(self, now: float) -> int:
         """The last tick that needs nothing more. Where missed ones are skipped nobody has to remember it."""
+        if not self._possible(self._last, now):
+            self._last = -1
         if self.ticks.missed == "skip":
             return self._last
         found = await self._records.read(self._at)
         while found is None:  # met for the first time: nothing was missed before it existed
             found = await self._note(None, self.ticks.before_the_first(now)) or await self._records.read(self._at)
-        return max(self._last, _number(found))
+        number = _number(found)
+        if not self._possible(number, now):
+            when = datetime.fromtimestamp(self.ticks.at(number), UTC).isoformat()
+            _log.warning("%s is settled until %s, by a clock that was wrong: that is ignored", self.name, when)
+            number = self.ticks.before_the_first(now)
+        return max(self._last, number)
 
-    async def _settle(self, number: int) -> None:
+    def _possible(self, number: int, now: float) -> bool:
+        """Whether this tick can have come on any machine. If not, its clock was wrong, or is here: the records of the
+        single ticks decide what ran, and a fleet must not stand still for years."""
+        return self.ticks.at(number) - now <= _CLOCKS
+
+    async def _settle(self, number: int, now: float) -> None:
         self._last = number
         if self.ticks.missed == "skip":
             return
         found = await self._records.read(self._at)
-        while found is None or _number(found) < number:
+        while found is None or _number(found) < number or not self._possible(_number(found), now):
             found = await self._note(found, number) or await self._records.read(self._at)
 
     async def _note(self, was: Record | None, number: int) -> Record | None:
