@@ -26,6 +26,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "sqlite": "leasehold.stores.sqlite",
     "redis": "leasehold.stores.redis",
     "rediss": "leasehold.stores.redis",
+    "redis+unix": "leasehold.stores.redis",
     "postgresql": "leasehold.stores.postgresql",
     "postgres": "leasehold.stores.postgresql",
     "mysql": "leasehold.stores.mysql",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import selectors
 import time
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import psycopg
 from psycopg import pq
+from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
@@ -52,8 +54,20 @@ class PostgresqlStore(SqlStore):
         self._conninfo = conninfo
 
     def connect(self, seconds: float) -> Bounded:
-        # libpq counts whole seconds, and no less than two.
-        return Bounded.connect(self._conninfo, autocommit=True, connect_timeout=max(2, round(seconds)))
+        """To the first host that takes us; of the time left, each gets an equal share."""
+        deadline = time.monotonic() + seconds
+        hosts = conninfo_attempts(conninfo_to_dict(self._conninfo))
+        for left in range(len(hosts), 0, -1):
+            try:
+                connection = Bounded(_reached(hosts[-left], (deadline - time.monotonic()) / left))
+                break
+            except psycopg.OperationalError:
+                if left == 1:
+                    raise
+        connection.deadline = deadline
+        connection.prepare_threshold = None  # behind a pooler the next statement may run on another session
+        connection.autocommit = True
+        return connection
 
     def bound(self, connection: Any, seconds: float) -> None:
         connection.deadline = time.monotonic() + seconds
@@ -65,11 +79,29 @@ class PostgresqlStore(SqlStore):
         return kind(f"the store in PostgreSQL: {str(error) or 'no answer in time'}")
 
 
+def _reached(params: Any, seconds: float) -> pq.abc.PGconn:
+    """Connected, within so many seconds: psycopg counts whole ones, and no less than two."""
+    deadline = time.monotonic() + seconds
+    pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
+    while True:
+        state = pq.PollingStatus.FAILED if pg.status == pq.ConnStatus.BAD else pg.connect_poll()
+        if state == pq.PollingStatus.OK:
+            return pg
+        if state == pq.PollingStatus.FAILED:
+            raise psycopg.OperationalError(pg.get_error_message())
+        event = selectors.EVENT_READ if state == pq.PollingStatus.READING else selectors.EVENT_WRITE
+        with selectors.DefaultSelector() as ready:
+            ready.register(pg.socket, event)
+            if not ready.select(max(0.0, deadline - time.monotonic())):
+                pg.finish()
+                raise psycopg.OperationalError("no answer in time")
+
+
 def open(config: EngineConfig, runtime: Runtime) -> PostgresqlStore:
     options = config.accept(**dict.fromkeys(OPTIONS, str))
     conninfo = config.url.partition("?")[0] + (f"?{urlencode(options)}" if options else "")
     try:
-        psycopg.conninfo.conninfo_to_dict(conninfo)
+        conninfo_to_dict(conninfo)
     except psycopg.Error:
         raise ConfigError("this postgresql:// URL cannot be read") from None  # its text would show the password
     return PostgresqlStore(conninfo, runtime)

@@ -1,7 +1,7 @@
-"""Records as keys of one Redis server: `redis://`, `rediss://`. Redis removes by itself those whose time is over.
+"""Records as keys of one Redis server: `redis://`, `rediss://`, `redis+unix://`.
 
-A record is lost when Redis loses its last writes: in a crash without `appendfsync always`, in a fail-over, by
-eviction. What was done is then done again.
+Redis removes by itself those whose time is over. A record is lost when Redis loses its last writes: in a crash without
+`appendfsync always`, in a fail-over, by eviction. What was done is then done again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 from leasehold.store import Record
 
-OPTIONS: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
+OPTIONS: Final = frozenset({"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
 
 _EDITION: Final = 32  # characters in front of the data
 # KEYS: the record. ARGV: the edition it must have, empty for none; the new value; milliseconds, 0 for ever.
@@ -72,6 +72,10 @@ def _named(key: str) -> str:
 
 
 def _meaning(error: redis.RedisError) -> LeaseholdError:
+    if isinstance(error, redis.exceptions.ClusterError):
+        return ConfigError(
+            "the store in Redis: this is a node of a cluster, which keeps no records; pass another store="
+        )
     kind = ConfigError if isinstance(error, _REFUSED) else Unavailable
     return kind(f"the store in Redis: {error}")
 
@@ -79,6 +83,7 @@ def _meaning(error: redis.RedisError) -> LeaseholdError:
 def open(config: EngineConfig, runtime: Runtime) -> RedisStore:
     options = config.accept(**dict.fromkeys(OPTIONS, str))
     where = config.url.partition("?")[0] + (f"?{urlencode(options)}" if options else "")
+    where = where.removeprefix("redis+") if config.scheme == "redis+unix" else where
     try:
         pool = redis.ConnectionPool.from_url(
             where,
@@ -86,6 +91,8 @@ def open(config: EngineConfig, runtime: Runtime) -> RedisStore:
             socket_connect_timeout=config.call_timeout,
             retry=Retry(NoBackoff(), 0),  # a write whose answer was lost is resolved above, by its edition
         )
-    except (ValueError, TypeError) as bad:
-        raise ConfigError(f"this {config.scheme}:// URL cannot be read: {bad}") from None
+    except (ValueError, TypeError):  # their texts may hold a part of the password
+        raise ConfigError(
+            f"this {config.scheme}:// URL cannot be read: is the port a number, and the password percent-encoded?"
+        ) from None
     return RedisStore(pool, runtime)
