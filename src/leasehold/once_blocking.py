@@ -52,7 +52,8 @@ class Status(BaseStatus):
 
     def move(self, to: str, *, expected: str | Collection[str] | None = None) -> str:
         """Move it to `to`, and give the state it was in. `Conflict`: it is not in an expected state (default: any that
-        has an arrow to `to`), and was not moved. Of any number of callers with the same step, one succeeds."""
+        has an arrow to `to`), and was not moved. `Unavailable`: whether it was moved cannot be told. Of any number of
+        callers with the same step, at most one succeeds."""
         return step(self._move(to, expected))
 
 

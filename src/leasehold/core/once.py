@@ -46,7 +46,13 @@ def packed(run: Run) -> bytes:
 
 
 def unpacked(data: bytes) -> Run:
-    return Run(**json.loads(data))
+    """What it says, as far as this version understands it. Raises ConfigError."""
+    try:
+        return Run(**{field: value for field, value in json.loads(data).items() if field in Run._fields})
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigError(
+            "what the store has under this key is no record of `once`: was something else kept there?"
+        ) from None
 
 
 def begun(found: Run | None, *, token: int, holder: str, at: float, request: str) -> Run:
@@ -57,8 +63,16 @@ def begun(found: Run | None, *, token: int, holder: str, at: float, request: str
 
 
 def failed(run: Run, error: BaseException, final: bool) -> Run:
-    text = f"{type(error).__name__}: {error}"[:_ERROR]
-    return run._replace(state="failed", error=text, final=final)
+    return run._replace(state="failed", error=_said(error), final=final)
+
+
+def _said(error: BaseException) -> str:
+    """Any error has a text that can be kept, if only its name."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(it cannot say what it is)"
+    return f"{type(error).__name__}: {text}"[:_ERROR].encode(errors="backslashreplace").decode()
 
 
 def as_json(result: object, most: int) -> Any:

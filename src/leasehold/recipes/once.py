@@ -51,10 +51,15 @@ class OnceOptions:
             check_seconds("keep", self.keep, zero=False)
         if self.on_failure not in ("retry", "keep"):
             raise ConfigError(f"on_failure is 'retry' or 'keep', not {self.on_failure!r}")
-        if not isinstance(self.request, str) or len(self.request) > 200:
+        if not isinstance(self.request, str) or len(self.request) > 200 or not _written(self.request):
             raise ConfigError("request is a short text that stands for what is asked, such as a hash of it")
         if isinstance(self.max_result, bool) or not isinstance(self.max_result, int) or self.max_result < 0:
             raise ConfigError(f"max_result is a number of bytes, 0 for no result at all, not {self.max_result!r}")
+
+
+def _written(text: str) -> bool:
+    """Whether a record can hold it: half a character, as a lone surrogate is, it cannot."""
+    return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
 class Once:

@@ -43,11 +43,14 @@ class Records:
                 raise
             return await settle(self.store.read(key, left))
 
-    async def swap(self, key: str, data: bytes, was: Record | None, keep: float | None) -> Record | None:
+    async def swap(
+        self, key: str, data: bytes, was: Record | None, keep: float | None, what: str = ""
+    ) -> Record | None:
         """The new record in the place of `was`; None: somebody else changed it (S1).
 
         After a lost answer the same write is repeated. It carries a new edition, so it cannot be done twice; and where
-        the repetition is refused, the edition that is there tells whether the first had been carried out.
+        the repetition is refused, the edition that is there tells whether the first had been carried out. Unless it has
+        been replaced since: then nobody can tell, and `what` is unavailable, where a name for it is given.
         """
         runtime, seconds = self.desk.runtime, self.desk.options.call_timeout
         new = Record(runtime.entropy(16).hex(), data)
@@ -58,9 +61,13 @@ class Records:
                 if tries == 0:
                     return None
                 found = await settle(self.store.read(key, seconds))
-                return new if found is not None and found.edition == new.edition else None
+                if found is not None and found.edition == new.edition:
+                    return new
+                break
             except Unavailable:
                 if tries == _TRIES - 1:
                     raise
                 await runtime.sleep(timing.backoff(tries, _PAUSE, _LONGEST_PAUSE, runtime.fraction()))
-        raise AssertionError("unreachable")
+        if what:
+            raise Unavailable(f"{what}: the answer was lost, and others went on since; whether it was done is unknown")
+        return None

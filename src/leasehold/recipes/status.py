@@ -47,7 +47,7 @@ class BaseStatus:
                 wanted = " or ".join(sorted(allowed))
                 raise Conflict(self.name, text=f"{self.name} is {state}, not {wanted}: it was not moved", found=state)
             step = {"state": to, "steps": found["steps"] + 1, "at": runtime.wall()}
-            if await self._records.swap(self._at, json.dumps(step).encode(), record, None):
+            if await self._records.swap(self._at, json.dumps(step).encode(), record, None, self.name):
                 return state
             await runtime.sleep(timing.backoff(tries, _PAUSE, _LONGEST_PAUSE, runtime.fraction()))
         raise Conflict(self.name, attempts=_TRIES)
