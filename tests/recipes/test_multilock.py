@@ -251,6 +251,19 @@ def test_locks_of_several_shapes_and_clients(bench) -> None:
         busy.release()
 
 
+def test_one_name_by_two_clients_of_one_engine_is_refused() -> None:
+    with Client("memory://one") as one, Client("memory://one") as again, Client("memory://two") as two:
+        with pytest.raises(ConfigError, match="wait for itself"):
+            MultiLock([one.lock("a"), again.rwlock("a").read()])
+        for locks in (
+            [one.lock("a"), two.lock("a")],
+            [one.lock("a"), again.lock("b")],
+            [one.rwlock("a").read(), again.rwlock("a").read()],
+            [one.semaphore("a", 2), again.semaphore("a", 2)],
+        ):
+            MultiLock(locks, wait=0).acquire().release()
+
+
 def test_the_order_is_by_name_first_and_does_not_show_how_an_engine_is_spelt() -> None:
     one, two = Client("memory://one"), Client("memory://two", namespace="n")
     locks = [two.lock("b"), one.lock("b"), two.lock("a"), one.lock("c")]

@@ -115,6 +115,7 @@ class BaseMultiLock(Generic[L, S]):
                 raise ConfigError(f"{type(self).__name__} takes objects of {self._lock_type.__name__}, not {lock!r}")
         if len({(id(lock._desk), lock.name) for lock in self.locks}) < len(self.locks):
             raise ConfigError("a multilock has each name of a client once: it would wait for itself")
+        _refuse_same(self.locks)
         waits = [lock.options.wait for lock in self.locks if lock.options.wait is not None]
         self.wait = wait if not isinstance(wait, Unset) else min(waits, default=None)
         check_wait(self.wait)
@@ -249,6 +250,18 @@ def _rank(lock: BaseLock[L]) -> tuple[str, str, str, str]:
     """The same order in every process: by name first, for the same engine may be spelt differently elsewhere."""
     config = lock._desk.config
     return lock.name, lock._desk.options.namespace, config.scheme, config.target.rpartition("@")[2]
+
+
+def _refuse_same(locks: Sequence[BaseLock[Any]]) -> None:
+    """Two clients of one engine are two holders: what the first has, the second would wait for."""
+    seen: dict[tuple[str, str, str, str], BaseLock[Any]] = {}
+    for lock in locks:
+        other = seen.setdefault(_rank(lock), lock)
+        private = lock._desk.config.scheme == "memory" and not lock._desk.config.target
+        if other is lock or private or lock.shape.kind == "semaphore":
+            continue
+        if "exclusive" in (lock.shape.mode, other.shape.mode):
+            raise ConfigError(f"{lock.name} is there twice, by two clients of one engine: it would wait for itself")
 
 
 def distinct(names: Iterable[str]) -> list[str]:
