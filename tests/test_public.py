@@ -60,6 +60,7 @@ NAMES = [
     "fences",
     "optimistic",
     "optimistic_async",
+    "versioned",
 ]
 
 TWINS = [

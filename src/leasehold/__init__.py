@@ -6,7 +6,7 @@ with leasehold.Client("memory://") as client:
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 
-from leasehold import fences
+from leasehold import fences, versioned
 from leasehold.aio import (
     AsyncClient,
     AsyncElection,
@@ -85,4 +85,5 @@ __all__ = [
     "fences",
     "optimistic",
     "optimistic_async",
+    "versioned",
 ]

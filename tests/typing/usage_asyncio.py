@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import assert_type
 
 import leasehold
-from leasehold import AsyncClient, AsyncLease, AsyncLock, Holding, LeaseState, Outcome, optimistic_async
+from leasehold import AsyncClient, AsyncLease, AsyncLock, Holding, LeaseState, Outcome, optimistic_async, versioned
 
 
 async def making_clients() -> None:
@@ -152,3 +152,10 @@ async def deciding_by_records(client: AsyncClient) -> None:
     assert_type(await client.status("order-42", {"new": {"paid"}}, "new").move("paid"), str)
     assert_type(await optimistic_async(charge, 10), str)
     assert_type(await optimistic_async(plain, 10, attempts=3), int)
+    stock = versioned.AsyncEtcdKey("http://127.0.0.1:2379", "/stock")
+
+    async def sell(left: bytes | None) -> str:
+        return str(int(left or 5) - 1)
+
+    assert_type(await stock.update(sell), versioned.Versioned)
+    assert_type((await stock.write("5", 0)).version, int)

@@ -1,4 +1,4 @@
-"""Transactions over etcd's own JSON gateway (`/v3/kv/txn`): nothing has to be installed."""
+"""Transactions over etcd's own JSON gateway (`/v3/kv/txn`): nothing has to be installed. Fences and `versioned` use it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Found(NamedTuple):
     key: bytes
     value: bytes
     create_revision: int
+    mod_revision: int
 
 
 class Done(NamedTuple):
@@ -38,9 +39,7 @@ class Done(NamedTuple):
         """What the range at this place found."""
         try:
             kvs = self.answers[place]["response_range"].get("kvs", [])
-            return [
-                Found(b64decode(kv["key"]), b64decode(kv.get("value", "")), int(kv["create_revision"])) for kv in kvs
-            ]
+            return [_found(kv) for kv in kvs]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _malformed() from error
 
@@ -96,6 +95,11 @@ class Gateway:
         raise Unavailable(f"no member of etcd can be reached: {'; '.join(refused)}", engine="etcd")
 
 
+def _found(kv: Mapping[str, Any]) -> Found:
+    revisions = int(kv["create_revision"]), int(kv["mod_revision"])
+    return Found(b64decode(kv["key"]), b64decode(kv.get("value", "")), *revisions)
+
+
 def put(key: str, value: bytes | str) -> Operation:
     return {"request_put": {"key": packed(key), "value": packed(value)}}
 
@@ -112,6 +116,11 @@ def look(key: bytes | str, end: bytes | None = None) -> Operation:
 def created(key: bytes | str, revision: int) -> Compare:
     """It is the one that was created then; 0: there is none."""
     return {"key": packed(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(revision)}
+
+
+def written(key: bytes | str, revision: int) -> Compare:
+    """It was last written then; 0: there is none."""
+    return {"key": packed(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
 def below(key: str, value: str) -> Compare:

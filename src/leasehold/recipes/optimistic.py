@@ -6,9 +6,9 @@ itself must notice the conflict: a version column, a compare-and-set, a serializ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from leasehold.config import check_seconds
 from leasehold.core import timing
@@ -17,6 +17,8 @@ from leasehold.errors import ConfigError, Conflict
 from leasehold.events import Event, Hook, safely
 from leasehold.recipes.calling import wants
 from leasehold.runtime.base import Runtime, settle
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,19 @@ class Terms:
     async def run(self, runtime: Runtime, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """What `fn` gives at its first attempt that meets no conflict. After the last one, `Conflict`."""
         wants(fn, runtime.blocking)
+
+        async def attempt() -> Any:
+            value = fn(*args)
+            return value if runtime.blocking else await settle(value)
+
+        return await self.repeat(runtime, attempt)
+
+    async def repeat(self, runtime: Runtime, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The same for a coroutine function of this runtime."""
         tries = 0
         while True:
             try:
-                value = fn(*args)
-                return value if runtime.blocking else await settle(value)
+                return await attempt()
             except Exception as error:
                 if not (is_conflict(error) or isinstance(error, self.on)):
                     raise

@@ -1,0 +1,66 @@
+"""The value of an etcd key: the version is its mod revision, compared in the transaction that puts the new value.
+
+Revisions never repeat, so a key that was deleted and made anew is never taken for the old one. Over etcd's JSON
+gateway: nothing has to be installed.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+
+from leasehold.errors import ConfigError, Conflict
+from leasehold.fences import gateway
+from leasehold.fences.gateway import Gateway
+from leasehold.recipes.versioned import Versioned
+from leasehold.versioned.faces import AsyncValue, Value
+
+
+class _Key:
+    def __init__(self, gateway: Gateway, key: str) -> None:
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"a key is a text, not {key!r}")
+        self.name, self._gateway = key, gateway
+
+    def read(self) -> Versioned:
+        for found in self._gateway.txn([], [gateway.look(self.name)], []).found(0):
+            return Versioned(found.value, found.mod_revision)
+        return Versioned(None, 0)
+
+    def write(self, value: bytes, version: int) -> Versioned:
+        done = self._gateway.txn([gateway.written(self.name, version)], [gateway.put(self.name, value)], [])
+        if not done.succeeded:
+            raise Conflict(self.name)
+        return Versioned(value, done.revision)
+
+
+class EtcdKey(Value):
+    """The value of one key of etcd, changed by compare-and-set."""
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        key: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        """`endpoints`: URLs of members, tried in turn: `"http://127.0.0.1:2379"`. `headers`: such as Authorization."""
+        super().__init__(_Key(Gateway(endpoints, headers=headers, tls=tls, timeout=timeout), key))
+
+
+class AsyncEtcdKey(AsyncValue):
+    """As `EtcdKey`, to be awaited."""
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        key: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        """As `EtcdKey`."""
+        super().__init__(_Key(Gateway(endpoints, headers=headers, tls=tls, timeout=timeout), key))

@@ -1,0 +1,78 @@
+"""The data of a ZooKeeper node, over a kazoo client of the caller's: the version is ZooKeeper's own, counted from 1.
+
+A node that is deleted and made anew counts from the beginning again: a write that was decided long before may then be
+taken. So nodes used this way are not to be deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
+
+from leasehold.config import check_seconds
+from leasehold.errors import ConfigError, Conflict, Unavailable
+from leasehold.recipes.versioned import Versioned
+from leasehold.versioned.faces import AsyncValue, Value
+
+T = TypeVar("T")
+
+_SILENT: Final = (ConnectionClosedError, ConnectionLoss, OperationTimeoutError, SessionExpiredError)
+
+
+class _Node:
+    def __init__(self, client: Any, path: str, timeout: float) -> None:
+        if not isinstance(path, str) or not path.startswith("/") or path.endswith("/"):
+            raise ConfigError(f"{path!r} is no path of a node: /a/b")
+        check_seconds("timeout", timeout, zero=False)
+        self.name, self._client, self._timeout = path, client, timeout
+
+    def read(self) -> Versioned:
+        self._asked(self._client.sync_async, "/")  # the member we are connected to may be behind
+        try:
+            data, about = self._asked(self._client.get_async, self.name)
+        except NoNodeError:
+            return Versioned(None, 0)
+        return Versioned(data, about.version + 1)
+
+    def write(self, value: bytes, version: int) -> Versioned:
+        try:
+            if version:
+                about = self._asked(self._client.set_async, self.name, value, version - 1)
+                return Versioned(value, about.version + 1)
+            self._asked(self._client.create_async, self.name, value, makepath=True)
+        except (BadVersionError, NodeExistsError, NoNodeError) as error:
+            raise Conflict(self.name) from error
+        return Versioned(value, 1)
+
+    def _asked(self, call: Callable[..., Any], *args: object, **more: object) -> Any:
+        try:
+            return call(*args, **more).get(timeout=self._timeout)
+        except (self._client.handler.timeout_exception, *_SILENT) as error:
+            text = f"{self.name}: ZooKeeper did not say whether it was done: {type(error).__name__}"
+            raise Unavailable(text, engine="zookeeper") from error
+
+
+class ZooKeeperNode(Value):
+    """The data of one node of ZooKeeper, changed by compare-and-set; made by the first write."""
+
+    def __init__(self, client: Any, path: str, *, timeout: float = 5.0) -> None:
+        """`client`: a started `kazoo.client.KazooClient`."""
+        super().__init__(_Node(client, path, timeout))
+
+
+class AsyncZooKeeperNode(AsyncValue):
+    """As `ZooKeeperNode`, to be awaited."""
+
+    def __init__(self, client: Any, path: str, *, timeout: float = 5.0) -> None:
+        """`client`: a started `kazoo.client.KazooClient`."""
+        super().__init__(_Node(client, path, timeout))
