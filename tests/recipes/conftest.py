@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -116,3 +120,54 @@ def fleet():
     yield add
     for client in made:
         client.close()
+
+
+def in_a_child(script: str, seconds: float = 60.0) -> str:
+    """Run a script that may hang, and give the end of what it said."""
+    bounded = f"import faulthandler; faulthandler.dump_traceback_later({seconds - 5}, exit=True)\n{script}"
+    done = subprocess.run([sys.executable, "-c", bounded], capture_output=True, text=True, timeout=seconds)
+    return done.stdout.strip() or done.stderr[-1500:]
+
+
+def on_a_thread(fn: Callable[[], object]) -> object:
+    """What `fn` gave or raised on a new thread, which has ended by now."""
+    out: list[object] = []
+
+    def run() -> None:
+        try:
+            out.append(fn())
+        except BaseException as error:
+            out.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(15)
+    assert out, "it hangs"
+    return out[0]
+
+
+def follow_real_time(bench: Bench, seconds: float) -> None:
+    """Let the hand-turned clock follow the real one for a while."""
+
+    def run() -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            bench.clock.at += 0.02
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+@pytest.fixture
+def child() -> Callable[..., Any]:
+    return in_a_child
+
+
+@pytest.fixture
+def aside() -> Callable[..., Any]:
+    return on_a_thread
+
+
+@pytest.fixture
+def run_clock() -> Callable[..., Any]:
+    return follow_real_time
