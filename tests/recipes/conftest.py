@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+import leasehold
 from leasehold import Client
 from leasehold.book import Book
 from leasehold.config import EngineConfig
@@ -171,3 +174,49 @@ def aside() -> Callable[..., Any]:
 @pytest.fixture
 def run_clock() -> Callable[..., Any]:
     return follow_real_time
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt at the nth place: each call and return within the package, each line of some files.
+
+    Not at each line of everything: Python itself takes signals at calls, and never between a `with` and its guard.
+    """
+
+    def __init__(self, number: int, *files: str) -> None:
+        self.left, self._files, self._home = number, files, os.path.dirname(leasehold.__file__)
+
+    def __call__(self, frame: FrameType, event: str, _arg: object) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(self._home) or frame.f_code.co_name in ("__exit__", "__del__"):
+            return None
+        self._count()
+        frame.f_trace_lines = file.endswith(self._files)
+        return self._inside
+
+    def _inside(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if event != "exception" and (frame.f_code.co_name, event) != ("__enter__", "return"):  # when it has ended
+            self._count()
+        return self._inside
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def interrupted(number: int, work: Callable[[], object], *files: str) -> bool:
+    """Whether it came so far."""
+    before = sys.gettrace()
+    sys.settrace(CtrlC(number, *files))
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.fixture
+def ctrl_c() -> Callable[..., bool]:
+    return interrupted

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import pickle
-import sys
 import threading
 import time
 from functools import partial
 
 import pytest
 
-import leasehold
 from leasehold import (
     AsyncClient,
     AsyncMultiLock,
@@ -381,47 +378,6 @@ def test_ctrl_c_while_rolling_back_is_no_excuse(bench, monkeypatch) -> None:
     held.release()
 
 
-class CtrlC:
-    """Raises KeyboardInterrupt at the nth place: each call and return within the package, each line of the recipe.
-
-    Not at each line of everything: Python itself takes signals at calls, and never between a `with` and its guard.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.left, self._home = number, os.path.dirname(leasehold.__file__)
-
-    def __call__(self, frame, event, _arg):
-        file = frame.f_code.co_filename
-        if not file.startswith(self._home) or frame.f_code.co_name in ("__exit__", "__del__"):
-            return None
-        self._count()
-        frame.f_trace_lines = file.endswith(("many_blocking.py", "multilock.py"))
-        return self._inside
-
-    def _inside(self, frame, event, _arg):
-        if event != "exception" and (frame.f_code.co_name, event) != ("__enter__", "return"):  # when it has ended
-            self._count()
-        return self._inside
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
-def interrupted(number: int, work) -> bool:
-    """Whether it came so far."""
-    before = sys.gettrace()
-    sys.settrace(CtrlC(number))
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 def given_back(bench, expected: list[str]) -> bool:
     return names_held(bench) == expected
 
@@ -430,7 +386,7 @@ def given_back(bench, expected: list[str]) -> bool:
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", ["with", "hand", "busy"])
-def test_ctrl_c_at_every_place_leaves_nothing(bench, wait_until, how) -> None:
+def test_ctrl_c_at_every_place_leaves_nothing(bench, wait_until, ctrl_c, how) -> None:
     client = bench.client(ttl=600)
     many = client.multilock(["a", "b"], wait=0)
     held = bench.client().lock("b").acquire() if how == "busy" else None
@@ -448,7 +404,7 @@ def test_ctrl_c_at_every_place_leaves_nothing(bench, wait_until, how) -> None:
                 pass
 
     number = 0
-    while interrupted(number := number + 1, work):
+    while ctrl_c(number := number + 1, work, "many_blocking.py", "multilock.py"):
         expected = ["b"] if how == "busy" else []
         if names_held(bench) != expected:  # to be released by the watchdog, or by whoever collects the lease
             gc.collect()

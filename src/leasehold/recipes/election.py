@@ -153,13 +153,18 @@ class BaseElection(Generic[L]):
             sitting.append(term)
             await self._others_are_done(term, sitting)
             if term.held and not self._resigned:
-                await self._call(start, term)
+                result: Any = start(term)
+                if not self._desk.runtime.blocking:
+                    await settle(result)
                 try:
                     await wait_lost([term], None, lambda: self._resigned)
                 finally:
-                    await self._call(stop, term)
+                    result = stop(term)  # called right here: Ctrl-C on a longer way there would leave it out
+                    if not self._desk.runtime.blocking:
+                        await settle(result)
         finally:
-            sitting.remove(term)
+            if term in sitting:  # else Ctrl-C came before it was
+                sitting.remove(term)
             await term._release()
 
     async def _others_are_done(self, term: L, sitting: list[BaseLease]) -> None:
@@ -172,11 +177,6 @@ class BaseElection(Generic[L]):
             one is not term and one.token < term.token and not (one.held and one._asked > granted) for one in sitting
         ):
             await runtime.sleep(_LOOK_FOR_OTHERS)
-
-    async def _call(self, callback: Callable[[L], Any], term: L) -> None:
-        result = callback(term)
-        if not self._desk.runtime.blocking:
-            await settle(result)
 
     # ---------------------------------------------------------- looking on
 
