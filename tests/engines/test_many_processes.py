@@ -4,6 +4,7 @@ circles that are named, leaders that are killed."""
 from __future__ import annotations
 
 import random
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -187,3 +188,33 @@ def test_three_leaders_are_killed_and_followed(place, child, until) -> None:
 @pytest.mark.faults
 def test_twenty_leaders_are_killed_and_followed(place, child, until) -> None:
     kill_leaders(place, child, until, kills=20)
+
+
+@pytest.mark.faults
+def test_no_term_is_missed_however_short(place) -> None:
+    """Candidates that resign as soon as they lead: each term stays in view for as long as observers need."""
+    led: list[int] = []
+    seen: list[list[int]] = [[], []]
+
+    def stand() -> None:
+        with place.client() as client:
+            election = client.election("boss", ttl=3)
+            for _ in range(4):
+                led.append(election.campaign().token)
+                assert election.resign()
+
+    def observe(terms: list[int]) -> None:
+        with place.client() as client:
+            for term in client.election("boss", ttl=3).observe(seconds=120):
+                terms.append(term.token)
+                assert not term.missed
+                if len(terms) == 12:
+                    return
+
+    threads = [threading.Thread(target=observe, args=(terms,)) for terms in seen]
+    threads += [threading.Thread(target=stand) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(180)
+    assert seen == [sorted(led)] * 2

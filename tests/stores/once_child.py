@@ -1,6 +1,7 @@
 """A process of its own for the tests of `once` and of schedules.
 
 once_child.py pay LOCKS STORE DATABASE KEY SECONDS TTL        pays once for KEY; STORE: a URL, or "within"
+once_child.py sleep LOCKS STORE KEY TTL                       runs once for KEY, until its input ends
 once_child.py ticks LOCKS STORE NAME EVERY FIRST LAST FILE    runs a schedule through these ticks, writes each run down
 """
 
@@ -58,6 +59,19 @@ def pay(locks: str, store: str, database: str, key: str, seconds: str, ttl: str)
     print("result", result["pid"], flush=True)
 
 
+def sleep(locks: str, store: str, key: str, ttl: str) -> None:
+    def work(lease):
+        print("inside", lease.token, flush=True)
+        sys.stdin.read()
+        return {"pid": os.getpid()}
+
+    with Client(locks, ttl=float(ttl), call_timeout=30) as client:
+        try:
+            print("result", client.once(key, work, store=store)["pid"], flush=True)
+        except LeaseholdError as error:
+            print("refused", type(error).__name__, flush=True)
+
+
 def ticks(locks: str, store: str, name: str, every: str, first: str, last: str, file: str) -> None:
     with Client(locks, namespace=name, ttl=5, call_timeout=30) as client:
         job = client.schedule(name, float(every), store=store, missed="all", late=float(every))
@@ -81,4 +95,4 @@ def ticks(locks: str, store: str, name: str, every: str, first: str, last: str, 
 
 if __name__ == "__main__":
     time.sleep = lambda seconds: select.select([], [], [], seconds)  # the kind that faketime does not break
-    {"pay": pay, "ticks": ticks}[sys.argv[1]](*sys.argv[2:])
+    {"pay": pay, "sleep": sleep, "ticks": ticks}[sys.argv[1]](*sys.argv[2:])

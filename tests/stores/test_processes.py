@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import stores
+from leasehold import Client, stores
 
 CHILD = Path(__file__).with_name("once_child.py")
 
@@ -22,6 +23,7 @@ class Child:
     def __init__(self, *args: object, **environment: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(CHILD), *map(str, args)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **environment},
@@ -47,6 +49,7 @@ class Child:
         code = self.process.wait(seconds)
         self._reader.join(30)
         self.process.stdout.close()
+        self.process.stdin.close()
         return code
 
     def kill(self) -> None:
@@ -127,6 +130,29 @@ def test_the_effect_is_there_exactly_once_though_runners_are_killed(kind, size, 
     tokens = sorted(token for child in made for token in child.runs)
     assert len(set(tokens)) == len(tokens) == kills + 1, "each take-over has a token of its own"
     print(f"{kind}: {size} processes, {kills} killed, one effect, in {time.monotonic() - began:.1f} s")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql", "redis"])
+def test_a_runner_that_slept_past_its_lease_is_followed_and_its_result_refused(kind, url_of, tmp_path, key):
+    """Stopped, not killed: it comes back and believes that it is the only one."""
+    where = (f"sqlite://{tmp_path}/locks.db?durable=no", url_of(kind), key, 1.0)
+    first = Child("sleep", *where)
+    with children(first):
+        until(lambda: first.inside, 60, "nobody runs it")
+        os.kill(first.process.pid, signal.SIGSTOP)
+        second = Child("sleep", *where)
+        with children(second):
+            until(lambda: second.inside, 60, "nobody takes over")
+            os.kill(first.process.pid, signal.SIGCONT)
+            first.process.stdin.close()  # both end their work now, the late one first
+            assert first.end(60) == 0
+            second.process.stdin.close()
+            assert second.end(60) == 0
+    assert first.lines[-1] == "refused StaleToken"
+    assert second.lines[-1] == f"result {second.process.pid}"
+    assert second.runs[0] > first.runs[0]
+    with Client(where[0]) as client:
+        assert client.outcome(key, store=where[1]).result == {"pid": second.process.pid}
 
 
 FAKETIME = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
