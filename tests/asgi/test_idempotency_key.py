@@ -1,10 +1,7 @@
-"""`Idempotency-Key`: the middleware driven by hand, and over HTTP by a real server."""
+"""`Idempotency-Key`: the middleware driven by hand."""
 
 import asyncio
 import json
-import socket
-import threading
-from http.client import HTTPConnection
 
 import pytest
 
@@ -174,51 +171,6 @@ def test_a_silent_store_before_and_after(http):
 def test_it_takes_an_async_client(http):
     with leasehold.Client("memory://") as client, pytest.raises(ConfigError, match="AsyncClient"):
         IdempotencyKey(http.Shop(), client)
-
-
-# --------------------------------------------------------------------- a real server
-
-
-def test_over_http(http):
-    uvicorn = pytest.importorskip("uvicorn")
-    shop, ready = http.Shop(), threading.Event()
-
-    async def app(scope, receive, send):
-        await shop(scope, receive, send)
-
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-
-    async def main():
-        async with leasehold.AsyncClient("memory://") as client:
-            config = uvicorn.Config(IdempotencyKey(app, client), lifespan="off", log_level="critical")
-            running.append(uvicorn.Server(config))
-            ready.set()
-            await running[0].serve(sockets=[listening])
-
-    running: list = []
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    assert ready.wait(30)
-
-    def order(body: str, key: str) -> tuple[int, str | None, bytes]:
-        connection = HTTPConnection("127.0.0.1", port, timeout=30)
-        connection.request("POST", "/orders", body, {"Idempotency-Key": key})
-        answer = connection.getresponse()
-        found = answer.status, answer.getheader("Idempotency-Replayed"), answer.read()
-        connection.close()
-        return found
-
-    try:
-        assert order("a", "k") == (201, None, b"order 1")
-        assert order("a", "k") == (201, "true", b"order 1")
-        assert order("b", "k")[0] == 422
-        assert order("b", "k2") == (201, None, b"order 2")
-    finally:
-        running[0].should_exit = True
-        thread.join(30)
-        listening.close()
-    assert shop.orders == [b"a", b"b"]
 
 
 def test_headers_larger_than_there_is_room_for(http):

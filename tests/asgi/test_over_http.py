@@ -1,0 +1,130 @@
+"""`Idempotency-Key` behind a real server: bodies in chunks, senders that hang up, many at once."""
+
+import asyncio
+import contextlib
+import http.client
+import socket
+import threading
+import time
+
+import pytest
+
+import leasehold
+from leasehold.asgi import IdempotencyKey
+
+
+class Counting:
+    """Takes orders, each after it was let go on."""
+
+    def __init__(self) -> None:
+        self.orders: list[bytes] = []
+        self.go = threading.Event()
+        self.go.set()
+
+    async def __call__(self, scope, receive, send):
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.orders.append(body)
+        number = len(self.orders)
+        await asyncio.to_thread(self.go.wait, 30)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"order %d" % number})
+
+
+@pytest.fixture
+def shop():
+    return Counting()
+
+
+@pytest.fixture
+def port(shop):
+    uvicorn = pytest.importorskip("uvicorn")
+    listening = socket.create_server(("127.0.0.1", 0))
+    running, ready = [], threading.Event()
+
+    async def main():
+        async with leasehold.AsyncClient("memory://") as client:
+            config = uvicorn.Config(IdempotencyKey(shop, client), lifespan="off", log_level="critical")
+            running.append(uvicorn.Server(config))
+            ready.set()
+            await running[0].serve(sockets=[listening])
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(30)
+    yield listening.getsockname()[1]
+    shop.go.set()
+    running[0].should_exit = True
+    thread.join(30)
+    listening.close()
+
+
+def order(port, body, key="k", path="/orders"):
+    """`body` may be an iterable: it is then sent in chunks."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("POST", path, body, {"Idempotency-Key": key})
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Idempotency-Replayed"), answer.read()
+
+
+def until(true):
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_over_http(port, shop):
+    assert order(port, "a") == (201, None, b"order 1")
+    assert order(port, "a") == (201, "true", b"order 1")
+    assert order(port, "b")[0] == 422
+    assert order(port, "a", path="/refunds")[0] == 422
+    assert order(port, "b", "k2") == (201, None, b"order 2")
+    assert shop.orders == [b"a", b"b"]
+
+
+def test_a_body_in_chunks_is_the_same_request(port, shop):
+    assert order(port, iter([b"a" * 70_000, b"b" * 70_000])) == (201, None, b"order 1")
+    assert order(port, b"a" * 70_000 + b"b" * 70_000) == (201, "true", b"order 1")
+    assert order(port, iter([b"a" * 70_000, b"b" * 69_999]))[0] == 422
+    assert len(shop.orders) == 1
+
+
+def test_a_sender_that_hangs_up_in_its_body_has_asked_for_nothing(port, shop):
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.sendall(b"POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 9\r\n\r\nhalf")
+    assert order(port, "whole") == (201, None, b"order 1")
+    assert shop.orders == [b"whole"]
+
+
+def test_a_sender_that_does_not_wait_finds_its_answer_when_it_comes_back(port, shop):
+    shop.go.clear()
+    where = f"127.0.0.1:{port}".encode()  # as http.client will say it
+    request = b"POST /orders HTTP/1.1\r\nHost: %s\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\na" % where
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.sendall(request)
+        until(lambda: shop.orders)
+        assert order(port, "a")[0] == 409, "in progress"
+    shop.go.set()
+    until(lambda: order(port, "a")[0] != 409)
+    assert order(port, "a") == (201, "true", b"order 1")
+    assert len(shop.orders) == 1
+
+
+def test_of_many_at_once_one_is_carried_out(port, shop):
+    answers: list[int] = []
+
+    def send() -> None:
+        while (status := order(port, "a")[0]) == 409:
+            time.sleep(0.01)
+        answers.append(status)
+
+    threads = [threading.Thread(target=send) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == [201] * 12
+    assert len(shop.orders) == 1
