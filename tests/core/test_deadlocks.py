@@ -89,6 +89,12 @@ def test_a_permit_is_had_as_soon_as_one_of_its_holders_goes_on() -> None:
     assert found(*half, cooling, claim("r", "a"), waits("p", "a"), waits("q", "a")) == [], "time alone frees a permit"
 
 
+def test_a_permit_that_is_free_is_waited_for_by_nobody() -> None:
+    """Whoever has the turn did not come for it: it sleeps, and needs no one to go on."""
+    asleep = claim("r", "pool", "passed over", limit=2)
+    assert found(claim("p", "pool", limit=2), asleep, claim("r", "a"), waits("p", "a")) == []
+
+
 def test_a_writer_waits_for_every_reader() -> None:
     readers = [claim("p", "doc", mode="shared"), claim("q", "doc", mode="shared")]
     assert found(*readers, waits("r", "doc"), claim("r", "a"), waits("q", "a")) == [[("q", "a"), ("r", "doc")]]

@@ -93,7 +93,7 @@ def _needs(line: list[Holding]) -> Iterable[Need]:
     waiters = [holding for holding in line if holding.state in ("waiting", "passed over")]
     for place, waiter in enumerate(waiters):
         if waiter.kind == "semaphore":
-            if holders and not cooling:
+            if len(holders) >= waiter.limit and not cooling:  # else a permit is free, and somebody only has to look
                 yield Need(waiter, holders, one_is_enough=True)
         elif waiter.mode == "exclusive":
             yield Need(waiter, holders, one_is_enough=False)
