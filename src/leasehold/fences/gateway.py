@@ -1,4 +1,4 @@
-"""Transactions over etcd's own JSON gateway (`/v3/kv/txn`): nothing has to be installed. Fences and `versioned` use it."""
+"""Transactions over etcd's own JSON gateway (`/v3/kv/txn`), for fences and `versioned`: nothing has to be installed."""
 
 from __future__ import annotations
 
