@@ -47,7 +47,9 @@ ALLOWED = {
         "errors",
         "model",
         "runtime.base",
+        "runtime.loopscatter",
         "runtime.loopstream",
+        "runtime.scatter",
         "runtime.streams",
     },
     "stores": {"config", "core", "engines.sqlite.place", "errors", "runtime.base", "store"},  # files have one rule

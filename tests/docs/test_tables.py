@@ -48,9 +48,14 @@ def comments(thing: type) -> dict[str, str]:
     return dict(found)
 
 
+PLACES = {"redlock": "a,b,c"}  # engines that cannot do without
+
+
 def traits_of(scheme: str) -> str:
     runtime = Threads()
-    traits = engines.opener(scheme)(config.EngineConfig.parse(f"{scheme}://", 5.0), runtime, Book(runtime, "")).traits
+    traits = engines.opener(scheme)(
+        config.EngineConfig.parse(f"{scheme}://{PLACES.get(scheme, '')}", 5.0), runtime, Book(runtime, "")
+    ).traits
     said = comments(leasehold.Traits)
     rows = [(f"`{field.name}`", f"`{getattr(traits, field.name)!r}`", said[field.name]) for field in fields(traits)]
     return table(("trait", "here", "meaning"), rows)

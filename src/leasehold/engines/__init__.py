@@ -23,6 +23,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "redis": "leasehold.engines.redis",
     "rediss": "leasehold.engines.redis",
     "redis+unix": "leasehold.engines.redis",
+    "redlock": "leasehold.engines.redlock",
 }
 
 
@@ -30,6 +31,7 @@ BUILT_IN: Final[dict[str, str]] = {
 EXTRAS: Final[dict[str, str]] = {
     "leasehold.engines.postgresql": "postgresql",
     "leasehold.engines.redis": "redis",
+    "leasehold.engines.redlock": "redis",
     "leasehold.engines.zookeeper": "zookeeper",
 }
 

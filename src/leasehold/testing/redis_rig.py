@@ -6,24 +6,25 @@ replica must have every grant (`min_replicas=1`). Where the package faketime is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar
 from weakref import WeakSet
 
+from leasehold import engines
 from leasehold.book import Book
 from leasehold.config import EngineConfig
 from leasehold.core.names import FORMAT, encode
-from leasehold.engines.redis.engine import RedisEngine
-from leasehold.engines.redis.engine import open as open_engine
+from leasehold.engine import Engine
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.threads import boot_clock
 from leasehold.testing.rig import Machine, Rig
-from leasehold.testing.servers.machine import ProxiedMachine
+from leasehold.testing.servers.machine import ProxiedMachine, hosts
 from leasehold.testing.servers.process import poll
 from leasehold.testing.servers.proxy import Proxy
 from leasehold.testing.servers.redis import CLOCKS, RedisServer
 
-_ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
+ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 class RedisRig(Rig):
@@ -43,7 +44,7 @@ class RedisRig(Rig):
         return alone()
 
     def machine(self) -> Machine:
-        return RedisMachine(self.server, self.options)
+        return RedisMachine([self.server], self.options)
 
     def pause(self) -> None:
         self.server.pause()
@@ -55,14 +56,19 @@ class RedisRig(Rig):
         self.server.restart()
 
     def residue(self, namespace: str) -> int:
-        pattern = f"{FORMAT}:{{{encode(namespace)}:*}}:*"
-        found: set[bytes] = set()
-        cursor = b"0"
-        while True:
-            cursor, keys = self.server.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-            found.update(keys)
-            if cursor == b"0":
-                return len(found)
+        return len(kept(self.server, namespace))
+
+
+def kept(server: RedisServer, namespace: str) -> set[bytes]:
+    """The keys of a namespace, the counters apart."""
+    pattern = f"{FORMAT}:{{{encode(namespace)}:*}}:*"
+    found: set[bytes] = set()
+    cursor = b"0"
+    while True:
+        cursor, keys = server.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        found.update(keys)
+        if cursor == b"0":
+            return found
 
 
 class _TravellingRig(RedisRig):
@@ -105,14 +111,15 @@ class RedisReplicaRig(_TravellingRig):
 class RedisMachine(ProxiedMachine):
     """One client's connections, through a proxy of its own."""
 
-    def __init__(self, server: RedisServer, options: str = "") -> None:
-        proxy = Proxy(server.port)
-        super().__init__(f"redis://127.0.0.1:{proxy.port}{options}", [proxy], self._open)
+    def __init__(self, servers: Sequence[RedisServer], options: str = "", scheme: str = "redis") -> None:
+        proxies = [Proxy(server.port) for server in servers]
+        self._engine = engines.opener(scheme)
+        super().__init__(f"{scheme}://{hosts(proxies)}{options}", proxies, self._open)
         self._books: WeakSet[Book] = WeakSet()
 
-    def _open(self, config: EngineConfig, runtime: Runtime, book: Book) -> RedisEngine:
+    def _open(self, config: EngineConfig, runtime: Runtime, book: Book) -> Engine:
         self._books.add(book)
-        return open_engine(config, runtime, book)
+        return self._engine(config, runtime, book)
 
     def stir(self) -> None:
         """The clock has jumped: whoever sleeps on it looks at it again."""
@@ -129,7 +136,7 @@ def alone() -> tuple[RedisServer, ...]:
 
 @cache
 def with_log() -> tuple[RedisServer, ...]:
-    return (RedisServer(*_ALWAYS, false_clock=CLOCKS).start(),)
+    return (RedisServer(*ALWAYS, false_clock=CLOCKS).start(),)
 
 
 @cache

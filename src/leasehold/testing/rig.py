@@ -196,6 +196,8 @@ RIGS: Final[dict[str, str | type[Rig]]] = {
     "redis": "leasehold.testing.redis_rig:RedisRig",
     "redis-aof": "leasehold.testing.redis_rig:RedisAofRig",
     "redis-replica": "leasehold.testing.redis_rig:RedisReplicaRig",
+    "redlock": "leasehold.testing.redlock_rig:RedlockRig",
+    "redlock-aof": "leasehold.testing.redlock_rig:RedlockAofRig",
 }
 
 

@@ -32,11 +32,12 @@ end
 
 local function party(p)
   return {mark = p[1], token = p[2], till = p[3], since = p[4], state = p[5], shared = p[6], delay = p[7], slot = p[8],
-    ticket = p[9], beat = p[10], client = p[11], holder = p[12]}
+    ticket = p[9], beat = p[10], client = p[11], holder = p[12], number = p[13]}
 end
 
 local function packed(p)
-  return {p.mark, p.token, p.till, p.since, p.state, p.shared, p.delay, p.slot, p.ticket, p.beat, p.client, p.holder}
+  return {p.mark, p.token, p.till, p.since, p.state, p.shared, p.delay, p.slot, p.ticket, p.beat, p.client, p.holder,
+    p.number}  -- of a redlock's request; a plain server has none
 end
 
 for n = 6, #line do

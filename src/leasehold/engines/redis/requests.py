@@ -256,7 +256,7 @@ def holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
 
 
 def _enter(line: Line, packed: Any) -> None:
-    mark, token, till, since, state, shared, delay, slot, ticket, beat, client, holder = packed
+    mark, token, till, since, state, shared, delay, slot, ticket, beat, client, holder, *_ = packed
     party = Party(
         mark=mark.hex(),
         client=client.decode(),

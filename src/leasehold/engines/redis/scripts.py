@@ -1,12 +1,13 @@
-"""The scripts: one per verb, put together from the `.lua` files beside this one, and known to the server by their hash.
+"""The scripts: one per verb, put together from `.lua` files, and known to the server by their hash.
 
 Before each stands a head: the server's clock, the durations of `core/timing.py`, the first bytes of a name that has one
 holder and never had a line (the holder's mark follows), and how wake-ups are published, which is the topology's to say.
-`--@ machine.lua` in a script is replaced by that file.
+`--@ machine.lua` in a script is replaced by that file: from the script's own folder, or from this one.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from hashlib import sha1
 from pathlib import Path
@@ -16,6 +17,8 @@ from leasehold.core.names import FORMAT
 from leasehold.core.timing import BEAT, PROBE, RESERVATION
 
 MICROS: Final = 1_000_000
+_HERE: Final = Path(__file__).parent
+_INCLUDE: Final = re.compile(r"^--@ (\S+)$", re.MULTILINE)
 
 _HEAD: Final = f"""\
 local time = redis.call('TIME')
@@ -41,21 +44,26 @@ class Script(NamedTuple):
 
 
 @cache
-def load(name: str, publishing: Publishing) -> Script:
-    return made(name, source(name, publishing))
+def load(name: str, publishing: Publishing, folder: Path = _HERE) -> Script:
+    return made(name, source(name, publishing, folder))
 
 
 def made(name: str, text: str) -> Script:
     return Script(name, text.encode(), sha1(text.encode()).hexdigest().encode())  # noqa: S324  # the server's own choice
 
 
-def source(name: str, publishing: Publishing) -> str:
+def source(name: str, publishing: Publishing, folder: Path = _HERE) -> str:
     """The whole text of a script: the shebang, which the server wants first, the head, and the verb."""
-    first, _, rest = _read(f"{name}.lua").partition("\n")
+    first, _, rest = _read(folder / f"{name}.lua").partition("\n")
     told = f"local PUBLISH, NUMSUB, CHANNEL = '{publishing.publish}', '{publishing.numsub}', '{publishing.channel}'\n"
-    return f"{first}\n{_HEAD}{told}{rest.replace('--@ machine.lua', _read('machine.lua'))}"
+    return f"{first}\n{_HEAD}{told}{_INCLUDE.sub(lambda found: _part(found[1], folder), rest)}"
+
+
+def _part(file: str, folder: Path) -> str:
+    own = folder / file
+    return _read(own if own.exists() else _HERE / file)
 
 
 @cache
-def _read(file: str) -> str:
-    return Path(__file__).with_name(file).read_text(encoding="utf-8")
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8")

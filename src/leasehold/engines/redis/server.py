@@ -97,10 +97,13 @@ class Server:
                 raise refusal if isinstance(refusal, ConfigError) else Unreached(str(refusal), engine="redis")
         self.settings = settings = read(info, sync)
         settings.check(str(self), self._allow_eviction)
-        warning = settings.warning(str(self))
+        warning = self._warning(settings)
         if warning is not None and warning not in _SAID:
             _SAID.add(warning)
             _log.warning("%s", warning)
+
+    def _warning(self, settings: Settings) -> str | None:
+        return settings.warning(str(self))
 
     def refusal(self, error: Exception) -> ConfigError | Unavailable:
         """What an error reply means: try again later, or never."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, TypeVar, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from leasehold.config import EngineConfig
@@ -19,8 +19,10 @@ from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.streams import Address
 
+S = TypeVar("S", bound=Server)
+
 _PORT: Final = 6379
-_TLS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
+TLS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
 
 
 class Topology(Protocol):
@@ -74,10 +76,15 @@ class Options(NamedTuple):
 
 def single(config: EngineConfig) -> tuple[Server, Options]:
     """`redis://`, `rediss://` and `redis+unix://`, read and checked. Opens nothing."""
-    kinds: dict[str, Callable[[str], object]] = {"min_replicas": _count, "allow_eviction": _yes}
+    return made(config, Server)
+
+
+def made(config: EngineConfig, make: Callable[..., S]) -> tuple[S, Options]:
+    """The same, as another kind of server."""
+    kinds: dict[str, Callable[[str], object]] = {"min_replicas": _count, "allow_eviction": yes}
     secure, local = config.scheme == "rediss", config.scheme == "redis+unix"
     if secure:
-        kinds |= dict.fromkeys(_TLS, str)
+        kinds |= dict.fromkeys(TLS, str)
     if local:
         kinds |= {"db": _count}
     given = config.accept(**kinds)
@@ -92,10 +99,10 @@ def single(config: EngineConfig) -> tuple[Server, Options]:
             raise ConfigError("redis+unix:// takes the path of a socket: redis+unix:///run/redis/redis.sock?db=0")
     else:
         address, database = Address(_host(parts), port or _PORT), _database(config.scheme, parts)
-    tls = _context({name: str(given[name]) for name in _TLS if name in given}) if secure else None
+    tls = _context({name: str(given[name]) for name in TLS if name in given}) if secure else None
     options = Options(cast(int, given.get("min_replicas", 0)), bool(given.get("allow_eviction")))
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    return Server(address, tls, user, password, database, options.allow_eviction), options
+    return make(address, tls, user, password, database, options.allow_eviction), options
 
 
 def _host(parts: SplitResult) -> str:
@@ -125,7 +132,7 @@ def _context(given: dict[str, str]) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=given.get("ssl_ca_certs"))
         if "ssl_certfile" in given:
             context.load_cert_chain(given["ssl_certfile"], given.get("ssl_keyfile"))
-        context.check_hostname = certificates == "required" and _yes(given.get("ssl_check_hostname", "yes"))
+        context.check_hostname = certificates == "required" and yes(given.get("ssl_check_hostname", "yes"))
     except (OSError, ValueError) as bad:
         raise ConfigError(f"the TLS options of this rediss:// URL cannot be used: {bad}") from bad
     if certificates == "none":
@@ -139,7 +146,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _yes(text: str) -> bool:
+def yes(text: str) -> bool:
     found = {"yes": True, "true": True, "no": False, "false": False}.get(text.lower())
     if found is None:
         raise ValueError(f"yes or no, not {text!r}")

@@ -1,0 +1,435 @@
+"""The Redlock engine hurt: nodes killed, stopped, emptied, cut off, their clocks wrong. On servers of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from leasehold import AsyncClient, Client, LeaseLost, NotAcquired, Unavailable
+from leasehold.testing.redlock_rig import RedlockRig
+from leasehold.testing.servers.redis import CLOCKS
+from leasehold.testing.servers.redlock import Nodes, kept
+from leasehold.testing.suite import made
+
+
+@pytest.fixture
+def nodes():
+    made(RedlockRig)  # a skip where there is no Redis
+    nodes = Nodes()
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def clocked():
+    made(RedlockRig)
+    if not CLOCKS:
+        pytest.skip("no false clocks: apt-get install faketime")
+    nodes = Nodes(false_clock=True)
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def way(nodes):
+    """A URL, and the proxies on the way to each node."""
+    url, proxies = nodes.proxied()
+    yield url, proxies
+    for proxy in proxies:
+        proxy.close()
+
+
+class Waiter(threading.Thread):
+    """Acquires in a thread, and says when it got it."""
+
+    def __init__(self, client: Client, name: str = "job", **options) -> None:
+        super().__init__(daemon=True)
+        self._lock = client.lock(name, wait=60, **options)
+        self.lease, self.at = None, 0.0
+        self.start()
+
+    def run(self) -> None:
+        self.lease = self._lock.acquire()
+        self.at = time.monotonic()
+
+    def got(self, seconds: float = 30.0):
+        self.join(seconds)
+        assert self.lease is not None, "still waiting"
+        return self.lease
+
+
+def in_line(client: Client, count: int = 1) -> bool:
+    return sum(holding.state == "waiting" for holding in client.inspect()) == count
+
+
+# -------------------------------------------------------------------- killed
+
+
+def test_with_two_of_five_down_everything_works(nodes, until) -> None:
+    with Client(nodes.url) as client, Client(nodes.url) as other:
+        first = client.lock("job").acquire()
+        nodes.all[0].kill()
+        nodes.all[3].kill()
+        first.renew()
+        assert other.lock("job").try_acquire() is None
+        waiter = Waiter(other)
+        until(lambda: in_line(client))
+        began = time.monotonic()
+        assert first.release()
+        second = waiter.got()
+        assert waiter.at - began < 2, "woken by the three that are left"
+        assert second.token > first.token
+        assert other.break_lock("job", token=second.token)
+        began = time.monotonic()
+        for _ in range(20):
+            with client.lock("job", ttl=30):
+                pass
+        assert time.monotonic() - began < 5
+    until(lambda: nodes.left() == [])
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_with_three_of_five_down_nothing_is_granted_and_nothing_left(nodes, until, silently) -> None:
+    with Client(nodes.url, call_timeout=0.5) as client, Client(nodes.url, call_timeout=0.5, ttl=60) as other:
+        lease = client.lock("held", ttl=1.0).acquire()
+        other.ping()
+        for node in nodes.all[:3]:
+            node.pause() if silently else node.kill()
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(Unavailable, match=r"2 of 5 nodes answered, 3 are needed.*127\.0\.0\.1") as error:
+                other.lock("job").acquire(wait=5)
+            assert time.monotonic() - began < 0.5 + 0.5
+            assert str(nodes.all[0].port) in str(error.value)
+            assert str(nodes.all[4].port) not in str(error.value), "that one answered"
+        assert lease.wait_lost(5)
+        assert lease.lost_reason == "unreachable"
+        nodes.resume()
+        for node in nodes.all[:3]:
+            if not node.running:
+                node.start()
+        until(lambda: nodes.left() == [], 8)  # long before the ttl of what was asked for
+        with other.lock("job", wait=10) as again:
+            assert again.token > lease.token
+
+
+def test_nodes_that_come_back_are_part_of_it_again(nodes, until) -> None:
+    with Client(nodes.url) as client:
+        nodes.all[0].kill()
+        nodes.all[1].kill()
+        with client.lock("job"):
+            pass
+        nodes.all[0].start()
+        nodes.all[1].start()
+
+        def everywhere() -> bool:
+            with client.lock("job"):
+                return all(kept(node) for node in nodes.all)
+
+        until(everywhere, 15, every=0.05)
+        nodes.all[2].kill()
+        nodes.all[3].kill()
+        with client.lock("job"):
+            pass
+
+
+# ---------------------------------------------------------- restarted empty
+
+
+def test_a_node_restarted_empty_is_given_its_part_again(nodes, until) -> None:
+    """At the next renewal: else a lease would be lost by restarts that were never of a majority."""
+    with Client(nodes.url) as client, Client(nodes.url) as other:
+        lease = client.lock("job", ttl=3).acquire()
+        for node in nodes.all:  # one after the other, all of them
+            node.restart()
+            until(lambda node=node: kept(node), 10)
+            assert lease.held
+            assert other.lock("job").try_acquire() is None
+        assert lease.release()
+    until(lambda: nodes.left() == [])
+
+
+def test_a_node_restarted_empty_may_admit_a_second_holder_and_the_token_tells(nodes) -> None:
+    """What is not promised: two nodes were not there when the first was granted, and one that was forgets."""
+    with Client(nodes.url, call_timeout=1) as holder, Client(nodes.url, call_timeout=1) as other:
+        other.ping()
+        nodes.all[3].pause()
+        nodes.all[4].pause()
+        first = holder.lock("job", ttl=300).acquire()
+        nodes.resume()
+        nodes.all[2].restart()
+        end = time.monotonic() + 20
+        second = None
+        while second is None:
+            assert time.monotonic() < end
+            second = other.lock("job", ttl=300).try_acquire()
+        assert second.token > first.token, "a fence refuses the first from now on"
+        with pytest.raises(LeaseLost):
+            first.renew()
+
+
+def test_tokens_rise_whatever_nodes_forget(nodes) -> None:
+    """While the clocks of the nodes do not go back."""
+    tokens = []
+    with Client(nodes.url) as client:
+        for number in range(12):
+            lease = client.lock("job", wait=20).acquire()
+            tokens.append(lease.token)
+            nodes.all[number % 5].ask("FLUSHALL")
+            nodes.all[(number + 1) % 5].ask("FLUSHALL")
+            lease.release()
+    assert tokens == sorted(set(tokens))
+
+
+# ------------------------------------------------------------------- stopped
+
+
+def test_stopped_past_the_ttl_no_grant_is_handed_out_and_none_stays(nodes, until) -> None:
+    with Client(nodes.url, call_timeout=0.4) as client:
+        client.ping()
+        nodes.pause(0, 1, 2)
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.lock("job", ttl=30).acquire()
+        assert time.monotonic() - began < 0.4 + 0.5
+        nodes.resume()
+        until(lambda: nodes.left() == [], 8)  # the attempts are carried out now, and the releases behind them
+        with client.lock("job", wait=5):
+            pass
+
+
+def test_a_minority_that_stops_costs_one_call_its_patience(nodes, until) -> None:
+    with Client(nodes.url) as client:
+        client.lock("job").acquire().release()
+        nodes.pause(1, 4)
+        began = time.monotonic()
+        with client.lock("job", ttl=30):
+            pass
+        assert time.monotonic() - began < 2
+        began = time.monotonic()
+        for _ in range(50):
+            with client.lock("job", ttl=30):
+                pass
+        assert time.monotonic() - began < 4, "nodes that do not answer are not asked every time"
+        nodes.resume()
+        until(lambda: nodes.left() == [], 10)
+
+
+def test_a_minority_that_stops_and_goes_on_keeps_nothing(nodes, until) -> None:
+    """It carries out late what it was asked, in the middle of other claims: each attempt is followed by its release."""
+    with Client(nodes.url) as client, Client(nodes.url) as other:
+        client.ping()
+        other.ping()
+        for turn in range(3):
+            nodes.pause(turn, (turn + 1) % 5)
+            for _ in range(2):
+                with client.lock("job", ttl=30), pytest.raises(NotAcquired):
+                    other.lock("job", ttl=30).acquire(wait=0)
+            nodes.resume()
+        until(lambda: nodes.left() == [], 8)
+
+
+# --------------------------------------------------------------- the network
+
+
+def test_every_answer_of_a_minority_is_lost(nodes, way, until) -> None:
+    url, proxies = way
+    with Client(url) as client:
+        client.ping()
+        proxies[0].lose_answers()
+        proxies[4].lose_answers()
+        for _ in range(5):
+            with client.lock("job", ttl=30) as lease:
+                lease.renew()
+        until(lambda: not kept(nodes.all[1]), 5)
+        for proxy in proxies:
+            proxy.mend()
+        until(lambda: nodes.left() == [], 10)
+
+
+def test_every_answer_of_a_majority_is_lost(nodes, way, until) -> None:
+    url, proxies = way
+    with Client(url, call_timeout=0.3) as client, Client(nodes.url) as other:
+        client.ping()
+        for proxy in proxies[:3]:
+            proxy.lose_answers()
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                client.lock("job", ttl=60).acquire(wait=0)
+            assert time.monotonic() - began < 0.3 + 0.5
+        for proxy in proxies:
+            proxy.mend()
+        until(lambda: not other.inspect(), 10)
+        until(lambda: nodes.left() == [], 10)
+
+
+def test_every_answer_of_a_majority_is_lost_to_a_loop(nodes, way, until) -> None:
+    url, proxies = way
+
+    async def main() -> None:
+        async with AsyncClient(url, call_timeout=0.3) as client:
+            await client.ping()
+            for proxy in proxies[:3]:
+                proxy.lose_answers()
+            began = time.monotonic()
+            tasks = [client.lock(f"name-{n}", ttl=60).acquire(wait=0) for n in range(30)]
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(outcome, Unavailable)
+            assert time.monotonic() - began < 0.3 + 0.5
+            for proxy in proxies:
+                proxy.mend()
+            while nodes.left():
+                assert time.monotonic() - began < 15, "what was granted unheard is given back"
+                await asyncio.sleep(0.01)
+            async with client.lock("name-1", wait=5):
+                pass
+
+    asyncio.run(main())
+
+
+def test_a_silent_network_is_unavailable_in_time(nodes, way) -> None:
+    url, proxies = way
+    with Client(url, call_timeout=0.5) as client:
+        lease = client.lock("job", ttl=1.2).acquire()
+        for proxy in proxies:
+            proxy.cut()
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.lock("other").acquire()
+        assert time.monotonic() - began < 1.0
+        assert lease.wait_lost(5)
+        for proxy in proxies:
+            proxy.mend()
+
+
+def test_a_silent_minority_is_no_matter_to_a_loop(nodes, way) -> None:
+    url, proxies = way
+
+    async def main() -> None:
+        async with AsyncClient(url) as client:
+            async with client.lock("job"):
+                pass
+            proxies[1].cut()
+            proxies[2].cut()
+            began = time.monotonic()
+            for _ in range(30):
+                async with client.lock("job", ttl=30):
+                    pass
+            assert time.monotonic() - began < 4
+            for proxy in proxies:
+                proxy.mend()
+
+    asyncio.run(main())
+
+
+def test_a_waiter_whose_subscriptions_are_killed_is_still_woken(nodes, until) -> None:
+    with Client(nodes.url) as holder, Client(nodes.url) as other:
+        for _ in range(3):
+            lease = holder.lock("job", ttl=60).acquire()
+            waiter = Waiter(other)
+            until(lambda: in_line(holder))
+            for node in nodes.all:
+                node.ask("CLIENT", "KILL", "TYPE", "pubsub")
+            began = time.monotonic()
+            lease.release()
+            waiter.got().release()
+            assert waiter.at - began < 2.5, "by its new subscriptions, not by the look around after 5 s"
+
+
+def test_scripts_that_nodes_forgot_are_sent_again(nodes) -> None:
+    def forget(*which: int) -> None:
+        for number in which:
+            nodes.all[number].ask("SCRIPT", "FLUSH")
+
+    with Client(nodes.url) as client:
+        for turn in range(5):
+            with client.lock("job") as lease:
+                forget(turn, 4)
+                lease.renew()
+                forget(0, 1, 2, 3, 4)
+                assert client.inspect()
+                forget(turn)
+        leases = [client.lock(f"name-{number}").acquire() for number in range(10)]
+        forget(0, 1, 2, 3, 4)
+        assert len(client.inspect("name-")) == 10, "a batch, of which none was known"
+        for lease in leases:
+            lease.release()
+
+
+def test_killed_connections_are_replaced(nodes) -> None:
+    with Client(nodes.url) as client:
+        for kind in ("normal", "pubsub", "normal"):
+            with client.lock("job") as lease:
+                for node in nodes.all:
+                    node.ask("CLIENT", "KILL", "TYPE", kind)
+                lease.renew()
+
+    async def main() -> None:
+        async with AsyncClient(nodes.url) as client:
+            for _ in range(3):
+                async with client.lock("job") as lease:
+                    for node in nodes.all:
+                        node.ask("CLIENT", "KILL", "TYPE", "normal")
+                    await lease.renew()
+
+    asyncio.run(main())
+
+
+def test_full_nodes_take_no_new_locks_and_lose_no_old_ones(nodes) -> None:
+    with Client(nodes.url, call_timeout=1) as client:
+        lease = client.lock("kept", ttl=3).acquire()
+        for node in nodes.all[:3]:
+            node.ask("CONFIG", "SET", "maxmemory", 1)
+        with pytest.raises(Unavailable, match="OOM"):
+            client.lock("new").acquire(wait=0)
+        lease.renew()
+        for node in nodes.all[:3]:
+            node.ask("CONFIG", "SET", "maxmemory", 0)
+        assert lease.release()
+        with client.lock("new", wait=5):
+            pass
+
+
+# ------------------------------------------------------------------ clocks
+
+
+@pytest.mark.parametrize("seconds", [60, -3600, 40 * 86_400])
+def test_one_node_with_a_wrong_clock_is_no_matter(clocked, seconds) -> None:
+    with Client(clocked.url) as client, Client(clocked.url) as other:
+        with client.lock("job") as lease:
+            tokens = [lease.token]
+        clocked.all[2].set_clock(seconds)
+        for _ in range(10):
+            with client.lock("job", wait=5) as lease:
+                assert other.lock("job").try_acquire() is None
+                lease.renew()
+                tokens.append(lease.token)
+            with other.lock("job", wait=5) as lease:
+                tokens.append(lease.token)
+        assert tokens == sorted(set(tokens))
+        assert tokens[-1] < (time.time() + 86_400) * 1e6, "one that is far ahead does not use up the tokens"
+
+
+def test_a_jump_of_one_nodes_clock_ends_no_lease(clocked) -> None:
+    with Client(clocked.url) as client, Client(clocked.url) as other:
+        lease = client.lock("job", ttl=30).acquire()
+        clocked.all[0].set_clock(60)
+        clocked.all[1].set_clock(60)
+        assert other.lock("job").try_acquire() is None, "two of five let go: not enough for another"
+        lease.renew()
+        assert lease.release()
+
+
+def test_a_jump_of_a_majority_ends_leases_early_and_the_token_tells(clocked) -> None:
+    with Client(clocked.url) as client, Client(clocked.url) as other:
+        lease = client.lock("job", ttl=30).acquire()
+        for node in clocked.all[:3]:
+            node.set_clock(60)
+        theirs = other.lock("job").acquire(wait=5)
+        assert theirs.token > lease.token
+        with pytest.raises(LeaseLost):
+            lease.renew()
