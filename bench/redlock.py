@@ -18,9 +18,9 @@ from typing import Any
 import hiredis
 import redis
 
-from bench.rounds import Case, Result, measure, table
 from leasehold import AsyncClient, Client
 from leasehold.engines.redis.server import pack
+from leasehold.speed.rounds import Case, Result, measure, table
 from leasehold.testing.servers.redlock import Nodes
 
 TITLE = "redlock: acquire + release on five nodes, blocking, against a bare scatter (aim: at most 2.0)"

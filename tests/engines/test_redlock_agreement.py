@@ -59,11 +59,11 @@ def run(seed: int, confirm: bool = True) -> list[tuple[int, int]]:
 
 def test_tokens_rise_whatever_clients_propose() -> None:
     granted = 0
-    for seed in range(3000):
+    for seed in range(600):
         tokens = [token for _, token in run(seed)]
         assert tokens == sorted(set(tokens)), f"seed {seed}"
         granted += len(tokens)
-    assert granted > 50_000
+    assert granted > 10_000
 
 
 def test_without_the_second_round_they_would_not() -> None:
@@ -77,14 +77,14 @@ def test_the_token_is_an_answer_that_a_majority_can_confirm(answers, proposed) -
     token, stands = agreement.token(dict(enumerate(answers)), QUORUM, proposed)
     assert token in answers
     assert sum(answer <= token for answer in answers) >= QUORUM
-    assert stands == (len(set(answers)) == 1)
+    assert stands == any(answers.count(each) >= QUORUM for each in answers)
+    assert not stands or answers.count(token) >= QUORUM
 
 
 def test_a_node_far_ahead_is_left_out_where_it_can_be() -> None:
     second, day = 1_000_000, 86_400_000_000
-    assert agreement.token({0: 10, 1: 10, 2: 10, 3: 99}, QUORUM, 10) == (99, False)
-    assert agreement.token({0: 10, 1: 10, 2: 10, 3: 2 * second}, QUORUM, 10) == (10, True)
-    assert agreement.token({0: 10, 1: 11, 2: 2 * second, 3: 3 * second}, QUORUM, 10) == (3 * second, False)
+    assert agreement.token({0: 10, 1: 10, 2: 10, 3: 99}, QUORUM, 10) == (10, True)
+    assert agreement.astray({0: 10, 1: 10, 2: 10, 3: 99, 4: 2 * second}, 10) == [3]
     assert agreement.token({0: 10, 1: 11, 2: 12, 3: 40 * day}, QUORUM, 10) == (12, False)
     assert agreement.token({0: 10, 1: 11, 2: 40 * day}, QUORUM, 10) == (40 * day, False)
 

@@ -21,7 +21,7 @@ but counters must not fall. A node that lost its data starts again from its cloc
 rising.
 
 An answer higher than T does not confirm: counted, it would let T_B stay below what n had promised to exceed. So a node
-whose clock runs ahead by more than a second is left out, and costs no second round; it joins at the next renewal.
+whose clock runs far ahead is left out, and costs no second round; it joins at the next renewal (`renewing.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from typing import Final
 from leasehold.engines.redlock.requests import Refused, Renewed, Taken
 from leasehold.model import Alive, Busy, Gone, Holding, HoldingState
 
-_AHEAD: Final = (1_000_000, 86_400_000_000)  # microseconds: who answers from further ahead is left out where it can be
+_DAY: Final = 86_400_000_000  # microseconds: a node that answers from further ahead is left out where it can be
+_SECOND: Final = 1_000_000
 _STATES: Final[tuple[HoldingState, ...]] = ("held", "cooling", "reserved", "waiting", "passed over")
 
 
@@ -43,14 +44,19 @@ def majority(nodes: int) -> int:
 
 
 def token(answers: Mapping[int, int], quorum: int, proposed: int) -> tuple[int, bool]:
-    """From the tokens that a majority of nodes, or more, answered: the grant's, and whether it stands already."""
-    ranked = near = sorted(answers.values())
-    for ahead in _AHEAD:
-        near = [each for each in ranked if each <= proposed + ahead]
-        if len(near) >= quorum:
-            break
-        near = ranked
-    return near[-1], near[0] == near[-1]
+    """From the tokens that a majority of nodes, or more, answered: the grant's, and whether it stands already. What a
+    majority has is not raised: asked again, a claim keeps its token (E2)."""
+    common, count = Counter(answers.values()).most_common(1)[0]
+    if count >= quorum:
+        return common, True
+    ranked = sorted(answers.values())
+    near = [each for each in ranked if each <= proposed + _DAY]
+    return (near if len(near) >= quorum else ranked)[-1], False
+
+
+def astray(answers: Mapping[int, int], token: int) -> list[int]:
+    """Nodes that answered with another token than the one that stands, by clocks that are no worse than usual."""
+    return [node for node, each in answers.items() if each != token and abs(each - token) < _SECOND]
 
 
 def life(parts: Iterable[float], quorum: int) -> float:

@@ -124,17 +124,20 @@ class RedlockEngine:
         tokens = {n: part.token for n, part in taken.items()}
         self._numbers.learn(number, tokens.values(), [part.last for part in refused.values()])
         if len(taken) >= self._quorum:
-            token = await self._agreed(claim, name, tokens, number, deadline)
-            if claim.queue and refused:
-                await self._round_off(claim._replace(token=token), name, list(refused), deadline)
-            return Grant(token, agreement.life([part.life for part in taken.values()], self._quorum))
+            token, by = await self._agreed(claim, name, tokens, number, deadline)
+            others = agreement.astray({n: tokens[n] for n in taken if n not in by}, token)
+            if claim.queue:
+                others += refused
+            if others:
+                await self._round_off(claim._replace(token=token), name, others, deadline)
+            return Grant(token, agreement.life([taken[n].life for n in by], self._quorum))
         if len(parts) < self._quorum:
             raise self._asking.too_few(heard, f"{claim.name} could not be asked for")  # what was taken is forgotten
         if taken:
             await self._undo(claim, name, list(taken), number, ticket, deadline)
         for n, part in refused.items():
-            if claim.queue and not part.heard:
-                self._listener.unheard(n)
+            if claim.queue:
+                self._listener.counted(n, part.heard)
         if agreement.split(taken, refused) and not claim.queue:
             return None
         return agreement.busy(len(taken), list(refused.values()), self._quorum)
@@ -143,9 +146,13 @@ class RedlockEngine:
         taken = sum(_is_taken(reply) for (reply,) in replies.values())
         return agreement.decided(taken, len(replies) - taken, len(self._nodes))
 
-    async def _agreed(self, claim: Claim, name: Name, tokens: dict[int, int], number: int, deadline: float) -> int:
-        """The token of the grant, confirmed by a majority. An error leaves it to the caller to forget the claim."""
+    async def _agreed(
+        self, claim: Claim, name: Name, tokens: dict[int, int], number: int, deadline: float
+    ) -> tuple[int, list[int]]:
+        """The token of the grant, and the nodes, a majority, that confirmed it. An error leaves it to the caller to
+        forget the claim."""
         token, stands = agreement.token(tokens, self._quorum, number)
+        by = [n for n, answered in tokens.items() if answered == token]
         if not stands:
             packed = self._requests.confirm(name, claim, token, self._numbers.next())
             among = {n: [packed] for n, answered in tokens.items() if answered <= token}
@@ -154,15 +161,16 @@ class RedlockEngine:
             )
             if not self._confirmed(heard.replies):
                 raise self._asking.too_few(heard, f"the token of {claim.name} could not be agreed on")
+            by = [n for n, (reply,) in heard.replies.items() if reply == 1]
         self._numbers.seen(token)
-        return token
+        return token, by
 
     def _confirmed(self, replies: Any) -> bool:
         return bool(sum(reply[0] == 1 for reply in replies.values()) >= self._quorum)
 
     async def _round_off(self, claim: Claim, name: Name, refused: list[int], deadline: float) -> None:
-        """Nodes that came to know of the last release later than others still have this claim in line: they are to join
-        in its grant, or to forget its place. The grant does not depend on it."""
+        """Nodes that heard of the last release later than others still have this claim in line, and some may have it by
+        another token: they are to join in the grant, or to forget the place. The grant does not depend on it."""
         packed = self._requests.retake(name, claim, self._numbers.next())
         await self._asking.round(
             self._scripts.retake, {n: [packed] for n in refused}, deadline, claim.ttl, lambda _: True

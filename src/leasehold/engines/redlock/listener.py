@@ -39,7 +39,7 @@ class _Ear:
     """What is known of the subscription at one node."""
 
     def __init__(self) -> None:
-        self.on = self.told = False  # told: something was sent that has not been answered
+        self.on = self.told = self.doubted = False  # told: something was sent that has not been answered
         self.due, self.misses = 0.0, 0  # when to do something about it
 
 
@@ -85,12 +85,15 @@ class Ears(Listener):
         else:
             book.deliver("head", mark, _SPLIT if len(turns) < self._quorum else _REST, None)
 
-    def unheard(self, number: int) -> None:
-        """The node does not count this client among its subscribers, though it should: the connection is dead and
-        nobody said so. Once only: some proxies hide the count."""
+    def counted(self, number: int, heard: bool) -> None:
+        """Told by a reply whether the node counts this client among its subscribers. If not, though it should, the
+        connection is dead and nobody said so. One made anew that is not counted either is no reason to try for ever:
+        some proxies hide the count."""
         ear = self._ears[number]
-        if ear.on and not ear.misses:
-            ear.misses, ear.due = 1, 0.0
+        if heard:
+            ear.doubted = False
+        elif ear.on and not ear.doubted:
+            ear.doubted, ear.misses, ear.due = True, 1, 0.0
 
     # --------------------------------------------------------- on its thread
 
