@@ -13,9 +13,15 @@ import time
 import hiredis
 import pytest
 
-from leasehold import AsyncClient, Client, Unavailable
+from leasehold import AsyncClient, Client, Unavailable, engines
+from leasehold.book import Book
+from leasehold.config import EngineConfig
+from leasehold.core.names import mark
 from leasehold.engines.redis.requests import spelled_out
-from leasehold.model import Alive, Busy, Gone, Grant
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
+from leasehold.runtime.base import step
+from leasehold.runtime.loop import Loop
+from leasehold.testing.redis_rig import ALWAYS
 from leasehold.testing.redlock_rig import RedlockRig
 from leasehold.testing.servers.redlock import Nodes, kept
 from leasehold.testing.suite import made
@@ -121,7 +127,84 @@ def test_a_poisoned_counter_of_one_node_does_not_use_up_the_tokens(nodes) -> Non
                 first = lease.token
 
 
+def test_an_attempt_given_up_is_followed_by_its_release_on_the_same_connection(nodes, bare, until) -> None:
+    """Nobody is there to repeat it: no recipe, no watchdog."""
+    seat = bare(nodes.url)
+    assert seat.release(seat.takes(seat.claim()))  # the scripts are known
+    before = nodes.all[0].calls()
+    nodes.pause(0, 1, 2)
+    with pytest.raises(Unavailable):
+        step(seat.engine.attempt(seat.claim(ttl=60.0), seat.by(0.3)))
+    nodes.resume()
+    until(lambda: nodes.all[0].calls()["evalsha"] > before["evalsha"])
+    until(lambda: not any(kept(node) for node in nodes.all[:3]), 5)
+    assert kept(nodes.all[3]), "it answered, and is for the recipe to forget"
+
+
+def test_the_same_in_a_loop(nodes, until) -> None:
+    async def main() -> None:
+        runtime = Loop()
+        book = Book(runtime, "address")
+        seat = engines.opener("redlock")(EngineConfig.parse(nodes.url, 5.0), runtime, book)
+        first, second = (Claim("", "job", each, mark(each), Holder("me"), 60.0) for each in ("one", "two"))
+        assert isinstance(await seat.attempt(first, runtime.now() + 5), Grant)  # the scripts are known
+        assert await seat.release(first, runtime.now() + 5)
+        before = nodes.all[0].calls()
+        nodes.pause(0, 1, 2)
+        with pytest.raises(Unavailable):
+            await seat.attempt(second, runtime.now() + 0.3)
+        nodes.resume()
+        end = time.monotonic() + 5
+        while any(kept(node) for node in nodes.all[:3]) or nodes.all[0].calls()["evalsha"] == before["evalsha"]:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+        await seat.close()
+
+    asyncio.run(main())
+
+
+def test_a_node_that_was_down_hears_of_the_release_when_it_is_back(until) -> None:
+    """It kept its part on disk. Nobody asks it for anything else meanwhile."""
+    made(RedlockRig)
+    logged = Nodes(*ALWAYS, count=3)
+    try:
+        with Client(logged.url) as client:
+            lease = client.lock("job", ttl=600).acquire()
+            until(lambda: kept(logged.all[0]))
+            logged.all[0].kill()
+            assert lease.release()
+            logged.all[0].start()
+            until(lambda: logged.left() == [], 15)
+    finally:
+        logged.close()
+
+
 # ------------------------------------------------------------------ the line
+
+
+def test_a_turn_given_by_too_few_is_looked_after_soon(nodes, until) -> None:
+    """When several came at once, nodes may give the turn to different ones: none has a majority, and all would wait."""
+    with Client(nodes.url) as holder, Client(nodes.url) as other:
+        lease = holder.lock("job", ttl=60).acquire()
+        waiting = threading.Thread(target=lambda: other.lock("job", wait=60).acquire().release())
+        waiting.start()
+        until(lambda: sum(h.state == "waiting" for h in holder.inspect()) == 1)
+        book = other._desk.book
+        (waiter,) = book.waiting
+        (key,) = [each for each in kept(nodes.all[1]) if each.endswith(b":job")]
+        engine, asked = other._desk._engine, []
+        attempt = engine.attempt
+
+        def counted(claim, deadline):
+            asked.append(time.monotonic())
+            return attempt(claim, deadline)
+
+        engine.attempt, began = counted, time.monotonic()
+        nodes.all[0].ask("PUBLISH", f"lh1:c:{book.client}", b"go 0 " + key + b" " + bytes.fromhex(waiter))
+        until(lambda: asked, 20)
+        assert asked[0] - began < 2, "not by the look around after 5 s"
+        lease.release()
+        waiting.join(20)
 
 
 @pytest.mark.parametrize("crowd", [5])
