@@ -33,6 +33,7 @@ T = TypeVar("T")
 _IDLE: Final = 64  # bundles kept while nobody uses them
 _PATIENCE: Final = (0.05, 0.5)  # seconds: the least and the most that is waited for a node whose answer is not needed
 _SHARE: Final = 0.1  # of the ttl
+_LINGER: Final = 0.5  # that a connection is kept beyond the deadline: the regret goes behind what was asked
 _NOBODY: Final[Mapping[int, Sequence[bytes]]] = {}
 
 
@@ -277,14 +278,14 @@ class Wires:
         if regret := b"" if TimeoutError not in map(type, answers.values()) else asked.regret():
             for number, found in answers.items():
                 if isinstance(found, TimeoutError):
-                    self._wires[number].post(regret, limit.deadline, nobody_waits)
+                    self._wires[number].post(regret, limit.deadline + _LINGER, nobody_waits)
         return answers
 
     async def _gathered(self, asked: Questions, count: int, limit: Limit) -> Answers:
         if count == 1:
             listed = limit._replace(decided=lambda answers: limit.decided(_listed(answers)))
-            return _listed(await gathering(partial(self._one, limit.deadline), asked, listed, self._now))
-        return await gathering(partial(self._many, limit.deadline, count), asked, limit, self._now)
+            return _listed(await gathering(partial(self._one, limit.deadline + _LINGER), asked, listed, self._now))
+        return await gathering(partial(self._many, limit.deadline + _LINGER, count), asked, limit, self._now)
 
     def _one(self, deadline: float, number: int, data: bytes) -> Awaitable[Any]:
         return self._wires[number].call(data, deadline)

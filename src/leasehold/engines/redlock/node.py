@@ -62,8 +62,8 @@ class Node(Server):
 
         def meet(replies: list[Any]) -> None:
             self._meet(replies[:known])
-            for mark, release in missed.items():
-                self._told(mark, release)
+            for (mark, release), reply in zip(missed.items(), replies[known:], strict=True):
+                self._heard(mark, release, reply)
 
         return self._greeting + b"".join(missed.values()), known + len(missed), meet
 
@@ -75,11 +75,7 @@ class Node(Server):
         return stream
 
     def _heard(self, mark: str, release: bytes, reply: Any) -> None:
-        if isinstance(reply, int):
-            self._told(mark, release)
-
-    def _told(self, mark: str, release: bytes) -> None:
-        if self.missed.get(mark) is release:
+        if isinstance(reply, int) and self.missed.get(mark) is release:  # not while it is still reading its log
             self.missed.pop(mark, None)
 
     def _meet(self, replies: list[Any]) -> None:
