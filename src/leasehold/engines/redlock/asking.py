@@ -180,11 +180,11 @@ class Asking:
         """Nothing can be said without a majority: which node said what."""
         said = f"{len(heard.replies)} of {len(self.nodes)} nodes answered, {self.quorum} are needed"
         why = "; ".join(str(error) for _, error in sorted(heard.errors.items()))
-        kinds = [type(error) for error in heard.errors.values()]
-        if kinds.count(ConfigError) >= self.quorum:
+        if sum(isinstance(error, ConfigError) for error in heard.errors.values()) >= self.quorum:
             return ConfigError(f"{what}: {said}: {why}")
-        if kinds.count(Mismatch) >= self.quorum:
-            return next(error for error in heard.errors.values() if isinstance(error, Mismatch))
+        mismatches = [error for error in heard.errors.values() if isinstance(error, Mismatch)]
+        if len(mismatches) >= self.quorum:
+            return mismatches[0]
         return Unavailable(f"{what}: {said}: {why}", engine="redlock")
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ class Wires:
         return self._wires[number].call(data, deadline)
 
     def _many(self, deadline: float, count: int, number: int, data: bytes) -> Awaitable[Any]:
-        return self._wires[number].calls(data, count, deadline, alone=False)
+        return self._wires[number].calls(data, count, deadline, then=b"")
 
     def post(self, number: int, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
         return self._wires[number].post(packed, deadline, done)

@@ -181,7 +181,7 @@ class Ears(Listener):
 
     def _deliver(self, book: Book, number: int, message: bytes, now: float) -> None:
         """A message of a script's: kind, microseconds, key, mark."""
-        with suppress(ValueError):  # not ours
+        with suppress(ValueError, OverflowError):  # not ours
             kind, after, key, raw = message.split(b" ", 3)
             mark, seconds, whose = raw.hex(), int(after) / MICROS, named(key.decode())
             if kind == b"go" and whose is not None and not book.knows(mark):

@@ -31,8 +31,9 @@ if p and ticket > 0 then
     keep(p)
   end
 elseif p then
-  if p.state == HELD and p.since + min_hold > now then
-    cool(p, p.since + min_hold, 0)
+  local kept = math.min(p.since, now) + min_hold  -- a clock that went back must not keep it for longer than that
+  if p.state == HELD and kept > now then
+    cool(p, kept, 0)
   else
     remove(p)
   end
