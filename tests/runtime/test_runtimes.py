@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -181,3 +182,33 @@ def test_a_task_cancelled_while_it_waits_for_a_descriptor_leaves_nothing_behind(
             assert not asyncio.get_running_loop().remove_reader(near.fileno())
 
     asyncio.run(main())
+
+
+def test_what_a_closed_loop_had_under_way_is_over_before_the_next_one_begins() -> None:
+    """Else a call that nobody waits for any more lands after all that was done to give it up."""
+    runtime, began, go, done = Loop(), threading.Event(), threading.Event(), []
+
+    def slow() -> None:
+        began.set()
+        go.wait(10)
+        done.append("slow")
+
+    async def leave(*calls: Callable[[], object]) -> list[asyncio.Task[object]]:
+        runtime.bind()
+        tasks = [asyncio.create_task(runtime.call(call)) for call in calls]
+        while not began.is_set():
+            await asyncio.sleep(0.001)
+        return tasks
+
+    async def bind() -> bool:
+        return runtime.bind()
+
+    loop = asyncio.new_event_loop()
+    tasks = loop.run_until_complete(leave(slow, lambda: done.append("never")))
+    loop.close()
+    threading.Timer(0.1, go.set).start()
+    assert not asyncio.run(bind())
+    assert done == ["slow"]
+    for task in tasks:
+        task._log_destroy_pending = False
+    runtime.close()

@@ -127,6 +127,7 @@ class Loop:
                 "or close the first loop before using the client in the next"
             )
         first, self._loop = self._loop is None, running
+        self._end_worker(wait=True)  # what the old loop still had under way is over, before it is given up
         return first
 
     async def sleep(self, seconds: float) -> None:
@@ -171,8 +172,11 @@ class Loop:
         self._threads.aside(start, name)
 
     def close(self) -> None:
+        self._end_worker(wait=False)
+
+    def _end_worker(self, wait: bool) -> None:
         if self._worker is not None:
-            self._worker.shutdown(wait=False)
+            self._worker.shutdown(wait=wait, cancel_futures=wait)
             self._worker = None
 
     def after_fork(self) -> None:
