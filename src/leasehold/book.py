@@ -50,6 +50,7 @@ class Book:
         self.held: dict[str, Callable[[], Losable | None]] = {}  # by mark: leases, weakly
         self.owed: dict[str, Owed] = {}
         self.shelf: dict[str, object] = {}  # what else the twins of an engine share
+        self.lingers = BEAT  # how long a claim may stay at the engine that nothing more is heard of
         self.stir: Callable[[float], None] = _nobody  # has the watchdog look by an instant; safe inside a finaliser
         self._now = runtime.now
 
@@ -70,7 +71,7 @@ class Book:
         """Have the watchdog repeat the release until the engine answered, or the claim has ended by itself.
         `soon=False`: the caller has sent one, and stirs the watchdog if that is not answered."""
         now = self._now()
-        owed = self.owed[claim.mark] = Owed(claim, now + max(claim.ttl + claim.delay, BEAT))
+        owed = self.owed[claim.mark] = Owed(claim, now + max(claim.ttl + claim.delay, self.lingers))
         if soon:
             self.stir(now)
         return owed

@@ -1,8 +1,7 @@
-"""The SQLite engine in one process and its forks: both faces, many threads, wake-ups, nothing left behind."""
+"""The SQLite engine in one process: wake-ups, what waits for the disk, nothing left behind."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import math
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Mismatch, Unavailable
+from leasehold import Client, LeaseLost, Unavailable
 from leasehold.book import Book
 from leasehold.config import EngineConfig
 from leasehold.core.timing import RESERVATION
@@ -85,14 +84,6 @@ def test_the_secret_is_not_in_the_file(url, path) -> None:
         assert all(secret not in Path(f"{path}{end}").read_bytes() for end in ("", "-wal"))
 
 
-def test_another_kind_of_a_live_name_is_refused(url) -> None:
-    with Client(url) as one, Client(url) as two:
-        with one.lock("a"), pytest.raises(Mismatch):
-            two.semaphore("a", 2).acquire(wait=0)
-        with two.semaphore("a", 2):
-            pass
-
-
 def test_tokens_rise_over_clients_and_a_wall_clock_gone_back(url, path) -> None:
     tokens = []
     for ahead in (0, 1 << 40, 0):
@@ -106,88 +97,6 @@ def test_tokens_rise_over_clients_and_a_wall_clock_gone_back(url, path) -> None:
     assert tokens == sorted(set(tokens))
     assert tokens[2] > (1 << 40)
     assert tokens[2] < 1 << 53
-
-
-def test_many_threads_on_one_client(url) -> None:
-    inside, most, done = [0], [0], []
-
-    def work(client: Client) -> None:
-        for _ in range(10):
-            with client.semaphore("s", 3):
-                inside[0] += 1
-                most[0] = max(most[0], inside[0])
-                inside[0] -= 1
-            with client.lock("l"):
-                done.append(1)
-
-    with Client(url) as client:
-        threads = [threading.Thread(target=work, args=(client,)) for _ in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert len(done) == 200
-        assert most[0] <= 3
-        assert client.inspect() == []
-
-
-def test_both_faces_stand_in_one_line(url) -> None:
-    async def asyncio_side(blocking: Client) -> None:
-        async with AsyncClient(url) as client:
-            order = []
-            held = blocking.lock("a").acquire()
-
-            async def one(number: int) -> None:
-                async with client.lock("a"):
-                    order.append(number)
-
-            tasks = []
-            for number in range(10):
-                tasks.append(asyncio.create_task(one(number)))
-                while len(await client.inspect("a")) < number + 2:
-                    await asyncio.sleep(0.001)
-            held.release()
-            await asyncio.gather(*tasks)
-            assert order == list(range(10))
-
-    with Client(url) as blocking:
-        asyncio.run(asyncio_side(blocking))
-
-
-def test_cancelled_at_any_moment_nothing_stays(url, path, until) -> None:
-    async def main() -> None:
-        async with AsyncClient(url) as client:
-            for turns in range(40):
-                task = asyncio.create_task(client.lock("a").acquire())
-                for _ in range(turns % 8):
-                    await asyncio.sleep(0)
-                if turns >= 8:
-                    await asyncio.sleep(turns * 2e-5)
-                task.cancel()
-                try:
-                    lease = await task
-                except asyncio.CancelledError:
-                    continue
-                await lease.release()
-            end = time.monotonic() + 20
-            while await client.inspect():
-                assert time.monotonic() < end
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
-    assert rows(path) == 0
-
-
-def test_a_client_goes_with_its_last_loop(url) -> None:
-    client = AsyncClient(url)
-
-    async def use() -> int:
-        async with client.lock("a") as lease:
-            return lease.token
-
-    tokens = [asyncio.run(use()) for _ in range(3)]
-    assert tokens == sorted(set(tokens))
-    asyncio.run(client.close())
 
 
 def engine_of(client: Client) -> SqliteEngine:
@@ -274,20 +183,6 @@ def test_a_break_is_told_at_once(url) -> None:
         assert lease.lost_reason == "broken"
         with pytest.raises(LeaseLost):
             lease.check()
-
-
-def test_a_hand_off_is_pushed(url, until) -> None:
-    with Client(url) as one, Client(url) as two:
-        lease = one.lock("a").acquire()
-        taken = []
-        thread = threading.Thread(target=lambda: taken.append((two.lock("a").acquire(), time.monotonic())))
-        thread.start()
-        until(lambda: len(one.inspect("a")) == 2)
-        released = time.monotonic()
-        lease.release()
-        thread.join(30)
-        assert taken[0][1] - released < 2  # polling would take up to five
-        taken[0][0].release()
 
 
 def test_a_lost_mailbox_is_replaced(url, path, until) -> None:
@@ -385,122 +280,3 @@ def test_a_replaced_file_is_noticed(url, path, until) -> None:
             assert second.token > lease.token
         with pytest.raises(LeaseLost):
             lease.renew()
-
-
-# ------------------------------------------------------------------- fork
-
-
-def test_a_forked_child_opens_its_own(url, path, in_fork) -> None:
-    with Client(url) as client:
-        lease = client.lock("a").acquire()
-
-        def child() -> None:
-            assert not lease.held
-            assert client.lock("a").try_acquire() is None
-            with client.lock("b"):
-                assert {seen.name for seen in client.inspect()} == {"a", "b"}
-            client.close()
-            assert len(list(Path(f"{path}-mail").iterdir())) == 1  # the parent's
-
-        for _ in range(3):
-            in_fork(child)
-        lease.renew()
-        assert lease.release()
-
-
-def test_a_fork_in_the_midst_of_other_threads_transactions(url, path, in_fork) -> None:
-    """The child must get a file it can use, and the parent's threads must not notice."""
-    over = threading.Event()
-    failed, kept = [], len(file_module._KEPT)
-
-    def churn(client: Client, number: int) -> None:
-        try:
-            while not over.is_set():
-                with client.lock(f"n{number}"):
-                    pass
-        except BaseException as error:
-            failed.append(error)
-
-    with Client(url) as client:
-        threads = [threading.Thread(target=churn, args=(client, number)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-
-        def child() -> None:
-            assert len(file_module._KEPT) == kept
-            for number in range(20):
-                with client.lock(f"child{number}"):
-                    pass
-
-        for _ in range(10):
-            in_fork(child)
-        over.set()
-        for thread in threads:
-            thread.join(30)
-        assert not failed
-    db = sqlite3.connect(path)
-    assert db.execute("pragma integrity_check").fetchone() == ("ok",)
-    db.close()
-
-
-def test_a_child_and_its_parent_stay_in_one_world(url, path, in_fork) -> None:
-    """A connection carried across the fork would part them here: the parent's close removes the log it shares."""
-    client = Client(url)
-    with client.lock("before"):
-        pass
-    (there, ready), (go, on) = os.pipe(), os.pipe()
-
-    def child() -> None:
-        with client.lock("child", ttl=600):
-            os.write(ready, b".")
-            os.read(go, 1)
-            assert client.lock("third").try_acquire() is None
-
-    thread = threading.Thread(target=in_fork, args=(child,))
-    thread.start()
-    os.read(there, 1)
-    client.close()
-    with Client(url) as third, third.lock("third", wait=0):
-        assert third.lock("child").try_acquire() is None
-        os.write(on, b".")
-        thread.join(30)
-    for end in (there, ready, go, on):
-        os.close(end)
-
-
-def test_a_child_forked_inside_a_transaction_is_refused_the_file(url, monkeypatch, in_fork) -> None:
-    monkeypatch.setattr(file_module, "_TO_FINISH", 0.05)
-    with Client(url) as client:
-        client.ping()
-
-        def child() -> None:
-            with pytest.raises(ConfigError, match="forked inside a transaction"):
-                client.lock("a").acquire()
-            with Client(url) as other, pytest.raises(ConfigError, match="forked inside a transaction"):
-                other.ping()
-
-        client._desk._engine._file.once(lambda db: in_fork(child))
-        with client.lock("a"):
-            pass
-
-
-def test_a_waiter_in_a_forked_child_is_woken(url, until, in_fork) -> None:
-    with Client(url) as client:
-        lease = client.lock("a").acquire()
-        got, ready = os.pipe()
-
-        def child() -> None:
-            os.close(got)
-            began = time.monotonic()
-            with client.lock("a", wait=30):
-                os.write(ready, b"%f" % (time.monotonic() - began))
-
-        thread = threading.Thread(target=in_fork, args=(child,))
-        thread.start()
-        until(lambda: len(client.inspect("a")) == 2)
-        lease.release()
-        waited = float(os.read(got, 100))
-        thread.join(30)
-        os.close(got)
-        os.close(ready)
-        assert waited < 4

@@ -13,6 +13,7 @@ from leasehold.config import EngineConfig, check_seconds
 from leasehold.errors import ConfigError
 
 SESSION: Final = 40.0  # the longest that a server grants unless told otherwise: twenty ticks of two seconds
+_LONGEST: Final = 2_000_000  # it is sent as milliseconds, in 32 bits
 _PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 
 
@@ -99,6 +100,8 @@ def _checked_chroot(path: str) -> str:
 def _seconds(text: str) -> float:
     seconds = float(text)
     check_seconds("session", seconds, zero=False)
+    if seconds > _LONGEST:
+        _refuse(f"at most {_LONGEST} seconds")
     return seconds
 
 
@@ -110,13 +113,16 @@ def _switch(text: str) -> bool:
 
 def _acl(text: str) -> list[ACL]:
     """`scheme:id:permissions`, separated by commas: `digest:app:hash:cdrwa,world:anyone:r`."""
-    found = []
+    found, permitted = [], set[str]()
     for each in text.split(","):
         scheme, _, rest = each.partition(":")
         who, _, letters = rest.rpartition(":")
         if not scheme or not letters or set(letters) - set(_PERMISSIONS):
-            _refuse("scheme:id:permissions, such as world:anyone:r, permissions being letters of cdrwa")
+            _refuse("scheme:id:permissions, such as world:anyone:cdrw, permissions being letters of cdrwa")
         found.append(ACL(sum(_PERMISSIONS[letter] for letter in set(letters)), Id(scheme, who)))
+        permitted |= set(letters)
+    if not permitted >= set("cdrw"):  # a node that nobody may delete stays in its line for as long as its session
+        _refuse("an acl that lets somebody create, delete, read and write: all of cdrw")
     return found
 
 

@@ -151,12 +151,13 @@ class ZookeeperEngine:
                     return old
                 text, acl = str(new).encode(), self._session.address.acl
                 if stat is None:
-                    await make_root(self._session, self._runtime, deadline)
                     (done,) = await self._flight(deadline, Create2(self._base, text, acl, 0))
                 else:
                     (done,) = await self._flight(deadline, SetData(self._base, text, stat.version))
-                if done.get(BadVersionError, NodeExistsError) is not None:
+                if done.get(BadVersionError, NodeExistsError, NoNodeError) is not None:
                     return new
+                if isinstance(done.error, NoNodeError):
+                    await make_root(self._session, self._runtime, deadline)
 
         return await self._until(deadline, once)
 
@@ -167,15 +168,8 @@ class ZookeeperEngine:
             return
         self._book.owe(claim)  # first: torn between, it is still owed
         self._book.leave(claim.mark)
-        if mine is None:
-            return  # its node is to be looked for first: the watchdog does that
-
-        def told(reply: Reply) -> None:
-            if reply.error is None or isinstance(reply.error, NoNodeError):
-                self._session.forget(claim.mark)
-                self._book.owed.pop(claim.mark, None)
-
-        self._session.post(Delete(mine.path, -1), told)
+        if mine is not None:  # else its node is to be looked for first: the watchdog does that
+            self._session.delete(claim.mark, mine, lambda: self._book.owed.pop(claim.mark, None))
 
     def after_fork(self) -> None:
         self._session.after_fork()
@@ -239,7 +233,7 @@ class ZookeeperEngine:
             self._session.forget(mine.claim.mark)
             return Gone("lapsed" if asked >= mine.until else "broken")
         mine.until = max(mine.until, asked + life)
-        return Alive(max(0.0, min(mine.until, self._session.trust.end) - asked))
+        return Alive(max(0.0, self._session.trusted(mine) - asked))
 
     def _in_line(self, mine: Mine, line: Line) -> Alive | Gone:
         """A place lasts as long as its session; without one, its turn has come."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import GetChildren, GetData, Sync
 
-from leasehold.core.names import decode, encode, owner
+from leasehold.core.names import owner
 from leasehold.core.timing import BEAT
 from leasehold.engines.zookeeper import nodes, slots
 from leasehold.engines.zookeeper.line import line_of
@@ -38,10 +38,8 @@ async def holdings(
     # The sync is for a follower that is behind: what was answered to anybody before this is to be seen.
     _, listed, base = await ask([Sync(root), GetChildren(root, None), GetData(session.address.chroot + BASE, None)])
     offset = nodes.base_of((base.get(NoNodeError) or (b"0", None))[0])
-    space = f"{encode(namespace)}:"
-    keys = [key for key in listed.get(NoNodeError) or () if key.startswith(space)]
-    names = sorted(decode(key.removeprefix(space)) for key in keys)
-    names = [name for name in names if (name == prefix if exact else name.startswith(prefix))]
+    named = (nodes.name_of(namespace, line) for line in listed.get(NoNodeError) or ())
+    names = sorted(name for name in named if name and (name == prefix if exact else name.startswith(prefix)))
     found: list[Holding] = []
     children = await ask([GetChildren(line_of(session, namespace, name), None) for name in names])
     for name, reply in zip(names, children, strict=True):

@@ -137,7 +137,7 @@ class Visit:
             elif made and replies[0].error is not None:
                 replies[0].get(NodeExistsError)  # raises, unless it was there and swept away in between
         path, stat = created.value
-        mine = self._mine = session.mine[claim.mark] = Mine(claim, path, stat.czxid)
+        mine = self._mine = session.mine[claim.mark] = Mine(claim, path, stat, sent + claim.ttl)
         session.doubts.discard(claim.mark)
         remember(session.parents, parent, sent)
         self._wrote(mine, sent, claim.ttl, False, stat)
@@ -179,8 +179,8 @@ class Visit:
         if token >= nodes.TOKENS:
             raise ConfigError(f"{nodes.BASE} is too high: with it tokens would not stay below 2^53")
         mine.token = token
-        end = min(mine.until, self._session.trust.end)
-        return Grant(mine.token, max(0.0, min(end - self._asked, claim.ttl)), mine.slot)
+        left = self._session.trusted(mine) - self._asked
+        return Grant(mine.token, max(0.0, min(left, claim.ttl)), mine.slot)
 
     async def _give_up(self) -> Busy | None:
         """Asked once: leave nothing behind, and say who holds."""
@@ -306,7 +306,9 @@ async def make_root(session: Session, runtime: Runtime, deadline: float) -> None
         path += f"/{part}"
         made.append(Create2(path, b"", session.address.acl, 0))
     replies = await session.flight(runtime, made, deadline)
-    replies[-1].get(NodeExistsError)  # those above may be there, and not ours to make
+    if not isinstance(replies[-1].error, NodeExistsError | None):
+        for reply in replies:  # the first trouble is why; else those above may be there, and not ours to make
+            reply.get(NodeExistsError)
 
 
 async def found(session: Session, runtime: Runtime, claim: Claim, deadline: float) -> Mine | None:
@@ -316,12 +318,14 @@ async def found(session: Session, runtime: Runtime, claim: Claim, deadline: floa
     will be refused there, for the session has moved; but the new server may not have heard of it yet.
     """
     parent = line_of(session, claim.namespace, claim.name)
+    asked = runtime.now()
     _, children = await session.flight(runtime, (Sync(parent), GetChildren(parent, None)), deadline)
     names = [node.name for node in Line(children.get(NoNodeError) or ()).by_mark(claim.mark)]
     if names:
         replies = await session.flight(runtime, [Exists(f"{parent}/{name}", None) for name in names], deadline)
         for name, reply in zip(names, replies, strict=True):
             if (stat := reply.get(NoNodeError)) and stat.ephemeralOwner == session.owner:
-                return session.mine.setdefault(claim.mark, Mine(claim, f"{parent}/{name}", stat.czxid))
+                mine = Mine(claim, f"{parent}/{name}", stat, asked + claim.ttl)
+                return session.mine.setdefault(claim.mark, mine)
     session.doubts.discard(claim.mark)
     return None

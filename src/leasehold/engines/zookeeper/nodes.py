@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from leasehold.core.admission import described
-from leasehold.core.names import FORMAT
+from leasehold.core.names import FORMAT, decode, encode, key
 from leasehold.core.timing import BEAT
 from leasehold.errors import ConfigError
 from leasehold.model import Claim, Holder, Kind, Mode
@@ -24,7 +24,7 @@ from leasehold.model import Claim, Holder, Kind, Mode
 ROOT: Final = f"/{FORMAT}"
 BASE: Final = f"{ROOT}/base"  # what is added to every token; no name's node is called so, they all have a colon
 TOKENS: Final = 2**53  # every token is below: a number that every language can hold
-_NAME: Final = re.compile(r"(l|s\d+)-(x|r)-([0-9a-f]+)-(\d{10})")
+_NAME: Final = re.compile(r"(l|s[1-9][0-9]{0,9})-(x|r)-([0-9a-f]+)-([0-9]{10})")
 
 
 class Node(NamedTuple):
@@ -134,10 +134,21 @@ def read(data: bytes) -> Told:
 
 
 def base_of(data: bytes) -> int:
+    if not data.isdigit() or len(data) > 16:
+        raise ConfigError(f"{BASE} must hold a number of at most 16 digits: without it no token can be made")
+    return int(data)
+
+
+def name_of(namespace: str, line: str) -> str | None:
+    """The name that a node of the root is the line of; None: of another namespace, or nothing of ours."""
+    space, _, rest = line.partition(":")
+    if space != encode(namespace):
+        return None
     try:
-        return int(data)
+        name = decode(rest)
     except ValueError:
-        raise ConfigError(f"{BASE} must hold a number: without it no token can be made") from None
+        return None
+    return name if name and key(namespace, name) == line else None
 
 
 def mode_of(node: Node) -> Mode:

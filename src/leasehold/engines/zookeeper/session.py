@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 from weakref import WeakSet, ref
 
+from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import Delete
 from kazoo.protocol.states import KazooState
 
-from leasehold.book import Book
-from leasehold.core.timing import LOOK_EVERY
+from leasehold.book import Book, every
+from leasehold.core.timing import BEAT, LOOK_EVERY
 from leasehold.engines.zookeeper.address import Address
 from leasehold.engines.zookeeper.trust import Trust
 from leasehold.engines.zookeeper.wire import Keeper, Lost, Reply, is_write, meaning
@@ -28,6 +30,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("leasehold.zookeeper")
 
+_SWEEP: Final = 1 / 16  # of the session's timeout, between two looks for what is over
+_ELECTIONS: Final = 3  # each lets a session begin anew: so many of its timeouts it may outlast a silence
 _GOODBYE: Final = 1.0  # seconds for the server to confirm that the session is over
 _MEMORY: Final = 1_000  # lines, and nodes of others, that are remembered; forgetting one costs a request or a wait
 
@@ -43,14 +47,14 @@ def remember(memory: dict[str, T], path: str, value: T) -> None:
 class Mine:
     """A node of this session, by its claim's mark."""
 
-    __slots__ = ("born", "claim", "name", "path", "slot", "token", "until", "waits")
+    __slots__ = ("born", "claim", "name", "path", "session", "slot", "token", "until", "waits")
 
-    def __init__(self, claim: Claim, path: str, born: int) -> None:
-        self.claim, self.path, self.born = claim, path, born
+    def __init__(self, claim: Claim, path: str, stat: Any, until: float) -> None:
+        self.claim, self.path, self.born, self.session = claim, path, stat.czxid, stat.ephemeralOwner
         self.name = path.rpartition("/")[2]
         self.token = 0  # made when it is first seen to hold, and never again
         self.slot: int | None = None
-        self.until = 0.0  # nobody else ends it before
+        self.until = until  # nobody else ends it before
         self.waits = False  # what its data say
 
 
@@ -94,6 +98,7 @@ class Session:
         self.draining: dict[str, int] = {}  # lines out of numbers, by the transaction that made them
         self.seen: dict[str, tuple[int, float]] = {}  # nodes of others: a version, and since when it is unchanged
         self.skew = 0.0  # the leader's wall clock less our own clock, when it last wrote for us
+        self._sweep_at = self._sweep_every = 0.0
 
     # ------------------------------------------------------------- requests
 
@@ -122,17 +127,9 @@ class Session:
                 raise Lost from reply.error
         with self._guard:
             self.trust.answered(sent, runtime.now())
-            if any(map(is_write, requests)):
-                self.trust.proved(proof)
+            if any(is_write(request) and reply.error is None for request, reply in zip(requests, replies, strict=True)):
+                self.trust.proved(proof)  # an error may be a follower's own: an operation it throttled, say
         return replies
-
-    def post(self, request: Any, told: Callable[[Reply], None]) -> bool:
-        """Send without waiting. False: there is no connection to send it by."""
-        keeper = self._keeper
-        if keeper is None or not self._connected:
-            return False
-        keeper.submit([request], [Reply(told)])
-        return True
 
     async def _ready(self, runtime: Runtime, deadline: float) -> Keeper:
         """The keeper, once it is connected: what is sent before that would be carried out at nobody knows what time."""
@@ -143,10 +140,7 @@ class Session:
         try:
             while True:
                 with self._guard:
-                    if self._keeper is None:
-                        self._keeper = self._opened()
-                        self._keeper.start_async()
-                    keeper = self._keeper
+                    keeper = self._keeper or self._open()
                 if self._connected:
                     return keeper
                 if keeper.refused:
@@ -212,47 +206,95 @@ class Session:
     def owner(self) -> int:
         return self._keeper.owner if self._keeper is not None else 0
 
+    def trusted(self, mine: Mine) -> float:
+        """Until when its node surely stands. `Lost`: its session is over, whatever an earlier answer may have said."""
+        with self._guard:
+            end = min(mine.until, self.trust.end(mine.session))
+        if end == float("-inf"):
+            raise Lost
+        return end
+
     # ------------------------------------- from the session's own thread
 
-    def _opened(self) -> Keeper:
-        """Its callbacks know this session weakly: a dropped client must not be kept alive by its own connection."""
+    def _open(self) -> Keeper:
+        """Its callbacks know this session weakly: a dropped client must not be kept alive by its own connection. What a
+        keeper says that is not this session's any more, a goodbye above all, is not about its nodes."""
         here = ref(self)
 
         def on(step: Callable[..., None]) -> Callable[..., None]:
             def call(*args: Any) -> None:
-                if (session := here()) is not None:
+                if (session := here()) is not None and session._keeper is keeper:
                     step(session, *args)
 
             return call
 
-        return Keeper(
+        keeper = self._keeper = Keeper(
             self.address,
             self._call_timeout,
             self.now,
             confirmed=on(Session._confirmed),
             touched=on(Session._touched),
+            passed=on(Session._sweep),
             changed=on(Session._changed),
             ended=on(Session._ended),
         )
+        try:
+            keeper.open()
+        except (OSError, RuntimeError) as error:
+            self._keeper = None
+            raise Unavailable(f"no connection to ZooKeeper can be made: {error}", engine="zookeeper") from error
+        return keeper
 
-    def _confirmed(self, sent: float, timeout: float) -> None:
+    def _confirmed(self, sent: float, timeout: float, session: int) -> None:
         with self._guard:
-            self.trust.connected(sent, timeout)
+            self.trust.connected(sent, timeout, session)
+        self.book.lingers = max(BEAT, _ELECTIONS * timeout)
+        self._sweep_every = timeout * _SWEEP
 
     def _touched(self, sent: float) -> None:
         with self._guard:
             self.trust.answered(sent, self.now())
 
+    def _sweep(self) -> None:
+        """End what nobody answers for any more. A session keeps its nodes for as long as it lives, and whoever asks but
+        once cannot tell how long a node has stood there: so a lease that lapsed, and a place that was given up while
+        the server could not be told, are ended by the client they were of.
+
+        `until` is past: a lease was trusted for less, and an attempt that nobody knows of has reached its deadline.
+        """
+        now = self.now()
+        if now < self._sweep_at or not self._connected:
+            return
+        self._sweep_at = now + self._sweep_every
+        for mark, mine in every(self.mine):
+            if now > mine.until and (mine.token or not self.book.knows(mark)):
+                self.delete(mark, mine)
+
+    def delete(self, mark: str, mine: Mine, then: Callable[[], object] = lambda: None) -> None:
+        """Send it without waiting; whatever is not answered is left as it is."""
+
+        def told(reply: Reply) -> None:
+            if reply.error is None or isinstance(reply.error, NoNodeError):
+                self.forget(mark)
+                then()
+
+        if (keeper := self._keeper) is not None and self._connected:
+            keeper.submit([Delete(mine.path, -1)], [Reply(told)])
+
     def _changed(self, state: str) -> None:
         self._connected = state == KazooState.CONNECTED
         if state == KazooState.LOST:
-            self.mine.clear()
-            self.doubts.clear()
+            self._over()
         if not self._connected:
             self.book.doubt("the connection to ZooKeeper broke")
         if state == KazooState.SUSPENDED:
             _log.warning("the connection to ZooKeeper at %s broke; connecting anew", self.address.hosts)
         self._wake()
+
+    def _over(self) -> None:
+        """The session has ended, and its nodes with it."""
+        self.mine.clear()
+        self.doubts.clear()
 
     def _ended(self, keeper: Keeper) -> None:
         if self._keeper is keeper:
@@ -278,6 +320,7 @@ class Session:
         keeper.sever()
         self._callers.discard(signal)
         self._keeper, self._connected = None, False
+        self._over()
 
     def after_fork(self) -> None:
         if self._keeper is not None:

@@ -27,21 +27,24 @@ def choose(data: bytes, line: Line, mark: str, born: int, limit: int) -> Choice:
     for slot, (owner, _) in enumerate(given):
         if owner == mark:
             return Choice(slot, None)
-    live = {node.mark for node in line.nodes}
     chosen = {owner for owner, _ in given}
     holders = [node.mark for node in line.holders]
     yet_to_choose = sum(owner not in chosen for owner in holders[: holders.index(mark)])
-    free = [slot for slot, (owner, _) in enumerate(given) if owner not in live]
+    free = [slot for slot, (owner, _) in enumerate(given) if owner not in holders]
     free += range(len(given), min(limit, len(given) + yet_to_choose + 1))
     given += [_NOBODY] * (max(free) + 1 - len(given))
     left = sorted(free, key=lambda each: given[each][1])[yet_to_choose:]
-    slot = min(each for each in left if given[each][1] < born)  # there is one: those before it were left theirs, too
+    # There is a free one below: those before it were left theirs, too. Numbers to come are not of our making.
+    slot = min((each for each in left if given[each][1] < born), default=left[0])
     given[slot] = (mark, born)
     return Choice(slot, json.dumps(given, separators=(",", ":")).encode())
 
 
 def read(data: bytes) -> list[Given]:
+    """Whatever stands there: what cannot be read, or gives two slots to one claim, says nothing."""
     try:
-        return [(str(owner), int(born)) for owner, born in json.loads(data or b"[]")]
-    except (ValueError, TypeError):
+        given = [(str(owner), int(born)) for owner, born in json.loads(data or b"[]")]
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return []
+    owners = [owner for owner, _ in given if owner]
+    return given if len(owners) == len(set(owners)) else []

@@ -24,16 +24,17 @@ _NEVER: Final = float("-inf")
 
 
 class Trust:
-    __slots__ = ("_proven", "_touches", "timeout")
+    __slots__ = ("_proven", "_touches", "session", "timeout")
 
     def __init__(self) -> None:
+        self.session = 0  # its number
         self.timeout = 0.0
         self._proven = _NEVER
         self._touches: deque[tuple[float, float]] = deque()  # (answered, sent), by age
 
-    def connected(self, sent: float, timeout: float) -> None:
-        """The leader confirmed the session to a connect sent then."""
-        self.timeout, self._proven = timeout, sent
+    def connected(self, sent: float, timeout: float, session: int) -> None:
+        """The leader confirmed the session, or began it, upon a connect sent then."""
+        self.session, self.timeout, self._proven = session, timeout, sent
         self._touches.clear()  # another server may be on the way now: what the last one was told proves nothing
 
     def answered(self, sent: float, now: float) -> None:
@@ -51,7 +52,6 @@ class Trust:
     def proved(self, touch: float) -> None:
         self._proven = max(self._proven, touch)
 
-    @property
-    def end(self) -> float:
-        """The leader keeps the session at least until then."""
-        return self._proven + self.timeout * (1 - DRIFT)
+    def end(self, session: int) -> float:
+        """The leader keeps this session at least until then. An older one it has ended."""
+        return self._proven + self.timeout * (1 - DRIFT) if session == self.session else _NEVER

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kazoo.client import KazooClient
-from kazoo.security import make_digest_acl
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.runtime.base import step
 from leasehold.testing.servers.process import free_ports, scratch
 from leasehold.testing.servers.zookeeper import Zookeeper
 from leasehold.testing.suite import made
-from leasehold.testing.zookeeper_rig import ZookeeperRig, alone
-
-
-@pytest.fixture
-def root() -> str:
-    made(ZookeeperRig)
-    return f"/test-{os.urandom(6).hex()}"
-
-
-@pytest.fixture
-def url(root) -> str:
-    return f"zookeeper://127.0.0.1:{alone().port}{root}"
-
-
-@pytest.fixture
-def raw(root) -> Iterator[KazooClient]:
-    client = KazooClient(f"127.0.0.1:{alone().port}")
-    client.start()
-    yield client
-    client.stop()
-    client.close()
+from leasehold.testing.zookeeper_rig import ZookeeperRig
 
 
 def test_nodes_and_their_parents_belong_to_whoever_made_them(url, root, raw) -> None:
@@ -79,6 +57,26 @@ def test_the_least_that_must_be_permitted(url, root, raw) -> None:
             step(one._desk._engine.rebase(10, one._desk.deadline() + 2))
     with Client(url) as stranger, pytest.raises(ConfigError, match="does not permit"):
         stranger.lock("b").acquire(wait=0)
+
+
+def test_a_chroot_that_may_not_be_made_is_said(url, root, raw) -> None:
+    raw.add_auth("digest", "op:x")
+    raw.create(root, acl=[make_digest_acl("op", "x", all=True)])
+    with Client(f"{url}/app/locks") as client, pytest.raises(ConfigError, match="does not permit"):
+        client.lock("a").acquire(wait=0)
+
+
+def test_a_right_taken_away_costs_what_it_must_and_no_more(url, root, raw, until) -> None:
+    """While it may not delete, a release is owed; once it may again, it is done."""
+    line = f"{root}/lh1/:a"
+    with Client(url) as client:
+        lease = client.lock("a", ttl=60).acquire()
+        raw.set_acls(line, [make_acl("world", "anyone", read=True, write=True, create=True, admin=True)])
+        lease.renew()
+        assert not lease.release()
+        assert client.inspect("a")
+        raw.set_acls(line, OPEN_ACL_UNSAFE)
+        until(lambda: not client.inspect("a"))
 
 
 def test_an_acl_of_your_own(url, root, raw) -> None:

@@ -13,6 +13,8 @@ from leasehold.config import EngineConfig
 from leasehold.core.timing import BEAT, DRIFT
 from leasehold.engines.zookeeper import nodes, slots
 from leasehold.engines.zookeeper.address import located
+from leasehold.engines.zookeeper.connection import BEAT as BEAT_SHARE
+from leasehold.engines.zookeeper.connection import Silence
 from leasehold.engines.zookeeper.nodes import Line
 from leasehold.engines.zookeeper.trust import Trust
 from leasehold.model import Claim, Holder
@@ -20,14 +22,17 @@ from leasehold.model import Claim, Holder
 # ---------------------------------------------------------------- trust
 
 
+SESSION = 7  # its number
+
+
 def session(timeout: float = 40.0) -> Trust:
     trust = Trust()
-    trust.connected(0.0, timeout)
+    trust.connected(0.0, timeout, SESSION)
     return trust
 
 
 def test_a_connect_is_proven_at_once():
-    assert session().end == 40.0 * (1 - DRIFT)
+    assert session().end(SESSION) == 40.0 * (1 - DRIFT)
 
 
 def test_an_answer_alone_proves_nothing():
@@ -35,7 +40,7 @@ def test_an_answer_alone_proves_nothing():
     for now in range(1, 100):
         trust.answered(now - 0.1, now)
         trust.provable(now)
-    assert trust.end == 40.0 * (1 - DRIFT), "a follower answers on when it is cut off from the leader"
+    assert trust.end(SESSION) == 40.0 * (1 - DRIFT), "a follower answers on when it is cut off from the leader"
 
 
 def test_a_write_proves_what_was_answered_a_quarter_before_it():
@@ -47,15 +52,15 @@ def test_a_write_proves_what_was_answered_a_quarter_before_it():
     assert trust.provable(30.0) == 5.0
     assert trust.provable(30.2) == 20.0
     trust.proved(20.0)
-    assert trust.end == 20.0 + 40.0 * (1 - DRIFT)
+    assert trust.end(SESSION) == 20.0 + 40.0 * (1 - DRIFT)
     trust.proved(5.0)
-    assert trust.end == 20.0 + 40.0 * (1 - DRIFT), "never back"
+    assert trust.end(SESSION) == 20.0 + 40.0 * (1 - DRIFT), "never back"
 
 
 def test_another_server_proves_nothing_of_the_last_one():
     trust = session()
     trust.answered(50.0, 50.1)
-    trust.connected(51.0, 40.0)
+    trust.connected(51.0, 40.0, SESSION)
     assert trust.provable(500.0) == float("-inf")
 
 
@@ -82,17 +87,45 @@ def test_trust_never_outlasts_the_leaders_own_count(tick, ticks, steps, phase):
         trust.answered(now, now)
         if write:
             trust.proved(proof)
-            assert trust.end <= leader_counts_from + timeout + 1e-9
+            assert trust.end(SESSION) <= leader_counts_from + timeout + 1e-9
 
 
-def test_in_steady_use_half_a_session_is_trusted():
-    trust, now = session(), 0.0
-    for _ in range(100):
-        now += 6.0  # a renewal at a third of the life
-        proof = trust.provable(now)
+def test_in_steady_use_two_thirds_of_a_session_are_trusted():
+    trust, now, renewed = session(), 0.0, 0.0
+    for _ in range(500):
+        now += 40.0 * BEAT_SHARE
         trust.answered(now, now + 0.01)
-        trust.proved(proof)
-        assert trust.end - now >= 20.0
+        if now - renewed > 40.0 * 0.65 / 3:  # a renewal at a third of the life
+            proof = trust.provable(now)
+            trust.proved(proof)
+            renewed = now
+            assert trust.end(SESSION) - now >= 40.0 * 0.65
+
+
+def test_a_session_that_another_took_the_place_of_is_not_trusted():
+    trust = session()
+    trust.connected(50.0, 40.0, SESSION + 1)
+    assert trust.end(SESSION) == float("-inf")
+    assert trust.end(SESSION + 1) > 50.0
+
+
+def test_silence_is_counted_from_the_first_thing_unanswered():
+    now = [0.0]
+    silence = Silence(lambda: now[0])
+    silence.most = 2.0
+    now[0] = 100.0
+    assert not silence.is_set(), "nobody asked"
+    for _ in range(5):
+        silence.set()
+        now[0] += 0.5
+    assert silence.is_set(), "however much was asked since"
+    silence.heard(pending=True)
+    assert not silence.is_set(), "an answer, if not the last"
+    now[0] += 2.1
+    assert silence.is_set()
+    silence.heard(pending=False)
+    now[0] += 100.0
+    assert not silence.is_set()
 
 
 # ---------------------------------------------------------------- names and lines
@@ -273,12 +306,15 @@ def test_sasl_needs_its_package(monkeypatch):
         "zookeeper://h?session=0",
         "zookeeper://h?session=soon",
         "zookeeper://h?session=nan",
+        "zookeeper://h?session=3000000",
         "zookeeper://h?tls=true",
         "zookeeper://h?ca=/x",
         "zookeeper://h?verify=no",
         "zookeeper://h?tls=yes&cert=/x",
         "zookeeper://h?acl=world:anyone",
         "zookeeper://h?acl=world:anyone:rx",
+        "zookeeper://h?acl=world:anyone:r",
+        "zookeeper://h?acl=world:anyone:crwa",
         "zookeeper://h?acl=",
         "zookeeper://h?sasl_service=zk",
         "zookeeper://h?timeout=3",

@@ -1,0 +1,130 @@
+"""The SQLite engine in forked children: a file of their own, and the parent's left alone."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from leasehold import Client, ConfigError
+from leasehold.engines.sqlite import file as file_module
+
+
+def test_a_forked_child_opens_its_own(url, path, in_fork) -> None:
+    with Client(url) as client:
+        lease = client.lock("a").acquire()
+
+        def child() -> None:
+            assert not lease.held
+            assert client.lock("a").try_acquire() is None
+            with client.lock("b"):
+                assert {seen.name for seen in client.inspect()} == {"a", "b"}
+            client.close()
+            assert len(list(Path(f"{path}-mail").iterdir())) == 1  # the parent's
+
+        for _ in range(3):
+            in_fork(child)
+        lease.renew()
+        assert lease.release()
+
+
+def test_a_fork_in_the_midst_of_other_threads_transactions(url, path, in_fork) -> None:
+    """The child must get a file it can use, and the parent's threads must not notice."""
+    over = threading.Event()
+    failed, kept = [], len(file_module._KEPT)
+
+    def churn(client: Client, number: int) -> None:
+        try:
+            while not over.is_set():
+                with client.lock(f"n{number}"):
+                    pass
+        except BaseException as error:
+            failed.append(error)
+
+    with Client(url) as client:
+        threads = [threading.Thread(target=churn, args=(client, number)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+
+        def child() -> None:
+            assert len(file_module._KEPT) == kept
+            for number in range(20):
+                with client.lock(f"child{number}"):
+                    pass
+
+        for _ in range(10):
+            in_fork(child)
+        over.set()
+        for thread in threads:
+            thread.join(30)
+        assert not failed
+    db = sqlite3.connect(path)
+    assert db.execute("pragma integrity_check").fetchone() == ("ok",)
+    db.close()
+
+
+def test_a_child_and_its_parent_stay_in_one_world(url, path, in_fork) -> None:
+    """A connection carried across the fork would part them here: the parent's close removes the log it shares."""
+    client = Client(url)
+    with client.lock("before"):
+        pass
+    (there, ready), (go, on) = os.pipe(), os.pipe()
+
+    def child() -> None:
+        with client.lock("child", ttl=600):
+            os.write(ready, b".")
+            os.read(go, 1)
+            assert client.lock("third").try_acquire() is None
+
+    thread = threading.Thread(target=in_fork, args=(child,))
+    thread.start()
+    os.read(there, 1)
+    client.close()
+    with Client(url) as third, third.lock("third", wait=0):
+        assert third.lock("child").try_acquire() is None
+        os.write(on, b".")
+        thread.join(30)
+    for end in (there, ready, go, on):
+        os.close(end)
+
+
+def test_a_child_forked_inside_a_transaction_is_refused_the_file(url, monkeypatch, in_fork) -> None:
+    monkeypatch.setattr(file_module, "_TO_FINISH", 0.05)
+    with Client(url) as client:
+        client.ping()
+
+        def child() -> None:
+            with pytest.raises(ConfigError, match="forked inside a transaction"):
+                client.lock("a").acquire()
+            with Client(url) as other, pytest.raises(ConfigError, match="forked inside a transaction"):
+                other.ping()
+
+        client._desk._engine._file.once(lambda db: in_fork(child))
+        with client.lock("a"):
+            pass
+
+
+def test_a_waiter_in_a_forked_child_is_woken(url, until, in_fork) -> None:
+    with Client(url) as client:
+        lease = client.lock("a").acquire()
+        got, ready = os.pipe()
+
+        def child() -> None:
+            os.close(got)
+            began = time.monotonic()
+            with client.lock("a", wait=30):
+                os.write(ready, b"%f" % (time.monotonic() - began))
+
+        thread = threading.Thread(target=in_fork, args=(child,))
+        thread.start()
+        until(lambda: len(client.inspect("a")) == 2)
+        lease.release()
+        waited = float(os.read(got, 100))
+        thread.join(30)
+        os.close(got)
+        os.close(ready)
+        assert waited < 4

@@ -1,0 +1,187 @@
+"""Tokens of ZooKeeper rise: over rebases, and over a line that runs out of numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from leasehold import Client, ConfigError, NotAcquired
+from leasehold.engines.zookeeper import line as line_module
+from leasehold.runtime.base import step
+from leasehold.testing.rig import Absent
+from leasehold.testing.servers.process import free_ports, program, scratch
+from leasehold.testing.servers.zookeeper import Zookeeper, class_path
+from leasehold.testing.suite import made
+from leasehold.testing.zookeeper_rig import ZookeeperRig
+
+
+def test_rebase_lifts_every_token_and_never_lowers_one(url) -> None:
+    with Client(url) as client:
+        engine = client._desk._engine
+
+        def rebase(floor: int) -> int:
+            return step(engine.rebase(floor, client._desk.deadline()))
+
+        with client.lock("a") as lease:
+            first = lease.token
+        floor = 10**15
+        assert rebase(floor) == floor
+        with client.lock("a", ttl=60) as lease:
+            assert lease.token > floor > first
+            assert client.inspect()[0].token == lease.token
+            assert rebase(floor // 2) == floor
+            lifted = rebase(2 * floor)
+            lease.renew()  # a grant keeps the token it was given
+            assert not client.break_lock("a", token=lease.token + 1)
+        with client.lock("a") as lease:
+            assert lifted < lease.token < 2**53
+        for bad in (-1, 2**53 - 2**40, 2**53):
+            with pytest.raises(ConfigError):
+                rebase(bad)
+
+
+def test_rebase_without_a_token_begins_far_above_the_clock(url) -> None:
+    with Client(url) as client:
+        base = step(client._rebase(0))
+        assert base > time.time() * 1e6 + 2000 * 2**32
+        with client.lock("a") as lease:
+            assert base < lease.token < 2**53
+        assert step(client._rebase(5)) == base
+
+
+def test_rebase_by_many_at_once(url) -> None:
+    with Client(url) as client:
+        engine = client._desk._engine
+        threads = [
+            threading.Thread(target=lambda n=n: step(engine.rebase(10**12 + n, client._desk.deadline())))
+            for n in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert step(engine.rebase(1, client._desk.deadline())) == 10**12 + 7
+
+
+def test_the_command_that_rebases(url) -> None:
+    command = [sys.executable, "-m", "leasehold", "-u", url, "-o", "json", "rebase", "--above", str(10**15)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"base": 10**15}
+    with Client(url) as client, client.lock("a") as lease:
+        assert lease.token > 10**15
+
+
+def test_tokens_that_would_not_stay_below_two_to_the_53_are_not_given(url, root, raw, until) -> None:
+    with Client(url) as client:
+        client.lock("a").acquire().release()
+        raw.create(f"{root}/lh1/base", str(2**53 - 1).encode())
+        with pytest.raises(ConfigError, match="too high"):
+            client.lock("a").acquire(wait=0)
+        until(lambda: not client.inspect())
+
+
+@pytest.mark.parametrize("said", [b"-1", b"-99999999999", b"1_0", b"", b"1e3"])
+def test_a_base_that_would_lower_tokens_is_refused(said, url, root, raw, session_of) -> None:
+    with Client(url) as client:
+        client.lock("a").call(lambda: None)
+        raw.create(f"{root}/lh1/base", said)
+        with pytest.raises(ConfigError, match="base"):
+            client.lock("a").acquire(wait=0)
+        assert not session_of(client).doubts
+
+
+# ------------------------------------------------------------------------------------------------------- out of numbers
+
+
+def test_a_line_out_of_numbers_drains_and_begins_anew(url, root, raw, monkeypatch) -> None:
+    monkeypatch.setattr(line_module, "LAST", 40)
+    tokens, failed, over = [], [], threading.Event()
+
+    def work() -> None:
+        try:
+            with Client(url, call_timeout=30) as client:
+                while not over.is_set():
+                    with client.lock("a", ttl=60, wait=60) as lease:
+                        tokens.append(lease.token)
+                        assert tokens[-1] == lease.token
+                        if len(tokens) >= 150:
+                            over.set()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert failed == []
+    assert over.is_set()
+    assert tokens == sorted(set(tokens))
+    assert raw.get_children(f"{root}/lh1/:a") == []
+
+
+_NEAR_THE_END = """
+import java.io.*; import java.util.concurrent.*; import org.apache.zookeeper.ZooDefs;
+import org.apache.zookeeper.server.*; import org.apache.zookeeper.server.persistence.*;
+public class NearTheEnd { public static void main(String[] a) throws Exception {
+  DataTree tree = new DataTree();
+  tree.createNode("/lh1", new byte[0], ZooDefs.Ids.OPEN_ACL_UNSAFE, 0, 0, 1, 0);
+  tree.createNode("/lh1/:a", new byte[0], ZooDefs.Ids.OPEN_ACL_UNSAFE, 0, 0, 2, 0); // not to be swept meanwhile
+  tree.setCversionPzxid("/lh1/:a", Integer.parseInt(a[1]), 3); tree.lastProcessedZxid = 3;
+  FileTxnSnapLog log = new FileTxnSnapLog(new File(a[0]), new File(a[0]));
+  log.save(tree, new ConcurrentHashMap<Long, Integer>(), false); log.close(); } }
+"""
+
+
+def near_the_end(count: int) -> Zookeeper:
+    """A real server that has numbered so many nodes of the line of "a" already."""
+    made(ZookeeperRig)
+    folder = scratch()
+    try:
+        javac = program("javac", package="default-jdk-headless")
+    except Absent as absent:
+        pytest.skip(str(absent))
+    server = Zookeeper(folder, free_ports(1)[0], {"snapshot.trust.empty": "true"}, {"snapshot.trust.empty": "true"})
+    source = os.path.join(folder, "NearTheEnd.java")
+    with open(source, "w") as written:
+        written.write(_NEAR_THE_END)
+    path = f"{folder}:{class_path()}"
+    subprocess.run([javac, "-cp", path, "-d", folder, source], check=True, capture_output=True)
+    subprocess.run(["java", "-cp", path, "NearTheEnd", server.data, str(count)], check=True, capture_output=True)
+    return server.start()
+
+
+def test_a_real_line_at_its_last_numbers_drains_and_begins_anew(session_of) -> None:
+    server = near_the_end(2**31 - 10**6 - 5)
+    try:
+        url = f"zookeeper://127.0.0.1:{server.port}"
+        tokens = []
+        with Client(url) as one, Client(url) as two:
+            for number in range(5):
+                with (one, two)[number % 2].lock("a", ttl=60, wait=10) as lease:
+                    tokens.append(lease.token)
+            last = one.lock("a", ttl=60).acquire(wait=10)
+            assert next(iter(session_of(one).mine.values())).name.endswith("-2146483648"), "the last good number"
+            with pytest.raises(NotAcquired):
+                two.lock("a", wait=0.5).acquire()
+            taken = []
+            thread = threading.Thread(target=lambda: taken.append(two.lock("a", ttl=60).acquire(wait=30)))
+            thread.start()
+            with pytest.raises(NotAcquired):
+                one.lock("a", wait=0).acquire()
+            assert last.release()
+            thread.join(30)
+            assert next(iter(session_of(two).mine.values())).name.endswith("-0000000000"), "it begins anew"
+            tokens += [last.token, taken[0].token]
+            assert taken[0].release()
+            with one.lock("a", wait=0) as lease:
+                tokens.append(lease.token)
+        assert tokens == sorted(set(tokens))
+    finally:
+        server.kill()
