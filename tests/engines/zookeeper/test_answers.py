@@ -12,9 +12,15 @@ import time
 import pytest
 
 from leasehold import AsyncClient, Client, LeaseState, NotAcquired, Unavailable
+from leasehold.core.timing import BEAT
 from leasehold.engines.zookeeper import connection
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import step
+from leasehold.testing.servers.process import free_ports, scratch
+from leasehold.testing.servers.proxy import Proxy
+from leasehold.testing.servers.zookeeper import Zookeeper
+from leasehold.testing.suite import made
+from leasehold.testing.zookeeper_rig import ZookeeperRig
 
 
 def test_a_claim_recovered_by_its_mark_is_the_same_grant(url, session_of) -> None:
@@ -234,3 +240,29 @@ def test_no_thread_left_is_unavailable_and_passes(url, monkeypatch) -> None:
     with client.lock("a", wait=0):
         pass
     client.close()
+
+
+@pytest.mark.faults
+def test_what_was_given_up_in_a_long_silence_is_ended_after_it(root, until) -> None:
+    """For longer than a claim stays in line anywhere else, and shorter than the session: its create landed, and neither
+    that nor its release was answered."""
+    made(ZookeeperRig)
+    server = Zookeeper(scratch(), free_ports(1)[0], {"tickTime": 2000}).start()
+    proxy = Proxy(server.port)
+    try:
+        with (
+            Client(f"zookeeper://127.0.0.1:{proxy.port}{root}", call_timeout=1) as client,
+            Client(f"zookeeper://127.0.0.1:{server.port}{root}") as other,
+        ):
+            client.lock("a").call(lambda: None)
+            proxy.lose_answers()
+            with pytest.raises(Unavailable):
+                client.lock("a", ttl=1).acquire(wait=0)
+            end = time.monotonic() + BEAT + 3
+            until(lambda: time.monotonic() > end, BEAT + 5)
+            assert len(other.inspect()) == 1
+            proxy.mend()
+            until(lambda: not other.inspect(), 10)
+    finally:
+        proxy.close()
+        server.kill()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 
-from leasehold import Client, LeaseLost, LeaseState
+from leasehold import Client, LeaseLost, LeaseState, Unavailable
+from leasehold.testing.servers.proxy import Proxy
 
 
 @pytest.mark.parametrize(("session", "ttl"), [(2.0, 30.0), (6.0, 1.5)], ids=["session-ends-it", "ttl-ends-it"])
@@ -28,6 +31,36 @@ def test_a_client_cut_off_stops_before_anybody_else_begins(
         proxy.mend()
         with pytest.raises(LeaseLost):
             both.first.renew()
+
+
+def test_a_server_that_falls_silent_is_left_however_much_it_is_asked(url_of, server, session_of, until) -> None:
+    """Two ways to one server. A driver that counts from what it sent last would never find out."""
+    ways, over = [Proxy(server.port), Proxy(server.port)], threading.Event()
+    with Client(url_of(*ways, session=10), call_timeout=0.2) as client:
+        lease = client.lock("a", ttl=60).acquire(wait=30)
+
+        def ask() -> None:
+            while not over.is_set():
+                with suppress(Unavailable):
+                    client.ping()
+
+        threads = [threading.Thread(target=ask) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        session = session_of(client)
+        used = session._keeper._connection._tried[2]
+        next(way for way in ways if way.port == used).cut()
+        cut = time.monotonic()
+        until(lambda: not lease.held or (session._connected and session._keeper._connection._tried[2] != used))
+        print(f"left after {time.monotonic() - cut:.2f} s")
+        over.set()
+        for thread in threads:
+            thread.join(30)
+        until(lambda: lease.state is not LeaseState.AT_RISK)
+        assert lease.held
+        assert lease.release()
+    for way in ways:
+        way.close()
 
 
 def test_a_broken_connection_puts_at_risk_at_once_and_heals(url_of, proxy, until) -> None:

@@ -46,7 +46,7 @@ def test_an_answer_alone_proves_nothing():
 def test_a_write_proves_what_was_answered_a_quarter_before_it():
     trust = session()
     trust.answered(5.0, 5.1)
-    assert trust.provable(15.0) == float("-inf"), "the leader may not have heard of it when the write came by"
+    assert trust.provable(15.0) == 0.0, "the leader may not have heard of it when the write came by"
     assert trust.provable(15.2) == 5.0
     trust.answered(20.0, 20.1)
     assert trust.provable(30.0) == 5.0
@@ -60,8 +60,16 @@ def test_a_write_proves_what_was_answered_a_quarter_before_it():
 def test_another_server_proves_nothing_of_the_last_one():
     trust = session()
     trust.answered(50.0, 50.1)
-    trust.connected(51.0, 40.0, SESSION)
-    assert trust.provable(500.0) == float("-inf")
+    trust.connected(49.0, 40.0, SESSION)
+    assert trust.provable(500.0) == 49.0
+
+
+def test_a_session_taken_up_again_is_proven_by_the_next_write():
+    trust = session()
+    trust.connected(30.0, 40.0, SESSION)
+    assert trust.end(SESSION) == 40.0 * (1 - DRIFT), "a leader that leads nobody any more confirms it as well"
+    trust.proved(trust.provable(30.1))
+    assert trust.end(SESSION) == 30.0 + 40.0 * (1 - DRIFT)
 
 
 @given(

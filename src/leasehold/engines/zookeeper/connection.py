@@ -31,6 +31,7 @@ BEAT: Final = 1 / 16
 # Asked, and nothing heard for so long: on to another server, while a lease has a fifth of the session left or more to
 # be renewed there. kazoo would wait for two thirds of the session, and begin to count anew with each request.
 SILENCE: Final = 1 / 6
+LEAST_SILENCE: Final = 0.5  # seconds: a busy server, or a busy client, is not a silent one
 
 _UNKNOWN: Final = -1  # what an error is taken for whose number kazoo does not know
 
@@ -138,7 +139,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             self.client.trouble = error
             raise
         self._arrived = bytearray()
-        self.ping_outstanding.most = self.client.negotiated * SILENCE
+        self.ping_outstanding.most = max(self.client.negotiated * SILENCE, LEAST_SILENCE)
         # kazoo sends a heart-beat after half of what it calls its read timeout.
         return self.client.negotiated * 1000 * BEAT * 2, min(connect_timeout, self.ping_outstanding.most * 1000)
 

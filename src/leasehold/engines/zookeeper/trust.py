@@ -7,8 +7,10 @@ it notices, and the one next in line is granted the name meanwhile. So an answer
 
 An answered *write* has been to the leader, on the same stream as all the follower told it before. What the client sent
 half a tick or more before that write had been told by then: that touch is proven, and the session lives at least one
-timeout longer than it. A connect is proven at once, for the leader itself confirms it. The tick is not known here, but
-no session is shorter than two of them, so a quarter of the timeout is half a tick or more.
+timeout longer than it. The connect that began a session is proven at once: a majority has agreed to it. One that took
+a session up again the leader has confirmed by itself, and perhaps it leads nobody any more: any write after it proves
+it. The tick is not known here, but no session is shorter than two of them, so a quarter of the timeout is half a tick
+or more.
 """
 
 from __future__ import annotations
@@ -33,9 +35,14 @@ class Trust:
         self._touches: deque[tuple[float, float]] = deque()  # (answered, sent), by age
 
     def connected(self, sent: float, timeout: float, session: int) -> None:
-        """The leader confirmed the session, or began it, upon a connect sent then."""
-        self.session, self.timeout, self._proven = session, timeout, sent
-        self._touches.clear()  # another server may be on the way now: what the last one was told proves nothing
+        """A leader confirmed the session, or began it, upon a connect sent then."""
+        if session != self.session:
+            self.session, self._proven = session, sent
+        self.timeout = timeout
+        # Another server may be on the way now: what the last one was told proves nothing. What the leader itself was
+        # told needs no time to settle.
+        self._touches.clear()
+        self._touches.append((_NEVER, sent))
 
     def answered(self, sent: float, now: float) -> None:
         """Some server answered a request or a heart-beat sent then."""
