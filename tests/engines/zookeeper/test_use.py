@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 
-from leasehold import Client, LeaseLost, NotAcquired, Unsupported
+from leasehold import Client, ConfigError, LeaseLost, NotAcquired, Unsupported
 from leasehold.testing.rig import RUNTIMES
 from leasehold.testing.suite import all_cases, made, run_case
 from leasehold.testing.trial import Trial
@@ -134,6 +135,44 @@ def test_closing_ends_the_session_at_once(url, server, until) -> None:
     client.close()
     until(lambda: server.counted("global_sessions") < alive, 5)
     assert not [thread for thread in threading.enumerate() if "zk_loop" in thread.name]
+
+
+def test_a_client_closed_under_a_crowd_is_not_opened_again(url, until) -> None:
+    """By a call that was under way, and finds its connection gone: that session would never be ended."""
+    failed: list[BaseException] = []
+
+    def work(client: Client) -> None:
+        try:
+            while True:
+                client.lock("a", ttl=5).call(lambda: None)
+        except ConfigError:
+            pass
+        except BaseException as error:
+            failed.append(error)
+
+    closed = []
+    for number in range(15):
+        client = Client(url)
+        threads = [threading.Thread(target=work, args=(client,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        until(lambda client=client, number=number: len(client.inspect("a")) > number % 6)
+        client.close()
+        for thread in threads:
+            thread.join(30)
+        closed.append(client)
+    assert failed == []
+    until(lambda: not [thread for thread in threading.enumerate() if "zk_loop" in thread.name], 5)
+
+
+def test_a_silent_server_holds_up_close_no_longer_than_a_call(url_of, proxy) -> None:
+    client = Client(url_of(proxy), call_timeout=1)
+    leases = [client.lock(name, ttl=60).acquire() for name in "ab"]
+    proxy.cut()
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 1 + 0.5 + 1
+    assert not any(lease.held for lease in leases)
 
 
 def test_a_crowd_leaves_nothing_in_its_session(url, session_of) -> None:

@@ -32,7 +32,7 @@ _log = logging.getLogger("leasehold.zookeeper")
 
 _SWEEP: Final = 1 / 16  # of the session's timeout, between two looks for what is over
 _ELECTIONS: Final = 3  # each lets a session begin anew: so many of its timeouts it may outlast a silence
-_GOODBYE: Final = 1.0  # seconds for the server to confirm that the session is over
+_GOODBYE: Final = 0.5  # seconds for the server to confirm that the session is over
 _MEMORY: Final = 1_000  # lines, and nodes of others, that are remembered; forgetting one costs a request or a wait
 
 
@@ -140,6 +140,8 @@ class Session:
         try:
             while True:
                 with self._guard:
+                    if not self.twins:  # a call that was under way when the client was closed
+                        raise ConfigError("this client is closed: make a new one")
                     keeper = self._keeper or self._open()
                 if self._connected:
                     return keeper
@@ -309,7 +311,9 @@ class Session:
 
     async def close(self, runtime: Runtime) -> None:
         """End the session, and with it whatever it still holds. Waits a moment for the server to confirm."""
-        keeper, signal = self._keeper, runtime.signal()
+        signal = runtime.signal()
+        with self._guard:  # whoever opens one just now found the client open
+            keeper = self._keeper
         if keeper is None:
             return
         self._callers.add(signal)
