@@ -25,7 +25,7 @@ from leasehold.testing.zookeeper_rig import alone
 
 TITLE = "zookeeper: acquire + release, against a bare create and a bare delete by kazoo (aim: at most 1.30)"
 TITLE_HAND_OFF = "zookeeper hand-off: released by one until held by the next, N waiters on two clients"
-SIZES = (2, 10, 50)
+SIZES = (2, 10, 50, 200)
 
 
 def run(rounds: int) -> list[Result]:

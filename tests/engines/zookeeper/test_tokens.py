@@ -126,6 +126,19 @@ def test_a_line_out_of_numbers_drains_and_begins_anew(url, root, raw, monkeypatc
     assert raw.get_children(f"{root}/lh1/:a") == []
 
 
+def test_a_line_out_of_numbers_with_a_strangers_node_in_it_is_said(url, root, raw, monkeypatch) -> None:
+    """It cannot be made anew, and only an operator can tell why: waiting would never end."""
+    monkeypatch.setattr(line_module, "LAST", 2)
+    with Client(url) as client:
+        client.lock("a").call(lambda: None)
+        raw.create(f"{root}/lh1/:a/junk", makepath=True)
+        with pytest.raises(ConfigError, match="not ours"):
+            for _ in range(5):
+                client.lock("a", wait=1).call(lambda: None)
+        raw.delete(f"{root}/lh1/:a/junk")
+        client.lock("a", wait=5).call(lambda: None)
+
+
 _NEAR_THE_END = """
 import java.io.*; import java.util.concurrent.*; import org.apache.zookeeper.ZooDefs;
 import org.apache.zookeeper.server.*; import org.apache.zookeeper.server.persistence.*;

@@ -143,6 +143,9 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         # kazoo sends a heart-beat after half of what it calls its read timeout.
         return self.client.negotiated * 1000 * BEAT * 2, min(connect_timeout, self.ping_outstanding.most * 1000)
 
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
+        super()._authenticate_with_sasl(host, min(timeout, self.handler.patience))
+
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
         sent = self.client.now()
         answer = super()._invoke(min(timeout, self.handler.patience), request, xid)

@@ -234,6 +234,10 @@ class Visit:
             names, stat = reply.get(NoNodeError) or ((), None)
             if stat is None or stat.czxid != old:
                 session.draining.pop(parent, None)
+            elif names and not Line(names).nodes:
+                raise ConfigError(
+                    f"{parent} is out of numbers, and nodes in it that are not ours keep it from beginning anew"
+                )
             elif names:
                 return Busy(_DRAINING)
             else:
