@@ -23,8 +23,8 @@ __all__ = ["check", "check_async"]
 def check(lease: BaseLease, connection: object) -> None:
     """Raise `LeaseLost` unless the lease is held now; else keep the name until the transaction has ended.
 
-    `connection` is a psycopg connection or cursor, or any other of the DB-API that writes parameters as %(name)s, or an
-    SQLAlchemy `Session` or `Connection`. It must reach the database that keeps the lease, and be in a transaction:
+    `connection` is a psycopg or PyMySQL connection or cursor, or any other of the DB-API that writes parameters as
+    %(name)s, or an SQLAlchemy `Session` or `Connection`. It must reach the database that keeps the lease, and be in a transaction:
     `ConfigError` if it is not. Errors of the connection itself are raised as they are.
 
     Not promised: that the lease is still held when the transaction has committed. A transaction that stays open keeps
@@ -38,13 +38,13 @@ def check(lease: BaseLease, connection: object) -> None:
         held, open_ = _for_a_cursor(lease)
         cursor.execute(held, _values(lease))
         found = cursor.fetchall()
-        cursor.execute(open_)
+        cursor.execute(open_, {})
         _judge(lease, found, cursor.fetchall())
 
 
 async def check_async(lease: BaseLease, connection: object) -> None:
-    """The same for asyncio: a psycopg `AsyncConnection` or its cursor, an SQLAlchemy `AsyncSession` or
-    `AsyncConnection`."""
+    """The same for asyncio: a psycopg `AsyncConnection` or its cursor, an aiomysql `Connection` or its cursor, an
+    SQLAlchemy `AsyncSession` or `AsyncConnection`."""
     lease.check()
     if _is_sqlalchemy(connection):
         results: list[Any] = [await _execute(lease, connection, each) for each in _for_sqlalchemy(lease)]
@@ -54,7 +54,7 @@ async def check_async(lease: BaseLease, connection: object) -> None:
         held, open_ = _for_a_cursor(lease)
         await cursor.execute(held, _values(lease))
         found = await cursor.fetchall()
-        await cursor.execute(open_)
+        await cursor.execute(open_, {})
         _judge(lease, found, await cursor.fetchall())
 
 

@@ -18,7 +18,7 @@ from leasehold.config import EngineConfig
 from leasehold.core.names import mark
 from leasehold.engines import postgresql
 from leasehold.engines.postgresql import schema
-from leasehold.engines.postgresql.meaning import Lost
+from leasehold.engines.sql.wire import Lost
 from leasehold.model import Busy, Claim, Grant, Holder
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads

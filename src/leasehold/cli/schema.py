@@ -16,26 +16,28 @@ EXAMPLES = """
 leasehold schema postgresql | psql -1 "$DATABASE_URL"    make or upgrade it
 leasehold schema postgresql --role app > 007_locks.sql   with rights for app
 leasehold schema postgresql --schema locks               as in ?schema=locks
+leasehold schema mysql --schema shop | mysql             as in mysql://host/shop
+leasehold schema mysql --role app@10.%                   an account, and from where
 """
 
 
 @click.command("schema", cls=Command, examples=EXAMPLES, codes=(exits.CONFIG,))
-@click.argument("engine", type=click.Choice(["postgresql"]))
-@click.option("--schema", "name", metavar="NAME", default="leasehold", help="The schema to make. Default: leasehold.")
+@click.argument("engine", type=click.Choice(["mysql", "postgresql"]))
+@click.option("--schema", "name", metavar="NAME", default="leasehold", help="The schema, or in MySQL the database. Default: leasehold.")
 @click.option("--role", metavar="ROLE", help="Also grant ROLE what a client needs, and no more.")
 @click.option(
     "--no-operator", is_flag=True, help="With --role: do not let ROLE look at the locks of others or break them."
 )
 @pass_console
 def schema(console: Console, engine: str, name: str, role: str | None, no_operator: bool) -> None:
-    """Print the tables and functions of an engine.
+    """Print the tables and functions, or procedures, of an engine.
 
     A client makes them by itself on first use if its role may. Where it may not, run these statements as the owner
     of the database. They can be run again at any time, also while clients are at work: what is there is kept, and
     what is newer is added beside it.
 
     The functions run with the rights of whoever makes them. A role that uses locks needs to execute them, and no
-    right to any table: --role prints those grants. Connects to nothing.
+    right to any table: --role prints those grants. In MySQL the role is an account. Connects to nothing.
     """
     engines.opener(engine)  # says what to install, if its driver is missing
     module = import_module(f"leasehold.engines.{engine}.schema")

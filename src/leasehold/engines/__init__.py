@@ -14,6 +14,8 @@ GROUP: Final = "leasehold.engines"  # where other packages announce engines: sch
 
 BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
+    "mariadb": "leasehold.engines.mysql",
+    "mysql": "leasehold.engines.mysql",
     "postgresql": "leasehold.engines.postgresql",
     "sqlite": "leasehold.engines.sqlite",
     "etcd": "leasehold.engines.etcd",
@@ -29,6 +31,7 @@ BUILT_IN: Final[dict[str, str]] = {
 
 # The module of an engine that needs a driver -> the extra that brings it.
 EXTRAS: Final[dict[str, str]] = {
+    "leasehold.engines.mysql": "mysql",
     "leasehold.engines.postgresql": "postgresql",
     "leasehold.engines.redis": "redis",
     "leasehold.engines.redlock": "redis",
@@ -37,7 +40,7 @@ EXTRAS: Final[dict[str, str]] = {
 
 
 # Engines in a database that can be asked about a lease in a transaction of the caller's own.
-INSIDE: Final = frozenset({"postgresql"})
+INSIDE: Final = frozenset({"mariadb", "mysql", "postgresql"})
 
 
 def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> tuple[str, str]:

@@ -186,6 +186,8 @@ def _opener(machine: Machine, faults: Faults | None) -> Opener:
 # rig loads a driver nobody asked for.
 RIGS: Final[dict[str, str | type[Rig]]] = {
     "memory": "leasehold.testing.memory_rig:MemoryRig",
+    "mysql": "leasehold.testing.mysql_rig:MysqlRig",
+    "mysql-plain": "leasehold.testing.mysql_rig:PlainRig",
     "postgresql": "leasehold.testing.postgresql_rig:PostgresqlRig",
     "postgresql-pooled": "leasehold.testing.postgresql_rig:PooledRig",
     "sqlite": "leasehold.testing.sqlite_rig:SqliteRig",

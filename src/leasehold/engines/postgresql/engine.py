@@ -43,7 +43,7 @@ class PostgresqlEngine(SqlEngine):
     name = ENGINE
 
     def __init__(self, runtime: Runtime, book: Book, options: Options, ear: Ear) -> None:
-        self._postgresql = Lane(options, runtime, ENGINE)
+        self._postgresql = Lane(options, runtime)
         super().__init__(runtime, book, self._postgresql)
         self._options, self._ear = options, ear
         ear.twins.add(self)
@@ -58,7 +58,7 @@ class PostgresqlEngine(SqlEngine):
             TRAITS, push=push, told=push, survives="restart" if server is None or server.durable else "nothing"
         )
 
-    async def _address(self, deadline: float) -> str:
+    async def _address(self, queue: bool, deadline: float) -> str:
         self._ear.follow(self._postgresql.server)
         if self._ear.address:
             return self._ear.address
@@ -68,7 +68,7 @@ class PostgresqlEngine(SqlEngine):
 
     async def ping(self, deadline: float) -> None:
         await super().ping(deadline)
-        await self._address(deadline)
+        await self._address(False, deadline)
 
     def after_fork(self) -> None:
         super().after_fork()
@@ -87,7 +87,7 @@ def open(config: EngineConfig, runtime: Runtime, book: Book) -> PostgresqlEngine
     options = parsed(config)
     ear = book.shelf.get(ENGINE)
     if not isinstance(ear, Ear):  # the first of the twins
-        ear = book.shelf[ENGINE] = Ear(options.listen, book, runtime, ENGINE)
+        ear = book.shelf[ENGINE] = Ear(options.listen, book, runtime)
     return PostgresqlEngine(runtime, book, options, ear)
 
 

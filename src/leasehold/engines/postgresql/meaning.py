@@ -11,9 +11,12 @@ from typing import Final
 from psycopg import pq
 
 from leasehold.engines.postgresql import schema
+from leasehold.engines.sql.wire import Again, Failed, Missing
+from leasehold.engines.sql.wire import silent as _silent
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 
 ENGINE: Final = "postgresql"
+SERVER: Final = "PostgreSQL"
 
 _MISSING: Final = frozenset({"42883", "3F000", "42P01"})  # a function, schema or table that is not there
 _READ_ONLY: Final = "25006"
@@ -39,31 +42,20 @@ _REFUSED: Final = (
 )
 
 
-class Missing(Exception):
-    """The schema is not there, or not this version of it. Never leaves the engine."""
-
-
-class Lost(Exception):
-    """The connection broke before the answer came. Never leaves the engine."""
-
-    def meaning(self) -> Unavailable:
-        return Unavailable(f"PostgreSQL: the connection was lost: {self}", engine=ENGINE)
-
-
-class Failed(Exception):
-    """The server answered with an error; the session goes on unless it was fatal. Never leaves the engine."""
+class PgFailed(Failed):
+    """The server answered with an error; the session goes on unless it was fatal."""
 
     def __init__(self, state: str, text: str) -> None:
         self.state = state
         super().__init__(text)
 
     @classmethod
-    def of(cls, result: pq.abc.PGresult) -> Failed:
+    def of(cls, result: pq.abc.PGresult) -> PgFailed:
         state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
         primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
         return cls(state.decode(), primary.decode(errors="replace").strip())
 
-    def meaning(self) -> LeaseholdError | Missing:
+    def meaning(self) -> LeaseholdError | Missing | Again:
         if self.state in _MISSING:
             return Missing(str(self))
         if self.state == _DENIED:
@@ -94,11 +86,7 @@ def refused(text: str) -> LeaseholdError:
 
 
 def silent(seconds: float) -> Unavailable:
-    return Unavailable(f"PostgreSQL did not answer within {max(seconds, 0.0):.2f} s", engine=ENGINE, seconds=seconds)
-
-
-def unfinished(calls: int) -> Unavailable:
-    return Unavailable(f"PostgreSQL has not ended {calls} earlier calls that were given up", engine=ENGINE)
+    return _silent(SERVER, ENGINE, seconds)
 
 
 def unmade(name: str, why: object) -> ConfigError:

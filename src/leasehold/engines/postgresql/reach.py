@@ -6,16 +6,16 @@ pooler stands between is seen by the server's own process number, which a pooler
 
 from __future__ import annotations
 
-import socket
-from contextlib import suppress
 from typing import Any, Final
 
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from leasehold.engines.postgresql.meaning import ENGINE, Failed, Lost, refused, silent
+from leasehold.engines.postgresql.meaning import ENGINE, SERVER, refused, silent
 from leasehold.engines.postgresql.url import Target
-from leasehold.engines.postgresql.wire import Server, Session
+from leasehold.engines.postgresql.wire import PgSession
+from leasehold.engines.sql.reach import resolved, share
+from leasehold.engines.sql.wire import Failed, Lost, Server
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -39,14 +39,14 @@ select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsy
 """
 
 
-async def opened(target: Target, runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+async def opened(target: Target, runtime: Runtime, deadline: float, statement_timeout: float) -> PgSession:
     """A session with the first host that takes us. Of the time left, each host gets an equal share, and of that each
     of its addresses."""
     failure: LeaseholdError = silent(0.0)
     for number, params in enumerate(target.hosts):
-        share = _share(runtime, deadline, len(target.hosts) - number)
+        until = share(runtime, deadline, len(target.hosts) - number)
         try:
-            return await _reached(params, runtime, share, statement_timeout)
+            return await _reached(params, runtime, until, statement_timeout)
         except Unavailable as error:
             failure = error
         except ConfigError as error:
@@ -56,25 +56,20 @@ async def opened(target: Target, runtime: Runtime, deadline: float, statement_ti
     raise failure
 
 
-def _share(runtime: Runtime, deadline: float, of: int) -> float:
-    now = runtime.now()
-    return now + (deadline - now) / of
-
-
-async def _reached(params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+async def _reached(params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float) -> PgSession:
     failure = silent(0.0)
     found = await _resolved(params, runtime, deadline)
     for number, each in enumerate(found):
         try:
-            return await _opened(each, runtime, _share(runtime, deadline, len(found) - number), statement_timeout)
+            return await _opened(each, runtime, share(runtime, deadline, len(found) - number), statement_timeout)
         except Unavailable as error:
             failure = error
     raise failure
 
 
-async def _opened(params: dict[str, Any], runtime: Runtime, deadline: float, statement_timeout: float) -> Session:
+async def _opened(params: dict[str, Any], runtime: Runtime, deadline: float, statement_timeout: float) -> PgSession:
     pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
-    session = Session(pg, runtime)
+    session = PgSession(pg, runtime)
     try:
         began = runtime.now()
         if pg.status == pq.ConnStatus.BAD:
@@ -97,7 +92,7 @@ async def _opened(params: dict[str, Any], runtime: Runtime, deadline: float, sta
     return session
 
 
-async def _greet(session: Session, pg: pq.abc.PGconn, deadline: float, statement_timeout: float) -> None:
+async def _greet(session: PgSession, pg: pq.abc.PGconn, deadline: float, statement_timeout: float) -> None:
     """See who is there, and have the session as we need it."""
     if pg.parameter_status(b"server_encoding") != b"UTF8":
         raise ConfigError("locks have names of any text: use a database whose encoding is UTF8")
@@ -112,33 +107,8 @@ async def _greet(session: Session, pg: pq.abc.PGconn, deadline: float, statement
 
 
 async def _resolved(params: dict[str, str], runtime: Runtime, deadline: float) -> list[dict[str, str]]:
-    """For each address of the host: libpq would look them up for as long as that takes, and stop the loop; and it would
-    wait for the first that is silent."""
+    """For each address of the host."""
     host = params.get("host", "")
-    if not host or host.startswith(("/", "@")) or "hostaddr" in params or _numeric(host):
+    if not host or host.startswith(("/", "@")) or "hostaddr" in params:
         return [params]
-    answer: list[list[str] | OSError] = []
-    signal = runtime.signal()
-
-    async def look_up(_: Runtime) -> None:
-        try:
-            answer.append([str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
-        except OSError as error:
-            answer.append(error)
-        signal.set()
-
-    runtime.aside(look_up, "leasehold-look-up")
-    await signal.wait(deadline - runtime.now())
-    if not answer:
-        raise Unavailable(f"PostgreSQL: the address of {host} was not found in time", engine=ENGINE)
-    if isinstance(answer[0], OSError):
-        raise Unavailable(f"PostgreSQL: {host} has no address: {answer[0].strerror}", engine=ENGINE)
-    return [params | {"hostaddr": address} for address in dict.fromkeys(answer[0])]
-
-
-def _numeric(host: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError):
-            socket.inet_pton(family, host)
-            return True
-    return False
+    return [params | {"hostaddr": each} for each in await resolved(host, runtime, deadline, SERVER, ENGINE)]

@@ -12,34 +12,22 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
-from typing import Final, TypeAlias
+from typing import Final
 
 import psycopg
 from psycopg import pq
 
-from leasehold.engines.postgresql.meaning import ENGINE, Failed, Lost, silent
+from leasehold.engines.postgresql.meaning import ENGINE, PgFailed, silent
+from leasehold.engines.sql.wire import Failed, Lost, Row, Server, Tail, Value
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
-
-Row: TypeAlias = "tuple[str | None, ...]"
-Value: TypeAlias = "str | int | bool | Sequence[str] | Sequence[int] | None"
 
 _DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 _SYNC: Final = pq.ExecStatus.PIPELINE_SYNC
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """What a session says of the other side."""
-
-    direct: bool  # no pooler between: the session is ours for as long as it lives
-    place: str  # the same for two sessions with one database of one running server
-    durable: bool
-
-
-class Session:
+class PgSession:
     server: Server
 
     def __init__(self, pg: pq.abc.PGconn, runtime: Runtime) -> None:
@@ -56,7 +44,6 @@ class Session:
         return self._pg.socket
 
     def usable(self) -> bool:
-        """False once the server has hung up. Asks nobody: what is found is what has arrived."""
         try:
             self._pg.consume_input()  # its last words, if any
             self._pg.consume_input()  # and then nothing more
@@ -65,8 +52,6 @@ class Session:
         return self._pg.status == pq.ConnStatus.OK and not self.adrift
 
     async def ask(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
-        """All rows of one statement. Raises `Failed` for an error of the server's, `Lost` when it hung up; whatever is
-        raised else, there was no answer, and this session is adrift."""
         known = statement in self._prepared
         try:
             self.adrift = True
@@ -94,17 +79,14 @@ class Session:
             raise self._lost(error) from error
 
     def regret(self, statement: bytes, values: Sequence[Value]) -> Tail | None:
-        """Send one more statement behind what was not answered, and hang up. Never waits. The server carries out what
-        it received in order, so what takes a call back cannot overtake it."""
         with suppress(psycopg.Error):
             self._send(statement, values)
             self._pg.flush()
         return self.leave()
 
     def leave(self) -> Tail | None:
-        """Hang up, but see when the server has, too: it carries out what it was sent, for as long as that takes."""
         try:
-            return Tail(socket.socket(fileno=os.dup(self._pg.socket)), self.server.place)
+            return Tail(self._pg.socket, self.server.place)
         except (OSError, psycopg.Error):  # it has
             return None
         finally:
@@ -142,7 +124,6 @@ class Session:
         self._tap = socket.socket(fileno=os.dup(self._pg.socket))
 
     def shut(self) -> None:
-        """Wake whoever waits for this session on another thread: that one closes it."""
         if self._tap is not None:
             with suppress(OSError):
                 self._tap.shutdown(socket.SHUT_RDWR)
@@ -153,7 +134,6 @@ class Session:
             self._tap.close()
 
     def abandon(self) -> None:
-        """In a forked child: not a byte of goodbye may go out on what is the parent's connection."""
         if self._tap is not None:
             self._tap.close()
         with suppress(OSError, psycopg.Error):
@@ -188,7 +168,7 @@ class Session:
         if last.status not in _DONE:
             if pg.status != pq.ConnStatus.OK:
                 self.close()
-            raise Failed.of(last)
+            raise PgFailed.of(last)
         if self._doubt:
             raise Unavailable("PostgreSQL: it is not known whether a standby has what was committed", engine=ENGINE)
         return last
@@ -201,30 +181,6 @@ class Session:
         """A commit whose wait for a synchronous standby was cancelled is answered as a success, with a warning."""
         if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"SyncRepWaitForLSN":
             self._doubt = True
-
-
-class Tail:
-    """What is left of a session we have hung up, until the server has as well."""
-
-    def __init__(self, line: socket.socket, place: str) -> None:
-        self._line, self.place = line, place
-        self.descriptor = line.fileno()
-
-    def close(self) -> None:
-        self._line.close()
-
-    __del__ = close
-
-    def gone(self) -> bool:
-        try:
-            while self._line.recv(65536, socket.MSG_DONTWAIT):
-                continue
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-        self.close()
-        return True
 
 
 # ------------------------------------------------------------------ values

@@ -60,8 +60,9 @@ class SqlEngine:
         self._attempts = 0
         self._refused: set[str] = set()  # marks of attempts that were never carried out
 
-    async def _address(self, deadline: float) -> str:
-        """Where this client can be told, after seeing that it can; empty: it cannot, and looks by itself."""
+    async def _address(self, queue: bool, deadline: float) -> str:
+        """Where this client can be told, after seeing that it can; empty: it cannot, and looks by itself. `queue`: who
+        asks will wait."""
         raise NotImplementedError
 
     @property
@@ -74,7 +75,7 @@ class SqlEngine:
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
         try:
-            address = await self._address(deadline)
+            address = await self._address(claim.queue, deadline)
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
             more = (micros(claim.delay), claim.queue, self._sweeps(), self._patience(deadline))
             (row,) = await self._lane.call("attempt", (*values, *more), deadline, claim)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 import pymysql
+from pymysql.constants import ER
 
 from leasehold.testing.servers.process import Server, free_ports, program, scratch
 
@@ -17,8 +18,10 @@ from leasehold.testing.servers.process import Server, free_ports, program, scrat
 class MariaDB(Server):
     package: ClassVar[str] = "mariadb-server"
 
-    def __init__(self) -> None:
-        super().__init__(scratch(), free_ports(1)[0])
+    def __init__(self, *settings: str, folder: str | None = None) -> None:
+        """`settings`: options of the server, without the dashes."""
+        super().__init__(folder or scratch(), free_ports(1)[0])
+        self._settings = settings
         self._mariadbd = program("mariadbd", package=self.package)
         self.data = os.path.join(self.folder, "my", "data")
 
@@ -30,8 +33,8 @@ class MariaDB(Server):
         return [
             *(self._mariadbd, "--no-defaults", f"--datadir={self.data}", f"--port={self.port}"),
             *("--bind-address=127.0.0.1", f"--socket={folder}/s.sock", f"--pid-file={folder}/pid"),
-            *("--innodb-buffer-pool-size=32M", "--skip-log-bin", "--performance-schema=OFF", "--max-connections=300"),
-            "--skip-grant-tables",
+            *("--innodb-buffer-pool-size=32M", "--skip-log-bin", "--performance-schema=OFF", "--max-connections=500"),
+            *(f"--{setting}" for setting in self._settings),
         ]
 
     def start(self) -> MariaDB:
@@ -44,6 +47,7 @@ class MariaDB(Server):
                 user = ["--user=mysql"]
             install = program("mariadb-install-db", package=self.package)
             made = [install, "--no-defaults", f"--datadir={self.data}", "--skip-test-db", *user]
+            made.append("--auth-root-authentication-method=normal")
             subprocess.run(made, cwd="/", capture_output=True, timeout=120, check=True)
         return super().start()
 
@@ -56,3 +60,19 @@ class MariaDB(Server):
     def connect(self, **more: Any) -> Any:
         """A session of the tests' own."""
         return pymysql.connect(host="127.0.0.1", port=self.port, user="root", **{"autocommit": True, **more})
+
+    def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """All rows of one statement; text that is bytes is text here."""
+        with self.connect() as session, session.cursor() as cursor:
+            cursor.execute(query, values or None)
+            return [tuple(each.decode() if isinstance(each, bytes) else each for each in row) for row in cursor]
+
+    def run(self, *script: str, missing: bool = False) -> None:
+        """Statements one by one, in one session; `missing`: a session that is not there is no error."""
+        with self.connect() as session, session.cursor() as cursor:
+            for statement in script:
+                try:
+                    cursor.execute(statement)
+                except pymysql.OperationalError as error:
+                    if not missing or error.args[0] != ER.NO_SUCH_THREAD:
+                        raise

@@ -1,0 +1,278 @@
+-- The state machine of core/admission.py in stored procedures: one name's line of claims. They are called by the verbs
+-- (verbs.sql) alone, with the row of the name's bucket locked, and are told the time.
+--
+--   waiting ──> reserved ──> held ──> (released)
+--      ^            │          └────> cooling ──> (over)
+--      └─ passed ───┘ not claimed in time, or not to be told
+--
+-- A held grant's row may be locked by a transaction of the application that asked lh_check_v1 whether its lease still
+-- holds. Nothing here waits for such a row while it keeps the bucket: rows are found by reads that lock nothing, and
+-- then locked one by one, by their whole key, if they are free (`skip locked`). What cannot be removed goes on occupying
+-- the name, and is looked at again a little later (100000 us).
+--
+-- Whatever is not for update is read by `select ... into`: in `set`, `if` and `call` a sub-query locks what it reads.
+--
+-- The clock is utc_timestamp(6): each statement of a procedure reads it anew, and no time zone has a part in it.
+
+delimiter $$
+
+-- What every verb that writes needs of its transaction, whatever the session says. Then lock the bucket, and only then
+-- read the clock: decisions and their times have one order (E1, E3). Whom to wake is noted in @lh_wake until the commit.
+create procedure if not exists lh_begin_v1(_patience integer)
+begin
+    set @lh_wake = '';
+    set session innodb_lock_wait_timeout = greatest(1, ceil(_patience / 1000));
+    set transaction isolation level read committed;  -- a snapshot from before the lock would show a past line
+    start transaction;
+end
+$$
+
+create procedure if not exists lh_enter_v1(_namespace varbinary(255), _bucket integer, out _t bigint)
+begin
+    declare _found integer;
+    select 1 into _found from lh_bucket where namespace = _namespace and bucket = _bucket for update;
+    if _found is null then  -- not `insert ignore`: those who met there would share a lock, and each want it for itself
+        insert into lh_bucket values (_namespace, _bucket, 0, 0) on duplicate key update ticket = lh_bucket.ticket;
+    end if;
+    set _t = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+end
+$$
+
+-- Whether a client can be told anything: it keeps a user lock named by its address for as long as its session lives. A
+-- client without an address asks again by itself, and soon. The name is a hash: nobody else is to learn the address.
+create procedure if not exists lh_reachable_v1(_client varbinary(64), out _reachable boolean)
+begin
+    set _reachable = _client = '' or is_used_lock(concat('lh.life.', left(sha2(_client, 256), 40))) is not null;
+end
+$$
+
+create procedure if not exists lh_tell_v1(_client varbinary(64))
+begin
+    if _client <> '' and find_in_set(_client, @lh_wake) = 0 then
+        set @lh_wake = concat(@lh_wake, if(@lh_wake = '', '', ','), _client);
+    end if;
+end
+$$
+
+-- After the commit: wake those who were told something. Only a session that says so itself, by a user lock of this
+-- name, is hit; it sleeps in lh_listen_v1, with the rights that this has, so that no further right is needed.
+create procedure if not exists lh_wake_v1()
+begin
+    declare _client varbinary(64);
+    declare _session bigint;
+    declare continue handler for sqlexception begin end;  -- it is gone: what was decided stands all the same
+    while @lh_wake <> '' do
+        set _client = substring_index(@lh_wake, ',', 1);
+        set @lh_wake = substring(@lh_wake, char_length(_client) + 2);
+        set _session = is_used_lock(concat('lh.ear.', left(sha2(_client, 256), 40)));
+        if _session is not null then
+            kill query _session;
+        end if;
+    end while;
+end
+$$
+
+-- One who was given a turn and did not take it: keeps its ticket, and comes back at its old place when it asks again.
+create procedure if not exists lh_pass_over_v1(_namespace varbinary(255), _name varbinary(255), _token bigint)
+begin
+    insert into lh_line
+        select namespace, name, bucket, kind, most, '', 0, '' from lh_grant
+        where namespace = _namespace and name = _name and token = _token
+        on duplicate key update most = lh_line.most;
+    insert into lh_waiter
+        select namespace, name, 1, ticket, mark, client, label, host, pid, purpose, mode, delay, since, beat
+        from lh_grant where namespace = _namespace and name = _name and token = _token;
+    delete from lh_grant where namespace = _namespace and name = _name and token = _token;
+end
+$$
+
+-- End every occupation that is over by now. Nothing is decided before this has run (E1).
+create procedure if not exists lh_settle_v1(_namespace varbinary(255), _name varbinary(255), _t bigint)
+begin
+    declare _token bigint default 0;
+    declare _state integer;
+    declare _beat, _ends bigint;
+    ended: loop
+        select min(token) into _token from lh_grant
+            where namespace = _namespace and name = _name and until <= _t and token > _token;
+        if _token is null then
+            leave ended;
+        end if;
+        set _state = null;
+        select state, beat, ends into _state, _beat, _ends from lh_grant
+            where namespace = _namespace and name = _name and token = _token and until <= _t for update skip locked;
+        if _state = 2 and _ends > _t then
+            update lh_grant set state = 3, until = _ends
+                where namespace = _namespace and name = _name and token = _token;
+        elseif _state = 1 and _beat > _t then
+            call lh_pass_over_v1(_namespace, _name, _token);
+        elseif _state is not null then
+            delete from lh_grant where namespace = _namespace and name = _name and token = _token;
+        end if;
+    end loop;
+end
+$$
+
+-- Whether one more may occupy the name, beside those who do; and the lowest number no permit has.
+create procedure if not exists lh_fits_v1(
+    _namespace varbinary(255), _name varbinary(255), _mode varbinary(16), out _fits boolean, out _free integer
+)
+begin
+    declare _count, _most integer;
+    declare _kind varbinary(16);
+    declare _alone boolean;
+    select count(*), max(kind), max(most), max(mode = 'exclusive') into _count, _kind, _most, _alone
+        from lh_grant where namespace = _namespace and name = _name;
+    set _fits = _count = 0
+        or (_kind = 'semaphore' and _count < _most)
+        or (_kind = 'lock' and _mode = 'shared' and not _alone);
+    set _free = 0;
+    if _fits and _count > 0 and _kind = 'semaphore' then  -- either 0 is free, or the number after one that is taken
+        select if(min(g.slot) > 0, 0, min(if(n.slot is null, g.slot + 1, null))) into _free
+            from lh_grant g left join lh_grant n
+                on n.namespace = g.namespace and n.name = g.name and n.slot = g.slot + 1
+            where g.namespace = _namespace and g.name = _name;
+    end if;
+end
+$$
+
+-- Reserve for the head of the line while it fits; then see that the new head knows when to look again.
+-- _asking is told by its own answer, and lives: it speaks.
+create procedure if not exists lh_advance_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _t bigint, _asking varbinary(64)
+)
+advance: begin
+    declare _kind varbinary(16);
+    declare _mark, _client, _other, _told varbinary(64);
+    declare _mode varbinary(16);
+    declare _ticket, _beat, _told_end, _token, _end, _look bigint;
+    declare _most, _free integer;
+    declare _fits, _reachable, _reserved, _silent, _left boolean;
+    select kind, most, told, told_end into _kind, _most, _told, _told_end
+        from lh_line where namespace = _namespace and name = _name;
+    if _kind is null then
+        leave advance;
+    end if;
+    heads: loop
+        set _mark = null;
+        select mark, client, mode, ticket, beat into _mark, _client, _mode, _ticket, _beat from lh_waiter
+            where namespace = _namespace and name = _name and passed = 0 order by ticket limit 1;
+        if _mark is null then
+            leave heads;
+        end if;
+        if _mark <> _asking then
+            if _beat <= _t then
+                delete from lh_waiter
+                    where namespace = _namespace and name = _name and passed = 0 and ticket = _ticket;
+                iterate heads;
+            end if;
+            call lh_reachable_v1(_client, _reachable);
+            if not _reachable then
+                update lh_waiter set passed = 1
+                    where namespace = _namespace and name = _name and passed = 0 and ticket = _ticket;
+                iterate heads;
+            end if;
+        end if;
+        call lh_fits_v1(_namespace, _name, _mode, _fits, _free);
+        if _fits then
+            update lh_bucket set token = greatest(token + 1, _t) where namespace = _namespace and bucket = _bucket;
+            select token into _token from lh_bucket where namespace = _namespace and bucket = _bucket;
+            insert into lh_grant (
+                    namespace, name, token, bucket, mark, state, client, label, host, pid, purpose, mode, kind, most,
+                    slot, delay, ticket, since, beat, until)
+                select namespace, name, _token, _bucket, mark, 1, client, label, host, pid, purpose, mode, _kind, _most,
+                    if(_kind = 'semaphore', _free, null), delay, ticket, _t, beat, _t + 3000000
+                from lh_waiter where namespace = _namespace and name = _name and passed = 0 and ticket = _ticket;
+            delete from lh_waiter where namespace = _namespace and name = _name and passed = 0 and ticket = _ticket;
+            if _mark <> _asking then
+                call lh_tell_v1(_client);
+            end if;
+            iterate heads;
+        end if;
+        set _silent = false, _token = 0;  -- those who died after they were given their turn will not claim it
+        turns: loop
+            select min(token) into _token from lh_grant
+                where namespace = _namespace and name = _name and state = 1 and mark <> _asking and token > _token;
+            if _token is null then
+                leave turns;
+            end if;
+            select client into _other from lh_grant
+                where namespace = _namespace and name = _name and token = _token;
+            call lh_reachable_v1(_other, _reachable);
+            if not _reachable then
+                call lh_pass_over_v1(_namespace, _name, _token);
+                set _silent = true;
+            end if;
+        end loop;
+        if _silent then
+            iterate heads;
+        end if;
+        select min(if(until > _t, until, _t + 100000)), max(state = 1) into _end, _reserved
+            from lh_grant where namespace = _namespace and name = _name;
+        set _look = if(_reserved, least(_end, _t + 1000000), _end);
+        if _mark = _asking then
+            if _told <> _mark or _told_end <> _look then
+                update lh_line set told = _mark, told_end = _look, told_client = ''
+                    where namespace = _namespace and name = _name;
+            end if;
+        elseif _told <> _mark or _look < _told_end then
+            call lh_tell_v1(_client);
+            update lh_line set told = _mark, told_end = _look, told_client = _client
+                where namespace = _namespace and name = _name;
+        end if;
+        leave advance;
+    end loop;
+    -- Nobody waits. Those passed over and not heard of since are gone, and with the last of them the line.
+    delete from lh_waiter where namespace = _namespace and name = _name and passed = 1 and beat <= _t;
+    select exists (select 1 from lh_waiter where namespace = _namespace and name = _name) into _left;
+    if not _left then
+        delete from lh_line where namespace = _namespace and name = _name;
+    end if;
+end
+$$
+
+-- End what is over and wake whoever may go, though nobody asked.
+create procedure if not exists lh_look_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _t bigint
+)
+begin
+    call lh_settle_v1(_namespace, _name, _t);
+    delete from lh_waiter where namespace = _namespace and name = _name and beat <= _t;
+    call lh_advance_v1(_namespace, _bucket, _name, _t, '');
+end
+$$
+
+-- End what is over and nobody asked about, a few at a time; _lines: also lines whose waiters have all died. Whoever has
+-- a bucket now does this for it: nothing is waited for.
+create procedure if not exists lh_sweep_v1(_lines boolean)
+begin
+    declare _done boolean default false;
+    declare _namespace, _name varbinary(255);
+    declare _bucket, _mine integer;
+    declare _t bigint default timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+    declare _over cursor for
+        (select namespace, bucket, name from lh_grant where ends <= _t order by ends limit 8)
+        union
+        (select l.namespace, l.bucket, l.name from lh_line l where _lines and not exists (
+            select 1 from lh_waiter w where w.namespace = l.namespace and w.name = l.name and w.beat > _t) limit 8);
+    declare continue handler for not found set _done = true;
+    open _over;
+    names: loop
+        set _done = false;  -- whatever was not found in between
+        fetch _over into _namespace, _bucket, _name;
+        if _done then
+            leave names;
+        end if;
+        set _mine = null;
+        select 1 into _mine from lh_bucket
+            where namespace = _namespace and bucket = _bucket for update skip locked;
+        if _mine is not null then
+            set _t = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+            call lh_look_v1(_namespace, _bucket, _name, _t);
+        end if;
+    end loop;
+    close _over;
+end
+$$
+
+delimiter ;

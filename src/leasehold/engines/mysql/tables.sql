@@ -1,0 +1,90 @@
+-- Leasehold's tables in MySQL or MariaDB, schema version 1. Times are microseconds since 1970 by the server's clock; text
+-- is bytes of UTF-8, compared as bytes, whatever the database's character set.
+--
+-- lh_bucket  one row per bucket of names in use, 1,024 at most per namespace. Its row lock serialises all that happens
+--            to the names of the bucket; it keeps the last token and ticket, and stays for ever (E3)
+-- lh_grant   one row per claim that occupies a name: 1 reserved, 2 held, 3 cooling
+-- lh_waiter  one row per claim in line: waiting, or passed over
+-- lh_line    one row per name that has waiters: its kind, and what the head of the line was told
+--
+-- A name without holders and waiters has no row. Only the procedures below touch these tables: nobody needs a right to
+-- them but their owner. All of it can be run again at any time: what is there is kept.
+
+create database if not exists `leasehold`;
+
+use `leasehold`;
+
+-- What the text of a procedure means depends on this, from when it is made.
+set session sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,NO_ZERO_DATE,NO_ZERO_IN_DATE';
+
+create table if not exists lh_meta (
+    id integer not null primary key,
+    version integer not null
+) engine = InnoDB;
+
+create table if not exists lh_bucket (
+    namespace varbinary(255) not null,
+    bucket integer not null,
+    token bigint not null,
+    ticket bigint not null,
+    primary key (namespace, bucket)
+) engine = InnoDB;
+
+create table if not exists lh_grant (
+    namespace varbinary(255) not null,
+    name varbinary(255) not null,
+    token bigint not null,
+    bucket integer not null,
+    mark varbinary(64) not null,
+    state tinyint not null,
+    client varbinary(64) not null,
+    label varbinary(4096) not null,
+    host varbinary(4096) not null,
+    pid bigint not null,
+    purpose varbinary(4096) not null,
+    mode varbinary(16) not null,
+    kind varbinary(16) not null,
+    most integer not null,
+    slot integer,
+    delay bigint not null,
+    ticket bigint not null,
+    since bigint not null,
+    beat bigint not null,
+    until bigint not null,
+    ends bigint as (until + delay) virtual,  -- what is over and nobody asks about is found by it
+    primary key (namespace, name, token),
+    key lh_grant_end (ends),
+    key lh_grant_turn (client, state)
+) engine = InnoDB row_format = dynamic;
+
+create table if not exists lh_waiter (
+    namespace varbinary(255) not null,
+    name varbinary(255) not null,
+    passed tinyint not null,
+    ticket bigint not null,
+    mark varbinary(64) not null,
+    client varbinary(64) not null,
+    label varbinary(4096) not null,
+    host varbinary(4096) not null,
+    pid bigint not null,
+    purpose varbinary(4096) not null,
+    mode varbinary(16) not null,
+    delay bigint not null,
+    since bigint not null,
+    beat bigint not null,
+    primary key (namespace, name, passed, ticket),
+    unique key lh_waiter_mark (mark, namespace, name)
+) engine = InnoDB row_format = dynamic;
+
+create table if not exists lh_line (
+    namespace varbinary(255) not null,
+    name varbinary(255) not null,
+    bucket integer not null,
+    kind varbinary(16) not null,
+    most integer not null,
+    told varbinary(64) not null,
+    told_end bigint not null,
+    told_client varbinary(64) not null,
+    primary key (namespace, name),
+    key lh_line_told (told_client)
+) engine = InnoDB row_format = dynamic;

@@ -1,0 +1,93 @@
+"""A `mysql://` URL in parts: what PyMySQL is given, and what is ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from pymysql.constants import CLIENT
+
+from leasehold.config import EngineConfig
+from leasehold.engines.mysql import schema
+from leasehold.errors import ConfigError
+
+_PORT: Final = 3306
+_LONGEST: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
+_USER: Final = "root"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to connect, and as whom. Holds the password."""
+
+    host: str
+    port: int
+    path: str  # of a unix socket, instead
+    arguments: dict[str, Any] = field(repr=False)  # for PyMySQL
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    target: Target
+    database: str
+    create: bool
+    listen: bool
+    procedures: bool
+    call_timeout: float
+
+
+def parsed(config: EngineConfig) -> Options:
+    given = config.accept(
+        create=_yes,
+        listen=_yes,
+        procedures=_yes,
+        unix_socket=str,
+        ssl_ca=str,
+        ssl_cert=str,
+        ssl_key=str,
+        ssl_verify_identity=_yes,
+        program_name=str,
+    )
+    try:
+        parts = urlsplit(config.url)
+        host, port = unquote(parts.hostname or "localhost"), parts.port or _PORT
+        user, password = unquote(parts.username or _USER), unquote(parts.password or "")
+        database = schema.checked(unquote(parts.path).removeprefix("/") or schema.USUAL)
+    except ValueError as error:  # others' texts may hold the password
+        why = f": {error}" if "database" in str(error) else ""
+        raise ConfigError(
+            f"this URL cannot be read: expected mysql://user:password@host:port/database?option=value{why}"
+        ) from None
+    if "," in parts.netloc:
+        raise ConfigError("one host: locks are granted by the one server that is written to")
+    return Options(
+        target=Target(host, port, str(given.get("unix_socket", "")), _arguments(given, host, user, password)),
+        database=database,
+        create=bool(given.get("create", True)),
+        listen=bool(given.get("listen", True)),
+        procedures=bool(given.get("procedures", True)),
+        call_timeout=min(config.call_timeout, _LONGEST),
+    )
+
+
+def _arguments(given: dict[str, Any], host: str, user: str, password: str) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "host": host,
+        "user": user,
+        "password": password.encode(),  # of text, PyMySQL would make Latin-1
+        "charset": "utf8mb4",
+        "autocommit": True,
+        "program_name": given.get("program_name", "leasehold"),
+        "client_flag": 0 if given.get("procedures", True) else CLIENT.MULTI_STATEMENTS,
+    }
+    arguments |= {name: given[name] for name in ("ssl_ca", "ssl_cert", "ssl_key") if name in given}
+    if "ssl_ca" in given:  # whoever names an authority means it
+        arguments |= {"ssl_verify_cert": True, "ssl_verify_identity": given.get("ssl_verify_identity", True)}
+    return arguments
+
+
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(f"yes or no, not {text!r}")
+    return text == "yes"

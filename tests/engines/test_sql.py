@@ -1,0 +1,294 @@
+"""The engines on SQL servers: crowds, cancellations, forks, secrets, and what it costs the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
+from leasehold.core.timing import BEAT_EVERY
+from leasehold.testing.servers.proxy import Proxy
+
+
+def spawn(*jobs):
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_thirty_threads_on_one_client(sql) -> None:
+    inside, tokens, most = [], [], []
+
+    def work() -> None:
+        for _ in range(5):
+            with lock as lease:
+                inside.append(lease)
+                most.append(len(inside))
+                tokens.append(lease.token)
+                inside.remove(lease)
+
+    with Client(sql.url(), call_timeout=30) as client:
+        lock = client.lock("hot", wait=100)
+        spawn(*[work] * 30)
+    assert (max(most), len(tokens)) == (1, 150)
+    assert tokens == sorted(set(tokens))
+
+
+def test_two_hundred_tasks_on_one_client(sql) -> None:
+    inside, tokens = [], []
+
+    async def main() -> None:
+        async with AsyncClient(sql.named("crowd"), call_timeout=30) as client:
+            lock = client.lock("hot", wait=100)
+
+            async def work() -> None:
+                async with lock as lease:
+                    inside.append(lease)
+                    assert inside == [lease]
+                    tokens.append(lease.token)
+                    await asyncio.sleep(0)
+                    inside.remove(lease)
+
+            await asyncio.gather(*(work() for _ in range(200)))
+            assert len(sql.sessions("crowd")) <= sql.most
+
+    asyncio.run(main())
+    assert len(tokens) == 200
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_hundred_random_cancellations_leave_nothing(sql, until) -> None:
+    chance = random.Random(5)
+
+    async def main() -> None:
+        async with AsyncClient(sql.url(), call_timeout=30) as client, AsyncClient(sql.url()) as other:
+            await client.ping()
+
+            async def work(name: str) -> None:
+                async with client.lock(name, wait=30, ttl=60):
+                    await asyncio.sleep(chance.random() * 0.01)
+
+            for _ in range(10):
+                tasks = [asyncio.create_task(work(f"n{chance.randrange(3)}")) for _ in range(10)]
+                for task in tasks:
+                    await asyncio.sleep(chance.random() * 0.01)
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            end = time.monotonic() + 30
+            while await other.inspect():
+                assert time.monotonic() < end, await other.inspect()
+                await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+
+
+def test_no_more_connections_than_promised(sql, until) -> None:
+    with Client(sql.named("few"), ttl=3) as client, Client(sql.url()) as other:
+        with other.lock("taken"), suppress(NotAcquired):
+            client.lock("taken", wait=0.1).acquire()
+        with client.lock("job"):
+            until(lambda: len(sql.sessions("few")) == sql.most)  # calls, wake-ups, and the watchdog's renewals
+        client.inspect()
+        assert len(sql.sessions("few")) == sql.most
+    until(lambda: not sql.sessions("few"))
+
+
+def test_a_pair_is_two_calls(sql) -> None:
+    with Client(sql.url()) as client:
+        client.inspect()
+        sql.count()
+        lock = client.lock("job")
+        for _ in range(50):
+            with lock:
+                pass
+    assert sql.calls() == {"attempt": 50, "release": 50}
+
+
+@pytest.mark.parametrize("waiters", [2, 30])
+def test_a_hand_off_is_two_calls_however_long_the_line(sql, until, waiters) -> None:
+    with Client(sql.url(), call_timeout=30) as client, Client(sql.url()) as other:
+        sql.count()
+        lease = other.lock("job", ttl=60).acquire()
+        lock = client.lock("job", wait=60, ttl=60)
+
+        def work() -> None:
+            with lock:
+                pass
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(waiters)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        until(lambda: len(client.inspect()) == waiters + 1)
+        before = sql.calls()
+        lease.release()
+        for thread in threads:
+            thread.join(60)
+        after = sql.calls()
+        unprompted = waiters * int((time.monotonic() - began) / BEAT_EVERY)  # on a machine as slow as that
+    asked = after["attempt"] - before["attempt"]
+    released = after["release"] - before.get("release", 0)
+    assert released == waiters + 1
+    assert asked <= 1.1 * waiters + 1 + unprompted, "each claims its turn once; the next may look after a second"
+    woken = after.get("listen", 0) - before.get("listen", 0)  # where a wake-up is a call as well
+    assert woken <= 1.1 * waiters + 2 + unprompted
+
+
+def test_nothing_is_left_of_idle_names(sql) -> None:
+    with Client(sql.url()) as client:
+        for number in range(100):
+            with client.lock(f"job-{number}"):
+                pass
+        assert not client.inspect()
+    for table in ("lh_grant", "lh_waiter", "lh_line"):
+        assert sql.ask(f"select count(*) from {{s}}.{table}") == [(0,)]
+
+
+def test_a_whole_line_that_died_is_swept(sql) -> None:
+    with Client(sql.url()) as client:
+        client.ping()
+        client.lock("other").acquire().release()
+        sql.ask(f"insert into {{s}}.lh_line values ('', 'dead', 7, 'lock', 1, '', 0{sql.no_client})")
+        sql.ask("insert into {s}.lh_bucket values ('', 7, 0, 0)")
+        values = "'', 'dead', false, 1, 'm', '', 'l', 'h', 1, 'p', 'exclusive', 0, 0, 1"
+        sql.ask(f"insert into {{s}}.lh_waiter values ({values})")
+        for _ in range(64):
+            with client.lock("other"):
+                pass
+    assert sql.ask("select count(*) from {s}.lh_line") == [(0,)]
+
+
+# ---------------------------------------------------------------- processes
+
+
+def test_a_forked_child_has_connections_of_its_own(sql) -> None:
+    with Client(sql.named("fork")) as client:
+        lease = client.lock("job", ttl=60).acquire()
+        with pytest.raises(NotAcquired):
+            client.lock("job", wait=0.05).acquire()
+        before = set(sql.sessions("fork"))
+        child = os.fork()
+        if child == 0:
+            try:
+                assert lease.lost_reason == "forked"
+                with client.lock("child's") as inner:
+                    assert inner.held
+                os._exit(0 if client.lock("job").try_acquire() is None else 2)
+            except BaseException:
+                os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert before <= set(sql.sessions("fork")), "the child has hurt no session of its parent"
+        lease.verify()
+        assert lease.release()
+
+
+def test_a_waiter_that_was_killed_holds_up_nobody(sql, until) -> None:
+    doomed = sql.named("doomed")
+    with Client(sql.url()) as client, Client(sql.url()) as third:
+        lease = client.lock("job", ttl=60).acquire()
+        child = os.fork()
+        if child == 0:
+            try:
+                with Client(doomed) as mine:
+                    mine.lock("job", wait=60).acquire()
+            finally:
+                os._exit(1)
+        until(lambda: [h.state for h in client.inspect()] == ["held", "waiting"])
+        got = []
+        thread = threading.Thread(target=lambda: got.append(third.lock("job", wait=30).acquire()), daemon=True)
+        thread.start()
+        until(lambda: len(client.inspect()) == 3)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        until(lambda: len(sql.sessions("doomed")) <= sql.lingers)
+        began = time.monotonic()
+        lease.release()
+        thread.join(30)
+        assert got
+        assert time.monotonic() - began < 2.5, "passed over at once, at the latest by the look after a second"
+        assert "passed over" in [h.state for h in client.inspect()]
+        got[0].release()
+
+
+def test_a_client_in_a_new_loop_connects_anew(sql) -> None:
+    client = AsyncClient(sql.url())
+
+    async def once() -> int:
+        async with client.lock("job") as lease:
+            return lease.token
+
+    assert asyncio.run(once()) < asyncio.run(once())
+    asyncio.run(client.close())
+
+
+def test_names_of_any_text(sql) -> None:
+    names = [
+        "o'brien",
+        'say "hi"',
+        "back\\slash",
+        "{curly,brace}",
+        "new\nline",
+        "ünï…",
+        "%s",
+        "%(name)s",
+        "$1",
+        ":x",
+        "NULL",
+    ]
+    with Client(sql.url(), namespace="sp'ace \\ {}") as client:
+        leases = [client.lock(name, purpose="p \\ ' \"").acquire() for name in names]
+        assert sorted(h.name for h in client.inspect()) == sorted(names)
+        assert [h.name for h in client.inspect("say", exact=False)] == ['say "hi"']
+        for lease in leases:
+            lease.renew()
+            assert lease.release()
+
+
+def test_lives_beyond_reason(sql) -> None:
+    with Client(sql.url()) as client:
+        lease = client.lock("for ever", ttl=1e14, delay=1e14).acquire()
+        assert lease.remaining > 1e12
+        lease.renew()
+        assert lease.release()
+
+
+def test_no_secret_is_shown(sql, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    proxy = Proxy(sql.server.port)
+    url = sql.url(user="nobody:s3cret", port=proxy.port)
+    try:
+        with Client(url, call_timeout=2) as client:
+            with pytest.raises(ConfigError) as missing:
+                client.ping()
+            assert "nobody" in str(missing.value)
+            proxy.cut()
+            with pytest.raises(Unavailable) as silent:
+                client.ping()
+            assert "s3cret" not in f"{client!r} {missing.value!r} {silent.value!r} {caplog.text}"
+    finally:
+        proxy.close()
+    with Client(sql.url()) as client:
+        lease = client.lock("job").acquire()
+        shown = sql.ask("select * from {s}.lh_grant")
+        assert lease._claim.id not in str(shown)
+        assert lease._claim.mark not in str(sql.ask(sql.inspection))
+        lease.release()
+
+
+def test_a_host_by_name_and_one_that_does_not_exist(sql) -> None:
+    with Client(sql.url().replace("127.0.0.1", "localhost")) as client:
+        client.ping()
+    nowhere = Client(sql.url().replace("127.0.0.1", "no-such-host.invalid"), call_timeout=5)
+    with nowhere as client, pytest.raises(Unavailable, match=r"no-such-host\.invalid"):
+        client.ping()
