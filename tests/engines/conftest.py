@@ -217,6 +217,14 @@ class Database(ABC):
         """The URL of a new role that has what the manual says, and no more."""
 
     @abstractmethod
+    def newcomer(self, name: str) -> str:
+        """The URL of a new role that may log in, and nothing else."""
+
+    @abstractmethod
+    def forget(self, verb: str) -> None:
+        """Drop the function of a verb."""
+
+    @abstractmethod
     def shut(self, name: str, out: bool) -> None:
         """Whether a role may no longer log in."""
 
@@ -276,8 +284,17 @@ class PostgresqlDatabase(Database):
             session.execute(f'select 1 from "{self.schema}".lh_bucket for update'.encode())
             yield
 
-    def role(self, name: str, port: int | None = None) -> str:
+    def newcomer(self, name: str) -> str:
         self.ask(f'create role "{name}" login')
+        return self.url(quote(name))
+
+    def forget(self, verb: str) -> None:
+        found = "select oid::regprocedure::text from pg_proc where proname = %s and pronamespace = %s::regnamespace"
+        for (signature,) in self.ask(found, f"lh_{verb}_v1", f'"{self.schema}"'):
+            self.ask(f"drop function {signature}")
+
+    def role(self, name: str, port: int | None = None) -> str:
+        self.newcomer(name)
         self.ask(postgresql_schema.grants(name, self.schema).replace("%", "%%"))
         return self.url(quote(name), port)
 
@@ -293,7 +310,7 @@ class PostgresqlDatabase(Database):
 
 
 class MysqlDatabase(Database):
-    """Sessions are found by their account."""
+    """Sessions are found by their account; in the midst of a call they have that of whoever made the procedures."""
 
     server: MariaDB
     most = 4
@@ -322,11 +339,7 @@ class MysqlDatabase(Database):
         return [number for (number,) in self.ask("select id from information_schema.processlist where user = %s", name)]
 
     def blocked(self, name: str) -> bool:
-        query = (
-            "select 1 from information_schema.innodb_trx t join information_schema.processlist p "
-            "on p.id = t.trx_mysql_thread_id where t.trx_state = 'LOCK WAIT' and p.user = %s"
-        )
-        return bool(self.ask(query, name))
+        return bool(self.ask("select 1 from information_schema.innodb_trx where trx_state = 'LOCK WAIT'"))
 
     def count(self) -> None:
         """The server's log of what clients sent it: what happens in a procedure is not in it."""
@@ -344,9 +357,16 @@ class MysqlDatabase(Database):
             yield
             session.rollback()
 
-    def role(self, name: str, port: int | None = None) -> str:
+    def newcomer(self, name: str) -> str:
         self._accounts.add(name)
         self.server.run(f"create user '{name}'")
+        return self.url(name)
+
+    def forget(self, verb: str) -> None:
+        self.server.run(f"drop procedure {mysql_schema.quoted(self.schema)}.lh_{verb}_v1")
+
+    def role(self, name: str, port: int | None = None) -> str:
+        self.newcomer(name)
         self.server.run(*mysql_schema.statements(mysql_schema.grants(name, self.schema)))
         return self.url(name, port)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 import time
@@ -12,12 +11,11 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from leasehold import AsyncClient, Client, ConfigError, Unavailable
+from leasehold import Client, Unavailable
 from leasehold.book import Book
 from leasehold.config import EngineConfig
 from leasehold.core.names import mark
 from leasehold.engines import postgresql
-from leasehold.engines.postgresql import schema
 from leasehold.engines.sql.wire import Lost
 from leasehold.model import Busy, Claim, Grant, Holder
 from leasehold.runtime.base import step
@@ -95,60 +93,6 @@ def waiting(client: Client, name: str, until, **options):
     assert not thread.is_alive()
 
 
-# -------------------------------------------------------------------- ghosts
-
-
-def test_a_turn_that_lapsed_and_is_then_given_up_leaves_nothing(database, bare) -> None:
-    one = bare()
-    assert isinstance(one.attempt(claim_of("first")), Grant)
-    assert isinstance(one.attempt(claim_of("second", queue=True)), Busy)
-    assert one.release(claim_of("first"))
-    database.ask("update {s}.lh_grant set until = 1 where state = 1")  # its turn was not taken in time
-    assert not one.release(claim_of("second"))
-    assert database.ask("select name from {s}.lh_waiter union select name from {s}.lh_line") == []
-
-
-def test_what_landed_before_the_role_was_shut_out_is_still_owed(database, until) -> None:
-    """The answer is lost, and whoever asks again is refused: that says nothing of the first attempt."""
-    with Client(database.url()) as owner:
-        owner.inspect()
-    database.ask("create role shut login")
-    database.ask(schema.grants("shut", database.schema).replace("%", "%%"))
-    proxy = Proxy(database.server.port)
-    try:
-        with Client(database.url("shut", proxy.port), ttl=600, call_timeout=20) as client:
-            client.ping()
-            client._desk.book.shelf["contended"] = True  # it has met others: it stands in line from the start
-
-            def hear(outward: bool, data: bytes) -> None:
-                if outward and b"lh_attempt" in data:
-                    proxy.watch = None
-                    proxy._answers = False
-
-            proxy.watch = hear
-            errors: list[BaseException] = []
-
-            def take() -> None:
-                try:
-                    client.lock("job", wait=20).acquire()
-                except BaseException as error:
-                    errors.append(error)
-
-            thread = threading.Thread(target=take)
-            thread.start()
-            until(lambda: database.ask("select 1 from {s}.lh_grant"))
-            database.ask("alter role shut nologin")
-            proxy.mend()
-            thread.join(30)
-            assert len(errors) == 1
-            database.ask("alter role shut login")
-            until(lambda: not database.ask("select 1 from {s}.lh_grant"), 20)
-    finally:
-        proxy.close()
-        database.ask("drop owned by shut")
-        database.ask("drop role shut")
-
-
 # ------------------------------------------------------------------ wake-ups
 
 
@@ -218,36 +162,6 @@ def test_a_silent_way_to_listen_by_keeps_nobody_from_a_free_name(database, until
             slow.join(60)
 
 
-def test_only_the_head_of_a_long_line_asks_again_when_nothing_happens(database, bare) -> None:
-    one = bare()
-    one.attempt(claim_of("holder"))
-    line = [claim_of(f"waiter {number}", queue=True) for number in range(4)]
-    for claim in line:
-        one.attempt(claim)
-    replies = step(one.engine.renew(line, one.deadline))
-    assert [bool(reply.place) for reply in replies] == [False, True, True, True]  # the watchdog wakes who has no place
-
-
-# -------------------------------------------------------------------- errors
-
-
-def test_tables_that_cannot_be_made_are_the_answer_each_time(database) -> None:
-    database.ask("create role maker login")
-    try:
-        with Client(database.url("maker")) as client:
-            for _ in range(4):
-                with pytest.raises(ConfigError, match="leasehold schema postgresql"):
-                    client.lock("job").try_acquire()
-    finally:
-        database.ask("drop role maker")
-
-
-def test_a_call_timeout_beyond_what_the_server_can_count(database) -> None:
-    with Client(database.url(), call_timeout=1e12, ttl=1e12) as client, client.lock("job") as lease:
-        lease.renew()
-        assert len(client.inspect()) == 1
-
-
 def test_a_cancelled_wait_for_a_standby_is_seen_though_warnings_are_off(own, until) -> None:
     server = own()
     server.ask("alter role postgres set client_min_messages = error")
@@ -276,30 +190,6 @@ def test_a_cancelled_wait_for_a_standby_is_seen_though_warnings_are_off(own, unt
         until(lambda: not client.inspect(), 30)
 
 
-# --------------------------------------------------------------- connections
-
-MOST = 3 + 2 * 4  # of one client, with what the server has not ended yet
-
-
-def test_cancelled_calls_do_not_use_up_the_connections(database, until) -> None:
-    async def impatient() -> None:
-        async with AsyncClient(database.url(application_name="impatient"), call_timeout=5) as client:
-            await client.ping()
-            for number in range(40):
-                with suppress(TimeoutError, Unavailable):
-                    await asyncio.wait_for(client.lock("job", wait=5).acquire(), 0.05)
-                if number % 10 == 9:
-                    assert len(await asyncio.to_thread(database.sessions, "impatient")) <= MOST
-
-    with Client(database.url()) as client:
-        client.lock("job").acquire().release()
-    with database.server.connect() as session, session.transaction():
-        session.execute(f'select 1 from "{database.schema}".lh_bucket for update'.encode())
-        asyncio.run(impatient())
-    until(lambda: not database.sessions("impatient"))
-    until(lambda: not database.ask("select 1 from {s}.lh_grant union select 1 from {s}.lh_line"), 60)
-
-
 def test_commits_that_no_standby_confirms_do_not_use_up_the_connections(own, until) -> None:
     server = own()
     with Client(f"{server.url()}?application_name=stuck", call_timeout=0.4, ttl=60) as client:
@@ -311,38 +201,12 @@ def test_commits_that_no_standby_confirms_do_not_use_up_the_connections(own, unt
             with pytest.raises(Unavailable):
                 client.lock(f"job-{number}", wait=0).acquire()
         mine = "select pid from pg_stat_activity where application_name = 'stuck'"
-        assert len(server.ask(mine)) <= MOST
+        assert len(server.ask(mine)) <= 3 + 2 * 4  # with what the server has not ended yet
         server.ask("alter system reset synchronous_standby_names")
         server.ask("select pg_reload_conf()")
         until(lambda: not client.inspect(), 30)
         assert client.lock("job", wait=10).acquire().release()
         until(lambda: len(server.ask(mine)) <= 3)
-
-
-def test_a_client_closed_in_the_midst_of_a_call_takes_the_call_back(database, until) -> None:
-    with Client(database.url()) as first:
-        first.lock("job").acquire().release()
-    client = Client(database.url(application_name="closing"), ttl=600, call_timeout=20)
-    client.ping()
-    errors: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            client.lock("job", wait=0).acquire()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=take)
-    with database.server.connect() as session, session.transaction():
-        session.execute(f'select 1 from "{database.schema}".lh_bucket for update'.encode())
-        thread.start()
-        blocked = "select 1 from pg_stat_activity where application_name = 'closing' and wait_event_type = 'Lock'"
-        until(lambda: database.ask(blocked))
-        client.close()
-    thread.join(30)
-    assert [type(error) for error in errors] == [ConfigError]
-    until(lambda: not database.ask("select 1 from {s}.lh_grant"))
-    until(lambda: not database.sessions("closing"))
 
 
 def test_a_session_closed_beneath_its_call_ends_the_call(database, bare) -> None:
@@ -418,22 +282,6 @@ def test_after_a_fail_over_a_client_listens_where_it_asks(own, until, caplog, ho
         standby.kill()
 
 
-def test_an_address_that_is_silent_leaves_time_for_the_next(database, monkeypatch) -> None:
-    look_up, port = socket.getaddrinfo, database.server.port
-
-    def two(host, *rest, **more):
-        if host != "two.example":
-            return look_up(host, *rest, **more)
-        return [(2, 1, 6, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
-
-    with Client(database.url()) as first:
-        first.inspect()
-    monkeypatch.setattr(socket, "getaddrinfo", two)
-    url = database.url().replace("127.0.0.1", "two.example")
-    with socket.create_server(("127.0.0.2", port)), Client(url, call_timeout=8) as client:  # accepts, and says nothing
-        assert client.lock("job", wait=0).acquire().release()
-
-
 def test_a_host_from_the_environment_is_looked_up_within_the_deadline(database, monkeypatch) -> None:
     asked, look_up = [], socket.getaddrinfo
 
@@ -447,20 +295,3 @@ def test_a_host_from_the_environment_is_looked_up_within_the_deadline(database, 
     with Client("postgresql://postgres@/postgres") as client:
         client.ping()
     assert "localhost" in asked
-
-
-# ------------------------------------------------------------------ odd things
-
-
-def test_a_version_that_somebody_deleted_is_made_again(database) -> None:
-    with Client(database.url()) as client:
-        client.inspect()
-        database.ask("truncate {s}.lh_meta")
-        database.ask("drop function {s}.lh_inspect_v1(text, text, boolean)")
-        assert client.inspect() == []
-
-
-@pytest.mark.parametrize("prefix", ["a\0b", "\ud800"])
-def test_a_prefix_that_no_name_has_is_refused(database, prefix) -> None:
-    with Client(database.url()) as client, pytest.raises(ConfigError):
-        client.inspect(prefix)

@@ -95,8 +95,9 @@ def test_a_hundred_random_cancellations_leave_nothing(sql, until) -> None:
 
 def test_no_more_connections_than_promised(sql, until) -> None:
     with Client(sql.named("few"), ttl=3) as client, Client(sql.url()) as other:
+        client.inspect()
         with other.lock("taken"), suppress(NotAcquired):
-            client.lock("taken", wait=0.1).acquire()
+            client.lock("taken", wait=2).acquire()
         with client.lock("job"):
             until(lambda: len(sql.sessions("few")) == sql.most)  # calls, wake-ups, and the watchdog's renewals
         client.inspect()

@@ -23,7 +23,13 @@ leasehold schema mysql --role app@10.%                   an account, and from wh
 
 @click.command("schema", cls=Command, examples=EXAMPLES, codes=(exits.CONFIG,))
 @click.argument("engine", type=click.Choice(["mysql", "postgresql"]))
-@click.option("--schema", "name", metavar="NAME", default="leasehold", help="The schema, or in MySQL the database. Default: leasehold.")
+@click.option(
+    "--schema",
+    "name",
+    metavar="NAME",
+    default="leasehold",
+    help="The schema, or in MySQL the database. Default: leasehold.",
+)
 @click.option("--role", metavar="ROLE", help="Also grant ROLE what a client needs, and no more.")
 @click.option(
     "--no-operator", is_flag=True, help="With --role: do not let ROLE look at the locks of others or break them."

@@ -1,10 +1,11 @@
 """The rig of the MySQL engine: one MariaDB for all cases, a database for each, and a proxy before each client.
 
-Clients use accounts that may execute the procedures and nothing else; so does whoever follows the manual.
+Clients use an account that may execute the procedures and nothing else; so does whoever follows the manual.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import ClassVar
 from urllib.parse import quote
@@ -36,6 +37,11 @@ class MysqlRig(Rig):
         self.server = server()
         self.database = f"Lease `{uuid4().hex[:8]}"  # a name that needs its quotes
         self.server.run(*statements(text(self.database)))  # a client would, but not within every deadline of a case
+        self.user = f"m{uuid4().hex[:12]}"
+        self.server.run(f"create user {self.user} identified by 'secret'", *self.rights())
+
+    def rights(self) -> Iterable[str]:
+        return statements(grants(self.user, self.database))
 
     def machine(self) -> Machine:
         return MysqlMachine(self)
@@ -58,7 +64,7 @@ class MysqlRig(Rig):
 
     def close(self) -> None:
         super().close()
-        self.server.run(f"drop database if exists {quoted(self.database)}")
+        self.server.run(f"drop database if exists {quoted(self.database)}", f"drop user {self.user}")
 
 
 class PlainRig(MysqlRig):
@@ -67,32 +73,24 @@ class PlainRig(MysqlRig):
     beside = MysqlRig
     options = "?procedures=no"
 
+    def rights(self) -> Iterable[str]:
+        return [f"grant select, insert, update, delete on {quoted(self.database)}.* to {self.user}"]
+
 
 class MysqlMachine(ProxiedMachine):
-    """One client, with an account of its own: its sessions are found by that."""
+    """One client. Its sessions are found by where its proxy's connections come from."""
 
     def __init__(self, rig: MysqlRig) -> None:
-        self.rig, self._user = rig, f"m{uuid4().hex[:12]}"
-        rig.server.run(f"create user {self._user} identified by 'secret'")
-        if rig.options:
-            tables = f"grant select, insert, update, delete on {quoted(rig.database)}.* to {self._user}"
-            rig.server.run(tables.replace("_", "\\_"))
-        else:
-            rig.server.run(*statements(grants(self._user, rig.database)))
-        proxy = Proxy(rig.server.port)
-        super().__init__(
-            f"mysql://{self._user}:secret@127.0.0.1:{proxy.port}/{quote(rig.database, safe='')}{rig.options}", [proxy]
-        )
+        self._server, proxy = rig.server, Proxy(rig.server.port)
+        where = f"{rig.user}:secret@127.0.0.1:{proxy.port}/{quote(rig.database, safe='')}"
+        super().__init__(f"mysql://{where}{rig.options}", [proxy])
 
     def kill_session(self) -> None:
-        for session in self._sessions():
-            self.rig.server.run(f"kill {session}", missing=True)
-        poll(lambda: not self._sessions(), 20, lambda: "the server has ended the sessions")
+        hosts = [f"127.0.0.1:{port}" for port in self.proxies[0].ports()]
+        for session in self._sessions(hosts):
+            self._server.run(f"kill {session}", missing=True)
+        poll(lambda: not self._sessions(hosts), 20, lambda: "the server has ended the sessions")
 
-    def _sessions(self) -> list[int]:
-        query = "select id from information_schema.processlist where user = %s"
-        return [number for (number,) in self.rig.server.ask(query, self._user)]
-
-    def close(self) -> None:
-        super().close()
-        self.rig.server.run(f"drop user {self._user}")
+    def _sessions(self, hosts: list[str]) -> list[int]:
+        found = self._server.ask("select id, host from information_schema.processlist")
+        return [number for number, host in found if host in hosts]

@@ -116,7 +116,8 @@ class MySession:
                 self._unsent += _QUIT
                 while self._unsent:
                     self._push()
-            socket.socket.shutdown(self._sock, socket.SHUT_WR)  # also if it could not take a goodbye
+            if self._unsent:  # it cannot take even a goodbye
+                socket.socket.shutdown(self._sock, socket.SHUT_WR)
             return Tail(self._sock.fileno(), self.server.place)
         except OSError:  # it has
             return None

@@ -50,6 +50,11 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
 
+    def ports(self) -> list[int]:
+        """Where the server sees its connections come from."""
+        with self._lock:
+            return [link.far.getsockname()[1] for link in self._links]
+
     def cut(self) -> None:
         """Silence both ways. Connections stay open, new ones are accepted and hear nothing; goodbyes are not passed."""
         with self._lock:
