@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from leasehold.speed.rounds import table
 
-TABLES = ("memory", "sqlite", "redis", "redlock", "postgresql", "etcd", "zookeeper")
+TABLES = ("memory", "sqlite", "redis", "redlock", "postgresql", "mysql", "etcd", "zookeeper")
 
 
 def main() -> None:

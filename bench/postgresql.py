@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psycopg
 
+from bench.sql import hand_offs, repeated
 from leasehold import AsyncClient, Client
 from leasehold.speed.rounds import Case, Result, measure, table
 from leasehold.testing.servers.postgresql import PostgreSQL
@@ -66,15 +67,6 @@ def pairs(server: PostgreSQL, times: int) -> Iterator[Case]:
         yield Case(name, repeated(lock), times)
 
 
-def repeated(lock: Any) -> Callable[[int], None]:
-    def pair(times: int) -> None:
-        for _ in range(times):
-            with lock:
-                pass
-
-    return pair
-
-
 def advisory(server: PostgreSQL) -> Callable[[int], None]:
     db = server.connect(prepare_threshold=0)
 
@@ -108,33 +100,6 @@ def statements(server: PostgreSQL) -> dict[str, int]:
     query = "select substring(query from 'lh_([a-z]+)_v1'), sum(calls)::integer from pg_stat_statements"
     rows = server.ask(query + " where query like 'select * from \"leasehold\".lh\\_%%' group by 1")
     return dict(rows)
-
-
-def hand_offs(server: PostgreSQL, waiters: int) -> str:
-    """So many in line, each in turn: milliseconds and statements per hand-off."""
-    with Client(server.url(), call_timeout=60) as client, Client(server.url()) as other:
-        lock = client.lock("line", wait=600, ttl=60)
-        lease = other.lock("line", ttl=60).acquire()
-
-        def work() -> None:
-            with lock:
-                pass
-
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(waiters)]
-        for thread in threads:
-            thread.start()
-        while len(other.inspect("line")) < waiters + 1:
-            time.sleep(0.01)
-        before, began = statements(server), time.perf_counter()
-        lease.release()
-        for thread in threads:
-            thread.join()
-        took, after = time.perf_counter() - began, statements(server)
-    grown = {verb: after[verb] - before.get(verb, 0) for verb in after}
-    calls = (grown["attempt"] + grown["release"] - 1) / waiters
-    beats = grown.get("beat", 0) + grown.get("renew", 0)
-    each = f"{calls:.2f} statements each, {beats} heart-beats and renewals"
-    return f"  {waiters:>4} waiters: {took / waiters * 1000:6.2f} ms and {each}"
 
 
 def blocked_advisory(server: PostgreSQL, times: int) -> float:
@@ -175,7 +140,7 @@ def main() -> None:
         print(f"statements per pair, by the server's count: {(count['attempt'] + count['release']) / 200:.2f}")
         print("hand-offs among waiters in line:")
         for waiters in (2, 10, 100):
-            print(hand_offs(server, waiters))
+            print(hand_offs(server.url(), lambda: statements(server), waiters))
         print(
             f"  a blocked advisory lock wakes in {blocked_advisory(server, 20) * 1000:.2f} ms: a connection per waiter"
         )

@@ -24,8 +24,8 @@ def check(lease: BaseLease, connection: object) -> None:
     """Raise `LeaseLost` unless the lease is held now; else keep the name until the transaction has ended.
 
     `connection` is a psycopg or PyMySQL connection or cursor, or any other of the DB-API that writes parameters as
-    %(name)s, or an SQLAlchemy `Session` or `Connection`. It must reach the database that keeps the lease, and be in a transaction:
-    `ConfigError` if it is not. Errors of the connection itself are raised as they are.
+    %(name)s, or an SQLAlchemy `Session` or `Connection`. It must reach the database that keeps the lease, and be in a
+    transaction: `ConfigError` if it is not. Errors of the connection itself are raised as they are.
 
     Not promised: that the lease is still held when the transaction has committed. A transaction that stays open keeps
     the name from everybody, whatever the ttl: be quick.

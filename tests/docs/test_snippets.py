@@ -114,12 +114,16 @@ json.dump((results, trouble), sys.stdout)
 def environment_of(page: Path) -> dict[str, str]:
     """Where the servers are that a page needs; skips where one is absent."""
     needed = re.findall(r"^<!-- server: (\w+) -->$", page.read_text(encoding="utf-8"), re.M)
-    assert set(needed) <= {"postgresql"}, needed
+    assert needed in ([], ["mysql"], ["postgresql"]), needed
     if not needed:
         return {}
-    from leasehold.testing import postgresql_rig
+    from leasehold.testing import mysql_rig, postgresql_rig
 
     try:
+        if needed == ["mysql"]:
+            mariadb = mysql_rig.server()
+            mariadb.run("drop database if exists leasehold")
+            return {"DATABASE_URL": f"mysql://root@127.0.0.1:{mariadb.port}/leasehold"}
         server = postgresql_rig.server()
     except Absent as absent:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))

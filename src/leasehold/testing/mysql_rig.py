@@ -21,7 +21,7 @@ from leasehold.testing.servers.proxy import Proxy
 
 @cache
 def server() -> MariaDB:
-    """Started once, and kept as long as the process. It leaves writing to the system: tests kill it, but cut no power."""
+    """Started once, and kept as long as the process. It leaves writing to the system: tests cut no power."""
     return MariaDB("innodb-flush-method=nosync").start()
 
 

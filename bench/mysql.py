@@ -1,0 +1,141 @@
+"""The MySQL engine beside a bare upsert and delete of equal durability, and beside GET_LOCK; then hand-offs.
+
+`python -m bench mysql`, or `python bench/mysql.py` for this table, the hand-offs, and the server's own count of
+statements. Starts a MariaDB of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.sql import hand_offs, repeated
+from leasehold import AsyncClient, Client
+from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.testing.servers.mysql import MariaDB
+
+TITLE = "mysql: acquire + release, against a bare upsert and delete, both durable (aim: at most 1.3)"
+
+_NOW = "cast(unix_timestamp(sysdate(6)) * 1000000 as signed)"
+_TAKE = f"""insert into bench.bare values ('bench', %s, {_NOW} + 30000000) on duplicate key update
+    owner = if(until < {_NOW}, values(owner), owner), until = if(owner = values(owner), values(until), until)"""
+_GIVE = "delete from bench.bare where name = 'bench' and owner = %s"
+
+
+def url(server: MariaDB, more: str = "") -> str:
+    return f"mysql://root@127.0.0.1:{server.port}/leasehold{more}"
+
+
+def run(rounds: int) -> list[Result]:
+    server = MariaDB().start()
+    try:
+        return measure(list(pairs(server, 100)), rounds)
+    finally:
+        server.kill()
+
+
+def pairs(server: MariaDB, times: int) -> Iterator[Case]:
+    server.run(
+        "create database bench",
+        "create table bench.bare (name varbinary(255) primary key, owner varbinary(64), until bigint) engine = InnoDB",
+    )
+    cursor = server.connect().cursor()
+
+    def bare(times: int) -> None:
+        for _ in range(times):
+            assert cursor.execute(_TAKE, ("me",))
+            cursor.execute(_GIVE, ("me",))
+
+    yield Case("bare upsert and delete, PyMySQL", bare, times)
+    yield Case("leasehold mysql://, with", repeated(Client(url(server)).lock("bench")), times)
+
+    loop = asyncio.new_event_loop()
+    theirs = AsyncClient(url(server)).lock("bench")
+
+    async def main(times: int) -> None:
+        for _ in range(times):
+            async with theirs:
+                pass
+
+    yield Case("leasehold mysql://, async with", lambda times: loop.run_until_complete(main(times)), times)
+    yield Case(
+        "leasehold mysql://, procedures=no", repeated(Client(url(server, "?procedures=no")).lock("plain")), times
+    )
+    yield Case("GET_LOCK: no lease, no token, no line", get_lock(server), times)
+
+
+def get_lock(server: MariaDB) -> Callable[[int], None]:
+    cursor = server.connect().cursor()
+
+    def pair(times: int) -> None:
+        for _ in range(times):
+            cursor.execute("select get_lock('bench', 10)")
+            cursor.execute("select release_lock('bench')")
+
+    return pair
+
+
+# ------------------------------------------------------------------ hand-off
+
+
+def statements(server: MariaDB) -> dict[str, int]:
+    """What clients sent, by verb, from the server's own log."""
+    query = "select count(*) from mysql.general_log where command_type = 'Query' and argument like %s"
+    verbs = ("attempt", "release", "beat", "renew", "listen")
+    return {verb: server.ask(query, f"call `leasehold`.lh_{verb}_v1(%")[0][0] for verb in verbs}
+
+
+def blocked_get_lock(server: MariaDB, times: int) -> float:
+    """Released in one session until held in another that was blocked: seconds."""
+    lasted = []
+    one, two = server.connect().cursor(), server.connect().cursor()
+    for _ in range(times):
+        one.execute("select get_lock('line', 10)")
+        got: list[float] = []
+
+        def wait(session: Any = two, got: list[float] = got) -> None:
+            session.execute("select get_lock('line', 10)")
+            got.append(time.perf_counter())
+            session.execute("select release_lock('line')")
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.02)
+        began = time.perf_counter()
+        one.execute("select release_lock('line')")
+        thread.join()
+        lasted.append(got[0] - began)
+    return sorted(lasted)[len(lasted) // 2]
+
+
+def main() -> None:
+    print(table(TITLE, run(int(os.environ.get("ROUNDS", "15")))))
+    server = MariaDB().start()
+    try:
+        with Client(url(server)) as client:
+            client.inspect()
+            server.run("set global log_output = 'TABLE'", "set global general_log = 1")
+            lock = client.lock("warm")
+            for _ in range(200):
+                with lock:
+                    pass
+        count = statements(server)
+        print(f"statements per pair, by the server's count: {(count['attempt'] + count['release']) / 200:.2f}")
+        print("hand-offs among waiters in line:")
+        for waiters in (2, 10, 100):
+            print(hand_offs(url(server), lambda: statements(server), waiters))
+        print(f"  a blocked GET_LOCK wakes in {blocked_get_lock(server, 20) * 1000:.2f} ms: a connection per waiter")
+    finally:
+        server.kill()
+
+
+if __name__ == "__main__":
+    main()
