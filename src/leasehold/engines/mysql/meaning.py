@@ -20,7 +20,8 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 ENGINE: Final = "mysql"
 SERVER: Final = "MySQL"
 
-_MISSING: Final = frozenset({ER.SP_DOES_NOT_EXIST, ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE})
+# A procedure that is not there is denied, too, to whom nothing was granted.
+_MISSING: Final = frozenset({ER.SP_DOES_NOT_EXIST, ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE, ER.PROCACCESS_DENIED_ERROR})
 _DENIED: Final = frozenset(
     {
         ER.DBACCESS_DENIED_ERROR,
@@ -28,7 +29,6 @@ _DENIED: Final = frozenset(
         ER.TABLEACCESS_DENIED_ERROR,
         ER.COLUMNACCESS_DENIED_ERROR,
         ER.SPECIFIC_ACCESS_DENIED_ERROR,
-        ER.PROCACCESS_DENIED_ERROR,
     }
 )
 _DEFINER_GONE: Final = 1449
@@ -49,7 +49,7 @@ _REFUSED: Final = frozenset(
 
 _INTERRUPTED: Final[int] = ER.QUERY_INTERRUPTED
 _NO_DATABASE: Final[int] = ER.BAD_DB_ERROR
-_UNTOUCHED: Final = _MISSING | {ER.PROCACCESS_DENIED_ERROR, _UNDONE}
+_UNTOUCHED: Final = _MISSING | {_UNDONE}
 
 
 class MyFailed(Failed):
@@ -79,10 +79,7 @@ class MyFailed(Failed):
         if self.code == _UNDONE:
             return Again(str(self))
         if self.code in _DENIED:
-            return ConfigError(
-                f"MySQL: {self}; grant this account what `leasehold schema mysql --role ACCOUNT` prints (a procedure "
-                "that is not there is denied, too, to whom nothing was granted)"
-            )
+            return ConfigError(f"MySQL: {self}; grant this account what `leasehold schema mysql --role ACCOUNT` prints")
         if self.code == _DEFINER_GONE:
             return ConfigError(
                 f"MySQL: {self}: the account that made Leasehold's procedures is gone; have another do so"
@@ -116,9 +113,9 @@ def silent(seconds: float) -> Unavailable:
 
 def unmade(name: str, why: object) -> ConfigError:
     return ConfigError(
-        f"the tables and procedures of Leasehold are not in database {name!r}, and could not be made ({why}): have its "
-        "owner run what `leasehold schema mysql` prints; an account that can have tables but no procedures uses "
-        "procedures=no, which gives locks only"
+        f"the tables and procedures of Leasehold are not in database {name!r}, or not for this account, and could not "
+        f"be made ({why}): have its owner run what `leasehold schema mysql --role ACCOUNT` prints; an account that may "
+        "have tables but no procedures uses procedures=no, which gives locks only"
     )
 
 

@@ -59,7 +59,7 @@ class MariaDB(Server):
 
     def connect(self, **more: Any) -> Any:
         """A session of the tests' own."""
-        return pymysql.connect(host="127.0.0.1", port=self.port, user="root", **{"autocommit": True, **more})
+        return pymysql.connect(host="127.0.0.1", port=self.port, **{"user": "root", "autocommit": True, **more})
 
     def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of one statement; text that is bytes is text here."""
