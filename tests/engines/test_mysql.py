@@ -193,6 +193,7 @@ def test_a_call_that_somebody_killed_is_unknown_and_taken_back(mysql, until) -> 
             mysql.server.run(f"kill query {number}")
             thread.join(30)
         assert [type(error).__name__ for error in errors] == ["Unavailable"]
+        until(lambda: not mysql.ask("select 1 from information_schema.innodb_trx"))  # nothing of it is left open
         with client.lock("job", wait=20) as lease:
             assert lease.held
 

@@ -75,6 +75,9 @@ HISTORIES = {
         *(take("a", delay=2.0), take("b"), ("break", "a"), ("pass", 0.5), ("break", "a"), take("b"), ("pass", 3.0)),
         *(("look",), take("b")),
     ),
+    "a delay after a lapse": (
+        *(take("a", ttl=1.0, delay=2.0), take("b"), ("pass", 1.5), take("b"), take("c"), ("pass", 2.0), take("b")),
+    ),
     "an early release cools": (take("a"), take("b"), ("release", "a", 4.0, True), take("b"), ("pass", 5.0), take("b")),
     "a stray release ends no grant, but a turn": (
         *(*LINE, ("release", "a", 0.0, False), ("release", "a", 0.0, True), ("release", "b", 0.0, False), take("c")),
