@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from leasehold import Client
+from leasehold import Client, NotAcquired
 
 
 def repeated(lock: Any) -> Callable[[int], None]:
@@ -24,6 +25,8 @@ def hand_offs(url: str, statements: Callable[[], dict[str, int]], waiters: int) 
     with Client(url, call_timeout=60) as client, Client(url) as other:
         lock = client.lock("line", wait=600, ttl=60)
         lease = other.lock("line", ttl=60).acquire()
+        with suppress(NotAcquired):  # from here on it is listened to
+            client.lock("line", wait=1).acquire()
 
         def work() -> None:
             with lock:

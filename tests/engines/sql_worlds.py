@@ -60,9 +60,9 @@ end
 $$
 create procedure look()
 begin
-    declare _t bigint;
+    declare _t, _last bigint;
     call lh_begin_v1(1000);
-    call lh_enter_v1('ns', 5, _t);
+    call lh_enter_v1('ns', 5, _t, _last);
     call lh_look_v1('ns', 5, 'name', _t);
     commit;
 end

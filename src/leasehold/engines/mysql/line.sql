@@ -27,12 +27,14 @@ begin
 end
 $$
 
-create procedure if not exists lh_enter_v1(_namespace varbinary(255), _bucket integer, out _t bigint)
+create procedure if not exists lh_enter_v1(
+    _namespace varbinary(255), _bucket integer, out _t bigint, out _last bigint  -- the last token that was given
+)
 begin
-    declare _found integer;
-    select 1 into _found from lh_bucket where namespace = _namespace and bucket = _bucket for update;
-    if _found is null then  -- not `insert ignore`: those who met there would share a lock, and each want it for itself
+    select token into _last from lh_bucket where namespace = _namespace and bucket = _bucket for update;
+    if _last is null then  -- not `insert ignore`: those who met there would share a lock, and each want it for itself
         insert into lh_bucket values (_namespace, _bucket, 0, 0) on duplicate key update ticket = lh_bucket.ticket;
+        select token into _last from lh_bucket where namespace = _namespace and bucket = _bucket for update;
     end if;
     set _t = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 end

@@ -16,16 +16,17 @@ create procedure if not exists lh_attempt_v1(
     _sweep integer, _patience integer
 )
 begin
-    declare _t, _token, _mine, _ticket, _life, _place, _of bigint;
+    declare _t, _last, _token, _mine, _ticket, _life, _place, _of bigint;
     declare _answer, _slot, _free, _state, _found_most integer;
     declare _found_kind varbinary(16);
     declare _found_label, _found_host, _found_purpose varbinary(4096);
-    declare _idle, _fits, _line, _free_row, _reserved boolean;
+    declare _idle, _fits, _line, _free_row, _reserved, _last_moved boolean;
     declare exit handler for sqlexception begin rollback; resignal; end;
     call lh_begin_v1(_patience);
-    call lh_enter_v1(_namespace, _bucket, _t);
+    call lh_enter_v1(_namespace, _bucket, _t, _last);
     select not exists (select 1 from lh_grant where namespace = _namespace and name = _name)
         and not exists (select 1 from lh_line where namespace = _namespace and name = _name) into _idle;
+    set _last_moved = not _idle;
     if not _idle then
         call lh_settle_v1(_namespace, _name, _t);
         select kind, most into _found_kind, _found_most from lh_grant
@@ -62,8 +63,11 @@ begin
         end if;
     end if;
     if _idle then  -- nobody waits, and there is room
-        update lh_bucket set token = greatest(token + 1, _t) where namespace = _namespace and bucket = _bucket;
-        select token into _token from lh_bucket where namespace = _namespace and bucket = _bucket;
+        if _last_moved then  -- turns were given meanwhile
+            select token into _last from lh_bucket where namespace = _namespace and bucket = _bucket;
+        end if;
+        set _token = greatest(_last + 1, _t);
+        update lh_bucket set token = _token where namespace = _namespace and bucket = _bucket;
         set _slot = if(_kind = 'semaphore', coalesce(_free, 0), null);
         insert into lh_grant (
                 namespace, name, token, bucket, mark, state, client, label, host, pid, purpose, mode, kind, most,
@@ -255,7 +259,7 @@ create procedure if not exists lh_release_v1(
     _held boolean, _patience integer
 )
 begin
-    declare _t, _token, _locked, _since bigint;
+    declare _t, _last, _token, _locked, _since, _until bigint;
     declare _state integer;
     declare _line boolean;
     declare _ended boolean default false;
@@ -264,16 +268,19 @@ begin
     select max(token) into _token from lh_grant
         where namespace = _namespace and name = _name and mark = _mark and state = 2;
     if _token is not null and _held then
-        select token into _locked from lh_grant
+        select token, state, since, until into _locked, _state, _since, _until from lh_grant
             where namespace = _namespace and name = _name and token = _token and state = 2 for update;
     end if;
-    call lh_enter_v1(_namespace, _bucket, _t);
-    -- Again: it may have been given a turn, taken it, or lost what it had, in between.
-    select token, state, since into _token, _state, _since from lh_grant
-        where namespace = _namespace and name = _name and mark = _mark and state in (1, 2) and until > _t limit 1;
-    if _state = 2 and _held and _locked is null then
-        select token into _locked from lh_grant
-            where namespace = _namespace and name = _name and token = _token for update skip locked;
+    call lh_enter_v1(_namespace, _bucket, _t, _last);
+    if _until <= _t then
+        set _state = null;  -- too late
+    elseif _locked is null then  -- again: it may have been given a turn, taken it, or lost what it had, in between
+        select token, state, since into _token, _state, _since from lh_grant
+            where namespace = _namespace and name = _name and mark = _mark and state in (1, 2) and until > _t limit 1;
+        if _state = 2 and _held then
+            select token into _locked from lh_grant
+                where namespace = _namespace and name = _name and token = _token for update skip locked;
+        end if;
     end if;
     if _state = 2 and _held and _locked is null then
         signal sqlstate '45000' set message_text = 'a transaction has just checked this lease', mysql_errno = 1205;
@@ -307,14 +314,14 @@ create procedure if not exists lh_break_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _token bigint, _patience integer
 )
 begin
-    declare _t, _locked, _delay bigint;
+    declare _t, _last, _locked, _delay bigint;
     declare _state integer;
     declare _broken boolean default false;
     declare exit handler for sqlexception begin rollback; resignal; end;
     call lh_begin_v1(_patience);
     select token into _locked from lh_grant
         where namespace = _namespace and name = _name and token = _token and state <> 1 for update;
-    call lh_enter_v1(_namespace, _bucket, _t);
+    call lh_enter_v1(_namespace, _bucket, _t, _last);
     call lh_settle_v1(_namespace, _name, _t);
     -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
     select state, delay into _state, _delay from lh_grant
