@@ -199,7 +199,7 @@ class Database(ABC):
 
     @abstractmethod
     def blocked(self, name: str) -> bool:
-        """Whether one of them waits for a lock."""
+        """Whether one of them waits for a lock. Not to be asked more than 5 times a second: MariaDB would not look."""
 
     @abstractmethod
     def calls(self) -> dict[str, int]:

@@ -186,14 +186,16 @@ def test_a_call_that_somebody_killed_is_unknown_and_taken_back(mysql, until) -> 
         with mysql.frozen():
             thread = threading.Thread(target=take)
             thread.start()
-            until(lambda: mysql.blocked("victim"))
+            until(lambda: mysql.blocked("victim"), every=0.2)
             ((number,),) = mysql.ask(
                 "select trx_mysql_thread_id from information_schema.innodb_trx where trx_state = 'LOCK WAIT'"
             )
             mysql.server.run(f"kill query {number}")
             thread.join(30)
         assert [type(error).__name__ for error in errors] == ["Unavailable"]
-        until(lambda: not mysql.ask("select 1 from information_schema.innodb_trx"))  # nothing of it is left open
+        until(
+            lambda: not mysql.ask("select 1 from information_schema.innodb_trx"), every=0.2
+        )  # nothing of it is left open
         with client.lock("job", wait=20) as lease:
             assert lease.held
 

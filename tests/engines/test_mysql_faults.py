@@ -143,7 +143,7 @@ def test_a_deadlock_with_a_stranger_passes(mysql, until) -> None:
             cursor.execute(f"select * from `{mysql.schema}`.lh_bucket for update")
             thread = threading.Thread(target=lambda: done.append(lease.release()))
             thread.start()
-            until(lambda: mysql.blocked(""))  # it has the grant's row, and waits for the bucket
+            until(lambda: mysql.blocked(""), every=0.2)  # it has the grant's row, and waits for the bucket
             with suppress(Exception):
                 cursor.execute(f"select * from `{mysql.schema}`.lh_grant for update")
             stranger.rollback()
@@ -203,4 +203,5 @@ def test_a_statement_that_ran_too_long_is_ended(own, until) -> None:
             cursor.execute("select 1 from leasehold.lh_bucket for update")
             with pytest.raises(Unavailable):
                 client.lock("job", wait=0).acquire()
-            until(lambda: not server.ask("select 1 from information_schema.innodb_trx where trx_state = 'LOCK WAIT'"))
+            waits = "select 1 from information_schema.innodb_trx where trx_state = 'LOCK WAIT'"
+            until(lambda: not server.ask(waits), every=0.2)

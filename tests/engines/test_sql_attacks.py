@@ -140,9 +140,12 @@ def test_a_client_closed_in_the_midst_of_a_call_takes_the_call_back(sql, until) 
     thread = threading.Thread(target=take)
     with sql.frozen():
         thread.start()
-        until(lambda: sql.blocked("closing"))
-        client.close()
+        until(lambda: sql.blocked("closing"), every=0.2)
+        closing = threading.Thread(target=client.close)  # it waits a while for calls in their midst
+        closing.start()
+        until(lambda: client._desk.closed)
     thread.join(30)
+    closing.join(30)
     assert [type(error) for error in errors] == [ConfigError]
     until(lambda: not sql.ask("select 1 from {s}.lh_grant"))
     until(lambda: not sql.sessions("closing"))

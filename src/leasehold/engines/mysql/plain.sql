@@ -31,8 +31,8 @@ commit
 {enter}
 select max(token) into @lh_mine from {db}.lh_grant
     where {here} and mark = {mark} and until > @lh_t and (state = 1 or state = 2 and {held});
-update {db}.lh_grant set state = 3, delay = 0, until = since + {min_hold}
-    where {here} and token = @lh_mine and state = 2 and since + {min_hold} > @lh_t;
+update {db}.lh_grant set state = 3, delay = 0, until = least(since, @lh_t) + {min_hold}
+    where {here} and token = @lh_mine and state = 2 and least(since, @lh_t) + {min_hold} > @lh_t;
 delete from {db}.lh_grant where {here} and token = @lh_mine and state <> 3;
 delete from {db}.lh_waiter where {here} and mark = {mark};
 select if(@lh_mine is null, 'f', 't');

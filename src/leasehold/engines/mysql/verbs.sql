@@ -253,7 +253,8 @@ end
 $$
 
 -- Give up a claim, held or queued (E6). True: a live grant ended. _held false: only a place or a turn is given up, for
--- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run.
+-- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run, and no
+-- more than that though the clock went back.
 create procedure if not exists lh_release_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _mark varbinary(64), _min_hold bigint,
     _held boolean, _patience integer
@@ -285,6 +286,7 @@ begin
     if _state = 2 and _held and _locked is null then
         signal sqlstate '45000' set message_text = 'a transaction has just checked this lease', mysql_errno = 1205;
     end if;
+    set _since = least(_since, _t);
     if _state = 2 and _held and _min_hold > 0 and _since + _min_hold > _t then
         update lh_grant set state = 3, delay = 0, until = _since + _min_hold
             where namespace = _namespace and name = _name and token = _token;
