@@ -290,6 +290,8 @@ class Watchdog:
                 try:
                     await self._twin(runtime).release(owed.claim, self._deadline(runtime))
                 except LeaseholdError as error:
+                    if found := self._book.owed.pop(mark, None):  # others first, the next time: they may be elsewhere
+                        self._book.owed.setdefault(mark, found)
                     self._owed_misses += 1
                     jitter = 0.5 + runtime.fraction() / 2
                     self._owed_at = runtime.now() + timing.backoff(self._owed_misses, 0.05, 2.0, jitter)
