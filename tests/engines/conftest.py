@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
@@ -488,3 +489,33 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
             return server
 
         yield run
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    """A key, and its certificate."""
+    key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    more = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    done = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert, *more],
+        capture_output=True,
+    )
+    if done.returncode:
+        pytest.skip("openssl is not installed")
+    return key, cert
+
+
+class Rights(NamedTuple):
+    """What docs/guarantees/redis.md says a user needs: on a server, more in a cluster, at a sentinel."""
+
+    server: list[str]
+    cluster: list[str]
+    sentinel: list[str]
+
+
+@pytest.fixture(scope="session")
+def rights() -> Rights:
+    page = (Path(__file__).parents[2] / "docs" / "guarantees" / "redis.md").read_text(encoding="utf-8")
+    server, both = re.findall(r"```text\n(ACL SETUSER.*?|\+cluster.*?)```", page, re.S)
+    cluster, _, sentinel = both.partition("\n")
+    return Rights(server.split()[5:], cluster.split(), sentinel.split()[5:])  # behind: ACL SETUSER locks on >password

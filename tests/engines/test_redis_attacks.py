@@ -15,7 +15,7 @@ import hiredis
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
-from leasehold.engines.redis.asking import Asking
+from leasehold.engines.redis.asking import Asked, Asking
 from leasehold.engines.redis.scripts import Publishing, load
 from leasehold.engines.redis.server import Server, pack
 from leasehold.engines.redis.wire import PoolWire, Turns
@@ -278,8 +278,14 @@ def test_too_few_replicas_are_not_made_up_for_by_a_second_trip() -> None:
         def calls(self, *_):
             return trips.pop(0)
 
+    class Topology:
+        follows = False
+        known = Wire()
+
+        def wire(self, tag):
+            return self.known
+
     script = load("renew", Publishing())
-    asked = Asking(Threads(), None, 1).many(Wire(), script, [b"one", b"two"], 1e9, confirm=True)  # type: ignore[arg-type]
-    replies, confirmed = step(asked)
-    assert replies == [[-1, -1], [-1, -1]]
-    assert not confirmed
+    batch = [Asked("", script, packed, 1e9, confirm=True) for packed in (b"one", b"two")]
+    answers = step(Asking(Threads(), Topology(), 1).many(batch))  # type: ignore[arg-type]
+    assert answers == [([-1, -1], False)] * 2

@@ -143,7 +143,7 @@ def test_a_user_with_the_documented_rights_can_do_everything(start_redis) -> Non
         with one.semaphore("pool", 2), other.semaphore("pool", 2):
             pass
         assert one.traits.survives == "nothing"
-        assert one._desk._engine._server.settings.sync == "everysec"
+        assert one._desk._engine._topology._server.settings.sync == "everysec"
 
 
 def test_the_documented_rights_are_enough_for_replicas_too(start_redis) -> None:
@@ -218,19 +218,6 @@ def test_a_unix_socket(start_redis, tmp_path) -> None:
 
 
 # -------------------------------------------------------------------- TLS
-
-
-@pytest.fixture
-def certificate(tmp_path):
-    key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    more = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
-    made_ = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert, *more],
-        capture_output=True,
-    )
-    if made_.returncode:
-        pytest.skip("openssl is not installed")
-    return key, cert
 
 
 class TlsServer(RedisServer):

@@ -205,6 +205,36 @@ def test_listening(echo) -> None:
 # ------------------------------------------------------------------- asyncio
 
 
+def test_whoever_listens_can_be_nudged(echo) -> None:
+    stream, nudge = dial(echo.address, None, Lines(), clock, soon()), streams.Nudge()
+    stream.send(b"one\ntwo\n", soon())
+    assert [stream.listen(5, nudge), stream.listen(5, nudge)] == [b"one", b"two"]
+    threading.Timer(0.05, nudge.set).start()
+    assert stream.listen(5, nudge) is streams.NUDGED
+    for _ in range(1000):  # more than fit in
+        nudge.set()
+    assert stream.listen(5, nudge) is streams.NUDGED
+    with pytest.raises(TimeoutError):
+        while stream.listen(0.05, nudge) is streams.NUDGED:
+            continue
+    stream.close()
+    nudge.close()
+    nudge.set()  # late, and harmless
+
+
+def test_a_shut_stream_in_a_loop_fails_its_calls(echo) -> None:
+    async def main() -> None:
+        echo.answer = lambda near, line: None
+        stream = await dial_in_loop(echo.address, None, Lines(), clock, soon())
+        call = stream.call(b"one\n", soon())
+        await asyncio.to_thread(stream.shut)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            await call
+        assert not stream.good
+
+    asyncio.run(main())
+
+
 def test_tasks_share_a_connection(echo) -> None:
     async def main() -> None:
         stream = await dial_in_loop(echo.address, None, Lines(), clock, soon())

@@ -25,6 +25,8 @@ BUILT_IN: Final[dict[str, str]] = {
     "redis": "leasehold.engines.redis",
     "rediss": "leasehold.engines.redis",
     "redis+unix": "leasehold.engines.redis",
+    "redis+sentinel": "leasehold.engines.redis",
+    "redis+cluster": "leasehold.engines.redis",
     "redlock": "leasehold.engines.redlock",
 }
 

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 from weakref import finalize, ref
 
@@ -195,6 +196,11 @@ class LoopStream:
             self._out.append(data)
             self._flush()
         self.close()
+
+    def shut(self) -> None:
+        """End it, from any thread: the loop hears of it as if the other side had."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._end(ConnectionAbortedError("it was closed here"))

@@ -11,6 +11,7 @@ that raised either, or was left in the middle of a call by anything else, is not
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -22,6 +23,8 @@ CHUNK: Final = 65_536
 _USUAL: Final = 4096  # bytes that an answer fits in as a rule
 LARGEST: Final = 64 * 1024 * 1024  # of one reply, in bytes: more is nobody's honest answer
 _SLACK: Final = 0.02  # a timeout set for one call serves the next, if that waits no longer than this too much
+
+NUDGED: Final = object()  # instead of a reply: see `Nudge`
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -44,6 +47,42 @@ class Parser(Protocol):
 
     def gets(self) -> Any:
         """The next reply that is whole; False: there is none yet."""
+
+
+class Nudge:
+    """Calls a thread away from the stream it listens to: that is its own to write to, nobody else's."""
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+        for each in (self._near, self._far):
+            finalize(self, each.close).atexit = False
+
+    def set(self) -> None:
+        """From any thread."""
+        with suppress(OSError):  # it is full: enough nudges are on their way
+            self._far.send(b"!")
+
+    def comes_first(self, sock: socket.socket, seconds: float) -> bool:
+        """Wait until there is something to read, or a nudge, which is taken; TimeoutError: neither in so long."""
+        if isinstance(sock, ssl.SSLSocket) and sock.pending():
+            return False
+        poll = select.poll()
+        for each in (sock, self._near):
+            poll.register(each, select.POLLIN)
+        found = [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
+        if not found:
+            raise TimeoutError("nothing was said")
+        if self._near.fileno() not in found:
+            return False
+        with suppress(OSError):
+            self._near.recv(CHUNK)
+        return True
+
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()
 
 
 class SocketStream:
@@ -105,8 +144,13 @@ class SocketStream:
             parser.feed(data)
         return reply
 
-    def listen(self, seconds: float) -> Any:
-        """The next thing it says unasked; TimeoutError: nothing in so many seconds, and the stream is still good."""
+    def listen(self, seconds: float, nudge: Nudge | None = None) -> Any:
+        """The next thing it says unasked; TimeoutError: nothing in so many seconds, and the stream is still good.
+        NUDGED: somebody nudged whoever listens."""
+        if nudge is not None and (reply := self._parser.gets()) is not False:
+            return reply
+        if nudge is not None and nudge.comes_first(self._sock, seconds):
+            return NUDGED
         self._wait_up_to(seconds)
         return self.read(self._clock() + seconds)
 

@@ -198,6 +198,8 @@ RIGS: Final[dict[str, str | type[Rig]]] = {
     "redis": "leasehold.testing.redis_rig:RedisRig",
     "redis-aof": "leasehold.testing.redis_rig:RedisAofRig",
     "redis-replica": "leasehold.testing.redis_rig:RedisReplicaRig",
+    "redis-sentinel": "leasehold.testing.redis_several_rig:RedisSentinelRig",
+    "redis-cluster": "leasehold.testing.redis_several_rig:RedisClusterRig",
     "redlock": "leasehold.testing.redlock_rig:RedlockRig",
     "redlock-aof": "leasehold.testing.redlock_rig:RedlockAofRig",
 }

@@ -1,8 +1,10 @@
 """A script's reply, or an error of ours: the one place where what a wire raises, or a server refuses, is mapped (E9).
 
 - A server that does not know a script, or forgot it, is sent its text.
-- A connection that broke in the middle is replaced and the request repeated, once: scripts find what they did before by
-  the claim's mark (E2, E6). A request that was not answered by its deadline is not repeated: it is unknown.
+- A connection that broke in the middle is replaced and the request repeated: scripts find what they did before by the
+  claim's mark (E2, E6). A request that was not answered by its deadline is not repeated: it is unknown.
+- A request that was certainly not carried out, because the server said so or was never reached, is asked elsewhere if
+  the topology knows where that is, until its deadline.
 - With `min_replicas`, a grant or renewal counts once so many replicas have it. WAIT knows only the writes of its own
   connection, so it goes down the same one, and nobody else uses that meanwhile. It follows the answer: a release sent
   behind an attempt that was given up would stand behind a WAIT too, and go with the connection.
@@ -11,21 +13,38 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple
 
 import hiredis
 
 from leasehold.engines.redis.requests import spelled_out
 from leasehold.engines.redis.scripts import Script
-from leasehold.engines.redis.server import BROKEN, described, pack
-from leasehold.engines.redis.topology import Topology
+from leasehold.engines.redis.server import BROKEN, described, pack, says
+from leasehold.engines.redis.settings import Unreached
+from leasehold.engines.redis.topology import ELSEWHERE, Rejected, Topology
 from leasehold.engines.redis.wire import Regret, Wire
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime, settle
 
-# The server at this address does not serve us now; another may be there in a moment.
-_ELSEWHERE: Final = ("READONLY", "MASTERDOWN", "CLUSTERDOWN")
 _WAIT_SHARE: Final = 0.8  # of the time left: the answer to WAIT must arrive in time too
+_REPEATS: Final = 3  # of a request whose connection broke: a server that has just been promoted hangs up once more
+
+
+class Asked(NamedTuple):
+    """A request on its way."""
+
+    tag: str  # of the bucket it is about
+    script: Script
+    packed: bytes
+    deadline: float
+    regret: Regret = None
+    again: int = _REPEATS  # 0: repeated, it would not get the same answer
+    confirm: bool = False
+
+
+class Answer(NamedTuple):
+    reply: Any
+    confirmed: bool = True  # enough replicas have what it wrote
 
 
 class Asking:
@@ -35,110 +54,220 @@ class Asking:
         self._runtime, self._topology, self.min_replicas = runtime, topology, min_replicas
 
     def one(
-        self,
-        wire: Wire,
-        script: Script,
-        packed: bytes,
-        deadline: float,
-        regret: Regret = None,
-        again: bool = True,
+        self, tag: str, script: Script, packed: bytes, deadline: float, regret: Regret = None, again: bool = True
     ) -> Any | Awaitable[Any]:
-        """The reply to one script: at once if a blocking call is all it took, else to be awaited.
-
-        `again=False`: a repeated request would not get the same answer.
-        """
+        """The reply to one script: at once if a blocking call is all it took, else to be awaited."""
+        wire = self._topology.wire(tag)
+        if wire is None:
+            return self._reply(Asked(tag, script, packed, deadline, regret, _REPEATS if again else 0))
         try:
             reply = wire.call(packed, deadline, regret)
         except BROKEN as error:
-            return self._once_more(error, wire, script, packed, deadline, regret, again)
+            return self._once_more(error, wire, Asked(tag, script, packed, deadline, regret, _REPEATS if again else 0))
         if reply.__class__ is list or reply.__class__ is int:
             return reply
-        return self._settled(reply, wire, script, packed, deadline, regret, again)
+        return self._settled(reply, wire, Asked(tag, script, packed, deadline, regret, _REPEATS if again else 0))
 
-    async def _settled(
-        self, reply: Any, wire: Wire, script: Script, packed: bytes, deadline: float, regret: Regret, again: bool
-    ) -> Any:
-        if hasattr(reply, "__await__"):  # as `settle` does, without a coroutine more
-            try:
+    async def _settled(self, reply: Any, wire: Wire, asked: Asked) -> Any:
+        try:
+            if hasattr(reply, "__await__"):  # as `settle` does, without a coroutine more
                 reply = await reply
-            except BROKEN as error:
-                return await self._once_more(error, wire, script, packed, deadline, regret, again)
+        except BROKEN as error:
+            return await self._once_more(error, wire, asked)
+        except Unreached as error:
+            return (await self._pursue(asked, wire, error)).reply
         if not isinstance(reply, hiredis.ReplyError):
             return reply
-        text = spelled_out(script, packed)
-        if not _says(reply, "NOSCRIPT") or text == packed:
-            self._refuse(wire, reply)
-        return await settle(self.one(wire, script, text, deadline, regret, again))
+        return (await self._pursue(asked, wire, reply)).reply
 
-    async def _once_more(
-        self, error: Exception, wire: Wire, script: Script, packed: bytes, deadline: float, regret: Regret, again: bool
-    ) -> Any:
-        if isinstance(error, TimeoutError) or not again:
-            raise self._silence(wire, error) from error
+    async def _reply(self, asked: Asked) -> Any:
+        return (await self.confirmed(asked)).reply
+
+    async def confirmed(self, asked: Asked) -> Answer:
+        """The same, and whether enough replicas have it, if that is asked for."""
+        wire = self._topology.wire(asked.tag)
+        if wire is None:
+            await self._topology.find(asked.deadline)
+            wire = self._topology.wire(asked.tag)
+        return await self._pursue(asked, wire)
+
+    async def _pursue(self, asked: Asked, wire: Wire | None, error: Exception | None = None) -> Answer:
+        """Ask there; or, if `error` says that this was no use, where the name is by now: until the deadline."""
+        if wire is None:
+            error = Unreached("no server has this part of the names just now", engine="redis")
+        turn = 0
+        while True:
+            if error is not None:
+                asked, wire = await self._instead(asked, wire, error, turn)
+                turn += 1
+            assert wire is not None
+            try:
+                answer = await self._send(asked, wire)
+            except BROKEN as broken:
+                return await self._broken(broken, wire, asked, error)
+            except Unreached as unreached:
+                error = unreached
+                continue
+            if not isinstance(answer.reply, hiredis.ReplyError):
+                return answer
+            error = answer.reply
+
+    async def _instead(self, asked: Asked, wire: Wire | None, error: Exception, turn: int) -> tuple[Asked, Wire]:
+        """What to ask, and where, of a request that was not carried out."""
+        if wire is not None and says(error, "NOSCRIPT"):
+            text = spelled_out(asked.script, asked.packed)
+            if text != asked.packed:
+                return asked._replace(packed=text), wire
+        rejected = Rejected(error, wire)
+        where = await self._topology.elsewhere(asked.tag, rejected, turn, asked.deadline)
+        if where is not None:
+            return asked, where
+        raise rejected.mapped() if wire is None else self._refusal(wire, error)
+
+    async def _send(self, asked: Asked, wire: Wire) -> Answer:
+        if not asked.confirm:
+            return Answer(await settle(wire.call(asked.packed, asked.deadline, asked.regret)))
+        replies, confirmed = await self._trip(wire, [asked.packed], asked.deadline, True, asked.regret)
+        return Answer(replies[0], confirmed)
+
+    async def _once_more(self, error: Exception, wire: Wire, asked: Asked) -> Any:
+        return (await self._broken(error, wire, asked)).reply
+
+    async def _broken(self, error: Exception, wire: Wire, asked: Asked, before: Exception | None = None) -> Answer:
+        """What became of the request is not known. `before`: why it was not carried out elsewhere."""
+        self._lost(wire)
+        if isinstance(error, TimeoutError) or not asked.again:
+            raise self._silence(wire, error, before) from error
         try:
-            return await settle(self.one(wire, script, packed, deadline, regret, again=False))
-        except LeaseholdError as refusal:  # of the new connection: what became of the first request is not known
+            return await self.confirmed(asked._replace(again=asked.again - 1))
+        except LeaseholdError as refusal:  # of the new connection: it says nothing about the first request
             raise Unavailable(str(refusal), engine="redis") from refusal
 
-    async def many(
-        self,
-        wire: Wire,
-        script: Script,
-        packed: Sequence[bytes],
-        deadline: float,
-        *,
-        confirm: bool = False,
-        regret: Regret = None,
-    ) -> tuple[list[Any], bool]:
-        """The replies to many calls of one script, in one trip; and whether enough replicas have what they wrote."""
-        replies, confirmed = await self._trip(wire, packed, deadline, confirm, regret, again=True)
-        unknown = [n for n, reply in enumerate(replies) if _says(reply, "NOSCRIPT")]
+    # --------------------------------------------------------------- batches
+
+    async def many(self, asked: Sequence[Asked]) -> list[Answer | LeaseholdError]:
+        """The answers to many calls of one script: one trip for all that one server has."""
+        answers: list[Answer | LeaseholdError] = [Answer(None)] * len(asked)
+        refused = await self._round(asked, range(len(asked)), answers)
+        if len(refused) > 1:  # perhaps all of them have moved: the first finds out where to
+            first, *rest = refused
+            answers[first] = await self._alone(asked[first])
+            refused = await self._round(asked, rest, answers)
+        for count, number in enumerate(refused):
+            if self._runtime.now() >= asked[number].deadline:
+                answers[number] = Unavailable("no time was left to ask", engine="redis")
+                continue
+            share = self._share(asked[number].deadline, len(refused) - count)
+            answers[number] = await self._alone(asked[number]._replace(deadline=share))
+        return answers
+
+    async def _alone(self, asked: Asked) -> Answer | LeaseholdError:
+        try:
+            return await self.confirmed(asked)
+        except LeaseholdError as error:
+            return error
+
+    async def _round(
+        self, asked: Sequence[Asked], numbers: Sequence[int], answers: list[Answer | LeaseholdError]
+    ) -> list[int]:
+        """Ask each server once, and none for longer than its share of the time. Returns what belongs elsewhere."""
+        by_wire: dict[Wire | None, list[int]] = {}
+        for number in numbers:
+            by_wire.setdefault(self._topology.wire(asked[number].tag), []).append(number)
+        follows, refused = self._topology.follows, by_wire.pop(None, [])
+        for count, (wire, mine) in enumerate(by_wire.items()):
+            assert wire is not None
+            try:
+                batch = [asked[number] for number in mine]
+                replies, confirmed = await self._batch(
+                    wire, batch, self._share(batch[0].deadline, len(by_wire) - count)
+                )
+            except LeaseholdError as error:
+                if follows and isinstance(error, Unreached):
+                    refused += mine
+                    continue
+                replies, confirmed = [error] * len(mine), True
+            for number, reply in zip(mine, replies, strict=True):
+                if follows and says(reply, ELSEWHERE):
+                    refused.append(number)
+                elif isinstance(reply, hiredis.ReplyError):
+                    answers[number] = self._refusal(wire, reply)
+                else:
+                    answers[number] = reply if isinstance(reply, LeaseholdError) else Answer(reply, confirmed)
+        return refused
+
+    async def _batch(self, wire: Wire, asked: Sequence[Asked], deadline: float) -> Answer:
+        script, confirm = asked[0].script, asked[0].confirm
+        replies, confirmed = await self._repeated(wire, [each.packed for each in asked], deadline, confirm)
+        unknown = [n for n, reply in enumerate(replies) if says(reply, "NOSCRIPT")]
         if unknown:
-            text = spelled_out(script, packed[unknown[0]])
-            rest = [text, *(packed[n] for n in unknown[1:])]
-            more, too = await self._trip(wire, rest, deadline, confirm, regret, again=True)
+            first, *rest = [asked[n].packed for n in unknown]
+            more, too = await self._repeated(wire, [spelled_out(script, first), *rest], deadline, confirm)
             confirmed = confirmed and too
             for n, reply in zip(unknown, more, strict=True):
                 replies[n] = reply
-        for reply in replies:
-            if reply.__class__ is hiredis.ReplyError:
-                self._refuse(wire, reply)
-        return replies, confirmed
+        return Answer(replies, confirmed)
+
+    async def _repeated(self, wire: Wire, packed: Sequence[bytes], deadline: float, confirm: bool) -> Answer:
+        try:
+            return await self._trip(wire, packed, deadline, confirm)
+        except BROKEN as error:
+            self._lost(wire)
+            if isinstance(error, TimeoutError):
+                raise self._silence(wire, error) from error
+            if self._topology.follows:  # batches may be asked again anywhere
+                raise Unreached(f"{wire.server} hung up: {described(error)}", engine="redis") from error
+        try:
+            return await self._trip(wire, packed, deadline, confirm)
+        except BROKEN as error:
+            raise self._silence(wire, error) from error
+        except LeaseholdError as refusal:
+            raise Unavailable(str(refusal), engine="redis") from refusal
+
+    async def at(self, wire: Wire, packed: bytes, deadline: float) -> Any:
+        """The reply of one server, wherever names are."""
+        try:
+            replies, _ = await self._repeated(wire, [packed], deadline, confirm=False)
+        except Unreached:
+            self._lost(wire)
+            raise
+        if isinstance(replies[0], hiredis.ReplyError):
+            raise self._refusal(wire, replies[0])
+        return replies[0]
+
+    # ------------------------------------------------------------ one trip
 
     async def _trip(
-        self, wire: Wire, packed: Sequence[bytes], deadline: float, confirm: bool, regret: Regret, again: bool
-    ) -> tuple[list[Any], bool]:
+        self, wire: Wire, packed: Sequence[bytes], deadline: float, confirm: bool, regret: Regret = None
+    ) -> Answer:
         confirm = confirm and self.min_replicas > 0
         requests, wait = b"".join(packed), b""
         if confirm:
             share = (deadline - self._runtime.now()) * _WAIT_SHARE
             wait = pack("WAIT", self.min_replicas, max(1, int(share * 1000)))
-        try:
-            replies = list(await settle(wire.calls(requests, len(packed), deadline, wait, regret)))
-        except BROKEN as broken:
-            if isinstance(broken, TimeoutError) or not again:
-                raise self._silence(wire, broken) from broken
-            try:
-                return await self._trip(wire, packed, deadline, confirm, regret, again=False)
-            except LeaseholdError as refusal:
-                raise Unavailable(str(refusal), engine="redis") from refusal
+        replies = list(await settle(wire.calls(requests, len(packed), deadline, wait, regret)))
         if not confirm:
-            return replies, True
+            return Answer(replies)
         count = replies.pop()
         if isinstance(count, hiredis.ReplyError) and not any(isinstance(each, hiredis.ReplyError) for each in replies):
             error = wire.server.refusal(count)
             # What was asked is done: nobody may take this for a refusal of it.
             raise ConfigError(str(error)) if isinstance(error, ConfigError) else error
-        return replies, isinstance(count, int) and count >= self.min_replicas
+        return Answer(replies, isinstance(count, int) and count >= self.min_replicas)
 
-    def _silence(self, wire: Wire, error: Exception) -> Unavailable:
-        return Unavailable(f"{wire.server} did not answer: {described(error)}", engine="redis")
+    def _share(self, deadline: float, count: int) -> float:
+        now = self._runtime.now()
+        return now + (deadline - now) / count
 
-    def _refuse(self, wire: Wire, reply: Exception) -> NoReturn:
-        if _says(reply, _ELSEWHERE):
+    def _silence(self, wire: Wire, error: Exception, before: Exception | None = None) -> Unavailable:
+        after = "" if before is None else f"; before that: {before}"
+        return Unavailable(f"{wire.server} did not answer: {described(error)}{after}", engine="redis")
+
+    def _lost(self, wire: Wire) -> None:
+        if self._topology.follows:
             self._topology.doubt(wire)
-        raise wire.server.refusal(reply)
 
-
-def _says(reply: Any, words: str | tuple[str, ...]) -> bool:
-    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(words)
+    def _refusal(self, wire: Wire, error: Exception) -> LeaseholdError:
+        if says(error, ELSEWHERE):
+            self._topology.doubt(wire)
+        return error if isinstance(error, LeaseholdError) else wire.server.refusal(error)

@@ -8,9 +8,10 @@ anew, and everybody in line looks once: what was said meanwhile is lost. Without
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 from weakref import WeakSet, ref
 
 import hiredis
@@ -19,11 +20,12 @@ from leasehold.book import Book, every
 from leasehold.core.timing import BEAT, BEAT_EVERY, backoff
 from leasehold.engines.redis.requests import named
 from leasehold.engines.redis.scripts import MICROS, Publishing
-from leasehold.engines.redis.server import BROKEN, Server, pack
-from leasehold.errors import Unavailable
+from leasehold.engines.redis.server import BROKEN, pack
+from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime, Signal
-from leasehold.runtime.streams import SocketStream
+from leasehold.runtime.loopstream import LoopStream
+from leasehold.runtime.streams import Nudge, SocketStream
 
 _log = logging.getLogger("leasehold.redis")
 
@@ -31,10 +33,92 @@ _PATIENCE: Final = 1.0  # how long an attempt waits for a subscription that does
 _KINDS: Final = {b"go": "go", b"head": "head", b"lost": "lost"}
 
 
-class Listener:
-    """Of one client: on the shelf of its book, shared by both twins."""
+class Ear(Protocol):
+    """One channel: that of the client, or in a cluster that of the client for one bucket."""
 
-    def __init__(self, server: Server, publishing: Publishing, runtime: Runtime, book: Book, patience: float) -> None:
+    on: bool  # wake-ups reach this client
+
+    def start(self) -> None:
+        """See that it listens, or tries to."""
+
+    async def ready(self, runtime: Runtime, deadline: float) -> None:
+        """Once it listens, unless that fails or takes too long: without it a waiter still gets its turn, only later."""
+
+    def miscounted(self, unheard: bool) -> bool:
+        """Told by a reply whether the server counts this client among its subscribers. True: it does not, though it
+        should: the connection is dead and nobody said so. One made anew that is not counted either is no reason to try
+        again for ever: some proxies hide the count."""
+
+
+class Listening(Protocol):
+    """All ears of a client: on the shelf of its book, shared by both twins."""
+
+    twins: WeakSet[object]
+
+    def at(self, tag: str) -> Ear:
+        """For the names of this bucket."""
+
+    def close(self) -> None: ...
+
+    def after_fork(self) -> None: ...
+
+
+class Opens(Protocol):
+    """Where a listener connects to: a server, or whoever it is at the time."""
+
+    async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream: ...
+
+    def refusal(self, error: Exception) -> LeaseholdError: ...
+
+
+class Hearing(ABC):
+    """What every ear does the same way."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._doubted = False  # the server did not count it
+        self._waiting: list[Signal] = []
+
+    @property
+    @abstractmethod
+    def failing(self) -> bool:
+        """It could not be had, the last time."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def shut(self) -> None:
+        """End its connection, from any thread: it makes a new one."""
+
+    async def ready(self, runtime: Runtime, deadline: float) -> None:
+        self.start()
+        signal = runtime.signal()
+        self._waiting.append(signal)
+        if not self.on and not self.failing:
+            await signal.wait(min(deadline - runtime.now(), _PATIENCE))
+
+    def miscounted(self, unheard: bool) -> bool:
+        if not unheard:
+            self._doubted = False
+        elif not self._doubted:
+            self._doubted, self.on = True, False
+            self.shut()
+            return True
+        return False
+
+    def wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.set()
+
+
+class Listener(Hearing):
+    """One connection, one channel: enough for all names where one server has them all."""
+
+    nudge: Nudge | None = None
+
+    def __init__(self, server: Opens, publishing: Publishing, runtime: Runtime, book: Book, patience: float) -> None:
         self._server, self._publishing, self._runtime = server, publishing, runtime
         self._book, self._patience = ref(book, lambda _: self.close()), patience  # a dropped client listens no more
         self.twins: WeakSet[object] = WeakSet()
@@ -44,16 +128,20 @@ class Listener:
         """In a forked child: the thread is not here, and the connection is the parent's."""
         if (stream := getattr(self, "_stream", None)) is not None:
             stream.after_fork()
+        super().__init__()
         self._guard = self._runtime.guard()
         self._stream: SocketStream | None = None
-        self._running = self._heard = False
+        self._running = self._heard = self._failing = False
         self._ended: list[bool] = []  # of the thread that runs: not empty, it is to end
-        self._waiting: list[Signal] = []
-        self.on = False  # wake-ups reach this client
-        self._failing = self._doubted = False  # it could not be had, the last time; the server did not count it
+
+    @property
+    def failing(self) -> bool:
+        return self._failing
+
+    def at(self, tag: str) -> Ear:
+        return self
 
     def start(self) -> None:
-        """See that it listens, or tries to."""
         if self._running:
             return
         with self._guard:
@@ -68,31 +156,13 @@ class Listener:
                 raise
             _log.warning("no thread can be started to listen for wake-ups: waiters look now and then")
 
-    async def ready(self, runtime: Runtime, deadline: float) -> None:
-        """Once it listens, unless that fails or takes too long: without it a waiter still gets its turn, only later."""
-        self.start()
-        signal = runtime.signal()
-        self._waiting.append(signal)
-        if not self.on and not self._failing:
-            await signal.wait(min(deadline - runtime.now(), _PATIENCE))
-
-    def miscounted(self, unheard: bool) -> bool:
-        """Told by a reply whether the server counts this client among its subscribers. True: it does not, though it
-        should: the connection is dead and nobody said so. One made anew that is not counted either is no reason to try
-        again for ever: some proxies hide the count."""
-        if not unheard:
-            self._doubted = False
-        elif not self._doubted:
-            self._doubted, self.on = True, False
-            if self._stream is not None:
-                self._stream.shut()
-            return True
-        return False
+    def shut(self) -> None:
+        if self._stream is not None:
+            self._stream.shut()
 
     def close(self) -> None:
         self._ended.append(True)
-        if self._stream is not None:
-            self._stream.shut()
+        self.shut()
 
     # ------------------------------------------------------- on its thread
 
@@ -106,54 +176,71 @@ class Listener:
                     foreseen = isinstance(error, (*BROKEN, Unavailable))
                     level = logging.DEBUG if foreseen or misses else logging.WARNING
                     _log.log(level, "no wake-ups reach this client, so its waiters look now and then: %s", error)
-                heard, self._heard, self.on = self._heard, False, False
+                heard, self._heard = self._heard, False
                 misses = 0 if heard else misses + 1
                 self._failing = not heard  # one that was lost is had again in a moment, and worth waiting for
-                if self._failing:
-                    self._wake()
+                self._hung_up()
                 if not ended:
                     await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.fraction() / 2))
 
         return run
 
     async def _listen(self, runtime: Runtime, ended: list[bool]) -> None:
-        stream = cast(SocketStream, await self._server.open(runtime, runtime.now() + self._patience))
+        stream = cast(SocketStream, await self._open(runtime))
         try:
             self._stream = stream
             if (book := self._book()) is None or ended:
                 return
-            channel = f"{self._publishing.channel}{book.client}"
-            stream.send(pack(self._publishing.subscribe, channel), runtime.now() + self._patience)
+            wishes = self._wishes(book.client)
             del book
-            self._hear(stream.listen(self._patience))
+            stream.send(wishes, runtime.now() + self._patience)
+            await self._hear(stream.listen(self._patience), runtime)
             while not ended and self._book() is not None:
                 try:
-                    self._hear(stream.listen(BEAT_EVERY))
+                    said = stream.listen(BEAT_EVERY, self.nudge)
                 except TimeoutError:  # nothing to say, or nobody there: only asking tells
+                    await self._idle(runtime)
                     stream.send(pack("PING"), runtime.now() + self._patience)
-                    self._hear(stream.listen(self._patience))
+                    said = stream.listen(self._patience)
+                await self._hear(said, runtime)
         finally:
             self._stream = None
             stream.close()
 
-    def _hear(self, said: Any) -> None:
+    async def _open(self, runtime: Runtime) -> SocketStream | LoopStream:
+        return await self._server.open(runtime, runtime.now() + self._patience)
+
+    def _wishes(self, client: str) -> bytes:
+        """What it subscribes to."""
+        return pack(self._publishing.subscribe, f"{self._publishing.channel('')}{client}")
+
+    async def _idle(self, runtime: Runtime) -> None:
+        """Nothing was said for a while."""
+
+    async def _hear(self, said: Any, runtime: Runtime) -> None:
         book = self._book()
         if book is None or not isinstance(said, list) or len(said) < 2:
             if isinstance(said, hiredis.ReplyError):
                 raise self._server.refusal(said)
             return
         if said[0] == self._publishing.subscribe.lower().encode():
-            self.on, self._heard, self._failing = True, True, False
-            self._wake()
-            for mark, _ in every(book.waiting):  # their turn may have come while nobody could tell them
-                book.deliver("head", mark, 0.0, None)
+            self._subscribed(book)
         elif said[0] in (b"message", b"smessage") and len(said) == 3 and isinstance(said[2], bytes):
-            deliver(book, said[2])
+            self._told(book, said[2])
 
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.set()
+    def _subscribed(self, book: Book) -> None:
+        self.on, self._heard, self._failing = True, True, False
+        self.wake()
+        for mark, _ in every(book.waiting):  # their turn may have come while nobody could tell them
+            book.deliver("head", mark, 0.0, None)
+
+    def _told(self, book: Book, message: bytes) -> None:
+        deliver(book, message)
+
+    def _hung_up(self) -> None:
+        self.on = False
+        if self._failing:
+            self.wake()
 
 
 def deliver(book: Book, message: bytes) -> None:

@@ -73,6 +73,7 @@ class Requests:
     def __init__(self, publishing: Publishing, client: str) -> None:
         names = ("attempt", "renew", "release", "break", "inspect")
         self.scripts = Scripts(*(load(name, publishing) for name in names))
+        self._publishing = publishing
         self.moved(client)
 
     def moved(self, client: str) -> None:
@@ -81,15 +82,21 @@ class Requests:
         self._names: dict[tuple[str, ...], Name] = {}
         self._terms: dict[tuple[Any, ...], Terms] = {}
         scripts = self.scripts
-        self._attempt = head(scripts.attempt, 6)
-        self._release, self._release_more = head(scripts.release, 1), head(scripts.release, 3)
+        self._attempt = self._head(scripts.attempt, 6)
+        self._release, self._release_more = self._head(scripts.release, 1), self._head(scripts.release, 3)
+
+    def _head(self, script: Script, arguments: int) -> bytes:
+        return head(script, arguments, 4 + self._publishing.by_bucket)
 
     def name(self, namespace: str, name: str) -> Name:
+        """In a cluster the keys have one more, which never exists: while a slot moves, a server refuses a script that
+        does not find all its keys. Else it would run as long as it finds them, and end where it misses the first."""
         whose = (namespace, name)
         found = self._names.get(whose)
         if found is None:
             known = keys(namespace, name)
-            found = Name(known[0].partition(":")[2], words(len(known), *known))
+            guard = (f"{known[0]}:",) if self._publishing.by_bucket else ()
+            found = Name(known[0].partition(":")[2], words(len(known) + len(guard), *known, *guard))
             if len(self._names) >= _KEPT:
                 self._names.clear()
             self._names[whose] = found
@@ -118,13 +125,13 @@ class Requests:
 
     def renew(self, name: Name, claims: Sequence[Claim]) -> bytes:
         facts = [fact for each in claims for fact in (bytes.fromhex(each.mark), each.token, micros(each.ttl))]
-        return head(self.scripts.renew, len(facts)) + name.keys + words(*facts)
+        return self._head(self.scripts.renew, len(facts)) + name.keys + words(*facts)
 
     def break_(self, name: Name, token: int) -> bytes:
-        return head(self.scripts.break_, 1) + name.keys + words(token)
+        return self._head(self.scripts.break_, 1) + name.keys + words(token)
 
     def inspect(self, name: Name) -> bytes:
-        return head(self.scripts.inspect, 0) + name.keys
+        return self._head(self.scripts.inspect, 0) + name.keys
 
 
 class Scripts(NamedTuple):
@@ -144,9 +151,9 @@ def _called(script: Script) -> bytes:
     return b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % script.sha
 
 
-def head(script: Script, arguments: int) -> bytes:
-    """What stands before the keys, which are four and their number."""
-    return b"*%d\r\n%b" % (3 + 4 + arguments, _called(script))
+def head(script: Script, arguments: int, keys: int = 4) -> bytes:
+    """What stands before the keys and their number."""
+    return b"*%d\r\n%b" % (3 + keys + arguments, _called(script))
 
 
 def words(*facts: bytes | str | int) -> bytes:

@@ -29,12 +29,20 @@ local ALONE = '\\150\\0\\0\\0\\160\\0\\156\\176'
 
 
 class Publishing(NamedTuple):
-    """How wake-ups travel: the server's verbs for it. A client has one channel for all names."""
+    """How wake-ups travel: the server's verbs for it. A client has one channel for all names; in a cluster one for each
+    bucket, where the keys of the bucket are: only there is it known who listens."""
 
     publish: str = "PUBLISH"
     numsub: str = "NUMSUB"
     subscribe: str = "SUBSCRIBE"
-    channel: str = f"{FORMAT}:c:"  # and the client
+    by_bucket: bool = False
+
+    def channel(self, tag: str) -> str:
+        """Of the bucket with this tag; the client follows."""
+        return f"{FORMAT}:{tag}:c:" if self.by_bucket else f"{FORMAT}:c:"
+
+
+SHARDED: Final = Publishing("SPUBLISH", "SHARDNUMSUB", "SSUBSCRIBE", by_bucket=True)
 
 
 class Script(NamedTuple):
@@ -55,7 +63,8 @@ def made(name: str, text: str) -> Script:
 def source(name: str, publishing: Publishing, folder: Path = _HERE) -> str:
     """The whole text of a script: the shebang, which the server wants first, the head, and the verb."""
     first, _, rest = _read(folder / f"{name}.lua").partition("\n")
-    told = f"local PUBLISH, NUMSUB, CHANNEL = '{publishing.publish}', '{publishing.numsub}', '{publishing.channel}'\n"
+    channel = "KEYS[1] .. ':c:'" if publishing.by_bucket else f"'{publishing.channel('')}'"  # KEYS[1]: the counter
+    told = f"local PUBLISH, NUMSUB, CHANNEL = '{publishing.publish}', '{publishing.numsub}', {channel}\n"
     return f"{first}\n{_HEAD}{told}{_INCLUDE.sub(lambda found: _part(found[1], folder), rest)}"
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import ssl
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
 
 import hiredis
 
@@ -36,6 +37,11 @@ def described(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def says(reply: Any, words: str | tuple[str, ...]) -> bool:
+    """Whether it is an error reply that begins so."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(words)
+
+
 def pack(*words: bytes | str | int) -> bytes:
     """One request in the server's protocol."""
     parts = [b"*%d\r\n" % len(words)]
@@ -47,6 +53,8 @@ def pack(*words: bytes | str | int) -> bytes:
 
 class Server:
     """A place to open connections to. Shared by the twins of an engine and by the listener."""
+
+    asks: ClassVar[Sequence[tuple[str, ...]]] = ASK  # of whoever is met there, behind the sign-in
 
     def __init__(
         self,
@@ -61,7 +69,7 @@ class Server:
         self.settings: Settings | None = None  # None: not asked yet
         sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
         sign_in += [("SELECT", str(database))] if database else []
-        self._greeting = b"".join(pack(*words) for words in (*sign_in, *ASK))
+        self._greeting = b"".join(pack(*words) for words in (*sign_in, *self.asks))
         self._steps = len(sign_in)
 
     def __str__(self) -> str:
@@ -71,7 +79,7 @@ class Server:
         """A new connection, signed in, to a server fit for locks."""
         try:
             return await self._open(runtime, deadline)
-        except BROKEN as error:
+        except (*BROKEN, UnicodeError) as error:  # a name that is none
             raise Unreached(f"{self} cannot be reached: {described(error)}", engine="redis") from error
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
@@ -82,7 +90,7 @@ class Server:
         else:
             stream = await dial_in_loop(self.address, self._tls, parser, runtime.now, deadline)
         try:
-            replies = await settle(stream.calls(self._greeting, self._steps + len(ASK), deadline))
+            replies = await settle(stream.calls(self._greeting, self._steps + len(self.asks), deadline))
             self._meet(replies)
         except BaseException:
             stream.close()
@@ -91,10 +99,7 @@ class Server:
 
     def _meet(self, replies: list[Any]) -> None:
         info, sync = replies[self._steps :]
-        for reply in replies[: self._steps + 1]:
-            if isinstance(reply, hiredis.ReplyError) and not (reply is info and str(info).startswith("NOPERM")):
-                refusal = self.refusal(reply)
-                raise refusal if isinstance(refusal, ConfigError) else Unreached(str(refusal), engine="redis")
+        self._signed_in(replies[: self._steps] if says(info, "NOPERM") else replies[: self._steps + 1])
         self.settings = settings = read(info, sync)
         settings.check(str(self), self._allow_eviction)
         warning = self._warning(settings)
@@ -104,6 +109,12 @@ class Server:
 
     def _warning(self, settings: Settings) -> str | None:
         return settings.warning(str(self))
+
+    def _signed_in(self, replies: list[Any]) -> None:
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                refusal = self.refusal(reply)
+                raise refusal if isinstance(refusal, ConfigError) else Unreached(str(refusal), engine="redis")
 
     def refusal(self, error: Exception) -> ConfigError | Unavailable:
         """What an error reply means: try again later, or never."""

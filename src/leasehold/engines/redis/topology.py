@@ -1,60 +1,126 @@
 """Which connection serves a bucket of names, and how wake-ups travel there.
 
 All keys of a name carry its bucket as their hash tag, so one server always has the whole of it. Here that is the only
-one. What else a deployment can be answers the same questions: see `Topology`.
+one; behind sentinels (sentinel.py) it moves, in a cluster (cluster.py) there are many. All answer the same questions.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, Protocol, TypeVar, cast
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from leasehold.config import EngineConfig
+from leasehold.core.timing import backoff
 from leasehold.engines.redis.scripts import Publishing
-from leasehold.engines.redis.server import Server
+from leasehold.engines.redis.server import Server, says
+from leasehold.engines.redis.settings import Unreached
 from leasehold.engines.redis.wire import PoolWire, SharedWire, Wire
-from leasehold.errors import ConfigError
+from leasehold.errors import ConfigError, LeaseholdError
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.streams import Address
 
 S = TypeVar("S", bound=Server)
 
 _PORT: Final = 6379
-TLS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
+TLS: Final[tuple[str, ...]] = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
+
+
+# A server that says so has not carried out the request: it is not, or not now, the one to ask.
+ELSEWHERE: Final = ("MOVED", "ASK ", "TRYAGAIN", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
+
+
+class Rejected(NamedTuple):
+    """A request that was not carried out: by whom, if anybody was asked, and why."""
+
+    error: Exception
+    wire: Wire | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether another may carry it out, or this one later."""
+        return isinstance(self.error, Unreached) or says(self.error, ELSEWHERE)
+
+    def mapped(self) -> LeaseholdError:
+        if self.wire is None or isinstance(self.error, LeaseholdError):
+            return self.error if isinstance(self.error, LeaseholdError) else Unreached(str(self.error), engine="redis")
+        return self.wire.server.refusal(self.error)
 
 
 class Topology(Protocol):
-    """What the engine and the listener ask of a deployment."""
+    """What one twin of the engine asks of a deployment."""
 
     publishing: Publishing
+    follows: bool  # a name may be elsewhere in a moment: it is worth asking again
 
-    def wire(self, tag: str) -> Wire:
-        """To the server that has the bucket with this hash tag."""
+    @property
+    def survives(self) -> Literal["nothing", "restart"] | None:
+        """What its settings make of it; None: not known yet."""
 
-    def wires(self) -> Iterable[Wire]:
+    def wire(self, tag: str) -> Wire | None:
+        """To the server that has the bucket with this hash tag; None: that has to be found out first."""
+
+    async def find(self, deadline: float) -> None:
+        """Find out where names are. Raises `Unreached` if nobody says so by then."""
+
+    async def elsewhere(self, tag: str, rejected: Rejected, turn: int, deadline: float) -> Wire | None:
+        """Where to ask instead, perhaps after a pause; None: nowhere. Raises `Unreached` if that is not in time."""
+
+    async def wires(self, deadline: float) -> Iterable[Wire]:
         """To every server that has any, for what concerns all names."""
 
     def doubt(self, wire: Wire) -> None:
-        """An answer said that this server is not, or no longer, the one to ask."""
+        """This server is not, or no longer, the one to ask."""
 
     def close(self) -> None: ...
 
     def after_fork(self) -> None: ...
 
 
+def wire_to(server: Server, runtime: Runtime) -> Wire:
+    return PoolWire(server, runtime) if runtime.blocking else SharedWire(server, runtime)
+
+
+async def found_again(
+    topology: Topology, runtime: Runtime, tag: str, rejected: Rejected, turn: int, deadline: float
+) -> Wire:
+    """Where the name is after a pause, by whoever knows; again until somebody does. Unreached: not by the deadline."""
+    unfound = ""
+    while runtime.now() + (pause := backoff(turn, 0.02, 0.3, 0.5 + runtime.fraction() / 2)) < deadline:
+        await runtime.sleep(pause)
+        try:
+            await topology.find(deadline)
+        except Unreached as nobody:
+            unfound, turn = f"; {nobody}", turn + 1
+        if (wire := topology.wire(tag)) is not None:
+            return wire
+    raise Unreached(f"{rejected.mapped()}{unfound}", engine="redis") from rejected.error
+
+
 class Single:
     """One server for all."""
 
+    follows = False
+
     def __init__(self, server: Server, runtime: Runtime) -> None:
         self.publishing = Publishing()
-        self._wire: Wire = PoolWire(server, runtime) if runtime.blocking else SharedWire(server, runtime)
+        self._server, self._wire = server, wire_to(server, runtime)
+
+    @property
+    def survives(self) -> Literal["nothing", "restart"] | None:
+        return None if self._server.settings is None else self._server.settings.survives
 
     def wire(self, tag: str) -> Wire:
         return self._wire
 
-    def wires(self) -> Iterable[Wire]:
+    async def find(self, deadline: float) -> None:
+        """It is where the URL says."""
+
+    async def elsewhere(self, tag: str, rejected: Rejected, turn: int, deadline: float) -> None:
+        return None
+
+    async def wires(self, deadline: float) -> Iterable[Wire]:
         return (self._wire,)
 
     def doubt(self, wire: Wire) -> None:
@@ -81,12 +147,12 @@ def single(config: EngineConfig) -> tuple[Server, Options]:
 
 def made(config: EngineConfig, make: Callable[..., S]) -> tuple[S, Options]:
     """The same, as another kind of server."""
-    kinds: dict[str, Callable[[str], object]] = {"min_replicas": _count, "allow_eviction": yes}
+    kinds: dict[str, Callable[[str], object]] = {"min_replicas": count, "allow_eviction": yes}
     secure, local = config.scheme == "rediss", config.scheme == "redis+unix"
     if secure:
         kinds |= dict.fromkeys(TLS, str)
     if local:
-        kinds |= {"db": _count}
+        kinds |= {"db": count}
     given = config.accept(**kinds)
     try:
         parts = urlsplit(config.url)
@@ -99,7 +165,7 @@ def made(config: EngineConfig, make: Callable[..., S]) -> tuple[S, Options]:
             raise ConfigError("redis+unix:// takes the path of a socket: redis+unix:///run/redis/redis.sock?db=0")
     else:
         address, database = Address(_host(parts), port or _PORT), _database(config.scheme, parts)
-    tls = _context({name: str(given[name]) for name in TLS if name in given}) if secure else None
+    tls = tls_context(config.scheme, {name: str(given[name]) for name in TLS if name in given}) if secure else None
     options = Options(cast(int, given.get("min_replicas", 0)), bool(given.get("allow_eviction")))
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     return make(address, tls, user, password, database, options.allow_eviction), options
@@ -123,7 +189,7 @@ def _database(scheme: str, parts: SplitResult) -> int:
     return int(text)
 
 
-def _context(given: dict[str, str]) -> ssl.SSLContext:
+def tls_context(scheme: str, given: dict[str, str]) -> ssl.SSLContext:
     """The options have the names redis-py gives them, so that a URL can be taken along."""
     certificates = given.get("ssl_cert_reqs", "required")
     if certificates not in ("required", "none"):
@@ -134,13 +200,13 @@ def _context(given: dict[str, str]) -> ssl.SSLContext:
             context.load_cert_chain(given["ssl_certfile"], given.get("ssl_keyfile"))
         context.check_hostname = certificates == "required" and yes(given.get("ssl_check_hostname", "yes"))
     except (OSError, ValueError) as bad:
-        raise ConfigError(f"the TLS options of this rediss:// URL cannot be used: {bad}") from bad
+        raise ConfigError(f"the TLS options of this {scheme}:// URL cannot be used: {bad}") from bad
     if certificates == "none":
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"a whole number of 0 or more, not {text!r}")
     return int(text)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
+from leasehold.book import every
 from leasehold.engines.redis.server import Server
 from leasehold.engines.redis.settings import Unreached
 from leasehold.runtime.base import Runtime, Signal, settle
@@ -46,6 +47,9 @@ class Wire(Protocol):
     def hang_up(self) -> None:
         """Drop all connections; the next call opens a new one."""
 
+    def abandon(self) -> None:
+        """From any thread: this server is not to be waited for any longer. Calls under way fail now."""
+
     def close(self) -> None: ...
 
     def after_fork(self) -> None: ...
@@ -70,10 +74,7 @@ class PoolWire:
         except BaseException as error:
             self._drop(stream, error, regret)
             raise
-        if len(self._idle) < _IDLE and not self._closed:
-            self._idle.append(stream)
-        else:
-            self._drop(stream)
+        self._keep(stream)
         return reply
 
     async def _anew(self, packed: bytes, deadline: float, regret: Regret) -> Any:
@@ -92,11 +93,14 @@ class PoolWire:
         except BaseException as error:
             self._drop(stream, error, regret)
             raise
+        self._keep(stream)
+        return replies
+
+    def _keep(self, stream: SocketStream) -> None:
         if len(self._idle) < _IDLE and not self._closed:
             self._idle.append(stream)
         else:
             self._drop(stream)
-        return replies
 
     def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
         return False  # what was under way went with its connection, and `regret` behind it
@@ -122,6 +126,10 @@ class PoolWire:
             except IndexError:  # another thread was faster
                 return
 
+    def abandon(self) -> None:
+        for _, stream in every(self._all):
+            stream.shut()
+
     def close(self) -> None:
         self._closed = True
         self.hang_up()
@@ -140,6 +148,7 @@ class SharedWire:
         self._stream: LoopStream | None = None
         self._left: list[LoopStream] = []  # silent ones, on which some still wait for what they asked before
         self._spare: list[LoopStream] = []  # nobody is using them
+        self._lent: list[LoopStream] = []  # each used by one task
         self._turns = Turns(runtime, _ALONE)
         self._opening = False
         self._waiting: list[Signal] = []  # for the task that opens the shared one
@@ -183,12 +192,15 @@ class SharedWire:
         try:
             self._spare = [stream for stream in self._spare if stream.good]
             stream = self._spare.pop() if self._spare else await self._open(deadline)
+            self._lent.append(stream)
             try:
                 replies = await stream.calls(packed, count, deadline)
                 replies.append(await stream.call(then, deadline))
             except BaseException:
                 stream.last_words(b"" if regret is None else regret())
                 raise
+            finally:
+                self._lent.remove(stream)
             self._spare.append(stream)
             return replies
         finally:
@@ -211,15 +223,20 @@ class SharedWire:
         self._left.clear()
         self._spare.clear()
 
+    def abandon(self) -> None:
+        for stream in (self._stream, *self._left, *self._spare, *self._lent):
+            if stream is not None:
+                stream.shut()
+
     def close(self) -> None:
         self.hang_up()
 
     def after_fork(self) -> None:
-        for stream in (self._stream, *self._left, *self._spare):
+        for stream in (self._stream, *self._left, *self._spare, *self._lent):
             if stream is not None:
                 stream.after_fork()
         self._stream, self._opening, self._turns = None, False, Turns(self._runtime, _ALONE)
-        for each in (self._left, self._spare, self._waiting):
+        for each in (self._left, self._spare, self._lent, self._waiting):
             each.clear()
 
 

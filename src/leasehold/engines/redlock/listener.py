@@ -120,7 +120,7 @@ class Ears(Listener):
             bundle.drop(number)
             self._deaf(ear, runtime)
             return
-        said = pack("PING") if ear.on else pack(self._publishing.subscribe, f"{self._publishing.channel}{client}")
+        said = pack("PING") if ear.on else pack(self._publishing.subscribe, f"{self._publishing.channel('')}{client}")
         ear.told, ear.due = True, now + self._patience
         try:
             bundle.tell(number, said)
@@ -174,10 +174,10 @@ class Ears(Listener):
         self.on = count >= self._quorum
         if self.on:
             self._heard, self._failing = True, False
-            self._wake()
+            self.wake()
         elif all(ear.on or ear.misses for ear in self._ears):
             self._failing = True
-            self._wake()
+            self.wake()
 
     def _deliver(self, book: Book, number: int, message: bytes, now: float) -> None:
         """A message of a script's: kind, microseconds, key, mark."""

@@ -1,0 +1,414 @@
+"""A Redis cluster: names on many nodes, slots that move while they are held, nodes that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from leasehold import AsyncClient, Client, ConfigError, Unavailable
+from leasehold.engines.redis.cluster import slot_of
+from leasehold.engines.redis.wire import PoolWire
+from leasehold.model import Alive
+from leasehold.runtime.base import step
+from leasehold.testing.redis_rig import RedisRig, alone
+from leasehold.testing.servers.process import free_ports, poll
+from leasehold.testing.servers.redis_several import RedisCluster
+from leasehold.testing.suite import made
+
+
+@cache
+def trio() -> RedisCluster:
+    return RedisCluster(node_timeout=30)
+
+
+@pytest.fixture
+def cluster():
+    made(RedisRig)  # a skip where there is no Redis
+    found = trio()
+    yield found
+    for node in found.all:
+        node.resume()
+        node.ask("FLUSHALL")
+
+
+@pytest.fixture
+def failing():
+    """With replicas, and quick to see a failure."""
+    made(RedisRig)
+    found = RedisCluster(node_timeout=1, replicas=True)
+    yield found
+    found.close()
+
+
+def other_than(cluster: RedisCluster, node):
+    return next(each for each in cluster.primaries if each is not node)
+
+
+def one_of_each(cluster: RedisCluster) -> list[str]:
+    """A name on every node."""
+    found = {}
+    for number in range(100):
+        found.setdefault(cluster.owner(f"name-{number}").port, f"name-{number}")
+    return list(found.values())
+
+
+def test_slots_are_those_of_the_server(cluster) -> None:
+    for tag in ("{:5}", "{shop%2F1:1023}", "{x:0}"):
+        assert cluster.primaries[0].ask("CLUSTER", "KEYSLOT", f"lh1:{tag}:name") == slot_of(tag)
+
+
+def test_names_are_spread_and_seen_together(cluster) -> None:
+    names = [f"job-{number:02}" for number in range(40)]
+    with Client(cluster.url(), namespace="spread") as client:
+        leases = [client.lock(name, ttl=60).acquire() for name in names]
+        assert [holding.name for holding in client.inspect()] == names
+        owners = Counter(cluster.owner(name, "spread").port for name in names)
+        assert len(owners) == 3
+        client.ping()
+        for lease in leases:
+            lease.release()
+        assert not client.inspect()
+
+
+def test_a_batch_of_renewals_is_one_trip_to_each_node(cluster, monkeypatch) -> None:
+    trips = []
+    calls = PoolWire.calls
+
+    def counted(self, packed, count, *rest):
+        trips.append(count)
+        return calls(self, packed, count, *rest)
+
+    with Client(cluster.url()) as client:
+        leases = [client.lock(f"job-{number}", ttl=60).acquire() for number in range(60)]
+        claims = [lease._renewal() for lease in leases]
+        engine, runtime = client._desk._engine, client._desk.runtime
+        step(engine.renew(claims, runtime.now() + 5))  # from now on every node knows the script
+        monkeypatch.setattr(PoolWire, "calls", counted)
+        answers = step(engine.renew(claims, runtime.now() + 5))
+        assert all(answer.ttl > 50 for answer in answers)
+        assert len(trips) == 3
+        assert sum(trips) == 60
+
+
+# --------------------------------------------------------- slots that move
+
+
+def test_a_slot_moves_during_a_hold_and_a_line(cluster) -> None:
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = other_than(cluster, source)
+    with Client(cluster.url()) as holder, Client(cluster.url()) as other, Client(cluster.url()) as late:
+        lease = holder.lock("job", ttl=60).acquire()
+        turns = []
+        waiters = [
+            threading.Thread(target=lambda c=c: turns.append((c, c.lock("job", wait=30).acquire(), time.monotonic())))
+            for c in (other, late)
+        ]
+        for count, waiter in enumerate(waiters):
+            waiter.start()
+            poll(lambda count=count: len(holder.inspect()) == count + 2, 10, lambda: "it stands in line")
+        try:
+            cluster.move(slot, source, target)
+            assert cluster.owner("job") is target
+            lease.renew()
+            assert late.lock("job").try_acquire() is None
+            began = time.monotonic()
+            assert lease.release()
+            poll(lambda: len(turns) == 1, 10, lambda: "the first has its turn")
+            assert turns[0][0] is other
+            assert turns[0][2] - began < 1.5, "told by push, where the slot went"
+            assert turns[0][1].release()
+            poll(lambda: len(turns) == 2, 10, lambda: "the second has its turn")
+            tokens = [lease.token, turns[0][1].token, turns[1][1].token]
+            assert tokens == sorted(set(tokens))
+            assert holder.break_lock("job", token=tokens[-1])
+            assert turns[1][1].wait_lost(5), "told of the break by push"
+            assert turns[1][1].lost_reason == "broken"
+        finally:
+            for waiter in waiters:
+                waiter.join(30)
+            cluster.move(slot, target, source)
+
+
+def test_a_name_of_which_a_part_has_moved_waits_for_the_rest(cluster) -> None:
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = other_than(cluster, source)
+    with Client(cluster.url(), call_timeout=10) as client, Client(cluster.url(), call_timeout=0.5) as hasty:
+        lease = client.lock("job", ttl=60).acquire()
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(client.lock("job").try_acquire()))
+        cluster.begin_move(slot, source, target)
+        try:
+            assert cluster.move_keys(slot, source, target, most=1) == 1
+            began = time.monotonic()
+            with pytest.raises(Unavailable, match="TRYAGAIN") as caught:
+                hasty.lock("job").acquire()
+            assert time.monotonic() - began < 1.0
+            assert any(f"127.0.0.1:{node.port}" in str(caught.value) for node in (source, target))
+            asking.start()
+            asking.join(0.2)
+            assert asking.is_alive(), "it is asked again until the slot is whole"
+        finally:
+            while cluster.move_keys(slot, source, target):
+                continue
+            cluster.end_move(slot, target)
+        asking.join(10)
+        assert answers == [None]
+        lease.verify()
+        assert lease.release()
+        with client.lock("job") as mine:
+            assert mine.token > lease.token
+        cluster.move(slot, target, source)
+
+
+def test_no_script_runs_half_while_a_slot_moves(cluster) -> None:
+    """All keys are there, and a server would run a script until it misses one that the script itself removed."""
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = other_than(cluster, source)
+    with (
+        Client(cluster.url(), call_timeout=0.5) as holder,
+        Client(cluster.url()) as first,
+        Client(cluster.url()) as second,
+    ):
+        lease = holder.lock("job", ttl=60).acquire()
+        turns: list[Client] = []
+
+        def wait(client: Client) -> None:
+            with client.lock("job", wait=30):
+                turns.append(client)
+
+        waiters = [threading.Thread(target=wait, args=(client,)) for client in (first, second)]
+        waiters[0].start()
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
+        cluster.begin_move(slot, source, target)
+        try:
+            before = sorted(source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10))
+            assert len(before) == 4
+            assert not lease.release(), "not confirmed: it is owed"
+            assert sorted(source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10)) == before
+            waiters[1].start()  # it must not overtake the first
+        finally:
+            while cluster.move_keys(slot, source, target):
+                continue
+            cluster.end_move(slot, target)
+            for waiter in waiters:
+                waiter.join(30)
+            cluster.move(slot, target, source)
+        assert turns == [first, second]
+
+
+def test_many_slots_move_under_a_batch_of_renewals(cluster) -> None:
+    source, target = cluster.primaries[:2]
+    names = [name for name in (f"job-{number}" for number in range(90)) if cluster.owner(name) is source]
+    slots = sorted({cluster.slot(name) for name in names})
+
+    def asked() -> int:
+        return sum(node.calls().get("cluster|slots", 0) for node in cluster.primaries)
+
+    with Client(cluster.url(), call_timeout=10) as client:
+        leases = [client.lock(name, ttl=60).acquire() for name in names]
+        engine, runtime = client._desk._engine, client._desk.runtime
+        step(engine.renew([lease._renewal() for lease in leases], runtime.now() + 10))
+        try:
+            for slot in slots:
+                cluster.move(slot, source, target)
+            before, began = asked(), time.monotonic()
+            answers = step(engine.renew([lease._renewal() for lease in leases], runtime.now() + 10))
+            assert all(answer.ttl > 50 for answer in answers)
+            assert time.monotonic() - began < 2
+            assert asked() - before <= 3, "a storm of redirections is not one of questions"
+            for lease in leases:
+                assert lease.release()
+        finally:
+            for slot in slots:
+                cluster.move(slot, target, source)
+
+
+def test_never_two_while_a_slot_goes_to_and_fro(cluster) -> None:
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = other_than(cluster, source)
+    tokens: list[int] = []
+    inside = 0
+
+    async def use(client: AsyncClient, over: asyncio.Event) -> None:
+        nonlocal inside
+        while not over.is_set():
+            async with client.lock("job", ttl=20) as lease:
+                inside += 1
+                assert inside == 1
+                tokens.append(lease.token)
+                await asyncio.sleep(0.001)
+                inside -= 1
+
+    def to_and_fro() -> None:
+        for _ in range(5):
+            for here, there in ((source, target), (target, source)):
+                cluster.move(slot, here, there)
+                count = len(tokens)
+                poll(lambda count=count: len(tokens) > count + 3, 20, lambda: "they go on there")
+
+    async def main() -> None:
+        over = asyncio.Event()
+        async with AsyncClient(cluster.url()) as one, AsyncClient(cluster.url()) as two:
+            users = [asyncio.create_task(use(client, over)) for client in (one, two) for _ in range(4)]
+            await asyncio.to_thread(to_and_fro)
+            over.set()
+            await asyncio.wait_for(asyncio.gather(*users), 60)
+
+    asyncio.run(main())
+    assert len(tokens) > 20
+    assert tokens == sorted(set(tokens))
+
+
+def test_killed_subscriptions_are_made_anew(cluster) -> None:
+    with Client(cluster.url()) as holder, Client(cluster.url()) as other:
+        lease = holder.lock("job", ttl=60).acquire()
+        turns = []
+        waiter = threading.Thread(target=lambda: turns.append(other.lock("job", wait=30).acquire()))
+        waiter.start()
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
+        for node in cluster.primaries:
+            node.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        assert lease.release()
+        waiter.join(10)
+        assert turns[0].token > lease.token
+
+
+# ------------------------------------------------------------ nodes that fail
+
+
+def test_a_node_fails_and_its_replica_goes_on(failing) -> None:
+    names = one_of_each(failing)
+    with Client(failing.url(), call_timeout=20) as client, Client(failing.url(), call_timeout=20) as other:
+        leases = [client.lock(name, ttl=60).acquire() for name in names]
+        for replica in failing.replicas:
+            poll(lambda replica=replica: replica.ask("DBSIZE") > 1, 10, lambda: "it was replicated")
+        failing.owner(names[0]).kill()
+        assert other.lock(names[0]).try_acquire() is None, "the replica has the grant"
+        for lease in leases:
+            lease.verify()
+            assert lease.release()
+        with other.lock(names[0]) as theirs:
+            assert theirs.token > leases[0].token
+
+
+def test_a_promoted_replica_without_the_grant_gives_a_higher_token(failing) -> None:
+    owner = failing.owner("job")
+    replica = failing.replicas[failing.primaries.index(owner)]
+    with Client(failing.url(), call_timeout=20) as client, Client(failing.url(), call_timeout=20) as other:
+        with client.lock("job"):
+            pass
+        replica.ask("CONFIG", "SET", "repl-timeout", 3600)
+        replica.ask("CONFIG", "SET", "masterauth", "wrong")  # it can connect no more
+        owner.ask("CONFIG", "SET", "requirepass", "other")
+        owner._sign_in = b"*2\r\n$4\r\nAUTH\r\n$5\r\nother\r\n"
+        owner.ask("CLIENT", "KILL", "TYPE", "replica")
+        lease = client.lock("job", ttl=60).acquire()
+        replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
+        poll(lambda: failing.owner("job") is replica, 20, lambda: "it has the slot")
+        owner.kill()
+        with other.lock("job") as theirs:  # documented: two may believe they hold it
+            assert theirs.token > lease.token
+        with pytest.raises(Exception, match="lost"):
+            lease.verify()
+
+
+def test_a_silent_node_costs_no_lease_on_another(cluster) -> None:
+    names = one_of_each(cluster)
+    with Client(cluster.url(), call_timeout=1) as client:
+        leases = {name: client.lock(name, ttl=3).acquire() for name in names}
+        silent = cluster.owner(names[0])
+        silent.pause()
+        engine, runtime = client._desk._engine, client._desk.runtime
+        answers = step(engine.renew([lease._renewal() for lease in leases.values()], runtime.now() + 1))
+        assert [isinstance(answer, Alive) for answer in answers] == [False, True, True]
+        assert leases[names[0]].wait_lost(6)
+        assert leases[names[0]].lost_reason == "unreachable"
+        assert [leases[name].held for name in names[1:]] == [True, True]
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=str(silent.port)):
+            client.lock(names[0]).acquire()
+        assert time.monotonic() - began < 1.5
+        with client.lock("x" + names[1]):
+            pass
+
+
+def test_what_is_owed_to_a_silent_node_holds_up_no_other_release(cluster) -> None:
+    names = one_of_each(cluster)
+    with Client(cluster.url(), call_timeout=0.5) as client, Client(cluster.url()) as other:
+        first, second = (client.lock(name, ttl=60).acquire() for name in names[:2])
+        silent = cluster.owner(names[0])
+        silent.pause()
+        assert not first.release(), "not confirmed: it is owed"
+        client._desk.book.owe(second._renewal())
+        poll(lambda: not other.lock(names[1]).locked(), 10, lambda: "that of the other node is not held up")
+        assert silent._frozen
+        silent.resume()
+        poll(lambda: not other.inspect(), 10, lambda: "the first is repeated until it is answered")
+
+
+def test_a_node_gone_for_good_is_named(cluster) -> None:
+    name = one_of_each(cluster)[0]
+    node = cluster.owner(name)
+    with Client(cluster.url(), call_timeout=1) as client:
+        with client.lock(name):
+            pass
+        node.kill()
+        try:
+            began = time.monotonic()
+            with pytest.raises(Unavailable, match=f"127.0.0.1:{node.port}"):
+                client.lock(name).acquire()
+            assert time.monotonic() - began < 1.5
+            with pytest.raises(Unavailable, match=f"127.0.0.1:{node.port}"):
+                client.inspect()
+        finally:
+            node.start()
+            poll(cluster.well, 60, lambda: "the cluster is well")
+        with client.lock(name, wait=10):
+            pass
+
+
+def test_nobody_there(cluster) -> None:
+    first, second = free_ports(2)
+    url = f"redis+cluster://:verysecret@127.0.0.1:{first},127.0.0.1:{second}"
+    with Client(url, call_timeout=0.5) as client:
+        began = time.monotonic()
+        with pytest.raises(Unavailable) as caught:
+            client.lock("job").acquire()
+        assert time.monotonic() - began < 1.0
+    assert f"the node at 127.0.0.1:{first} cannot be reached" in str(caught.value)
+    assert "verysecret" not in str(caught.value)
+
+
+def test_a_server_alone_is_no_cluster(cluster) -> None:
+    url = f"redis+cluster://127.0.0.1:{alone()[0].port}"
+    with Client(url) as client, pytest.raises(ConfigError, match="not part of a cluster"):
+        client.lock("job").acquire()
+
+
+def test_a_user_with_the_documented_rights_can_do_everything(cluster, rights) -> None:
+    for node in cluster.primaries:
+        node.ask("ACL", "SETUSER", "locks", "on", ">pw", *rights.server, *rights.cluster)
+    url = cluster.url().replace("://", "://locks:pw@")
+    with Client(url) as one, Client(url) as other:
+        one.ping()
+        names = one_of_each(cluster)
+        leases = [one.lock(name, ttl=60).acquire() for name in names]
+        turns = []
+        waiter = threading.Thread(target=lambda: turns.append(other.lock(names[0], wait=20).acquire()))
+        waiter.start()
+        poll(lambda: len(one.inspect()) == 4, 10, lambda: "it stands in line")
+        slot, source = cluster.slot(names[0]), cluster.owner(names[0])
+        cluster.move(slot, source, other_than(cluster, source))
+        try:
+            leases[0].renew()
+            assert other.break_lock(names[0], token=leases[0].token)
+            assert leases[0].wait_lost(5)
+            waiter.join(10)
+            assert turns[0].release()
+        finally:
+            cluster.move(slot, other_than(cluster, source), source)
