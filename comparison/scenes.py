@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from leasehold import Client
 from leasehold.fences import sql_schema
 from leasehold.testing.servers.etcd import Cluster
+from leasehold.testing.servers.mysql import MariaDB
 from leasehold.testing.servers.postgresql import PostgreSQL
 from leasehold.testing.servers.process import poll
 from leasehold.testing.servers.redis import RedisServer
@@ -77,10 +78,12 @@ def redis_pair(ledger: str, options: str = "") -> Iterator[Scene]:
 
 
 @contextmanager
-def five_redis(ledger: str) -> Iterator[Scene]:
+def five_redis(ledger: str, *, as_one: bool = False) -> Iterator[Scene]:
     """Two are down when the lock is taken; they come back, and one that had it comes back without its data."""
     servers = [RedisServer().start() for _ in range(5)]
     where = [f"redis://127.0.0.1:{server.port}" for server in servers]
+    if as_one:
+        where = ["redlock://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)]
 
     def two_down() -> None:
         for server in servers[3:]:
@@ -128,6 +131,15 @@ def postgresql_pair(ledger: str, *, keeps_account: bool = False) -> Iterator[Sce
 
 
 @contextmanager
+def mariadb(ledger: str) -> Iterator[Scene]:
+    server = MariaDB().start()
+    try:
+        yield Scene([f"mysql://root@127.0.0.1:{server.port}/test"], opened(ledger))
+    finally:
+        server.kill()
+
+
+@contextmanager
 def three_etcd(ledger: str) -> Iterator[Scene]:
     """The leader dies."""
     cluster = Cluster(3).start()
@@ -163,6 +175,8 @@ SCENES: Final[dict[str, Callable[..., Any]]] = {
     "file": a_file,
     "redis": redis_pair,
     "five-redis": five_redis,
+    "redlock": partial(five_redis, as_one=True),
+    "mysql": mariadb,
     "postgresql": postgresql_pair,
     "postgresql-account": partial(postgresql_pair, keeps_account=True),
     "etcd": three_etcd,

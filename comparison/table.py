@@ -30,7 +30,9 @@ ROWS: Final[dict[str, Row]] = {
     "redis": Row("Leasehold on Redis, and a fence", "fenced", "redis"),
     "etcd": Row("Leasehold on etcd, three members, and a fence", "fenced", "etcd"),
     "zookeeper": Row("Leasehold on ZooKeeper, three members, and a fence", "fenced", "zookeeper"),
+    "leasehold-redlock": Row("Leasehold on five Redis (`redlock://`), and a fence", "fenced", "redlock"),
     "postgresql": Row("Leasehold on PostgreSQL, and a fence", "fenced", "postgresql"),
+    "mysql": Row("Leasehold on MariaDB, and a fence", "fenced", "mysql", False),
 }
 
 
