@@ -95,6 +95,14 @@ def test_a_life_is_what_a_majority_holds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tickets", "nodes", "latest"),
+    [([], 5, 0), ([7, 9], 5, 0), ([9, 7, 8], 5, 7), ([99, 3, 98, 4, 5], 5, 5), ([6, 6], 3, 6), ([99, 1], 3, 1)],
+)
+def test_a_minority_does_not_say_how_long_the_line_is(tickets, nodes, latest) -> None:
+    assert agreement.latest(tickets, nodes) == latest
+
+
+@pytest.mark.parametrize(
     ("taken", "refused", "decided"), [(3, 0, True), (0, 3, True), (2, 2, False), (2, 3, True), (0, 2, False)]
 )
 def test_when_the_others_cannot_change_it(taken, refused, decided) -> None:

@@ -284,6 +284,8 @@ class Bundle:
         before, fd = strand.events, strand.fd
         try:
             strand.turn()
+            if strand.open and len(strand.replies) > count:
+                raise ConnectionAbortedError("it answered what nobody asked")
         except Exception as error:  # whatever the parser or the host calls it
             self._broken(number, error, count, answers, waiting)
             return

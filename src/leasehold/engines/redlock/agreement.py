@@ -64,6 +64,12 @@ def life(parts: Iterable[float], quorum: int) -> float:
     return sorted(parts, reverse=True)[quorum - 1]
 
 
+def latest(tickets: Iterable[int], nodes: int) -> int:
+    """The highest ticket in line, but for what a minority says alone: the clock there may be anything."""
+    ranked, others = sorted(tickets, reverse=True), nodes - majority(nodes)
+    return ranked[others] if len(ranked) > others else 0
+
+
 def decided(taken: int, refused: int, nodes: int) -> bool:
     """Whether the nodes that have not answered could still change who has a majority."""
     quorum = majority(nodes)

@@ -231,13 +231,19 @@ class Bundles:
             bundle = Bundle(self._nodes, hiredis.Reader, self._runtime.now)
             self._all[id(bundle)] = bundle
         try:
-            return bundle.ask(asked, count, limit)
-        finally:  # whoever did not answer was dropped from it
-            if len(self._idle) < _IDLE and not self._closed:
-                self._idle.append(bundle)
-            else:
-                self._all.pop(id(bundle), None)
-                bundle.close()
+            answers = bundle.ask(asked, count, limit)
+        except BaseException:  # torn apart anywhere: an answer still to come must never be taken for another's
+            self._drop(bundle)
+            raise
+        if len(self._idle) < _IDLE and not self._closed:  # whoever did not answer was dropped from it
+            self._idle.append(bundle)
+        else:
+            self._drop(bundle)
+        return answers
+
+    def _drop(self, bundle: Bundle) -> None:
+        self._all.pop(id(bundle), None)
+        bundle.close()
 
     def post(self, number: int, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
         return False  # what was under way went with its connection, and `regret` behind it
@@ -249,8 +255,7 @@ class Bundles:
                 bundle = self._idle.pop()
             except IndexError:  # another thread was faster
                 return
-            self._all.pop(id(bundle), None)
-            bundle.close()
+            self._drop(bundle)
 
     def after_fork(self) -> None:
         bundles, self._all, self._idle = list(self._all.values()), {}, []

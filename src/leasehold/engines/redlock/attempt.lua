@@ -9,7 +9,8 @@
 --@ limits.lua
 local raw = redis.call('GET', KEYS[2])
 local mark, number, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local proposal = math.min(number, now + DAY)  -- a client's clock may be anything: it must not use up the tokens there are
+-- A client's clock may be anything: tokens stay near this one, from which a node that forgets has to go on.
+local proposal = math.min(number, now + MINUTE)
 if not raw then  -- nobody holds, nobody waits
   local token = math.max(now, proposal)
   local last = redis.call('SET', KEYS[1], string.format('%.0f', token), 'GET')

@@ -116,13 +116,15 @@ class RedlockEngine:
             deadline,
             claim.ttl,
             self._decided,
-            lambda: spelled_out(self._scripts.release, self._requests.give_back(name, claim, number)),
+            partial(self._regret, name, claim, number),
         )
         parts = heard.each(lambda reply: requests.attempted(claim, reply))
         taken = {n: part for n, part in parts.items() if isinstance(part, Taken)}
         refused = {n: part for n, part in parts.items() if isinstance(part, Refused)}
         tokens = {n: part.token for n, part in taken.items()}
-        self._numbers.learn(number, tokens.values(), [part.last for part in refused.values()])
+        self._numbers.learn(
+            number, tokens.values(), agreement.latest([part.last for part in refused.values()], len(self._nodes))
+        )
         if len(taken) >= self._quorum:
             token, by = await self._agreed(claim, name, tokens, number, deadline)
             others = agreement.astray({n: tokens[n] for n in taken if n not in by}, token)
@@ -135,12 +137,17 @@ class RedlockEngine:
             raise self._asking.too_few(heard, f"{claim.name} could not be asked for")  # what was taken is forgotten
         if taken:
             await self._undo(claim, name, list(taken), number, ticket, deadline)
+        if not claim.queue:  # nobody asks for it again, or gives it up: what a lost answer told of would stay
+            self._owe(claim, self._requests.give_back(name, claim, number), heard.errors)
         for n, part in refused.items():
             if claim.queue:
                 self._listener.counted(n, part.heard)
         if agreement.split(taken, refused) and not claim.queue:
             return None
         return agreement.busy(len(taken), list(refused.values()), self._quorum)
+
+    def _regret(self, name: Name, claim: Claim, number: int) -> bytes:
+        return spelled_out(self._scripts.release, self._requests.give_back(name, claim, number))
 
     def _decided(self, replies: Any) -> bool:
         taken = sum(_is_taken(reply) for (reply,) in replies.values())
@@ -171,9 +178,15 @@ class RedlockEngine:
     async def _round_off(self, claim: Claim, name: Name, refused: list[int], deadline: float) -> None:
         """Nodes that heard of the last release later than others still have this claim in line, and some may have it by
         another token: they are to join in the grant, or to forget the place. The grant does not depend on it."""
-        packed = self._requests.retake(name, claim, self._numbers.next())
+        number = self._numbers.next()
+        packed = self._requests.retake(name, claim, number)
         await self._asking.round(
-            self._scripts.retake, {n: [packed] for n in refused}, deadline, claim.ttl, lambda _: True
+            self._scripts.retake,
+            {n: [packed] for n in refused},
+            deadline,
+            claim.ttl,
+            lambda _: True,
+            partial(self._regret, name, claim, number),
         )
 
     async def _undo(
@@ -218,7 +231,8 @@ class RedlockEngine:
 
     def _owe(self, claim: Claim, packed: bytes, whom: Any) -> None:
         for number in whom:
-            self._nodes[number].owe(claim.mark, spelled_out(self._scripts.release, packed))
+            self._nodes[number].owe(claim.mark, self._scripts.release, packed)
+            self._listener.owed(number)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         found = self._requests.name(namespace, name)

@@ -32,6 +32,7 @@ _log = logging.getLogger("leasehold.redlock")
 
 _SPLIT: Final = 0.05  # seconds that a turn given by too few nodes is left to become one
 _REST: Final = 0.005  # that a majority waits for the others: the release that they tell of is on its way to those
+_SOON: Final = 0.2  # that a node is left to be itself again before it is told what it missed
 _LOOK: Final = 1.0  # the longest sleep: whether the client is still there is seen by then
 
 
@@ -94,6 +95,12 @@ class Ears(Listener):
             ear.doubted = False
         elif ear.on and not ear.doubted:
             ear.doubted, ear.misses, ear.due = True, 1, 0.0
+
+    def owed(self, number: int) -> None:
+        """A node has missed a release: it is asked soon whether it is there, and told (`_tell_missed`)."""
+        ear = self._ears[number]
+        if ear.on and not ear.told:
+            ear.due = min(ear.due, self._runtime.now() + _SOON)
 
     # --------------------------------------------------------- on its thread
 
@@ -197,5 +204,7 @@ class Ears(Listener):
         ends = self._ends.get(mark)
         if ends is not None:
             ends[number] = at
+            if self._turns.get(mark):  # it looks soon, whatever the others say: the turn is given for a moment only
+                return
             if len(ends) >= self._quorum:
                 book.deliver("head", mark, max(0.0, sorted(ends.values())[self._quorum - 1] - now), None)

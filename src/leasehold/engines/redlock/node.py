@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from leasehold.book import every
 from leasehold.core.timing import backoff
+from leasehold.engines.redis.requests import spelled_out
+from leasehold.engines.redis.scripts import Script
 from leasehold.engines.redis.server import Server
 from leasehold.engines.redis.settings import ASK, Settings
 from leasehold.errors import ConfigError
@@ -35,7 +37,8 @@ class Node(Server):
         self.run_id = ""  # of the server that was met here last
         self.met = False  # it was fit for locks once
         self.rests_until, self._misses = 0.0, 0
-        self.missed: dict[str, bytes] = {}  # by mark: releases
+        self.missed: dict[str, bytes] = {}  # by mark: releases, which are calls of one script
+        self._script: Script | None = None
 
     def answered(self) -> None:
         self.rests_until, self._misses = 0.0, 0
@@ -44,9 +47,9 @@ class Node(Server):
         self._misses += 1
         self.rests_until = now + backoff(self._misses, _REST, _LONGEST_REST, 0.5 + fraction / 2)
 
-    def owe(self, mark: str, release: bytes) -> None:
+    def owe(self, mark: str, script: Script, release: bytes) -> None:
         """Have it told of this release when it is back. With too many of them the oldest are left to lapse."""
-        self.missed[mark] = release
+        self._script, self.missed[mark] = script, release
         if len(self.missed) > _MOST_MISSED:
             with suppress(StopIteration, KeyError, RuntimeError):  # another thread is at it
                 del self.missed[next(iter(self.missed))]
@@ -58,21 +61,29 @@ class Node(Server):
     # ------------------------------------------------------------ a connection
 
     def greeting(self) -> tuple[bytes, int, Callable[[list[Any]], None]]:
-        missed, known = dict(every(self.missed)), self._steps + len(ASK)
+        missed, known = self._missed(), self._steps + len(ASK)
 
         def meet(replies: list[Any]) -> None:
             self._meet(replies[:known])
-            for (mark, release), reply in zip(missed.items(), replies[known:], strict=True):
+            for (mark, release, _), reply in zip(missed, replies[known:], strict=True):
                 self._heard(mark, release, reply)
 
-        return self._greeting + b"".join(missed.values()), known + len(missed), meet
+        return self._greeting + b"".join([said for _, _, said in missed]), known + len(missed), meet
 
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         stream = await super().open(runtime, deadline)
         if isinstance(stream, LoopStream):
-            for mark, release in every(self.missed):
-                stream.post(release, deadline, partial(self._heard, mark, release))
+            for mark, release, said in self._missed():
+                stream.post(said, deadline, partial(self._heard, mark, release))
         return stream
+
+    def _missed(self) -> list[tuple[str, bytes, bytes]]:
+        """And how each is said: a node that was down has forgotten the script, and learns it by the first."""
+        missed, script = every(self.missed), self._script
+        return [
+            (mark, release, release if number or script is None else spelled_out(script, release))
+            for number, (mark, release) in enumerate(missed)
+        ]
 
     def _heard(self, mark: str, release: bytes, reply: Any) -> None:
         if isinstance(reply, int) and self.missed.get(mark) is release:  # not while it is still reading its log

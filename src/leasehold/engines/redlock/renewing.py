@@ -9,10 +9,11 @@ majority has just said that the grant lives, and the offer is good only for a mo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from leasehold.book import Book
-from leasehold.engines.redis.requests import Name
+from leasehold.engines.redis.requests import Name, spelled_out
 from leasehold.engines.redlock import agreement, requests
 from leasehold.engines.redlock.asking import Asking, Heard
 from leasehold.engines.redlock.requests import Renewed, Requests
@@ -73,7 +74,7 @@ class Renewing:
 
     async def _retake(self, found: Sequence[Asked], deadline: float) -> None:
         """A trip to each node that lacks any, for all that it lacks."""
-        lacking: dict[int, list[bytes]] = {}
+        lacking: dict[int, dict[Claim, bytes]] = {}
         ttl, number = float("inf"), self._numbers.next()
         for asked in found:
             claim = asked.claim
@@ -82,10 +83,29 @@ class Renewing:
                     if answer.life is None:
                         until = asked.clocks[node] + _OFFER
                         packed = self._requests.retake(self._name(claim), claim, number, until)
-                        lacking.setdefault(node, []).append(packed)
+                        lacking.setdefault(node, {})[claim] = packed
                         ttl = min(ttl, claim.ttl)
+        retake = self._requests.scripts.retake
         for node, offers in lacking.items():
-            await self._asking.round(self._requests.scripts.retake, {node: offers}, deadline, ttl, lambda _: True)
+            regret = partial(self._regret, list(offers), number)
+            await self._asking.round(retake, {node: list(offers.values())}, deadline, ttl, lambda _: True, regret)
+            await self._take_back(node, [claim for claim in offers if claim.mark not in self._book.held], deadline)
+
+    def _regret(self, claims: Sequence[Claim], number: int) -> bytes:
+        release, packs = self._requests.scripts.release, self._requests
+        return b"".join(spelled_out(release, packs.give_back(self._name(each), each, number)) for each in claims)
+
+    async def _take_back(self, node: int, over: Sequence[Claim], deadline: float) -> None:
+        """What was released while it was offered: the release may have come first, and the offer would stay (E6). One
+        that is held by now is released after this, and behind the offer."""
+        if not over:
+            return
+        release, packs = self._requests.scripts.release, self._requests
+        packed = {each.mark: packs.release(self._name(each), each._replace(min_hold=0.0)) for each in over}
+        heard = await self._asking.round(release, {node: list(packed.values())}, deadline, over[0].ttl, lambda _: True)
+        if heard.errors.get(node):
+            for mark, each in packed.items():
+                self._asking.nodes[node].owe(mark, release, each)
 
     def _name(self, claim: Claim) -> Name:
         return self._requests.name(claim.namespace, claim.name)

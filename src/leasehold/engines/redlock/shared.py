@@ -33,13 +33,13 @@ class Numbers:
             self._last = max(self._last + 1, int(self._wall() * MICROS) + self._lead)
             return self._last
 
-    def learn(self, proposed: int, tokens: Iterable[int], tickets: Iterable[int]) -> None:
+    def learn(self, proposed: int, tokens: Iterable[int], ticket: int) -> None:
         """From answers: nodes whose clocks are ahead of this one's, and lines that others stand in."""
         ahead = [each - proposed for each in tokens if 0 < each - proposed < _MOST_LEAD]
         with self._guard:
             if ahead:
                 self._lead = min(self._lead + max(ahead) + _LEAD, _MOST_LEAD)
-            self._ticket = max(self._ticket, *tickets, 0)
+            self._ticket = max(self._ticket, ticket)
 
     def seen(self, token: int) -> None:
         with self._guard:
