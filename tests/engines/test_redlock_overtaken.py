@@ -129,6 +129,7 @@ def test_an_offer_that_comes_late_after_the_release_does_not_stay(nodes, way, ba
     url, proxies = way
     seat, other = bare(url), bare(nodes.url)
     claim = in_line_at_all_and_free_at_most(nodes, seat, other)
+    nodes.all[0].ask("SCRIPT", "LOAD", seat.engine._scripts.retake.text)
     held = hold_back(proxies[0], seat.engine._scripts.retake)
     claim = seat.takes(claim)
     assert held
