@@ -6,12 +6,10 @@ import selectors
 import socket
 from contextlib import suppress
 
-import hiredis
 import pytest
 
 from leasehold import Client, LeaseLost
 from leasehold.core.timing import BEAT_EVERY
-from leasehold.engines.redis.requests import spelled_out
 from leasehold.model import Busy
 from leasehold.runtime.base import step
 from leasehold.testing.redlock_rig import RedlockRig
@@ -33,16 +31,6 @@ def way(nodes):
     yield url, proxies
     for proxy in proxies:
         proxy.close()
-
-
-def send(node, data: bytes) -> object:
-    """Carried out on a connection of its own, as what comes late is."""
-    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as line:
-        line.sendall(data)
-        reader = hiredis.Reader()
-        while (reply := reader.gets()) is False:
-            reader.feed(line.recv(65_536))
-    return reply
 
 
 def before(engine, script, do, monkeypatch) -> None:
@@ -119,8 +107,9 @@ def in_line_at_all_and_free_at_most(nodes, seat, other):
     claim = seat.claim(queue=True, ttl=60.0)
     assert isinstance(seat.attempt(claim), Busy)
     packs = other.engine._requests
-    for node in nodes.all[1:]:
-        assert send(node, spelled_out(packs.scripts.release, packs.release(packs.name("", "job"), before))) == 1
+    asked = {n: [packs.release(packs.name("", "job"), before)] for n in range(1, len(nodes.all))}
+    heard = step(other.engine._asking.round(packs.scripts.release, asked, other.by(), 2.0, lambda _: False))
+    assert list(heard.replies.values()) == [[1]] * 4
     return claim
 
 
