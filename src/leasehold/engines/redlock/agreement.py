@@ -81,6 +81,12 @@ def split(taken: Mapping[int, Taken], refused: Mapping[int, Refused]) -> bool:
     return bool(taken) and len({each.token for each in refused.values()}) > 1
 
 
+def outvoted(refused: Iterable[Refused], quorum: int) -> bool:
+    """Whether somebody else has a majority by one token: what a minority offers then comes to nothing."""
+    rivals = Counter(each.token for each in refused if each.holder is not None)
+    return max(rivals.values(), default=0) >= quorum
+
+
 def busy(given_back: int, refused: Sequence[Refused], quorum: int) -> Busy:
     """What stands in the way of a majority, and when enough of it ends."""
     lefts = sorted([0.0] * given_back + [each.left or 0.0 for each in refused])

@@ -136,7 +136,10 @@ class RedlockEngine:
         if len(parts) < self._quorum:
             raise self._asking.too_few(heard, f"{claim.name} could not be asked for")  # what was taken is forgotten
         if taken:
-            await self._undo(claim, name, list(taken), number, ticket, deadline)
+            turns = await self._undo(claim, name, list(taken), number, ticket, deadline)
+            if not agreement.outvoted(refused.values(), self._quorum):
+                for n in turns:
+                    self._listener.turn(claim.mark, n)
         if not claim.queue:  # nobody asks for it again, or gives it up: what a lost answer told of would stay
             self._owe(claim, self._requests.give_back(name, claim, number), heard.errors)
         for n, part in refused.items():
@@ -191,17 +194,17 @@ class RedlockEngine:
 
     async def _undo(
         self, claim: Claim, name: Name, taken: list[int], number: int, ticket: int, deadline: float
-    ) -> None:
-        """Give back too few nodes for a grant: into the line, if it stands there."""
+    ) -> list[int]:
+        """Give back too few nodes for a grant: into the line, if it stands there. Those where it has its turn at
+        once."""
         packed = self._requests.give_back(name, claim, number, ticket)
         heard = await self._asking.round(
             self._scripts.release, {n: [packed] for n in taken}, deadline, claim.ttl, _all_of_them
         )
-        for n, reply in heard.each(requests.ended).items():
-            if reply == 2:
-                self._listener.turn(claim.mark, n)
+        ended = heard.each(requests.ended)
         if not ticket:
             self._owe(claim, packed, [n for n in taken if n in heard.errors])
+        return [n for n, reply in ended.items() if reply == 2]
 
     # ------------------------------------------------------------- other verbs
 
