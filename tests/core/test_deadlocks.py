@@ -1,11 +1,13 @@
-"""Who is named, and who is not: the wait-for graph of locks, readers and permits."""
+"""Who is named, and who is not: the wait-for graph of locks, readers and permits. By cases, and then played out:
+whoever the play leaves waiting for ever is stuck, and nobody else.
+"""
 
 from __future__ import annotations
 
 import random
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.deadlocks import Deadlock, deadlocks, still_there
@@ -162,3 +164,79 @@ def test_of_plain_locks_every_circle_is_named_and_nothing_else(held, wanted) -> 
 def _goes_round(deadlock: Deadlock) -> bool:
     ring = [*deadlock.waits, deadlock.waits[0]]
     return all(one.holder.owner == two.waiter.owner for one, two in pairwise(ring))
+
+
+# ------------------------------------------------------------- played out
+
+
+LIMITS = {"a": 0, "b": 0, "c": 0, "p": 2, "q": 3}  # 0: a lock, with readers; else a semaphore
+OWNERS = "stuvwxyz"
+
+steps = st.lists(
+    st.tuples(st.sampled_from(OWNERS), st.sampled_from("abcpq"), st.sampled_from(["exclusive", "shared"])), max_size=30
+)
+released = st.lists(st.tuples(st.sampled_from(OWNERS), st.sampled_from("abcpq")), max_size=4)
+
+
+class Play:
+    """Owners that go on until they wait; each name has its holders and its line."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, list[tuple[str, str]]] = {name: [] for name in LIMITS}
+        self.line: dict[str, list[tuple[str, str]]] = {name: [] for name in LIMITS}
+
+    def waiting(self) -> set[str]:
+        return {owner for line in self.line.values() for owner, _ in line}
+
+    def admits(self, name: str, mode: str) -> bool:
+        holders = self.held[name]
+        if LIMITS[name]:
+            return len(holders) < LIMITS[name]
+        return not holders or (mode == "shared" and all(other == "shared" for _, other in holders))
+
+    def ask(self, owner: str, name: str, mode: str) -> None:
+        mode = "exclusive" if LIMITS[name] else mode
+        mine = any(one == owner for one, _ in self.held[name])
+        if owner in self.waiting() or (mine and not LIMITS[name]):
+            return
+        fits = self.admits(name, mode) and not self.line[name]
+        (self.held if fits else self.line)[name].append((owner, mode))
+
+    def give_back(self, owner: str, name: str) -> None:
+        """Without telling those in line: as if they did not hear it."""
+        if owner not in self.waiting():
+            self.held[name] = [one for one in self.held[name] if one[0] != owner]
+
+    def stuck(self) -> set[str]:
+        """Those who wait when nothing goes on any more."""
+        while True:
+            before = repr((self.held, self.line))
+            for name, line in self.line.items():
+                while line and self.admits(name, line[0][1]):
+                    self.held[name].append(line.pop(0))
+            waiting = self.waiting()
+            self.held = {name: [one for one in held if one[0] in waiting] for name, held in self.held.items()}
+            if repr((self.held, self.line)) == before:
+                return waiting
+
+    def shown(self) -> list[Holding]:
+        found = []
+        for name, limit in LIMITS.items():
+            for parties, state in ((self.held[name], "held"), (self.line[name], "passed over")):
+                found += [claim(owner, name, state, mode=mode, limit=limit) for owner, mode in parties]
+        return found
+
+
+@settings(max_examples=500, deadline=None)
+@given(steps, released)
+def test_who_is_named_is_stuck_and_where_anybody_is_stuck_a_circle_is_named(steps, released) -> None:
+    play = Play()
+    for step in steps:
+        play.ask(*step)
+    for one in released:
+        play.give_back(*one)
+    said = deadlocks(play.shown())
+    named = {wait.waiter.owner for circle in said for wait in circle.waits}
+    stuck = play.stuck()
+    assert named <= stuck, "nobody is named who would go on"
+    assert bool(named) == bool(stuck)

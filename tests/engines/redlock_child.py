@@ -10,8 +10,13 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from leasehold import AsyncClient, Client, LeaseholdError
+from leasehold.runtime.base import settle, step
+
+OPTIONS = {"ttl": 1.5, "call_timeout": 1.0}
 
 logging.disable(logging.CRITICAL)
 
@@ -24,48 +29,35 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def blocking(url: str, name: str, end: float, chance: random.Random) -> None:
-    with Client(url, ttl=1.5, call_timeout=1.0) as client:
-        while now() < end:
-            say("asks")
-            try:
-                lease = client.lock(name).acquire(wait=chance.choice([0, 0.5, 3]))
-            except LeaseholdError as error:
-                say("fails", type(error).__name__)
-                continue
-            say("holds", lease.token)
-            end_of_work, trusted = now() + chance.random() * 0.05, now()
-            while lease.held and now() < end_of_work:
-                trusted = now()
-                time.sleep(0.001)
-            say(*(("ends", lease.token) if lease.held else ("lost", lease.token, trusted)))
-            lease.release()
-            time.sleep(chance.random() * 0.01)
+async def work(client: Any, sleep: Callable[[float], Any], name: str, end: float, chance: random.Random) -> None:
+    """Of either face: the blocking one suspends nowhere."""
+    while now() < end:
+        say("asks")
+        try:
+            lease = await settle(client.lock(name).acquire(wait=chance.choice([0, 0.5, 3])))
+        except LeaseholdError as error:
+            say("fails", type(error).__name__)
+            continue
+        say("holds", lease.token)
+        end_of_work, trusted = now() + chance.random() * 0.05, now()
+        while lease.held and now() < end_of_work:
+            trusted = now()
+            await settle(sleep(0.001))
+        say(*(("ends", lease.token) if lease.held else ("lost", lease.token, trusted)))
+        await settle(lease.release())
+        await settle(sleep(chance.random() * 0.01))
 
 
-async def in_a_loop(url: str, name: str, end: float, chance: random.Random) -> None:
-    async with AsyncClient(url, ttl=1.5, call_timeout=1.0) as client:
-        while now() < end:
-            say("asks")
-            try:
-                lease = await client.lock(name).acquire(wait=chance.choice([0, 0.5, 3]))
-            except LeaseholdError as error:
-                say("fails", type(error).__name__)
-                continue
-            say("holds", lease.token)
-            end_of_work, trusted = now() + chance.random() * 0.05, now()
-            while lease.held and now() < end_of_work:
-                trusted = now()
-                await asyncio.sleep(0.001)
-            say(*(("ends", lease.token) if lease.held else ("lost", lease.token, trusted)))
-            await lease.release()
-            await asyncio.sleep(chance.random() * 0.01)
+async def in_a_loop(url: str, *how: Any) -> None:
+    async with AsyncClient(url, **OPTIONS) as client:
+        await work(client, asyncio.sleep, *how)
 
 
 if __name__ == "__main__":
     url, name, seconds, seed, kind = sys.argv[1:]
-    until, chance = now() + float(seconds), random.Random(int(seed))
+    how = name, now() + float(seconds), random.Random(int(seed))
     if kind == "blocking":
-        blocking(url, name, until, chance)
+        with Client(url, **OPTIONS) as client:
+            step(work(client, time.sleep, *how))
     else:
-        asyncio.run(in_a_loop(url, name, until, chance))
+        asyncio.run(in_a_loop(url, *how))

@@ -176,6 +176,25 @@ def run_clock() -> Callable[..., Any]:
     return follow_real_time
 
 
+class Counted:
+    """A function that counts its runs."""
+
+    def __init__(self, *results: object) -> None:
+        self.results, self.runs = list(results), 0
+
+    def __call__(self) -> object:
+        self.runs += 1
+        result = self.results[min(self.runs, len(self.results)) - 1]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+@pytest.fixture
+def counted() -> type[Counted]:
+    return Counted
+
+
 class CtrlC:
     """Raises KeyboardInterrupt at the nth place: each call and return within the package, each line of some files.
 

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -48,58 +49,57 @@ def test_a_callback_that_exits_silences_no_other(bench, wait_until) -> None:
     wait_until(lambda: told, 2)
 
 
-def test_a_log_handler_that_raises_costs_no_renewal(bench, wait_until) -> None:
+@pytest.fixture
+def at_risk() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Has a handler of the log do this when a lease is at risk."""
+    log, added = logging.getLogger("leasehold"), list[logging.Handler]()
+
+    def do(what: Callable[[], object]) -> None:
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "at risk" in record.getMessage():
+                    what()
+
+        added.append(Handler())
+        log.addHandler(added[-1])
+
+    yield do
+    for handler in added:
+        log.removeHandler(handler)
+
+
+def renewed_after_a_silence(bench, wait_until) -> bool:
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: client._desk.dog._ends)
+    bench.link.silent = True
+    bench.clock.turn(10)
+    wait_until(lambda: lease._missed)
+    bench.link.silent = False
+    for _ in range(30):
+        bench.clock.turn(0.5)
+        time.sleep(0.01)
+    return lease._asked > 1000
+
+
+def test_a_log_handler_that_raises_costs_no_renewal(bench, wait_until, at_risk) -> None:
     # Due leases are off the heap while they are renewed. Anything raised in `answered` (a log handler or filter, the
     # teller's thread that cannot start) ends the turn: the whole batch is never planned, so never renewed, again.
-    class Raising(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "at risk" in record.getMessage():
-                raise OSError("disk full")
+    def full() -> None:
+        raise OSError("disk full")
 
-    handler, log = Raising(), logging.getLogger("leasehold")
-    log.addHandler(handler)
-    try:
-        client = bench.client()
-        lease = client.lock("a", ttl=30).acquire()
-        wait_until(lambda: client._desk.dog._ends)
-        bench.link.silent = True
-        bench.clock.turn(10)
-        wait_until(lambda: lease._missed)
-        bench.link.silent = False
-        for _ in range(30):
-            bench.clock.turn(0.5)
-            time.sleep(0.01)
-        assert lease._asked > 1000, lease.lost_reason
-    finally:
-        log.removeHandler(handler)
+    at_risk(full)
+    assert renewed_after_a_silence(bench, wait_until)
 
 
-def test_a_log_handler_that_blocks_costs_no_renewal(bench, wait_until) -> None:
+def test_a_log_handler_that_blocks_costs_no_renewal(bench, wait_until, at_risk) -> None:
     # `at_risk`, `lost` and `owed` are logged on the watchdog's own thread: the one kind of user code it still runs.
     free = threading.Event()
-
-    class Blocking(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "at risk" in record.getMessage():
-                free.wait(5)
-
-    handler, log = Blocking(), logging.getLogger("leasehold")
-    log.addHandler(handler)
+    at_risk(lambda: free.wait(5))
     try:
-        client = bench.client()
-        lease = client.lock("a", ttl=30).acquire()
-        wait_until(lambda: client._desk.dog._ends)
-        bench.link.silent = True
-        bench.clock.turn(10)
-        wait_until(lambda: lease._missed)
-        bench.link.silent = False
-        for _ in range(10):
-            bench.clock.turn(1)
-            time.sleep(0.03)
-        assert lease._asked > 1000
+        assert renewed_after_a_silence(bench, wait_until)
     finally:
         free.set()
-        log.removeHandler(handler)
 
 
 def test_after_a_suspend_the_loss_is_told_soon() -> None:

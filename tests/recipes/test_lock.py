@@ -1,38 +1,21 @@
-"""Locks, read and write locks, semaphores: what `with`, `acquire`, `call` and the decorator do."""
+"""Locks, read and write locks, semaphores: what `with` and `acquire` do, in the shapes of threading too."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
-from leasehold import ConfigError, LeaseLost, Mismatch, NotAcquired, SelfDeadlock, Unsupported
+from leasehold import LeaseLost, Mismatch, NotAcquired, SelfDeadlock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
 
-def in_thread(fn: Callable[[], object]) -> object:
-    """What `fn` gives, or raises, in another thread."""
-    out: list[object] = []
-
-    def run() -> None:
-        try:
-            out.append(fn())
-        except BaseException as error:
-            out.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(20)
-    return out[0]
-
-
-def test_with_holds_and_releases(bench) -> None:
+def test_with_holds_and_releases(bench, aside) -> None:
     lock = bench.client().lock("a")
     with lock as lease:
         assert lock.locked()
-        assert isinstance(in_thread(lambda: lock.acquire(wait=0)), NotAcquired)
+        assert isinstance(aside(lambda: lock.acquire(wait=0)), NotAcquired)
     assert lease.state == "RELEASED"
     assert not lock.locked()
     assert not bench.store.lines
@@ -115,11 +98,11 @@ def test_a_waiter_is_woken_by_the_release(bench, wait_until) -> None:
     assert not other._desk.book.waiting
 
 
-def test_a_waiter_gives_up_in_time_and_leaves_the_line(bench, wait_until) -> None:
+def test_a_waiter_gives_up_in_time_and_leaves_the_line(bench, wait_until, aside) -> None:
     held = bench.client().lock("a", ttl=100).acquire()
     other = bench.client()
     out: list[object] = []
-    waiter = threading.Thread(target=lambda: out.append(in_thread(lambda: other.lock("a", wait=7).acquire())))
+    waiter = threading.Thread(target=lambda: out.append(aside(lambda: other.lock("a", wait=7).acquire())))
     waiter.start()
     wait_until(lambda: other._desk.book.waiting)
     bench.clock.at += 8
@@ -160,14 +143,14 @@ def test_a_lost_lease_is_no_self_deadlock(bench) -> None:
             assert new.token > old.token
 
 
-def test_reentrant(bench) -> None:
+def test_reentrant(bench, aside) -> None:
     client = bench.client()
     lock = client.lock("a", reentrant=True)
     with lock as outer:
         with lock as inner, client.lock("a", reentrant=True) as third:
             assert inner is third is outer
         assert outer.held
-        assert isinstance(in_thread(lambda: lock.acquire(wait=0)), NotAcquired)
+        assert isinstance(aside(lambda: lock.acquire(wait=0)), NotAcquired)
     assert outer.state == "RELEASED"
 
 
@@ -246,96 +229,6 @@ def test_min_hold_and_delay(bench) -> None:
     assert client.lock("a").try_acquire() is not None
 
 
-def test_call_hands_over_the_lease_if_asked_for(bench) -> None:
-    lock = bench.client().lock("a")
-    assert lock.call(lambda x, y=1: (x, y, lock.locked()), 2, y=3) == (2, 3, True)
-    assert lock.call(lambda lease: lease.name) == "a"
-    assert bench.client().with_lock("b", lambda lease: lease.state) == "HELD"
-    assert lock.call(max, 1, 2) == 2
-    with pytest.raises(ZeroDivisionError):
-        lock.call(lambda: 1 / 0)
-    assert not lock.locked()
-
-
-def test_a_coroutine_function_is_refused_by_the_blocking_face(bench) -> None:
-    async def later() -> None: ...
-
-    with pytest.raises(ConfigError, match="AsyncClient"):
-        bench.client().lock("a").call(later)
-    with pytest.raises(ConfigError, match="AsyncClient"):
-        bench.client().locked("a")(later)
-
-
-def test_the_decorator_makes_the_name_from_arguments(bench) -> None:
-    client = bench.client()
-    seen: list[str] = []
-
-    @client.locked("user:{user_id}:{extra[k]}", ttl=9)
-    def work(user_id: int, *, lease: object = None, **extra: str) -> int:
-        """Doc."""
-        seen.extend(holding.name for holding in client.inspect())
-        return user_id
-
-    assert work(7, extra={"k": "v"}) == 7
-    assert seen == ["user:7:v"]
-    assert work.__doc__ == "Doc."
-
-
-def test_the_decorator_gives_the_lease_and_callers_leave_it_out(bench) -> None:
-    client = bench.client()
-
-    @client.locked("fixed")
-    def token(lease) -> int:
-        return lease.token
-
-    assert token() > 0
-
-
-@pytest.mark.parametrize(("on_busy", "gives"), [("skip", None), ("raise", NotAcquired)])
-def test_what_the_decorator_does_when_busy(bench, on_busy, gives) -> None:
-    client = bench.client()
-    lease = client.lock("a").acquire()
-    work = client.locked("a", on_busy=on_busy)(lambda: 1)
-    if gives is None:
-        assert work() is None
-    else:
-        with pytest.raises(gives):
-            work()
-    lease.release()
-    assert work() == 1
-
-
-def test_skip_hides_no_other_busy_lock(bench) -> None:
-    client = bench.client()
-    held = bench.client().lock("inner").acquire()
-
-    @client.locked("outer", on_busy="skip")
-    def work() -> None:
-        client.lock("inner").acquire(wait=0)
-
-    with pytest.raises(NotAcquired, match="inner"):
-        work()
-    held.release()
-
-
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [("u:{nobody}", "'nobody', which is no argument"), ("u:{}", "a position"), ("u:{x", "no name template")],
-)
-def test_a_bad_template_is_refused_when_decorating(bench, template, says) -> None:
-    with pytest.raises(ConfigError, match=says):
-        bench.client().locked(template)(lambda x: x)
-
-
-def test_bad_decorator_options_are_refused_when_decorating(bench) -> None:
-    with pytest.raises(ConfigError, match="on_busy is one of"):
-        bench.client().locked("a", on_busy="maybe")(lambda: 1)
-    with pytest.raises(TypeError, match="no 'timeout'"):
-        bench.client().locked("a", timeout=3)(lambda: 1)
-    with pytest.raises(ConfigError, match="ttl must be"):
-        bench.client().locked("a", ttl=-1)(lambda: 1)
-
-
 def test_the_shape_of_threading_lock(bench) -> None:
     lock = bench.client().lock("a").as_threading()
     assert lock.acquire()
@@ -359,14 +252,14 @@ def test_the_shape_of_threading_rlock(bench) -> None:
     assert not lock.locked()
 
 
-def test_a_with_left_in_another_thread_still_releases(bench) -> None:
+def test_a_with_left_in_another_thread_still_releases(bench, aside) -> None:
     lock = bench.client().lock("a")
     lease = lock.__enter__()
-    assert in_thread(lambda: lock.__exit__(None, None, None)) is None
+    assert aside(lambda: lock.__exit__(None, None, None)) is None
     assert lease.state == "RELEASED"
 
 
-def test_a_with_left_in_another_thread_is_refused_when_it_cannot_be_told_apart(bench) -> None:
+def test_a_with_left_in_another_thread_is_refused_when_it_cannot_be_told_apart(bench, aside) -> None:
     permits = bench.client().semaphore("a", 5)
     inside, enough = threading.Barrier(3), threading.Event()
 
@@ -378,80 +271,20 @@ def test_a_with_left_in_another_thread_is_refused_when_it_cannot_be_told_apart(b
     for _ in range(2):
         threading.Thread(target=enter).start()
     inside.wait(10)
-    error = in_thread(lambda: permits.__exit__(None, None, None))
+    error = aside(lambda: permits.__exit__(None, None, None))
     enough.set()
     assert isinstance(error, RuntimeError)
     assert "left in another thread" in str(error)
 
 
-def test_requirements_are_met_or_refused_when_built(bench) -> None:
-    client = bench.client()
-    words = {"fencing", "fair", "push", "shared", "slots", "outlives", "told", "engine-clock"}
-    client.lock("a", require=words).acquire().release()
-    for word in ("survives-restart", "survives-minority"):
-        with pytest.raises(Unsupported, match=f"does not promise {word}") as refused:
-            client.lock("a", require={word})
-        assert refused.value.missing == (word,)
-    with pytest.raises(ConfigError, match="not shiny"):
-        client.lock("a", require=["shiny"])
-    with pytest.raises(ConfigError, match="a set of words"):
-        client.lock("a", require="fencing")
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"ttl": 0}, "ttl must be more than 0"),
-        ({"ttl": float("nan")}, "finite"),
-        ({"ttl": "30"}, "finite number of seconds"),
-        ({"ttl": True}, "finite number"),
-        ({"wait": -1}, "wait must be 0 or more"),
-        ({"min_hold": -1}, "min_hold"),
-        ({"max_hold": 0}, "max_hold must be more"),
-        ({"min_hold": 5, "max_hold": 4}, "must not exceed max_hold"),
-        ({"delay": float("inf")}, "delay is a finite"),
-        ({"holder": "x" * 201}, "holder is a short"),
-        ({"purpose": "a\nb"}, "purpose is a short"),
-    ],
-)
-def test_bad_options_are_refused_early(bench, options, says) -> None:
-    with pytest.raises(ConfigError, match=says):
-        bench.client().lock("a", **options)
-    assert not bench.link.calls
-
-
-@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "2"])
-def test_bad_limits_are_refused_early(bench, limit) -> None:
-    with pytest.raises(ConfigError, match="limit is a whole number"):
-        bench.client().semaphore("s", limit)
-
-
-def test_there_is_no_timeout(bench) -> None:
-    for build in (bench.client().lock, bench.client().rwlock("a").read):
-        with pytest.raises(TypeError, match=r"use ttl= .* wait="):
-            build(**({"name": "a"} if build.__name__ == "lock" else {}), timeout=5)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tll'"):
-        bench.client().lock("a", tll=5)
-
-
-def test_a_late_release_of_a_threading_lock_frees_no_successors_lease(bench) -> None:
+def test_a_late_release_of_a_threading_lock_frees_no_successors_lease(bench, aside) -> None:
     lock = bench.client().lock("a", ttl=30).as_threading()
     lock.acquire()
     bench.clock.at += 31
-    assert in_thread(lock.acquire)
+    assert aside(lock.acquire)
     theirs = lock.lease
     lock.release()
     assert theirs is not None
     assert theirs.held
-    assert in_thread(lock.release) is None  # by a thread that took nothing: what is left
+    assert aside(lock.release) is None  # by a thread that took nothing: what is left
     assert not theirs.held
-
-
-def test_a_ttl_no_clock_can_keep_is_refused(bench) -> None:
-    with pytest.raises(ConfigError, match="too short"):
-        bench.client().lock("a", ttl=0.002)
-
-
-def test_acquire_has_no_timeout_either(bench) -> None:
-    with pytest.raises(TypeError, match=r"acquire\(\) has no 'timeout': use ttl="):
-        bench.client().lock("a").acquire(timeout=3)

@@ -1,4 +1,4 @@
-"""`once`: first caller runs, others wait or get the stored result; crashed, late and failing runners."""
+"""`once`: first caller runs, others wait or get the stored result; failing runners (late: test_once_late.py)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,11 @@ import threading
 import pytest
 
 import leasehold
-from leasehold import Client, ConfigError, LeaseLost, Mismatch, NotAcquired, RunFailed, SelfDeadlock, StaleToken
+from leasehold import Client, ConfigError, LeaseLost, Mismatch, NotAcquired, RunFailed, SelfDeadlock
 from leasehold.errors import Unavailable
 from leasehold.runtime.threads import Threads
 from leasehold.store import Record
 from leasehold.stores.memory import MemoryStore
-
-
-class Counted:
-    """A function that counts its runs."""
-
-    def __init__(self, *results: object) -> None:
-        self.results, self.runs = list(results), 0
-
-    def __call__(self) -> object:
-        self.runs += 1
-        result = self.results[min(self.runs, len(self.results)) - 1]
-        if isinstance(result, BaseException):
-            raise result
-        return result
 
 
 @pytest.fixture
@@ -35,14 +21,8 @@ def client():
         yield client
 
 
-@pytest.fixture
-def pair(bench):
-    """Two clients on one engine, one clock and one store."""
-    return bench.client(), bench.client(), MemoryStore(Threads(bench.clock))
-
-
-def test_the_first_call_runs_and_the_others_get_its_result(client):
-    work = Counted({"id": 7, "lines": (1, 2)})
+def test_the_first_call_runs_and_the_others_get_its_result(client, counted):
+    work = counted({"id": 7, "lines": (1, 2)})
     results = [client.once("a", work) for _ in range(3)]
     assert results == [{"id": 7, "lines": [1, 2]}] * 3, "the first caller gets it through JSON, too"
     assert work.runs == 1
@@ -60,15 +40,15 @@ def test_arguments_the_lease_and_its_token(client):
     assert (outcome.state, outcome.token, outcome.result, outcome.runs) == ("done", first[2], first, 1)
 
 
-def test_keys_and_namespaces_do_not_meet():
-    work = Counted(1, 2, 3)
+def test_keys_and_namespaces_do_not_meet(counted):
+    work = counted(1, 2, 3)
     with Client("memory://shop", namespace="a") as one, Client("memory://shop", namespace="b") as other:
         assert [one.once("k", work), one.once("k2", work), other.once("k", work)] == [1, 2, 3]
         assert one.once("k", work) == 1
 
 
-def test_a_crowd_of_threads_runs_it_once(client):
-    work, got = Counted("result"), []
+def test_a_crowd_of_threads_runs_it_once(client, counted):
+    work, got = counted("result"), []
     threads = [threading.Thread(target=lambda: got.append(client.once("a", work))) for _ in range(20)]
     for thread in threads:
         thread.start()
@@ -78,7 +58,7 @@ def test_a_crowd_of_threads_runs_it_once(client):
     assert work.runs == 1
 
 
-def test_who_does_not_wait_is_told_who_runs_it(client):
+def test_who_does_not_wait_is_told_who_runs_it(client, counted):
     entered, leave = threading.Event(), threading.Event()
 
     def slow():
@@ -91,15 +71,15 @@ def test_who_does_not_wait_is_told_who_runs_it(client):
     assert entered.wait(30)
     assert client.outcome("a").state == "running"
     with pytest.raises(NotAcquired) as busy:
-        client.once("a", Counted(2), wait=0)
+        client.once("a", counted(2), wait=0)
     assert busy.value.purpose == "once"
     leave.set()
     runner.join(30)
-    assert client.once("a", Counted(2), wait=0) == 1
+    assert client.once("a", counted(2), wait=0) == 1
 
 
-def test_after_keep_it_may_run_again(bench):
-    client, store, work = bench.client(), MemoryStore(Threads(bench.clock)), Counted(1, 2)
+def test_after_keep_it_may_run_again(bench, counted):
+    client, store, work = bench.client(), MemoryStore(Threads(bench.clock)), counted(1, 2)
     assert client.once("a", work, keep=60, store=store) == 1
     bench.clock.turn(59)
     assert client.once("a", work, keep=60, store=store) == 1
@@ -111,8 +91,8 @@ def test_after_keep_it_may_run_again(bench):
 # ------------------------------------------------------------------------ failures
 
 
-def test_a_failure_is_recorded_and_the_next_caller_runs_it_again(client):
-    work = Counted(ValueError("no paper"), "printed")
+def test_a_failure_is_recorded_and_the_next_caller_runs_it_again(client, counted):
+    work = counted(ValueError("no paper"), "printed")
     with pytest.raises(ValueError, match="no paper"):
         client.once("a", work)
     failed = client.outcome("a")
@@ -121,8 +101,8 @@ def test_a_failure_is_recorded_and_the_next_caller_runs_it_again(client):
     assert client.outcome("a").runs == 2
 
 
-def test_a_failure_that_is_kept_is_told_to_everybody(client):
-    work = Counted(ValueError("no paper"), "printed")
+def test_a_failure_that_is_kept_is_told_to_everybody(client, counted):
+    work = counted(ValueError("no paper"), "printed")
     with pytest.raises(ValueError, match="no paper"):
         client.once("a", work, on_failure="keep")
     for _ in range(2):
@@ -137,8 +117,8 @@ def test_a_failure_that_is_kept_is_told_to_everybody(client):
     [("x" * 101, "103 bytes"), (object(), "not JSON"), (float("nan"), "not JSON"), (b"bytes", "not JSON")],
     ids=["large", "object", "nan", "bytes"],
 )
-def test_a_result_that_cannot_be_kept_is_an_error_and_it_is_not_run_again(client, result, complaint):
-    work = Counted(result)
+def test_a_result_that_cannot_be_kept_is_an_error_and_it_is_not_run_again(client, result, complaint, counted):
+    work = counted(result)
     with pytest.raises(ConfigError, match=complaint.replace("not JSON", "cannot be kept as JSON")):
         client.once("a", work, max_result=100)
     with pytest.raises(RunFailed):
@@ -146,127 +126,34 @@ def test_a_result_that_cannot_be_kept_is_an_error_and_it_is_not_run_again(client
     assert work.runs == 1
 
 
-def test_results_may_be_left_out(client):
-    work = Counted(object())
+def test_results_may_be_left_out(client, counted):
+    work = counted(object())
     assert [client.once("a", work, max_result=0) for _ in range(2)] == [None, None]
     assert work.runs == 1
 
 
-def test_an_interrupted_run_is_lapsed_and_taken_over(client):
+def test_an_interrupted_run_is_lapsed_and_taken_over(client, counted):
     with pytest.raises(KeyboardInterrupt):
-        client.once("a", Counted(KeyboardInterrupt()))
+        client.once("a", counted(KeyboardInterrupt()))
     assert client.outcome("a").state == "lapsed"
-    assert client.once("a", Counted("second")) == "second"
+    assert client.once("a", counted("second")) == "second"
     assert client.outcome("a").runs == 2
-
-
-# ------------------------------------------------------------ crashed and late runners
-
-
-def test_a_dead_runner_is_taken_over_and_its_late_result_is_refused(pair, bench):
-    first, second, store = pair
-    seen = {}
-
-    def paused(lease):
-        seen["first"] = lease.token
-        bench.link.silent = True  # the runner cannot renew, and its clock goes on
-        bench.clock.turn(31)
-        bench.link.silent = False
-        assert second.outcome("a", store=store).state == "lapsed"
-        seen["second"] = second.once("a", lambda lease: lease.token, store=store)
-        return "late"
-
-    with pytest.raises(StaleToken) as late:
-        first.once("a", paused, store=store)
-    assert (late.value.token, late.value.highest) == (seen["first"], seen["second"])
-    assert seen["first"] < seen["second"]
-    assert first.once("a", Counted("never"), store=store) == seen["second"]
-
-
-def test_a_lost_lease_is_no_loss_if_nobody_took_over(pair, bench):
-    first, second, store = pair
-
-    def paused():
-        bench.link.silent = True
-        bench.clock.turn(31)
-        bench.link.silent = False
-        return "late but first"
-
-    assert first.once("a", paused, store=store) == "late but first"
-    assert second.once("a", Counted("never"), store=store) == "late but first"
-
-
-def test_a_runner_that_checks_its_lease_stops_and_is_followed(pair, bench):
-    first, second, store = pair
-
-    def paused(lease):
-        bench.link.silent = True
-        bench.clock.turn(31)
-        bench.link.silent = False
-        lease.check()
-
-    with pytest.raises(LeaseLost):
-        first.once("a", paused, store=store)
-    assert second.outcome("a", store=store).state == "lapsed"
-    assert second.once("a", Counted("second"), store=store) == "second"
-
-
-def test_a_late_runner_meets_a_record_that_lapsed_and_was_made_anew(pair, bench):
-    """A number that counts writes would be the same for both: editions are not."""
-    first, second, store = pair
-
-    def paused():
-        bench.link.silent = True
-        bench.clock.turn(31 * 86_400)  # even the record of the run itself is gone
-        bench.link.silent = False
-        assert second.once("a", Counted("anew"), store=store) == "anew"
-        return "late"
-
-    with pytest.raises(StaleToken):
-        first.once("a", paused, store=store)
-    assert second.once("a", Counted("never"), store=store) == "anew"
-
-
-def test_a_late_runner_whose_successor_has_not_yet_ended_is_refused(pair, bench):
-    first, second, store = pair
-    entered, leave, got = threading.Event(), threading.Event(), []
-
-    def successor():
-        entered.set()
-        assert leave.wait(30)
-        return "second"
-
-    def paused():
-        bench.link.silent = True
-        bench.clock.turn(31)
-        bench.link.silent = False
-        thread.start()
-        assert entered.wait(30)
-        return "late"
-
-    thread = threading.Thread(target=lambda: got.append(second.once("a", successor, store=store)))
-    with pytest.raises(StaleToken):
-        first.once("a", paused, store=store)
-    leave.set()
-    thread.join(30)
-    assert got == ["second"]
-    assert first.once("a", Counted("never"), store=store) == "second"
 
 
 # ------------------------------------------------------------------------- requests
 
 
-def test_another_request_under_the_same_key_is_refused(client):
-    assert client.once("a", Counted(1), request="sum 10") == 1
-    assert client.once("a", Counted(2), request="sum 10") == 1
+def test_another_request_under_the_same_key_is_refused(client, counted):
+    assert client.once("a", counted(1), request="sum 10") == 1
+    assert client.once("a", counted(2), request="sum 10") == 1
     with pytest.raises(Mismatch, match="use another key") as other:
-        client.once("a", Counted(3), request="sum 11")
+        client.once("a", counted(3), request="sum 11")
     assert (other.value.wanted, other.value.found) == ("run of sum 11", "run of sum 10")
 
 
-def test_within_itself_it_is_refused(client):
+def test_within_itself_it_is_refused(client, counted):
     with pytest.raises(SelfDeadlock):
-        client.once("a", lambda: client.once("a", Counted(1)))
+        client.once("a", lambda: client.once("a", counted(1)))
 
 
 # --------------------------------------------------------------------------- stores
@@ -292,23 +179,23 @@ class Flaky(MemoryStore):
 
 @pytest.mark.parametrize("at_begin", ["well", "request lost", "answer lost"])
 @pytest.mark.parametrize("at_end", ["well", "request lost", "answer lost"])
-def test_lost_answers_of_the_store_are_resolved(client, at_begin, at_end):
+def test_lost_answers_of_the_store_are_resolved(client, at_begin, at_end, counted):
     plan = [at_begin, *(["well"] if at_begin != "well" else []), at_end]
-    store, work = Flaky(Threads(), *plan), Counted("once")
+    store, work = Flaky(Threads(), *plan), counted("once")
     assert client.once("a", work, store=store) == "once"
     assert client.once("a", work, store=store) == "once"
     assert work.runs == 1
     assert client.outcome("a", store=store).runs == 1
 
 
-def test_a_store_that_stays_silent_is_unavailable_and_nothing_runs(client):
-    work = Counted(1)
+def test_a_store_that_stays_silent_is_unavailable_and_nothing_runs(client, counted):
+    work = counted(1)
     with pytest.raises(Unavailable):
         client.once("a", work, store=Flaky(Threads(), *["request lost"] * 3))
     assert work.runs == 0
 
 
-def test_a_store_of_ones_own(client):
+def test_a_store_of_ones_own(client, counted):
     class Own:
         def __init__(self):
             self.kept = {}
@@ -323,7 +210,7 @@ def test_a_store_of_ones_own(client):
             return True
 
     store = Own()
-    assert [client.once("a b/{é}", Counted(5), store=store) for _ in range(2)] == [5, 5]
+    assert [client.once("a b/{é}", counted(5), store=store) for _ in range(2)] == [5, 5]
     assert list(store.kept) == ["once::a%20b%2F%7B%C3%A9%7D"]
 
 
@@ -342,8 +229,8 @@ def test_a_store_of_ones_own(client):
         {"ttl": 0},
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_runs(client, wrong):
-    work = Counted(1)
+def test_what_cannot_work_is_refused_before_anything_runs(client, wrong, counted):
+    work = counted(1)
     with pytest.raises(ConfigError):
         client.once("a", work, **wrong)
     for key in ("", "x" * 251, 5):
@@ -380,11 +267,11 @@ def test_the_decorator_makes_the_key_of_the_arguments(client):
 # ----------------------------------------------------------------------------- events
 
 
-def test_runs_replays_and_refusals_are_told():
+def test_runs_replays_and_refusals_are_told(counted):
     events = []
     with Client("memory://", on_event=events.append) as client:
-        client.once("a", Counted(1))
-        client.once("a", Counted(1))
+        client.once("a", counted(1))
+        client.once("a", counted(1))
     told = [(event.kind, event.name) for event in events if event.kind in ("ran", "replayed")]
     assert told == [("ran", "once:a"), ("replayed", "once:a")]
 
@@ -411,7 +298,7 @@ def test_tasks_wait_for_the_one_that_runs():
     asyncio.run(main())
 
 
-def test_a_cancelled_run_is_taken_over():
+def test_a_cancelled_run_is_taken_over(counted):
     async def main():
         async with leasehold.AsyncClient("memory://") as client:
             started = asyncio.Event()
@@ -426,12 +313,12 @@ def test_a_cancelled_run_is_taken_over():
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert (await client.outcome("a")).state == "lapsed"
-            assert await client.once("a", Counted("second")) == "second"
+            assert await client.once("a", counted("second")) == "second"
 
     asyncio.run(main())
 
 
-def test_a_lost_lease_cancels_the_run():
+def test_a_lost_lease_cancels_the_run(counted):
     async def main():
         async with leasehold.AsyncClient("memory://") as client:
             started = asyncio.Event()
@@ -446,6 +333,6 @@ def test_a_lost_lease_cancels_the_run():
             await client.break_lock("once:a", token=holding.token)
             with pytest.raises(LeaseLost):
                 await task
-            assert await client.once("a", Counted("second")) == "second"
+            assert await client.once("a", counted("second")) == "second"
 
     asyncio.run(main())

@@ -24,18 +24,9 @@ class Rude(Exception):
         raise RuntimeError("an error that cannot say what it is")
 
 
-class Counted:
-    def __init__(self, error: Exception) -> None:
-        self.error, self.runs = error, 0
-
-    def __call__(self) -> None:
-        self.runs += 1
-        raise self.error
-
-
 @pytest.mark.parametrize("error", [Rude(), ValueError("a lone half: \ud800"), ValueError("\x00" * 2000)])
-def test_a_failure_is_kept_whatever_its_text(client, error):
-    work = Counted(error)
+def test_a_failure_is_kept_whatever_its_text(client, error, counted):
+    work = counted(error)
     with pytest.raises(type(error)) as raised:
         client.once("k", work, on_failure="keep")
     assert raised.value is error, "its caller gets the very error"
@@ -45,8 +36,8 @@ def test_a_failure_is_kept_whatever_its_text(client, error):
 
 
 @pytest.mark.parametrize("request_", ["\ud800", "x" * 201, 7])
-def test_a_request_that_cannot_be_written_down_is_refused_before_anything_runs(client, request_):
-    work = Counted(ValueError())
+def test_a_request_that_cannot_be_written_down_is_refused_before_anything_runs(client, request_, counted):
+    work = counted(ValueError())
     with pytest.raises(ConfigError, match="request"):
         client.once("k", work, request=request_)
     assert work.runs == 0
@@ -69,11 +60,11 @@ def test_records_of_a_newer_version_are_understood_as_far_as_they_go():
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"7", b"{}", b'{"state": "done"}'])
-def test_what_is_no_record_of_ours_is_said_to_be_none(client, data):
+def test_what_is_no_record_of_ours_is_said_to_be_none(client, data, counted):
     store = MemoryStore(Threads())
     key = client._records(store).key("once", "k")
     assert store.write(key, Record("0" * 32, data), "", None, 1.0)
-    work = Counted(ValueError())
+    work = counted(ValueError())
     with pytest.raises(ConfigError, match="no record"):
         client.once("k", work, store=store)
     assert work.runs == 0
