@@ -175,16 +175,6 @@ def test_every_grant_renewal_and_release_waits_for_the_disk_and_no_waiter_does(
 # --------------------------------------------------------------- wake-ups
 
 
-def test_a_break_is_told_at_once(url) -> None:
-    with Client(url) as client, Client(url) as operator:
-        lease = client.lock("a", ttl=600).acquire()
-        assert operator.break_lock("a", token=lease.token)
-        assert lease.wait_lost(5)
-        assert lease.lost_reason == "broken"
-        with pytest.raises(LeaseLost):
-            lease.check()
-
-
 def test_a_lost_mailbox_is_replaced(url, path, until) -> None:
     with Client(url) as one, Client(url) as two:
         lease = one.lock("a").acquire()

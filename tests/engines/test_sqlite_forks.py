@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -106,25 +105,3 @@ def test_a_child_forked_inside_a_transaction_is_refused_the_file(url, monkeypatc
         client._desk._engine._file.once(lambda db: in_fork(child))
         with client.lock("a"):
             pass
-
-
-def test_a_waiter_in_a_forked_child_is_woken(url, until, in_fork) -> None:
-    with Client(url) as client:
-        lease = client.lock("a").acquire()
-        got, ready = os.pipe()
-
-        def child() -> None:
-            os.close(got)
-            began = time.monotonic()
-            with client.lock("a", wait=30):
-                os.write(ready, b"%f" % (time.monotonic() - began))
-
-        thread = threading.Thread(target=in_fork, args=(child,))
-        thread.start()
-        until(lambda: len(client.inspect("a")) == 2)
-        lease.release()
-        waited = float(os.read(got, 100))
-        thread.join(30)
-        os.close(got)
-        os.close(ready)
-        assert waited < 4
