@@ -280,33 +280,11 @@ def test_by_tls(tmp_path) -> None:
         b"$-5\r\n",
     ],
 )
-def test_what_is_not_redis_is_left_out(start, says) -> None:
+def test_what_is_not_redis_is_left_out(start, says, beside) -> None:
     """Two of five places are something else altogether: the others decide."""
-    import socket
-    import threading
-
-    nodes = start()
-    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-
-    def serve(door: socket.socket) -> None:
-        while True:
-            try:
-                near, _ = door.accept()
-                with near:
-                    near.recv(1000)
-                    near.sendall(says)
-                    near.settimeout(0.2)
-                    near.recv(1000)
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-
-    threads = [threading.Thread(target=serve, args=(door,), daemon=True) for door in doors]
-    for thread in threads:
-        thread.start()
-    url = nodes.url + "".join(f",127.0.0.1:{door.getsockname()[1]}" for door in doors)
-    try:
+    stranger = beside("others").stranger
+    with stranger(says) as one, stranger(says) as two:
+        url = f"{start().url},127.0.0.1:{one},127.0.0.1:{two}"
         with Client(url, call_timeout=2) as client:
             for _ in range(3):
                 with client.lock("job"):
@@ -319,12 +297,6 @@ def test_what_is_not_redis_is_left_out(start, says) -> None:
                         pass
 
         asyncio.run(main())
-    finally:
-        for door in doors:
-            door.shutdown(socket.SHUT_RDWR)
-            door.close()
-        for thread in threads:
-            thread.join(5)
 
 
 def test_a_client_pickles_as_its_configuration(start) -> None:
