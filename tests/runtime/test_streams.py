@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from leasehold.runtime import loopstream, streams
+from leasehold.runtime import streams
 from leasehold.runtime.loopstream import dial_in_loop
 from leasehold.runtime.streams import Address, SocketStream, dial
 from leasehold.runtime.threads import boot_clock as clock
@@ -336,7 +336,7 @@ def test_nonsense_ends_the_connection_for_all(echo, says) -> None:
 
 
 def test_an_answer_too_large_to_be_true_in_a_loop(echo, monkeypatch) -> None:
-    monkeypatch.setattr(loopstream, "LARGEST", 1_000_000)
+    monkeypatch.setattr(streams, "LARGEST", 1_000_000)
     echo.answer = lambda near, line: near.sendall(b"x" * 3_000_000)
 
     async def main() -> None:

@@ -11,13 +11,10 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 from weakref import finalize, ref
 
-from leasehold.runtime.streams import CHUNK, LARGEST, Address, Clock, Parser, connected, to_null
-
-_NOT_NOW: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+from leasehold.runtime.streams import NOT_NOW, Address, Clock, Inbox, OnSocket, Parser, connected
 
 
 class _Slot:
@@ -30,16 +27,15 @@ class _Slot:
         self.replies: list[Any] = []
 
 
-class LoopStream:
+class LoopStream(OnSocket):
     """A connection on the bare socket. A transport of asyncio's could neither be let go after its loop was closed, nor
     left alone in a forked child."""
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
-        self._sock, self._parser, self._clock = sock, parser, clock
+        self._sock, self._inbox, self._clock = sock, Inbox(parser), clock
         self._loop = asyncio.get_running_loop()
         self._slots: deque[_Slot] = deque()
         self._out: list[bytes] = []
-        self._size = 0  # of the reply that is coming in
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._writing = False  # the kernel took no more: the loop says when it does
@@ -96,7 +92,7 @@ class LoopStream:
         data = b"".join(self._out)
         try:
             sent = self._sock.send(data)
-        except _NOT_NOW:
+        except NOT_NOW:
             sent = 0
         except OSError as error:
             self._end(error)
@@ -114,28 +110,10 @@ class LoopStream:
 
     def _read(self) -> None:
         try:
-            data = self._sock.recv(CHUNK)
-            while isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
-                data += self._sock.recv(CHUNK)
-        except _NOT_NOW:
-            return
-        except OSError as error:
-            self._end(error)
-            return
-        if not data:
-            self._end(ConnectionResetError("it closed the connection"))
-            return
-        self._size += len(data)
-        try:
-            self._parser.feed(data)
-            while (reply := self._parser.gets()) is not False:
-                self._size = 0
+            for reply in self._inbox.replies(self._sock):
                 self._answer(reply)
-        except Exception as garbage:  # whatever the parser calls it
-            self._end(garbage)
-            return
-        if self._size > LARGEST:
-            self._end(ConnectionAbortedError("its answer is larger than any could be"))
+        except Exception as error:  # whatever the parser calls it
+            self._end(error)
 
     def _answer(self, reply: Any) -> None:
         if not self._slots:
@@ -197,11 +175,6 @@ class LoopStream:
             self._flush()
         self.close()
 
-    def shut(self) -> None:
-        """End it, from any thread: the loop hears of it as if the other side had."""
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         self._end(ConnectionAbortedError("it was closed here"))
 
@@ -209,8 +182,7 @@ class LoopStream:
         """The selector is the parent's too: nothing may be taken out of it, so only the descriptor is replaced."""
         self._let_go.detach()
         self._lost, self.good = ConnectionAbortedError("it is the parent's"), False
-        to_null(self._sock.fileno())
-        self._sock.close()
+        super().after_fork()
 
 
 def _readable(stream: ref[LoopStream]) -> None:

@@ -19,9 +19,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from weakref import finalize
 
-from leasehold.runtime.streams import CHUNK, LARGEST, Address, Clock, Parser, to_null
+from leasehold.runtime.streams import NOT_NOW, Address, Clock, Inbox, OnSocket, Parser, targets
 
-_NOT_NOW: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _LONGEST: Final = 1_000_000.0  # seconds: the system counts milliseconds in 32 bits
 
 Answers: TypeAlias = dict[int, Any]  # by number of the server: a list of replies, or the exception instead of one
@@ -63,15 +62,15 @@ class Host(Protocol):
         reason to go on."""
 
 
-class Strand:
+class Strand(OnSocket):
     """A connection to one server, from before it is made."""
 
     def __init__(self, host: Host, parser: Parser) -> None:
-        self._host, self._parser = host, parser
-        self._targets = _targets(host.address)
+        self._host, self._inbox = host, Inbox(parser)
+        self._targets = targets(host.address)
         self._out = b""  # not taken by the kernel yet
         self._then = b""  # to be sent once it is open
-        self._greets = self._size = 0
+        self._greets = 0
         self.replies: list[Any] = []
         self.wanted = 0  # replies to what was asked last; they are all that is in `replies`
         self.open = self.served = False  # served: it has answered before
@@ -120,7 +119,7 @@ class Strand:
             self._box[:] = [sock]
             try:
                 sock.connect(target)
-            except _NOT_NOW:
+            except NOT_NOW:
                 return sock
             except OSError as error:
                 sock.close()
@@ -146,7 +145,7 @@ class Strand:
         if isinstance(self._sock, ssl.SSLSocket):
             try:
                 self._sock.do_handshake()
-            except _NOT_NOW:
+            except NOT_NOW:
                 return
         greeting, self._greets, self._meet = self._host.greeting()
         self._send(greeting)
@@ -155,27 +154,12 @@ class Strand:
         data = self._out + data if self._out else data
         try:
             sent = self._sock.send(data)
-        except _NOT_NOW:
+        except NOT_NOW:
             sent = 0
         self._out = data[sent:]
 
     def _read(self) -> None:
-        try:
-            data = self._sock.recv(CHUNK)
-            while isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
-                data += self._sock.recv(CHUNK)
-        except _NOT_NOW:
-            return
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-        self._size += len(data)
-        parser = self._parser
-        parser.feed(data)
-        while (reply := parser.gets()) is not False:
-            self._size = 0
-            self.replies.append(reply)
-        if self._size > LARGEST:
-            raise ConnectionAbortedError("its answer is larger than any could be")
+        self.replies += self._inbox.replies(self._sock)
         if not self.open and len(self.replies) >= self._greets:
             self._meet(self.replies)
             self.open, self.replies = True, []
@@ -187,19 +171,6 @@ class Strand:
             with suppress(OSError):
                 self._sock.send(data)
         self.close()
-
-    def shut(self) -> None:
-        """End it for a thread that reads from it, which closes it."""
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._sock.close()
-
-    def after_fork(self) -> None:
-        to_null(self._sock.fileno())
-        self._sock.close()
 
 
 class Bundle:
@@ -341,13 +312,6 @@ class Bundle:
         for strand in self._strands.values():
             strand.after_fork()
         self._strands, self._numbers, self._poll = {}, {}, select.poll()
-
-
-def _targets(address: Address) -> list[tuple[int, Any]]:
-    if address.path:
-        return [(socket.AF_UNIX, address.path)]
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    return [(each[0], each[4]) for each in found]
 
 
 def _close_all(socks: list[socket.socket]) -> None:

@@ -14,7 +14,7 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
@@ -22,6 +22,7 @@ from weakref import finalize
 CHUNK: Final = 65_536
 _USUAL: Final = 4096  # bytes that an answer fits in as a rule
 LARGEST: Final = 64 * 1024 * 1024  # of one reply, in bytes: more is nobody's honest answer
+NOT_NOW: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _SLACK: Final = 0.02  # a timeout set for one call serves the next, if that waits no longer than this too much
 
 NUDGED: Final = object()  # instead of a reply: see `Nudge`
@@ -85,11 +86,60 @@ class Nudge:
         self._far.close()
 
 
-class SocketStream:
+class OnSocket:
+    """How a connection ends, whoever uses it in whatever way."""
+
+    __slots__ = ("__weakref__", "_sock")
+
+    _sock: socket.socket
+
+    def shut(self) -> None:
+        """End it, from any thread: whoever reads from it hears of it as if the other side had, and closes it."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._sock.close()
+
+    def after_fork(self) -> None:
+        _to_null(self._sock.fileno())
+        self._sock.close()
+
+
+class Inbox:
+    """Takes replies off a socket that never blocks."""
+
+    __slots__ = ("_parser", "_size")
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+        self._size = 0  # of the reply that is coming in
+
+    def replies(self, sock: socket.socket) -> Iterator[Any]:
+        """Those that are whole by now. Raises what ends the connection."""
+        try:
+            data = sock.recv(CHUNK)
+            while isinstance(sock, ssl.SSLSocket) and sock.pending():
+                data += sock.recv(CHUNK)
+        except NOT_NOW:
+            return
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+        self._size += len(data)
+        self._parser.feed(data)
+        while (reply := self._parser.gets()) is not False:
+            self._size = 0
+            yield reply
+        if self._size > LARGEST:
+            raise ConnectionAbortedError("its answer is larger than any could be")
+
+
+class SocketStream(OnSocket):
     """A connection of one caller at a time. Its timeout is the interpreter's, which counts on when a signal interrupts
     a call: one of the kernel's would begin anew each time."""
 
-    __slots__ = ("__weakref__", "_clock", "_parser", "_patience", "_plain", "_sock")
+    __slots__ = ("_clock", "_parser", "_patience", "_plain")
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._parser, self._clock = sock, parser, clock
@@ -170,19 +220,6 @@ class SocketStream:
             self._sock.send(data)
         self.close()
 
-    def shut(self) -> None:
-        """End it for a thread that reads from it, which closes it."""
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._sock.close()
-
-    def after_fork(self) -> None:
-        to_null(self._sock.fileno())
-        self._sock.close()
-
 
 def dial(address: Address, tls: ssl.SSLContext | None, parser: Parser, clock: Clock, deadline: float) -> SocketStream:
     """Connect, on the caller's thread. Looking up a name is the system's affair, and knows no deadline."""
@@ -190,21 +227,15 @@ def dial(address: Address, tls: ssl.SSLContext | None, parser: Parser, clock: Cl
 
 
 def connected(address: Address, tls: ssl.SSLContext | None, clock: Clock, deadline: float) -> socket.socket:
-    targets: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)]
-    if not address.path:
-        try:
-            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        except UnicodeError as bad:  # a label that is empty, or too long
-            raise OSError(f"it is no name of a host: {bad}") from bad
-        targets = [(each[0], each[4]) for each in found]
+    found = targets(address)
     error: OSError = ConnectionRefusedError("it has no address")
-    for number, (family, target) in enumerate(targets):
+    for number, (family, target) in enumerate(found):
         left = deadline - clock()
         if left <= 0:
             raise TimeoutError("no connection")
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.settimeout(left / (len(targets) - number))
+            sock.settimeout(left / (len(found) - number))
             sock.connect(target)
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -223,7 +254,18 @@ def connected(address: Address, tls: ssl.SSLContext | None, clock: Clock, deadli
     raise error
 
 
-def to_null(descriptor: int) -> None:
+def targets(address: Address) -> list[tuple[int, Any]]:
+    """The family and the address of each way to it. OSError: there is none."""
+    if address.path:
+        return [(socket.AF_UNIX, address.path)]
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except UnicodeError as bad:  # a label that is empty, or too long
+        raise OSError(f"it is no name of a host: {bad}") from bad
+    return [(each[0], each[4]) for each in found]
+
+
+def _to_null(descriptor: int) -> None:
     """In a forked child: the connection is the parent's. No goodbye may leave on it from here."""
     if descriptor < 0:
         return
