@@ -7,7 +7,7 @@ nobody answered for is `Unavailable`, and is not tried again: it may have been d
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from leasehold.errors import ConfigError
 from leasehold.recipes.calling import wants
@@ -37,8 +37,10 @@ class Place(Protocol):
 class BaseValue:
     """The value of both faces."""
 
-    def __init__(self, place: Place, runtime: Runtime) -> None:
-        self._place, self._runtime = place, runtime
+    _runtime_type: ClassVar[type[Runtime]]  # of the face
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._runtime = place, self._runtime_type()
 
     @property
     def name(self) -> str:

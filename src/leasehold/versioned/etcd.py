@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from leasehold.errors import ConfigError, Conflict
 from leasehold.fences import gateway
 from leasehold.fences.gateway import Gateway
-from leasehold.recipes.versioned import Versioned
+from leasehold.recipes.versioned import BaseValue, Versioned
 from leasehold.versioned.faces import AsyncValue, Value
 
 
@@ -34,9 +34,7 @@ class _Key:
         return Versioned(value, done.revision)
 
 
-class EtcdKey(Value):
-    """The value of one key of etcd, changed by compare-and-set."""
-
+class _EtcdValue(BaseValue):
     def __init__(
         self,
         endpoints: str | Sequence[str],
@@ -50,17 +48,9 @@ class EtcdKey(Value):
         super().__init__(_Key(Gateway(endpoints, headers=headers, tls=tls, timeout=timeout), key))
 
 
-class AsyncEtcdKey(AsyncValue):
-    """As `EtcdKey`, to be awaited."""
+class EtcdKey(_EtcdValue, Value):
+    """The value of one key of etcd, changed by compare-and-set."""
 
-    def __init__(
-        self,
-        endpoints: str | Sequence[str],
-        key: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        timeout: float = 5.0,
-    ) -> None:
-        """As `EtcdKey`."""
-        super().__init__(_Key(Gateway(endpoints, headers=headers, tls=tls, timeout=timeout), key))
+
+class AsyncEtcdKey(_EtcdValue, AsyncValue):
+    """As `EtcdKey`, to be awaited."""

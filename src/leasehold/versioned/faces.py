@@ -7,7 +7,7 @@ from typing import Any
 
 from leasehold.events import Hook
 from leasehold.recipes.optimistic import Terms
-from leasehold.recipes.versioned import BaseValue, Place, Versioned
+from leasehold.recipes.versioned import BaseValue, Versioned
 from leasehold.runtime.base import step
 from leasehold.runtime.loop import Loop
 from leasehold.runtime.threads import Threads
@@ -16,8 +16,7 @@ from leasehold.runtime.threads import Threads
 class Value(BaseValue):
     """For threads; shared between them freely."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place, Threads())
+    _runtime_type = Threads
 
     def read(self) -> Versioned:
         """The newest value and its version; None and 0 if there is none. Raises `Unavailable`."""
@@ -50,8 +49,7 @@ class Value(BaseValue):
 class AsyncValue(BaseValue):
     """For asyncio: a thread does the asking. Cancelled, it may still be done."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place, Loop())
+    _runtime_type = Loop
 
     async def read(self) -> Versioned:
         """The newest value and its version; None and 0 if there is none. Raises `Unavailable`."""

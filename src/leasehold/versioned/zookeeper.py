@@ -21,7 +21,7 @@ from kazoo.exceptions import (
 
 from leasehold.config import check_seconds
 from leasehold.errors import ConfigError, Conflict, Unavailable
-from leasehold.recipes.versioned import Versioned
+from leasehold.recipes.versioned import BaseValue, Versioned
 from leasehold.versioned.faces import AsyncValue, Value
 
 T = TypeVar("T")
@@ -62,17 +62,15 @@ class _Node:
             raise Unavailable(text, engine="zookeeper") from error
 
 
-class ZooKeeperNode(Value):
+class _ZooKeeperValue(BaseValue):
+    def __init__(self, client: Any, path: str, *, timeout: float = 5.0) -> None:
+        """`client`: a started `kazoo.client.KazooClient`."""
+        super().__init__(_Node(client, path, timeout))
+
+
+class ZooKeeperNode(_ZooKeeperValue, Value):
     """The data of one node of ZooKeeper, changed by compare-and-set; made by the first write."""
 
-    def __init__(self, client: Any, path: str, *, timeout: float = 5.0) -> None:
-        """`client`: a started `kazoo.client.KazooClient`."""
-        super().__init__(_Node(client, path, timeout))
 
-
-class AsyncZooKeeperNode(AsyncValue):
+class AsyncZooKeeperNode(_ZooKeeperValue, AsyncValue):
     """As `ZooKeeperNode`, to be awaited."""
-
-    def __init__(self, client: Any, path: str, *, timeout: float = 5.0) -> None:
-        """`client`: a started `kazoo.client.KazooClient`."""
-        super().__init__(_Node(client, path, timeout))
