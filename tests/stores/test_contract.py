@@ -136,7 +136,7 @@ SERVERS = ["redis", "postgresql", "mysql"]
 def test_a_silent_network_ends_in_time(which, server, opened, mode, key):
     proxy = Proxy(server(which).port)
     try:
-        bench = opened(server(which).url(proxy.port), mode, 2.0)
+        bench = opened(server(which).url(port=proxy.port), mode, 2.0)
 
         async def work():
             assert await bench.write(key, record())
