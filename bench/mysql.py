@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.sql import hand_offs, repeated
+from bench.sql import blocked, hand_offs, repeated
 from leasehold import AsyncClient, Client
 from leasehold.speed.rounds import Case, Result, measure, table
 from leasehold.testing.servers.mysql import MariaDB
@@ -94,26 +91,8 @@ def statements(server: MariaDB) -> dict[str, int]:
 
 
 def blocked_get_lock(server: MariaDB, times: int) -> float:
-    """Released in one session until held in another that was blocked: seconds."""
-    lasted = []
     one, two = server.connect().cursor(), server.connect().cursor()
-    for _ in range(times):
-        one.execute("select get_lock('line', 10)")
-        got: list[float] = []
-
-        def wait(session: Any = two, got: list[float] = got) -> None:
-            session.execute("select get_lock('line', 10)")
-            got.append(time.perf_counter())
-            session.execute("select release_lock('line')")
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        time.sleep(0.02)
-        began = time.perf_counter()
-        one.execute("select release_lock('line')")
-        thread.join()
-        lasted.append(got[0] - began)
-    return sorted(lasted)[len(lasted) // 2]
+    return blocked(one, two, "select get_lock('line', 10)", "select release_lock('line')", times)
 
 
 def main() -> None:

@@ -10,17 +10,14 @@ import asyncio
 import contextlib
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import psycopg
 
-from bench.sql import hand_offs, repeated
+from bench.sql import blocked, hand_offs, repeated
 from leasehold import AsyncClient, Client
 from leasehold.speed.rounds import Case, Result, measure, table
 from leasehold.testing.servers.postgresql import PostgreSQL
@@ -103,26 +100,8 @@ def statements(server: PostgreSQL) -> dict[str, int]:
 
 
 def blocked_advisory(server: PostgreSQL, times: int) -> float:
-    """Released in one session until held in another that was blocked: seconds."""
-    lasted = []
     with server.connect() as one, server.connect() as two:
-        for _ in range(times):
-            one.execute("select pg_advisory_lock(9)")
-            got: list[float] = []
-
-            def wait(session: psycopg.Connection[Any] = two, got: list[float] = got) -> None:
-                session.execute("select pg_advisory_lock(9)")
-                got.append(time.perf_counter())
-                session.execute("select pg_advisory_unlock(9)")
-
-            thread = threading.Thread(target=wait)
-            thread.start()
-            time.sleep(0.02)
-            began = time.perf_counter()
-            one.execute("select pg_advisory_unlock(9)")
-            thread.join()
-            lasted.append(got[0] - began)
-    return sorted(lasted)[len(lasted) // 2]
+        return blocked(one, two, "select pg_advisory_lock(9)", "select pg_advisory_unlock(9)", times)
 
 
 def main() -> None:

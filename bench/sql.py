@@ -48,3 +48,25 @@ def hand_offs(url: str, statements: Callable[[], dict[str, int]], waiters: int) 
     woken = f", {grown['listen'] / waiters:.2f} wake-ups" if "listen" in grown else ""
     each = f"{calls:.2f} statements{woken} each, {beats} heart-beats and renewals"
     return f"  {waiters:>4} waiters: {took / waiters * 1000:6.2f} ms and {each}"
+
+
+def blocked(one: Any, two: Any, take: str, give: str, times: int) -> float:
+    """Released in one session until held in another that was blocked: seconds. Both execute statements."""
+    lasted = []
+    for _ in range(times):
+        one.execute(take)
+        got: list[float] = []
+
+        def wait(got: list[float] = got) -> None:
+            two.execute(take)
+            got.append(time.perf_counter())
+            two.execute(give)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.02)
+        began = time.perf_counter()
+        one.execute(give)
+        thread.join()
+        lasted.append(got[0] - began)
+    return sorted(lasted)[len(lasted) // 2]
