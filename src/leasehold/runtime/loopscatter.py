@@ -26,10 +26,7 @@ async def gathering(
         round_.look()
         await round_.over
     finally:
-        round_.end()
-        for future in round_.futures:
-            if isinstance(future, asyncio.Task):
-                future.cancel()
+        round_.leave()
     return round_.answers | dict.fromkeys(round_.waiting, TimeoutError("no answer in time"))
 
 
@@ -84,6 +81,15 @@ class _Round:
         self._stop_timer()
         if not self.over.done():
             self.over.set_result(None)
+
+    def leave(self) -> None:
+        """Nobody waits any more. A loop that was closed under the round takes no call, and runs nothing of it."""
+        if self._loop.is_closed():
+            return
+        self.end()
+        for future in self.futures:
+            if isinstance(future, asyncio.Task):
+                future.cancel()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
