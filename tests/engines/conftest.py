@@ -36,10 +36,12 @@ from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
 from leasehold.testing import mysql_rig, postgresql_rig
 from leasehold.testing.redis_rig import RedisRig
+from leasehold.testing.redis_several_rig import trio
 from leasehold.testing.rig import Absent
 from leasehold.testing.servers.mysql import MariaDB
 from leasehold.testing.servers.postgresql import PostgreSQL
 from leasehold.testing.servers.redis import RedisServer
+from leasehold.testing.servers.redis_several import RedisCluster
 from leasehold.testing.suite import made
 
 CHILD = Path(__file__).parent / "sqlite_child.py"
@@ -489,6 +491,17 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
             return server
 
         yield run
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    """Of Redis: three nodes, slow to see a failure."""
+    made(RedisRig)  # a skip where there is no Redis
+    found = trio()
+    yield found
+    for node in found.all:
+        node.resume()
+        node.ask("FLUSHALL")
 
 
 @pytest.fixture

@@ -285,6 +285,9 @@ def test_too_few_replicas_are_not_made_up_for_by_a_second_trip() -> None:
         def wire(self, tag):
             return self.known
 
+        def replaced(self, wire):
+            return False
+
     script = load("renew", Publishing())
     batch = [Asked("", script, packed, 1e9, confirm=True) for packed in (b"one", b"two")]
     answers = step(Asking(Threads(), Topology(), 1).many(batch))  # type: ignore[arg-type]

@@ -64,6 +64,37 @@ def test_a_fail_over_keeps_what_was_replicated(pair) -> None:
         assert holding.token == lease.token
 
 
+def test_a_release_that_was_lost_keeps_the_name_until_the_ttl_is_over(pair) -> None:
+    holder = Client(url(pair.primary, "?min_replicas=1"), call_timeout=3)
+    with holder, Client(url(pair.replica)) as other:
+        lease = holder.lock("job", ttl=2).acquire()
+        pair.proxy.cut()
+        assert lease.release()
+        pair.promote()
+        assert other.lock("job").try_acquire() is None, "documented: a release is not confirmed by replicas"
+        with other.lock("job", wait=10) as theirs:
+            assert theirs.token > lease.token
+
+
+def test_two_primaries_with_a_replica_each_both_grant_unless_all_must_confirm(pair, start_redis) -> None:
+    """A partition: one replica goes on following the old primary, another follows the new one."""
+    loyal = start_redis("--replicaof", "127.0.0.1", str(pair.primary.port), "--repl-ping-replica-period", "1")
+    poll(lambda: loyal.info("replication")["master_link_status"] == "up", 30, lambda: "it follows the old one")
+    pair.promote()
+    follower = start_redis("--replicaof", "127.0.0.1", str(pair.replica.port), "--repl-ping-replica-period", "1")
+    poll(lambda: follower.info("replication")["master_link_status"] == "up", 30, lambda: "it follows the new one")
+    old, new = url(pair.primary, "?min_replicas=1"), url(pair.replica, "?min_replicas=1")
+    with Client(old, call_timeout=5) as holder, Client(new, call_timeout=5) as other:
+        lease, theirs = holder.lock("job", ttl=60).acquire(), other.lock("job", ttl=60).acquire()
+        assert lease.held, "documented: one of three replicas is not enough to tell"
+        assert theirs.token > lease.token
+    with (
+        Client(url(pair.primary, "?min_replicas=2"), call_timeout=1) as careful,
+        pytest.raises(Unavailable, match="2 of its replicas"),
+    ):
+        careful.lock("another").acquire()
+
+
 def test_a_fail_over_that_lost_the_write_makes_two_holders_and_the_token_rises(pair) -> None:
     with Client(url(pair.primary)) as holder, Client(url(pair.replica)) as other:
         pair.proxy.cut()

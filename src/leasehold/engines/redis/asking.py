@@ -5,6 +5,7 @@
   claim's mark (E2, E6). A request that was not answered by its deadline is not repeated: it is unknown.
 - A request that was certainly not carried out, because the server said so or was never reached, is asked elsewhere if
   the topology knows where that is, until its deadline.
+- An answer of a server that another has taken over from meanwhile is none: it is asked again there.
 - With `min_replicas`, a grant or renewal counts once so many replicas have it. WAIT knows only the writes of its own
   connection, so it goes down the same one, and nobody else uses that meanwhile. It follows the answer: a release sent
   behind an attempt that was given up would stand behind a WAIT too, and go with the connection.
@@ -64,7 +65,7 @@ class Asking:
             reply = wire.call(packed, deadline, regret)
         except BROKEN as error:
             return self._once_more(error, wire, Asked(tag, script, packed, deadline, regret, _REPEATS if again else 0))
-        if reply.__class__ is list or reply.__class__ is int:
+        if (reply.__class__ is list or reply.__class__ is int) and not self._topology.replaced(wire):
             return reply
         return self._settled(reply, wire, Asked(tag, script, packed, deadline, regret, _REPEATS if again else 0))
 
@@ -72,6 +73,7 @@ class Asking:
         try:
             if hasattr(reply, "__await__"):  # as `settle` does, without a coroutine more
                 reply = await reply
+            self._still(wire)
         except BROKEN as error:
             return await self._once_more(error, wire, asked)
         except Unreached as error:
@@ -126,7 +128,9 @@ class Asking:
 
     async def _send(self, asked: Asked, wire: Wire) -> Answer:
         if not asked.confirm:
-            return Answer(await settle(wire.call(asked.packed, asked.deadline, asked.regret)))
+            reply = await settle(wire.call(asked.packed, asked.deadline, asked.regret))
+            self._still(wire)
+            return Answer(reply)
         replies, confirmed = await self._trip(wire, [asked.packed], asked.deadline, True, asked.regret)
         return Answer(replies[0], confirmed)
 
@@ -246,6 +250,7 @@ class Asking:
             share = (deadline - self._runtime.now()) * _WAIT_SHARE
             wait = pack("WAIT", self.min_replicas, max(1, int(share * 1000)))
         replies = list(await settle(wire.calls(requests, len(packed), deadline, wait, regret)))
+        self._still(wire)
         if not confirm:
             return Answer(replies)
         count = replies.pop()
@@ -254,6 +259,11 @@ class Asking:
             # What was asked is done: nobody may take this for a refusal of it.
             raise ConfigError(str(error)) if isinstance(error, ConfigError) else error
         return Answer(replies, isinstance(count, int) and count >= self.min_replicas)
+
+    def _still(self, wire: Wire) -> None:
+        """Raise unless what this server answered counts. It does not know that it was replaced; this client does."""
+        if self._topology.replaced(wire):
+            raise ConnectionAbortedError("another has taken over from it")
 
     def _share(self, deadline: float, count: int) -> float:
         now = self._runtime.now()

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 from leasehold.engines.redis.doors import Door, Together, ask_around, place
 from leasehold.engines.redis.scripts import SHARDED
 from leasehold.engines.redis.server import Server, pack, says
-from leasehold.engines.redis.settings import Unreached
+from leasehold.engines.redis.settings import Refused, Unreached
 from leasehold.engines.redis.several import Places
 from leasehold.engines.redis.topology import Rejected, found_again, wire_to
 from leasehold.engines.redis.wire import Wire
@@ -59,25 +59,27 @@ class Slots:
         """Always the same for an address."""
         return self._servers.get(address) or self._servers.setdefault(address, self._places.serve(address))
 
-    async def find(self, runtime: Runtime, deadline: float) -> None:
+    async def find(self, runtime: Runtime, deadline: float, first: Address | None = None) -> None:
         """Read the map anew from the first node that is well. Raises Unreached with what each of them said."""
         known = [self._door(address) for address in dict.fromkeys(self.owners) if address is not None]
         start = int(runtime.fraction() * len(known))  # clients do not all ask the same
         ring = [*known[start:], *known[:start], *self._places.doors]
+        if first is not None:
+            ring.insert(0, self._door(first))
         doors = {door.address: door for door in ring}.values()
         found = await ask_around(doors, _REQUEST, self._read, self._good, runtime, deadline)
         if not found:
             text = f"no node of the Redis cluster says where names are: {found.why()}"
-            raise ConfigError(text) if found.refusals == len(doors) else Unreached(text, engine="redis")
+            raise Refused(text) if found.refusals == len(doors) else Unreached(text, engine="redis")
         best = max(found, key=lambda each: each[:2])
         self._epoch, self.owners, self.doubted, self.found_at = best.epoch, best.owners, False, runtime.now()
 
-    def moved(self, error: Exception) -> Address:
-        """Note what a MOVED says."""
+    def moved(self, error: Exception, server: Server) -> Address:
+        """Note what a MOVED says, by this server: without a host it means another port of its own."""
         try:
             _, slot, where = str(error).split()[:3]
             host, _, port = where.rpartition(":")
-            address = place(host.strip("[]"), port)
+            address = place(host.strip("[]") or server.address.host, port)
             number = range(_SLOTS)[int(slot)]
         except (ValueError, IndexError) as bad:
             raise Unreached(f"the cluster answered {str(error)[:80]!r}, which leads nowhere", engine="redis") from bad
@@ -138,7 +140,7 @@ class Cluster:
         await self._together.ask(lambda: self._slots.find(self._runtime, deadline), deadline)
 
     async def wires(self, deadline: float) -> Iterable[Wire]:
-        if self._slots.doubted:
+        while self._slots.doubted:  # another may have asked for this one, in vain
             await self.find(deadline)
         return [self._to(address) for address in dict.fromkeys(self._slots.owners) if address is not None]
 
@@ -146,15 +148,18 @@ class Cluster:
         error, slots = rejected.error, self._slots
         if not rejected.follows:
             return None
-        if not says(error, "MOVED") or turn >= _HOPS:
+        if rejected.wire is None or not says(error, "MOVED") or turn >= _HOPS:
             return await found_again(self, self._runtime, tag, rejected, turn, deadline)
         if self._runtime.now() > slots.found_at + _STALE:  # it may not be the only slot that has moved
             with suppress(Unreached):
                 await self.find(deadline)
-        return self._to(slots.moved(error))  # not every node knows it yet
+        return self._to(slots.moved(error, rejected.wire.server))  # not every node knows it yet
 
     def doubt(self, wire: Wire) -> None:
         self._slots.doubted = True
+
+    def replaced(self, wire: Wire) -> bool:
+        return False  # a node knows which slots it has
 
     def close(self) -> None:
         for wire in self._wires.values():

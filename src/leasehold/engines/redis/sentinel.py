@@ -21,7 +21,7 @@ from leasehold.engines.redis.doors import Around, Door, Together, ask_around, pl
 from leasehold.engines.redis.listener import Listener
 from leasehold.engines.redis.scripts import Publishing
 from leasehold.engines.redis.server import Server, pack, says
-from leasehold.engines.redis.settings import Unreached
+from leasehold.engines.redis.settings import Refused, Unreached
 from leasehold.engines.redis.topology import ELSEWHERE, Rejected, found_again, wire_to
 from leasehold.engines.redis.wire import Wire
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
@@ -54,7 +54,7 @@ class Sentinels:
         self.after_fork()
 
     def after_fork(self) -> None:
-        self._guard = self._runtime.guard()
+        self.guard = self._runtime.guard()
 
     async def find(self, runtime: Runtime, deadline: float) -> Server:
         """The primary, by as many sentinels as it takes. Raises Unreached with what each of them said."""
@@ -93,22 +93,23 @@ class Sentinels:
     def _nobody(self, found: Around[Known]) -> LeaseholdError:
         text = f"no sentinel says who is primary of {self.service!r}: {found.why()}"
         if found.refusals == len(self.doors):
-            return ConfigError(text)
+            return Refused(text)
         return Unreached(text, engine="redis")
 
     def _learn(self, latest: Known, instead_of: Known | None = None) -> Server:
         """Never back to an earlier epoch, but instead of the very one that was known when they were asked."""
-        with self._guard:
+        with self.guard:
             before, server = self._known, self.server
             if server is not None and before is not None and latest.epoch < before.epoch and before is not instead_of:
                 return server
             if server is None or before is None or before.address != latest.address:
                 server = self._serve(latest.address)
             self._known, self.server, self.doubted = latest, server, False
+            wires = list(self.wires)
         if before is not None and before.address != latest.address:
             text = f"fail-over of {self.service!r} from {before.address} to {latest.address}"
             _log.info("%s", text)
-            for wire in list(self.wires):
+            for wire in wires:
                 if wire.server is not server:
                     wire.abandon()
             for tell in self.switched:
@@ -147,21 +148,26 @@ class Sentinel:
         if sentinels.doubted or sentinels.server is None:
             return None
         wire = self._wire
-        if wire is None or wire.server is not sentinels.server:
-            if wire is not None:
-                wire.close()
-            wire = self._wire = wire_to(sentinels.server, self._runtime)
-            sentinels.wires.add(wire)
+        return wire if wire is not None and wire.server is sentinels.server else self._anew()
+
+    def _anew(self) -> Wire | None:
+        with self._sentinels.guard:  # one for all threads, and a fail-over learned meanwhile does not miss it
+            before, server = self._wire, self._sentinels.server
+            if server is None or (before is not None and before.server is server):
+                return before
+            self._wire = wire = wire_to(server, self._runtime)
+            self._sentinels.wires.add(wire)
+        if before is not None:
+            before.close()
         return wire
 
     async def find(self, deadline: float) -> None:
         await self._together.ask(lambda: self._sentinels.find(self._runtime, deadline), deadline)
 
     async def wires(self, deadline: float) -> Iterable[Wire]:
-        if (wire := self.wire("")) is None:
+        while (wire := self.wire("")) is None:  # another may have asked for this one, in vain
             await self.find(deadline)
-            wire = self.wire("")
-        return () if wire is None else (wire,)
+        return (wire,)
 
     async def elsewhere(self, tag: str, rejected: Rejected, turn: int, deadline: float) -> Wire | None:
         if not rejected.follows:
@@ -180,6 +186,9 @@ class Sentinel:
     def doubt(self, wire: Wire) -> None:
         if wire is self._wire:
             self._sentinels.doubted = True
+
+    def replaced(self, wire: Wire) -> bool:
+        return wire.server is not self._sentinels.server
 
     def close(self) -> None:
         if self._wire is not None:
@@ -208,8 +217,8 @@ class Watch(Listener):
     async def _hear(self, said: Any, runtime: Runtime) -> None:
         match said:
             case [b"subscribe", *_]:
-                self.on = self._heard = True
                 await self._idle(runtime)  # what was said meanwhile is lost
+                self.on = self._heard = True  # not before: one that knows nobody is not worth coming back to at once
             case [b"message", _, bytes(message)] if message.startswith(f"{self._sentinels.service} ".encode()):
                 door = self._sentinels.doors[self._door]
                 await self._sentinels.look(door, runtime, runtime.now() + self._patience)

@@ -2,13 +2,14 @@
 
 Only there does a script know who listens. A client has a connection, and a thread, for each node that has a bucket of
 its names. When a slot moves, its server ends the subscription and it is made anew where the slot went; when a node
-fails, where the map has it next.
+fails, where the map has it next, which the listener itself finds out: its waiters have no reason to ask anything.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakSet, ref
 
@@ -36,6 +37,7 @@ class Channel(Hearing):
         self.tag, self.slot, self._shards = tag, slot_of(tag), shards
         self.node: Node | None = None  # that listens for it, or tries to
         self.sent_on = 0  # times in a row, from node to node
+        self.ended = False  # by its server
 
     @property
     def failing(self) -> bool:
@@ -99,6 +101,7 @@ class Node(Listener):
         self._asked: deque[Channel] = deque()  # subscriptions on their way, in order
         self._new: deque[Channel] = deque()  # to be asked for
         self._fresh: set[str] = set()  # tags of those just confirmed
+        self._back = False  # some of them after they had been ended here
 
     def take(self, channel: Channel) -> None:
         """From any thread."""
@@ -134,6 +137,8 @@ class Node(Listener):
 
     async def _open(self, runtime: Runtime) -> SocketStream | LoopStream:
         """First see what is still here; with nothing left its thread ends."""
+        if self._shards.slots.doubted:
+            await self._find(runtime)
         owners = self._shards.slots.owners
         for tag, channel in every(self._taken):
             if owners[channel.slot] != self._address:
@@ -170,7 +175,7 @@ class Node(Listener):
             channel = self._asked.popleft()
             if not says(said, "MOVED"):
                 raise self._server.refusal(said)
-            self._shards.slots.moved(said)
+            self._shards.slots.moved(said, self._shards.slots.server(self._address))
             channel.sent_on += 1
             if channel.sent_on > _SENT_ON:
                 raise Unreached(f"{self._server} sends on what was sent to it: {said}", engine="redis")
@@ -179,12 +184,27 @@ class Node(Listener):
             self._shards.slots.doubted = True
             tag = bytes(said[1] or b"").decode(errors="replace").partition(":")[2].rpartition(":c:")[0]
             if (gone := self._taken.get(tag)) is not None:
-                gone.on = False
+                gone.on, gone.ended = False, True
                 self._new.append(gone)
         else:
             await super()._hear(said, runtime)
+            if self._back and not self._asked:
+                await self._see_whose(runtime)
         if said is NUDGED or self._new:
             self._ask_for_new(runtime)
+
+    async def _find(self, runtime: Runtime) -> None:
+        with suppress(Unreached):
+            await self._shards.slots.find(runtime, runtime.now() + self._patience, self._address)
+
+    async def _see_whose(self, runtime: Runtime) -> None:
+        """It ended subscriptions and took them again: so does a primary that became a replica, where nobody counts
+        them. It knows itself who has the slots now."""
+        self._back = False
+        await self._find(runtime)
+        owners = self._shards.slots.owners
+        if any(owners[channel.slot] != self._address for _, channel in every(self._taken)):
+            raise Unreached(f"names have gone from {self._server}", engine="redis")
 
     def _ask_for_new(self, runtime: Runtime) -> None:
         if (book := self._book()) is not None and self._stream is not None and (wishes := self._wishes(book.client)):
@@ -194,7 +214,8 @@ class Node(Listener):
         self._heard, self._failing = True, False
         if self._asked:
             channel = self._asked.popleft()
-            channel.on, channel.sent_on = True, 0
+            self._back |= channel.ended
+            channel.on, channel.ended, channel.sent_on = True, False, 0
             channel.wake()
             self._fresh.add(channel.tag)
         if self._asked:

@@ -73,6 +73,9 @@ class Topology(Protocol):
     def doubt(self, wire: Wire) -> None:
         """This server is not, or no longer, the one to ask."""
 
+    def replaced(self, wire: Wire) -> bool:
+        """Whether another has taken over from this server since it was asked, and it may not know."""
+
     def close(self) -> None: ...
 
     def after_fork(self) -> None: ...
@@ -125,6 +128,9 @@ class Single:
 
     def doubt(self, wire: Wire) -> None:
         wire.hang_up()  # behind its address there may be another by now
+
+    def replaced(self, wire: Wire) -> bool:
+        return False
 
     def close(self) -> None:
         self._wire.close()

@@ -148,6 +148,16 @@ class RedisCluster:
         port = next(lot[2][1] for lot in asked.ask("CLUSTER", "SLOTS") if lot[0] <= slot <= lot[1])
         return next(node for node in self.all if node.port == port)
 
+    def other_than(self, node: ClusterNode) -> ClusterNode:
+        return next(each for each in self.primaries if each is not node)
+
+    def one_of_each(self) -> list[str]:
+        """A name on every node."""
+        found: dict[int, str] = {}
+        for number in range(100):
+            found.setdefault(self.owner(f"name-{number}").port, f"name-{number}")
+        return list(found.values())
+
     def _agree(self, slot: int, target: ClusterNode) -> bool:
         """Who bumped to the same epoch at once must have settled that before more is moved."""
         lots = [lot for node in self.primaries for lot in node.ask("CLUSTER", "SLOTS") if lot[0] <= slot <= lot[1]]
