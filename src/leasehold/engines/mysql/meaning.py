@@ -36,7 +36,8 @@ _UNSTORABLE: Final = frozenset({ER.DATA_TOO_LONG, ER.WARN_DATA_OUT_OF_RANGE, ER.
 _STATEMENT_LOG: Final = 1665  # binlog_format=STATEMENT, which cannot log what is decided at READ COMMITTED
 _UNDONE: Final = ER.LOCK_DEADLOCK
 _LOCKED: Final = ER.LOCK_WAIT_TIMEOUT
-_READ_ONLY: Final = frozenset({1290, 1792, 1836})
+_READ_ONLY: Final = frozenset({1792, 1836})
+_BY_OPTION: Final = 1290  # the server was started with one that forbids this; not every such one is read_only
 
 # Answers to a hand-shake that no waiting changes.
 _REFUSED: Final = frozenset(
@@ -88,7 +89,7 @@ class MyFailed(Failed):
             return ConfigError("locks need binlog_format=ROW or MIXED: this server logs statements")
         if self.code in _UNSTORABLE:
             return ConfigError(f"MySQL cannot store what was asked for: {self}")
-        if self.code in _READ_ONLY:
+        if self.code in _READ_ONLY or (self.code == _BY_OPTION and "read-only" in str(self)):
             return Unavailable(f"MySQL: {self}: a replica, perhaps in the midst of a fail-over", engine=ENGINE)
         if self.code == _LOCKED:
             return Unavailable("MySQL: other transactions kept this name until the deadline", engine=ENGINE)

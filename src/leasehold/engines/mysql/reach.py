@@ -24,13 +24,15 @@ from leasehold.runtime.base import Runtime
 _LONG: Final = 31_536_000  # seconds: a year, the most a server counts to here
 _PROMPT: Final = 86_400.0  # seconds, the most PyMySQL waits for a word during a hand-shake
 
-# What a session of ours needs. One that lost its client without a goodbye is found by the system's own probes.
+# What a session of ours needs, whatever the server's defaults. `completion_type`: a commit begins no transaction, and
+# ends no session. One that lost its client without a goodbye is found by the system's own probes.
 _SETTINGS: Final = (
     "set session time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
-    f"wait_timeout = {_LONG}, lock_wait_timeout = %d, group_concat_max_len = 1024"
+    f"completion_type = 0, sql_select_limit = {2**64 - 1}, sql_big_selects = 1, "
+    f"wait_timeout = {_LONG}, lock_wait_timeout = %d"
 )
 _STATEMENT_TIME: Final = {True: "max_statement_time = %d", False: "max_execution_time = %d000"}  # MariaDB's, MySQL's
-_ISOLATION: Final = b"set session transaction isolation level read committed"
+_ISOLATION: Final = b"set session transaction isolation level read committed, read write"
 _HELLO: Final = (
     b"select connection_id(), concat_ws(' ', @@hostname, @@port, @@server_id, @@datadir), "
     b"@@global.innodb_flush_log_at_trx_commit, @@global.read_only, @@global.log_bin, @@session.binlog_format"

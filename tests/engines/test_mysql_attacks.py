@@ -1,0 +1,101 @@
+"""Attacks on the MySQL engine that once succeeded: calls that kept each other waiting, and settings of a server's."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from leasehold import Client, NotAcquired
+from leasehold.testing.servers.mysql import MariaDB
+
+# ------------------------------------------------------------------ wake-ups
+
+
+def listened(client: Client, other: Client, name: str = "met"):
+    """The ear of a client that has waited."""
+    with other.lock(name, ttl=60), pytest.raises(NotAcquired):
+        client.lock(name, wait=0.5).acquire()
+    ear = client._desk.book.shelf["mysql"]
+    assert ear.address
+    return ear
+
+
+def test_those_who_wake_one_client_do_not_keep_each_other_waiting(mysql) -> None:
+    """MariaDB keeps the second of two who kill one SLEEP() waiting for 2 s, and with it all who sleep."""
+    with Client(mysql.url(), call_timeout=30) as first:
+        first.inspect()
+    lasted: list[float] = []
+
+    def work() -> None:
+        with Client(mysql.url(), ttl=60, call_timeout=30) as client:
+            for _ in range(25):
+                lease = client.lock("job", wait=60).acquire()
+                time.sleep(0.001)  # give the others their chance
+                began = time.monotonic()
+                lease.release()
+                lasted.append(time.monotonic() - began)
+
+    crowd = [threading.Thread(target=work) for _ in range(6)]
+    for each in crowd:
+        each.start()
+    for each in crowd:
+        each.join(90)
+    assert len(lasted) == 150
+    assert max(lasted) < 1.8
+
+
+def test_the_end_of_a_proof_of_life_is_noticed_though_nothing_says_so(mysql, until) -> None:
+    """As when something between drops the one connection and not the other: the server alone knows."""
+    with Client(mysql.url()) as client, Client(mysql.url()) as other:
+        client.inspect()
+        ear = listened(client, other)
+        before = ear.address
+        ear._beside.usable = lambda: True  # its end has not reached us
+        mysql.server.run(f"kill {ear._beside.number}")
+        until(lambda: ear.address != before, 4.0)
+
+
+# ------------------------------------------------------------------ settings
+
+
+@pytest.fixture(scope="module")
+def odd():
+    """A server whose defaults are none that an application would choose."""
+    server = MariaDB("innodb-flush-method=nosync").start()
+    with Client(f"mysql://root@127.0.0.1:{server.port}/leasehold", call_timeout=30) as client:
+        client.inspect()
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("procedures", ["yes", "no"])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("completion_type", "'CHAIN'"),
+        ("completion_type", "'RELEASE'"),
+        ("sql_select_limit", "1"),
+        ("max_join_size", "1"),
+        ("tx_read_only", "1"),
+        ("tx_isolation", "'SERIALIZABLE'"),
+        ("sql_mode", "'ORACLE,NO_BACKSLASH_ESCAPES'"),
+        ("autocommit", "0"),
+        ("max_statement_time", "0.001"),
+    ],
+)
+def test_no_default_of_the_servers_applies_to_us(odd, setting, value, procedures) -> None:
+    ((before,),) = odd.ask(f"select @@global.{setting}")
+    url = f"mysql://root@127.0.0.1:{odd.port}/leasehold?procedures={procedures}"
+    with odd.connect() as operator, operator.cursor() as cursor:
+        cursor.execute(f"set global {setting} = {value}")
+        try:
+            with Client(url, ttl=60) as client:
+                leases = [client.lock(name).acquire() for name in "abc"]
+                assert len(client.inspect()) == 3
+                for lease in leases:
+                    lease.renew()
+                    assert lease.release()
+        finally:
+            cursor.execute(f"set global {setting} = %s", (before,))
