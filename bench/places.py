@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from leasehold.testing.servers.etcd import Cluster
+from leasehold.testing.servers.mysql import MariaDB
 from leasehold.testing.servers.postgresql import PostgreSQL
 from leasehold.testing.servers.process import free_ports, scratch
 from leasehold.testing.servers.redis import RedisServer
@@ -44,6 +45,15 @@ def postgresql() -> Iterator[str]:
 
 
 @contextmanager
+def mysql() -> Iterator[str]:
+    server = MariaDB().start()
+    try:
+        yield f"mysql://root@127.0.0.1:{server.port}/leasehold"
+    finally:
+        server.stop()
+
+
+@contextmanager
 def etcd() -> Iterator[str]:
     member = Cluster(1).start().members[0]
     try:
@@ -62,5 +72,5 @@ def zookeeper() -> Iterator[str]:
 
 
 PLACES: Final[dict[str, Callable[[], AbstractContextManager[str]]]] = {
-    place.__name__: place for place in (memory, sqlite, redis, postgresql, etcd, zookeeper)
+    place.__name__: place for place in (memory, sqlite, redis, postgresql, mysql, etcd, zookeeper)
 }

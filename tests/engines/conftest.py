@@ -425,6 +425,20 @@ def database() -> Iterator[Database]:
 
 
 @pytest.fixture
+def mariadb() -> Iterator[Callable[..., MariaDB]]:
+    """Starts servers of the test's own, to be hurt."""
+    started: list[MariaDB] = []
+
+    def start(*settings: str, **more: Any) -> MariaDB:
+        started.append(MariaDB(*settings, **more).start())
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture
 def mysql() -> Iterator[Database]:
     yield from _database("mysql")
 

@@ -13,26 +13,12 @@ from leasehold.testing.servers.mysql import MariaDB
 from leasehold.testing.servers.proxy import Proxy
 
 
-@pytest.fixture
-def own():
-    """A server of the test's own, to be hurt."""
-    started: list[MariaDB] = []
-
-    def start(*settings: str) -> MariaDB:
-        started.append(MariaDB(*settings).start())
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.kill()
-
-
 def url_of(server: MariaDB, user: str = "root", port: int | None = None) -> str:
     return f"mysql://{user}@127.0.0.1:{port or server.port}/leasehold"
 
 
-def test_killed_and_started_again_every_grant_is_found_again(own, until) -> None:
-    server = own()
+def test_killed_and_started_again_every_grant_is_found_again(mariadb, until) -> None:
+    server = mariadb()
     with Client(url_of(server), ttl=60, call_timeout=30) as client, Client(url_of(server), call_timeout=30) as other:
         lease = client.lock("job").acquire()
         got: list[int] = []
@@ -51,8 +37,8 @@ def test_killed_and_started_again_every_grant_is_found_again(own, until) -> None
         assert got[0] > lease.token
 
 
-def test_a_stop_past_the_ttl_hands_out_nothing_late(own) -> None:
-    server = own()
+def test_a_stop_past_the_ttl_hands_out_nothing_late(mariadb) -> None:
+    server = mariadb()
     with Client(url_of(server), call_timeout=30) as first:
         first.inspect()
     with Client(url_of(server), ttl=3, call_timeout=2) as client:
@@ -94,8 +80,8 @@ def test_each_of_our_sessions_may_be_ended(mysql, until) -> None:
 
 
 @pytest.mark.faults  # starts servers of its own
-def test_an_idle_timeout_of_the_server_does_not_apply_to_us(own, until) -> None:
-    server = own("wait-timeout=1", "interactive-timeout=1")
+def test_an_idle_timeout_of_the_server_does_not_apply_to_us(mariadb, until) -> None:
+    server = mariadb("wait-timeout=1", "interactive-timeout=1")
     with Client(url_of(server)) as client:
         client.inspect()
         session = client._desk.engine()._mysql._session
@@ -105,8 +91,8 @@ def test_an_idle_timeout_of_the_server_does_not_apply_to_us(own, until) -> None:
 
 
 @pytest.mark.faults  # starts servers of its own
-def test_with_no_connection_to_be_had_nothing_is_known(own) -> None:
-    server = own()
+def test_with_no_connection_to_be_had_nothing_is_known(mariadb) -> None:
+    server = mariadb()
     server.run("create user lone", "grant all on *.* to lone with max_user_connections 1")
     with Client(url_of(server, "lone"), call_timeout=3, ttl=60) as first:
         lease = first.lock("job").acquire()
@@ -153,8 +139,8 @@ def test_a_deadlock_with_a_stranger_passes(mysql, until) -> None:
 
 
 @pytest.mark.faults  # starts servers of its own
-def test_a_replica_is_not_asked(own) -> None:
-    server = own()
+def test_a_replica_is_not_asked(mariadb) -> None:
+    server = mariadb()
     with Client(url_of(server), call_timeout=2) as client:
         lease = client.lock("job", ttl=60).acquire()
         server.run("set global read_only = 1")
@@ -165,8 +151,8 @@ def test_a_replica_is_not_asked(own) -> None:
 
 
 @pytest.mark.faults  # starts servers of its own
-def test_calls_that_move_to_another_server_are_heard_there(own, until) -> None:
-    one, two = own(), own()
+def test_calls_that_move_to_another_server_are_heard_there(mariadb, until) -> None:
+    one, two = mariadb(), mariadb()
     proxy = Proxy(one.port)
     try:
         with Client(url_of(one, port=proxy.port), ttl=60, call_timeout=10) as client:
@@ -185,8 +171,8 @@ def test_calls_that_move_to_another_server_are_heard_there(own, until) -> None:
 
 
 @pytest.mark.faults  # starts servers of its own
-def test_less_than_durable_is_said(own) -> None:
-    server = own("innodb-flush-log-at-trx-commit=2")
+def test_less_than_durable_is_said(mariadb) -> None:
+    server = mariadb("innodb-flush-log-at-trx-commit=2")
     with Client(url_of(server)) as client:
         client.ping()
         assert client.traits.survives == "nothing"
@@ -195,8 +181,8 @@ def test_less_than_durable_is_said(own) -> None:
 
 
 @pytest.mark.faults  # starts servers of its own
-def test_a_statement_that_ran_too_long_is_ended(own, until) -> None:
-    server = own()
+def test_a_statement_that_ran_too_long_is_ended(mariadb, until) -> None:
+    server = mariadb()
     with Client(url_of(server), call_timeout=1, ttl=60) as client:
         client.lock("job").acquire().release()
         with server.connect(autocommit=False) as session, session.cursor() as cursor:

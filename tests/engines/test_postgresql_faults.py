@@ -1,8 +1,7 @@
-"""What goes wrong with a real PostgreSQL: killed, stopped, cut off, failed over, out of room, with a stepped clock."""
+"""What goes wrong with a real PostgreSQL: killed, stopped, cut off, failed over, out of room."""
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 import pytest
 
-from leasehold import Client, LeaseLost, NotAcquired, Unavailable
+from leasehold import Client, LeaseLost, Unavailable
 from leasehold.core.names import bucket
 from leasehold.testing.servers.postgresql import PostgreSQL
 from leasehold.testing.servers.process import scratch
@@ -321,26 +320,7 @@ def test_a_standby_grants_nothing(own) -> None:
         standby.kill()
 
 
-# -------------------------------------------------------------- clock, disk
-
-
-@pytest.mark.skipif(not glob.glob("/usr/lib/*/faketime/libfaketime.so.1"), reason="faketime is not installed")
-def test_a_clock_that_steps(own, until) -> None:
-    server = own(false_clock=True)
-    with Client(server.url(), ttl=30) as client, Client(server.url(), ttl=30) as other:
-        first = client.lock("job", ttl=30).acquire()
-        server.step_clock(60)  # forward: everything is over, and the holder learns it when it next asks
-        second = other.lock("job", wait=5).acquire()
-        assert second.token > first.token
-        with pytest.raises(LeaseLost):
-            first.renew()
-        server.step_clock(-3600)  # back: leases last longer, tokens still rise
-        with pytest.raises(NotAcquired):
-            client.lock("job", wait=0).acquire()
-        assert second.release()
-        third = client.lock("job", wait=5).acquire()
-        assert third.token > second.token
-        assert third.release()
+# ---------------------------------------------------------------------- disk
 
 
 @pytest.mark.faults

@@ -12,15 +12,17 @@ from typing import Any, ClassVar
 import pymysql
 from pymysql.constants import ER
 
+from leasehold.testing.servers.clock import FalseClock
 from leasehold.testing.servers.process import Server, free_ports, program, scratch
 
 
 class MariaDB(Server):
     package: ClassVar[str] = "mariadb-server"
 
-    def __init__(self, *settings: str, folder: str | None = None) -> None:
+    def __init__(self, *settings: str, folder: str | None = None, false_clock: bool = False) -> None:
         """`settings`: options of the server, without the dashes."""
         super().__init__(folder or scratch(), free_ports(1)[0])
+        self._clock = FalseClock(os.path.join(self.folder, "clock")) if false_clock else None
         self._settings = settings
         self._mariadbd = program("mariadbd", package=self.package)
         self.data = os.path.join(self.folder, "my", "data")
@@ -31,6 +33,7 @@ class MariaDB(Server):
     def command(self) -> Sequence[str]:
         folder = os.path.dirname(self.data)
         return [
+            *(self._clock.command() if self._clock else ()),
             *(self._mariadbd, "--no-defaults", f"--datadir={self.data}", f"--port={self.port}"),
             *("--bind-address=127.0.0.1", f"--socket={folder}/s.sock", f"--pid-file={folder}/pid"),
             *("--innodb-buffer-pool-size=32M", "--skip-log-bin", "--performance-schema=OFF", "--max-connections=500"),
@@ -56,6 +59,20 @@ class MariaDB(Server):
             session.cursor().execute("create database if not exists test")
             return True
         return False
+
+    def step_clock(self, seconds: float) -> None:
+        """Set the server's clock so far from the true one."""
+        assert self._clock is not None
+        self._clock.step(seconds)
+
+    def follow(self, primary: MariaDB) -> None:
+        """Be its replica, from what it logged first: both are to have a log and a number of their own."""
+        primary.run("create user if not exists replica", "grant replication slave on *.* to replica")
+        self.run(
+            f"change master to master_host = '127.0.0.1', master_port = {primary.port}, master_user = 'replica', "
+            "master_use_gtid = slave_pos, master_connect_retry = 1",
+            "start slave",
+        )
 
     def connect(self, **more: Any) -> Any:
         """A session of the tests' own."""

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Final
 
 import psycopg
 
+from leasehold.testing.servers.clock import FalseClock
 from leasehold.testing.servers.process import Server, descendants, free_ports, poll, program, scratch
 
 _SETTINGS: Final = ("wal_level=replica", "max_connections=120", "shared_preload_libraries=pg_stat_statements")
-_FAKETIME: Final = "/usr/lib/*/faketime/libfaketime.so.1"
 
 
 def _binary(name: str) -> str:
@@ -60,26 +60,18 @@ class PostgreSQL(_AsPostgres):
         super().__init__(folder, free_ports(1)[0])
         self._postgres = _binary("postgres")
         self._settings = settings
-        self._clock = os.path.join(folder, "clock") if false_clock else ""
+        self._clock = FalseClock(os.path.join(folder, "clock")) if false_clock else None
         self.data = os.path.join(self.own(os.path.join(folder, "pg")), "data")
 
     def command(self) -> Sequence[str]:
         place = ["-D", self.data, "-p", str(self.port), "-h", "127.0.0.1", "-k", os.path.dirname(self.data)]
         settings = [word for setting in (*_SETTINGS, *self._settings) for word in ("-c", setting)]
-        return [*self._false(), self._postgres, *place, *settings]
-
-    def _false(self) -> list[str]:
-        """Only once it is the right user that runs: libfaketime makes a semaphore that belongs to who made it."""
-        if not self._clock:
-            return []
-        how = (f"FAKETIME_TIMESTAMP_FILE={self._clock}", "FAKETIME_NO_CACHE=1", "DONT_FAKE_MONOTONIC=1")
-        return ["env", f"LD_PRELOAD={glob.glob(_FAKETIME)[0]}", *how]
+        return [*(self._clock.command() if self._clock else ()), self._postgres, *place, *settings]
 
     def step_clock(self, seconds: float) -> None:
         """Set the server's clock so far from the true one."""
-        with open(self._clock, "w", encoding="ascii") as clock:
-            clock.write(f"{seconds:+f}")
-        os.chmod(self._clock, 0o644)
+        assert self._clock is not None
+        self._clock.step(seconds)
 
     def start(self) -> PostgreSQL:
         if not os.path.exists(self.data):
@@ -87,8 +79,6 @@ class PostgreSQL(_AsPostgres):
                 *(_binary("initdb"), "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8"),
                 *("--locale=C", "-N"),
             )
-        if self._clock and not os.path.exists(self._clock):
-            self.step_clock(0)
         return super().start()
 
     def ready(self) -> bool:
