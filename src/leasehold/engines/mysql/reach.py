@@ -8,8 +8,9 @@ seen by the server's own number of the session, which such a proxy does not know
 from __future__ import annotations
 
 import socket
+import ssl
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import pymysql
 
@@ -67,6 +68,18 @@ class _HandShake:
                 socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
+class _Link(pymysql.Connection):  # type: ignore[misc]
+    """Where the URL names nothing for TLS, PyMySQL has it if the server does, and checks nobody. To read all the
+    system's authorities for that would be nine tenths of a hand-shake."""
+
+    def _create_ssl_ctx(self, named: Any) -> Any:
+        if named:
+            return super()._create_ssl_ctx(named)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+
 def _shaken(shake: _HandShake, target: Target, address: str, seconds: float) -> tuple[socket.socket, int, bool]:
     """The socket of a session, the server's number of it as it said, and whether it is MariaDB."""
     shake.sock = sock = socket.socket(
@@ -77,7 +90,7 @@ def _shaken(shake: _HandShake, target: Target, address: str, seconds: float) -> 
         sock.connect(target.path or (address, target.port))
         if not target.path:
             _tune(sock)
-        link = pymysql.Connection(**target.arguments, defer_connect=True, read_timeout=seconds, write_timeout=seconds)
+        link = _Link(**target.arguments, defer_connect=True, read_timeout=seconds, write_timeout=seconds)
         link.connect(sock)
     except BaseException:
         sock.close()
