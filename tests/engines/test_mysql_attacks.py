@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from leasehold import Client, NotAcquired
+from leasehold import Client, ConfigError, NotAcquired, Unavailable
+from leasehold.engines.mysql import schema
 from leasehold.testing.servers.mysql import MariaDB
 
 # ------------------------------------------------------------------ wake-ups
@@ -68,6 +69,26 @@ def test_no_authority_is_read_where_none_is_checked(mysql, monkeypatch) -> None:
     with Client(mysql.url()) as client:
         client.ping()
     assert not read
+
+
+# -------------------------------------------------------------------- rights
+
+
+def test_rights_taken_away_and_given_back_in_the_midst_of_a_hold(mysql, until) -> None:
+    with Client(mysql.url()) as owner:
+        owner.inspect()
+    with Client(mysql.role("tenant"), ttl=60) as client:
+        lease = client.lock("job").acquire()
+        mysql.server.run("revoke all privileges, grant option from tenant")
+        with pytest.raises(Unavailable):
+            lease.renew()
+        assert lease.held, "that somebody may not ask says nothing of what is held"
+        with pytest.raises(ConfigError):
+            client.lock("other").try_acquire()
+        assert not lease.release(), "not confirmed: it is owed"
+        mysql.server.run(*schema.statements(schema.grants("tenant", mysql.schema)))
+        until(lambda: not mysql.ask("select 1 from {s}.lh_grant"))
+    mysql.drop_role("tenant")
 
 
 # ------------------------------------------------------------------ settings
