@@ -60,6 +60,8 @@ def test_a_hand_off_is_two_calls_however_long_the_line(sql, until, waiters) -> N
     with Client(sql.url(), call_timeout=30) as client, Client(sql.url()) as other:
         sql.count()
         lease = other.lock("job", ttl=60).acquire()
+        with pytest.raises(NotAcquired):  # from here on it is listened to: whoever came before that would ask again
+            client.lock("job", wait=0.5).acquire()
         lock = client.lock("job", wait=60, ttl=60)
 
         def work() -> None:
