@@ -30,7 +30,7 @@ _PROMPT: Final = 86_400.0  # seconds, the most PyMySQL waits for a word during a
 _SETTINGS: Final = (
     "set session time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
     f"completion_type = 0, sql_select_limit = {2**64 - 1}, sql_big_selects = 1, "
-    f"wait_timeout = {_LONG}, lock_wait_timeout = %d"
+    f"wait_timeout = {_LONG}, lock_wait_timeout = %d, group_concat_max_len = {2**24}"
 )
 _STATEMENT_TIME: Final = {True: "max_statement_time = %d", False: "max_execution_time = %d000"}  # MariaDB's, MySQL's
 _ISOLATION: Final = b"set session transaction isolation level read committed, read write"

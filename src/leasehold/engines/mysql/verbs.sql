@@ -364,28 +364,27 @@ $$
 -- What a client is to know, at once; and then wait until there is more: whoever has something to tell ends the wait
 -- (`kill query`) after it has committed. A kill is over with the statement it met. So the statement that waits looks
 -- first whether there is anything new: what was committed before it began it sees, and the kill for any other meets it.
+-- A turn that was taken meanwhile is not new.
 -- It waits for the proof of life of its own client, which it gets only when that is gone. Not in `sleep`: of two who
 -- kill one sleep, MariaDB keeps the second waiting for 2 s, and all who sleep with it.
 create procedure if not exists lh_listen_v1(_client varbinary(64), _seconds integer)
 begin
     declare _t bigint default timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
-    declare _go, _head varbinary(64);
+    declare _go, _head longblob;
     declare _dead integer;
-    select concat_ws(' ', count(*), sum(crc32(concat_ws(' ', mark, token)))) into _go
-        from lh_grant where client = _client and state = 1;
-    select concat_ws(' ', count(*), sum(crc32(concat_ws(' ', told, told_end)))) into _head
-        from lh_line where told_client = _client;
+    select coalesce(group_concat(mark, '.', token), '') into _go from lh_grant where client = _client and state = 1;
+    select coalesce(group_concat(told, '.', told_end), '') into _head from lh_line where told_client = _client;
     select 'go', mark, token, 0, namespace, name from lh_grant where client = _client and state = 1
     union all
     select 'head', told, told_end, told_end - _t, namespace, name from lh_line where told_client = _client;
     select get_lock(concat('lh.life.', left(sha2(_client, 256), 40)), if(
-        _go = (
-            select concat_ws(' ', count(*), sum(crc32(concat_ws(' ', mark, token))))
-            from lh_grant where client = _client and state = 1)
-        and _head = (
-            select concat_ws(' ', count(*), sum(crc32(concat_ws(' ', told, told_end))))
-            from lh_line where told_client = _client),
-        _seconds, 0)) into _dead;
+        exists (
+            select 1 from lh_grant
+            where client = _client and state = 1 and find_in_set(concat(mark, '.', token), _go) = 0)
+        or exists (
+            select 1 from lh_line
+            where told_client = _client and find_in_set(concat(told, '.', told_end), _head) = 0),
+        0, _seconds)) into _dead;
     if _dead = 1 then
         signal sqlstate '45000' set message_text = 'the session that proves that this client lives has ended';
     end if;
