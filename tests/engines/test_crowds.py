@@ -377,8 +377,7 @@ def test_forks_in_the_midst_of_a_busy_client(client, in_fork) -> None:
     assert client.inspect("busy") == []
 
 
-# Not on MariaDB: of many that wake each other there by KILL QUERY, one stands still for two seconds now and then.
-@pytest.mark.parametrize("rig", [name for name in FAIR if name != "mysql"], indirect=True)
+@pytest.mark.parametrize("rig", FAIR, indirect=True)
 def test_eight_processes_count_in_one_plain_file(rig, child, tmp_path) -> None:
     machine = rig.machine()
     rig.join(machine, machine)
