@@ -1,7 +1,8 @@
 """How the cost of a lock grows: with the number of locks held, and with the number of those who wait for one.
 
-`python -m bench.growth [--out FOLDER] [ENGINE ...]` writes two plots, and prints the figures as JSON. Everything is
-asked of the seam itself, so that a thousand waiters need no thousand threads.
+`python -m bench.growth [ENGINE ...]` keeps what it measured in `docs/evidence/growth.json`, from which the tables of
+docs/growth.md are made, and draws two plots beside it. Everything is asked of the seam itself, so that a thousand
+waiters need no thousand threads.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from leasehold.runtime.base import step
 HELD: Final = (10, 100, 1_000, 10_000, 100_000)
 WAITING: Final = (1, 10, 100, 1_000)
 PAIRS: Final = 200
-PATIENCE: Final = 60.0  # seconds that filling up may take: an engine that needs longer is not asked for more
+PATIENCE: Final = 20.0  # seconds that filling up may take: an engine that needs longer is not asked for more
 TTL: Final = 3600.0
+
+EVIDENCE: Final = Path(__file__).parents[1] / "docs" / "evidence"
 
 Line = list[tuple[float, float]]  # how many, microseconds
 
@@ -112,22 +115,28 @@ def _middle(work: Callable[..., None], *args: object) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"any of: {', '.join(PLACES)} (default: all)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench/plots"), help="where the plots go (default: bench/plots)"
-    )
-    chosen = parser.parse_args()
-    lines: dict[str, dict[str, Line]] = {"held": {}, "waiting": {}}
-    for name in chosen.engines or PLACES:
+    for name in parser.parse_args().engines or PLACES:
         print(f"measuring {name} ...", file=sys.stderr)
         with PLACES[name]() as place:
-            lines["held"][name] = list(held(place))
-            lines["waiting"][name] = list(waiting(place))
-        print(json.dumps({"engine": name, **{what: found[name] for what, found in lines.items()}}), flush=True)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    texts = {"held": ("locks held", "a pair of another name"), "waiting": ("waiters", "a hand-off")}
-    for what, (across, title) in texts.items():
-        plot = svg(f"{title}, microseconds", across, "microseconds", lines[what])
-        (chosen.out / f"growth-{what}.svg").write_text(plot, encoding="utf-8")
+            keep(name, {"held": list(held(place)), "waiting": list(waiting(place))})
+    for what, (across, title) in {"held": ("locks held", "a pair"), "waiting": ("waiters", "a hand-off")}.items():
+        lines = {name: found[what] for name, found in measured().items()}
+        plot = svg(f"{title}, microseconds", across, "microseconds", lines)
+        (EVIDENCE / f"growth-{what}.svg").write_text(plot, encoding="utf-8")
+
+
+def measured() -> dict[str, dict[str, Line]]:
+    """By engine and what grows."""
+    place = EVIDENCE / "growth.json"
+    found: dict[str, dict[str, Line]] = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+    return found
+
+
+def keep(name: str, lines: dict[str, Line]) -> None:
+    rounded = {what: [(many, round(micros, 1)) for many, micros in line] for what, line in lines.items()}
+    found = {**measured(), name: rounded}
+    text = json.dumps({each: found[each] for each in PLACES if each in found}, indent=1)
+    (EVIDENCE / "growth.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

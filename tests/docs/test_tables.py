@@ -7,6 +7,7 @@ What stands between <!-- generated: WORD --> and <!-- end --> is made from the c
 import ast
 import importlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -132,6 +133,17 @@ def in_one_line(thing: object) -> str:
     return " ".join((inspect.getdoc(thing) or "").split())
 
 
+def of_growth(what: str) -> str:
+    """From what `python -m bench.growth` measured: of each engine the cost, in microseconds, by how many there are."""
+    found = json.loads((DOCS / "evidence" / "growth.json").read_text(encoding="utf-8"))
+    counts = sorted({many for lines in found.values() for many, _ in lines[what]})
+    rows = []
+    for engine, lines in found.items():
+        costs = dict(lines[what])
+        rows.append((engine, *(f"{costs[many]:,.0f}" if many in costs else "—" for many in counts)))
+    return table((what, *(f"{many:,}" for many in counts)), rows)
+
+
 def of_comparison() -> str:
     """From what `make comparison` measured."""
     return table(("approach", *comparison.FAULTS), comparison.lines(comparison.measured()))
@@ -139,6 +151,8 @@ def of_comparison() -> str:
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "comparison": of_comparison,
+    "growth held": lambda: of_growth("held"),
+    "growth waiting": lambda: of_growth("waiting"),
     "fences": of_fences,
     "options of a lock": options_of_a_lock,
     "reasons": reasons,
