@@ -14,6 +14,7 @@ from leasehold.runtime.threads import Threads
 from leasehold.store import Record
 from leasehold.testing.rig import Absent
 from leasehold.testing.servers.postgresql import PgBouncer
+from leasehold.testing.servers.process import free_ports
 from leasehold.testing.servers.redis import RedisServer
 
 
@@ -53,7 +54,8 @@ def test_behind_a_pooler_in_transaction_mode(server, opened, key):
 
 def test_a_node_of_a_cluster_is_said_to_be_one(opened, key):
     """It would send us to another node for most keys, and we would not go."""
-    node = RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "1000").start()
+    bus = str(free_ports(1)[0])  # of its own choice it would be the port and 10,000, which may be too high
+    node = RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", bus).start()
     try:
         bench = opened(f"redis://127.0.0.1:{node.port}")
         with pytest.raises(ConfigError, match="cluster"):
