@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from leasehold import Client, NotAcquired
 from leasehold.engines.etcd.delays import Delays
 from leasehold.engines.etcd.line import Note, Seen
+from leasehold.engines.etcd.taking import Taking
 from leasehold.engines.etcd.watch import Watcher
 from leasehold.model import Busy, Grant, Holder
 from leasehold.testing.servers.etcd import coded
@@ -149,6 +150,31 @@ def test_a_permit_that_vanished_rests(url, claims, vanish, in_line) -> None:
         assert DELAY <= waiting.granted() - began < DELAY + 2
         assert not second.held
         assert first.release()
+
+
+@pytest.mark.parametrize("permits", [True, False])
+def test_any_holder_that_vanishes_after_the_first_look_is_missed(
+    url, bare, vanish, claims, monkeypatch, permits
+) -> None:
+    """A newcomer has entered the line, and before it looks again one of several holders is gone: not the oldest."""
+    holder, other = bare(url), bare(url)
+    kind, held = ({"kind": "semaphore", "limit": 2}, {}) if permits else ({}, {"mode": "shared"})
+    kept = holder.takes(holder.claim(**kind, **held))
+    known = set(claims())
+    holder.takes(holder.claim(**kind, **held, delay=DELAY))
+    (second,) = set(claims()) - known
+    settle, began = Taking._settle, list[float]()
+
+    async def late(taking: Taking):
+        began.append(vanish(second))
+        return await settle(taking)
+
+    monkeypatch.setattr(Taking, "_settle", late)
+    waiting = other.claim(queue=True, **kind)
+    assert isinstance(other.attempt(waiting), Busy)
+    holder.release(kept)
+    assert granted_within(other, waiting, 20.0)
+    assert DELAY <= time.monotonic() - began[0] < DELAY + 2
 
 
 def test_one_that_had_its_turn_and_vanished_unheard_is_waited_out(url, bare, member, claims, monkeypatch) -> None:

@@ -186,14 +186,14 @@ def _looks(spot: Spot, created: int) -> tuple[Op, ...]:
     return (
         Op(Range(spot.key)),
         Op(Range(spot.base)),
-        _oldest(spot, HOLDERS),
+        _oldest(spot),
         Op(Range(spot.before, after(spot.before), spot.limit + 1, **newest, keys_only=1, max_create_revision=most)),
         Op(Range(spot.prefix, after(spot.prefix), SHOWN, **newest, keys_only=1, max_create_revision=most)),
     )
 
 
-def _oldest(spot: Spot, most: int) -> Op:
-    whole = Range(spot.prefix, after(spot.prefix), most, sort_order=wire.ASCENDING, sort_target=wire.BY_CREATION)
+def _oldest(spot: Spot) -> Op:
+    whole = Range(spot.prefix, after(spot.prefix), HOLDERS, sort_order=wire.ASCENDING, sort_target=wire.BY_CREATION)
     return Op(whole)
 
 
@@ -202,12 +202,13 @@ def look(spot: Spot, created: int) -> Txn:
 
 
 def enter(spot: Spot, value: bytes, lease: int, base: bytes) -> Txn:
-    """Stand in line, whatever is there. What is in the way is read before the key is put: it never finds itself."""
+    """Stand in line, whatever is there. What is in the way is read before the key is put: it never finds itself. All
+    who may hold are read, not the first alone: any of them may vanish, with its delay, before the next look."""
     newest = {"sort_order": wire.DESCENDING, "sort_target": wire.BY_CREATION}
     before = Range(spot.before, after(spot.before), spot.limit + 1, **newest, keys_only=1)
     return Txn(
         (_absent(spot.key), _same(spot.base, base), *_none(spot.others)),
-        (Op(before), _oldest(spot, 1), Op(put=Put(spot.key, value, lease))),
+        (Op(before), _oldest(spot), Op(put=Put(spot.key, value, lease))),
     )
 
 
@@ -288,7 +289,7 @@ class Entered(NamedTuple):
 
     before: tuple[KeyValue, ...]  # what is in its way
     total: int  # how many that are in all
-    holders: tuple[KeyValue, ...]  # the very first in line
+    holders: tuple[KeyValue, ...]  # the front of the line, oldest first
 
 
 def entered(spot: Spot, done: TxnDone) -> Entered | None:
