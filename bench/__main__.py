@@ -1,4 +1,7 @@
-"""Run the benchmarks: `python -m bench [--rounds N] [--json] [TABLE ...]`."""
+"""Measure beside other packages: `python -m bench [--rounds N] [--json] [TABLE ...]`.
+
+For example: `python -m bench redis loop`, or `python -m bench --rounds 5 --json memory`.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,29 @@ import argparse
 import importlib
 import json
 import sys
-from dataclasses import asdict
+from typing import Final
 
-from leasehold.speed.rounds import table
-
-TABLES = ("memory", "sqlite", "redis", "redlock", "postgresql", "mysql", "etcd", "zookeeper")
+TABLES: Final = (
+    *("memory", "sqlite", "redis", "redlock", "postgresql", "mysql", "etcd", "zookeeper"),
+    *("loop", "renewals", "imports"),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of: {', '.join(TABLES)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds to measure (default: 15)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per table")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds to measure (default: 9)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each part of a table")
     chosen = parser.parse_args()
     for name in chosen.tables or TABLES:
         if name not in TABLES:
             parser.error(f"no table {name!r}; there is: {', '.join(TABLES)}")
-        module = importlib.import_module(f"bench.{name}")
+    for name in chosen.tables or TABLES:
         print(f"measuring {name} ...", file=sys.stderr)
-        results = module.run(chosen.rounds)
-        if chosen.json:
-            print(json.dumps({"title": module.TITLE, "results": [asdict(result) for result in results]}))
-        else:
-            print(table(module.TITLE, results))
+        for part in importlib.import_module(f"bench.{name}").parts(chosen.rounds):
+            print(json.dumps(part.as_json()) if chosen.json else part, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The etcd engine beside two bare Puts of grpcio and beside other clients; then hand-offs.
 
-`python -m bench etcd`, or `python bench/etcd.py` for this table and the hand-offs. Starts a member of its own. Packages
+`python -m bench etcd`. Starts a member of its own. Packages
 that are not installed, or cannot lock here, are left out and named: etcd3gw, aetcd, etcd-client-py. Without grpcio our
 own wire is the base.
 """
@@ -16,10 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from bench.cases import Notes, Part, Table
 from leasehold import AsyncClient, Client
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd import wire
@@ -27,12 +25,12 @@ from leasehold.engines.etcd.address import address
 from leasehold.engines.etcd.calls import Calls, Login
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
-from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.speed.rounds import Case, Result, measure
 from leasehold.testing.servers.etcd import Cluster, Etcd
 from leasehold.testing.servers.process import program
 
 TITLE = "etcd: acquire + release, against two Puts (aim: at most 1.20)"
-TITLE_HAND_OFF = "hand-off: N workers of four clients ask again at once; from release to the next grant"
+TITLE_HAND_OFF = "etcd hand-off: N workers of four clients ask again at once; from release to the next grant"
 
 
 @cache
@@ -212,21 +210,16 @@ def least(times: int) -> list[float]:
     return sorted(took)
 
 
-def hand_off_table(grants: int) -> str:
-    lines = [TITLE_HAND_OFF, f"  {'N':>8} {'p50':>9} {'p99':>9} {'a second':>9}   (aim: p99 at most 10 ms)"]
+def hand_off_table(grants: int) -> Notes:
+    lines = [f"{'N':>8} {'p50':>9} {'p99':>9} {'a second':>9}   (aim: p99 at most 10 ms)"]
     for workers in (0, 2, 10, 50):
         took = hand_offs(workers, grants) if workers else least(grants)
         middle, late = took[len(took) // 2], took[len(took) * 99 // 100]
         name = workers or "two Puts"
-        lines.append(f"  {name:>8} {middle * 1e3:>6.2f} ms {late * 1e3:>6.2f} ms {len(took) / sum(took):>9.0f}")
-    return "\n".join(lines)
+        lines.append(f"{name:>8} {middle * 1e3:>6.2f} ms {late * 1e3:>6.2f} ms {len(took) / sum(took):>9.0f}")
+    return Notes(TITLE_HAND_OFF, lines)
 
 
-def main() -> None:
-    rounds = int(os.environ.get("ROUNDS", "9"))
-    print(table(TITLE, run(rounds)))
-    print(hand_off_table(int(os.environ.get("GRANTS", "1000"))))
-
-
-if __name__ == "__main__":
-    main()
+def parts(rounds: int) -> Iterator[Part]:
+    yield Table(TITLE, run(rounds))
+    yield hand_off_table(1000)

@@ -1,15 +1,16 @@
 """What `import` costs: a fresh interpreter that imports the package, against one that imports nothing.
 
-`python -m bench.imports`. Drivers come with the first client of their engine, not with the package.
+`python -m bench imports`. Drivers come with the first client of their engine, not with the package.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from leasehold.speed.rounds import Case, measure, table
+from bench.cases import Part, Table
+from leasehold.speed.rounds import Case, measure
 
 TITLE = "import: a fresh interpreter, against one that imports nothing"
 OTHERS = ("redis", "redis.asyncio", "kazoo.client", "psycopg", "filelock", "sqlalchemy")
@@ -23,14 +24,10 @@ def started(statement: str) -> Callable[[int], None]:
     return run
 
 
-def main() -> None:
+def parts(rounds: int) -> Iterator[Part]:
     cases = [Case("nothing", started("pass"), 3), Case("asyncio", started("import asyncio"), 3)]
     cases += [Case("leasehold", started("import leasehold"), 3)]
     for name in OTHERS:
         if subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0:
             cases.append(Case(name, started(f"import {name}"), 3))
-    print(table(TITLE, measure(cases, 9)))
-
-
-if __name__ == "__main__":
-    main()
+    yield Table(TITLE, measure(cases, rounds))

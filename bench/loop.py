@@ -1,8 +1,8 @@
 """A crowd that asks for one name again and again: grants a second, who gets how many, and who is overtaken.
 
-`python -m bench.loop [ENGINE ...]`: workers are threads of several processes. Each asks at once for the next turn, so
-every grant is a hand-off. On Redis a baton stands beside it, which is the floor: BLPOP to wait, LPUSH to hand on, and
-neither lease, token nor holder. Rounds are interleaved; a ratio is of one round.
+`python -m bench loop`: workers are threads of several processes. Each asks at once for the next turn, so every grant is
+a hand-off; two workers are a relay to one steady waiter. Beside ours stands what else there is for the engine (see
+`takers`), on Redis also a bare baton, the floor. Rounds are interleaved; a ratio is of one round.
 """
 
 from __future__ import annotations
@@ -14,20 +14,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final
 
-import redis
-
-from leasehold import Client
+from bench.cases import Notes, Part
+from bench.places import PLACES
+from bench.takers import BATON, NEEDS, TAKERS, Take
 from leasehold.testing.servers.redis import RedisServer
 
 CROWDS: Final = (2, 10, 50, 200)
+OTHER_CROWDS: Final = (2, 10, 50)  # of all engines but Redis
+REDIS_PEERS: Final = ("redis-py Lock", "python-redis-lock")
+BESIDE: Final = {
+    "memory": "threading.Lock",
+    "sqlite": "filelock",
+    "postgresql": "advisory lock",
+    "mysql": "GET_LOCK",
+    "etcd": "etcd's lock service",
+    "zookeeper": "kazoo's Lock",
+}
 PROCESSES: Final = 4
 SECONDS: Final = 1.0  # of one case in one round
 LATER: Final = 0.005  # seconds: who asked so much later, and was served before, has overtaken
-BATON: Final = "bench:baton"
 
 Turns = list[tuple[int, float, float]]  # worker, when it asked, when it was served: one clock for all processes
 
@@ -53,40 +63,14 @@ def judged(turns: Turns, seconds: float, workers: int) -> Crowd:
         latest = max(latest, asked)
     fewest = min(counts)
     ratio = max(counts) / fewest if fewest else float("inf")
-    return Crowd(len(turns) / seconds, ratio, overtaken, statistics.median(t[2] - t[1] for t in turns))
+    waits = [got - asked for _, asked, got in turns] or [float("inf")]  # nobody had a turn
+    return Crowd(len(turns) / seconds, ratio, overtaken, statistics.median(waits))
+
+
+Crowds = dict[str, list[Crowd]]  # by kind: a crowd of each round
 
 
 # ---------------------------------------------------------- in the processes
-
-
-@contextmanager
-def ours(place: str) -> Iterator[Callable[[], Any]]:
-    with Client(place) as client:
-        yield lambda: client.lock("hot", ttl=30).acquire()
-
-
-class Baton:
-    def __init__(self, plain: Any) -> None:
-        self._plain = plain
-
-    def release(self) -> None:
-        self._plain.lpush(BATON, "1")
-
-
-@contextmanager
-def baton(place: str) -> Iterator[Callable[[], Any]]:
-    plain = redis.Redis.from_url(place)
-
-    def take() -> Baton:
-        while plain.blpop([BATON], timeout=5) is None:
-            continue
-        return Baton(plain)
-
-    yield take
-    plain.close()
-
-
-KINDS: Final = {"leasehold": ours, "baton": baton}
 
 
 def process(pipe: Connection, place: str, workers: Sequence[int]) -> None:
@@ -95,7 +79,7 @@ def process(pipe: Connection, place: str, workers: Sequence[int]) -> None:
     while (order := pipe.recv()) is not None:
         kind, begin, end = order
         turns: Turns = []
-        with KINDS[kind](place) as take:
+        with TAKERS[kind](place) as take:
             threads = [threading.Thread(target=work, args=(number, take, begin, end, turns)) for number in workers]
             for thread in threads:
                 thread.start()
@@ -104,7 +88,7 @@ def process(pipe: Connection, place: str, workers: Sequence[int]) -> None:
         pipe.send(turns)
 
 
-def work(number: int, take: Callable[[], Any], begin: float, end: float, turns: Turns) -> None:
+def work(number: int, take: Take, begin: float, end: float, turns: Turns) -> None:
     time.sleep(max(0.0, begin - time.monotonic()))
     while (asked := time.monotonic()) < end:
         held = take()
@@ -116,13 +100,13 @@ def work(number: int, take: Callable[[], Any], begin: float, end: float, turns: 
 
 
 @contextmanager
-def crowd(place: str, workers: int) -> Iterator[Callable[[str], Crowd]]:
+def crowd(place: str, workers: int, processes: int) -> Iterator[Callable[[str], Crowd]]:
     context = get_context("spawn")
     with ExitStack() as stack:
         pipes = []
-        for number in range(min(PROCESSES, workers)):
+        for number in range(min(processes, workers)):
             here, there = context.Pipe()
-            share = range(number, workers, min(PROCESSES, workers))
+            share = range(number, workers, min(processes, workers))
             one = context.Process(target=process, args=(there, place, share))
             one.start()
             stack.callback(one.join)
@@ -142,9 +126,11 @@ def crowd(place: str, workers: int) -> Iterator[Callable[[str], Crowd]]:
         yield round_
 
 
-def compared(place: str, kinds: Sequence[str], rounds: int, workers: int) -> dict[str, list[Crowd]]:
+def compared(
+    place: str, kinds: Sequence[str], rounds: int, workers: int, processes: int = PROCESSES
+) -> dict[str, list[Crowd]]:
     found: dict[str, list[Crowd]] = {kind: [] for kind in kinds}
-    with crowd(place, workers) as play:
+    with crowd(place, workers, processes) as play:
         for number in range(rounds + 1):
             for kind in kinds if number % 2 else reversed(kinds):
                 one = play(kind)
@@ -153,41 +139,62 @@ def compared(place: str, kinds: Sequence[str], rounds: int, workers: int) -> dic
     return found
 
 
-def line(workers: int, found: dict[str, list[Crowd]]) -> str:
-    mine = found["leasehold"]
-
-    def middle(of: Callable[[Crowd], float]) -> float:
-        return statistics.median(of(one) for one in mine)
-
-    text = f"{workers:>4} workers: {middle(lambda c: c.grants):>7,.0f} grants a second"
-    if "baton" in found:
-        ratio = statistics.median(a.grants / b.grants for a, b in zip(mine, found["baton"], strict=True))
-        text += f", {ratio:.2f} of the baton (aim: 0.6)"
-    text += f"; a turn after {middle(lambda c: c.wait) * 1000:.2f} ms"
-    text += f"; most to fewest {middle(lambda c: c.most_to_fewest):.2f} (aim: 1.1)"
-    return text + f"; overtaken {sum(one.overtaken for one in mine)} (aim: 0)"
+def usable(kinds: Sequence[str]) -> list[str]:
+    """Those whose package is installed; the others are named."""
+    missing = [kind for kind in kinds if find_spec(NEEDS[kind]) is None]
+    for kind in missing:
+        print(f"left out: {kind} ({NEEDS[kind]} is not installed)", file=sys.stderr)
+    return [kind for kind in kinds if kind not in missing]
 
 
-def on_redis(rounds: int) -> Iterator[str]:
-    server = RedisServer().start()
+def middle(found: Sequence[Crowd], of: Callable[[Crowd], float]) -> float:
+    return statistics.median(of(one) for one in found)
+
+
+def against(mine: Sequence[Crowd], other: Sequence[Crowd]) -> float:
+    """Grants a second, as a ratio of each round; of nothing, none."""
+    return statistics.median(
+        a.grants / b.grants if b.grants else float("inf") for a, b in zip(mine, other, strict=True)
+    )
+
+
+def lines(workers: int, found: Crowds, more: str = "") -> list[str]:
+    said = []
+    for kind, rounds in found.items():
+        text = f"{workers:>4} workers, {kind + ':':<20} {middle(rounds, lambda c: c.grants):>9,.0f} grants a second"
+        if kind != "leasehold":
+            text += f" (ours: {against(found['leasehold'], rounds):.2f} x)"
+        text += f"; a turn after {middle(rounds, lambda c: c.wait) * 1000:.2f} ms"
+        text += f"; most to fewest {middle(rounds, lambda c: c.most_to_fewest):.2f}"
+        text += f"; overtaken {sum(one.overtaken for one in rounds)}"
+        said.append(text + (more if kind == "leasehold" else ""))
+    return said
+
+
+def on_redis(rounds: int) -> Notes:
+    server, said = RedisServer().start(), []
     try:
         place = f"redis://127.0.0.1:{server.port}"
-        redis.Redis.from_url(place).lpush(BATON, "1")
+        server.ask("LPUSH", BATON, "1")
         for workers in CROWDS:
             before = server.calls().get("evalsha", 0)
-            found = compared(place, ("baton", "leasehold"), rounds, workers)
+            kinds = ("leasehold", "a bare baton", *(usable(REDIS_PEERS) if workers <= 10 else ()))
+            found = compared(place, kinds, rounds, workers)
             grants = sum(one.grants for one in found["leasehold"]) * SECONDS * (rounds + 1) / rounds
             asked = (server.calls()["evalsha"] - before) / grants
-            yield f"{line(workers, found)}; {asked:.2f} requests a grant (aim: 3)"
+            said += lines(workers, found, f"; {asked:.2f} requests a grant")
     finally:
         server.stop()
+    aims = "aims: 0.6 x a bare baton with 10 to 200, 0.77 x with two; 3 requests; most to fewest 1.1; 0 overtaken"
+    return Notes(f"redis: a crowd on one name ({aims})", said)
 
 
-def main() -> None:
-    print("redis: a crowd on one name, beside a bare baton")
-    for text in on_redis(int(sys.argv[1]) if len(sys.argv) > 1 else 7):
-        print(f"  {text}")
-
-
-if __name__ == "__main__":
-    main()
+def parts(rounds: int) -> Iterator[Part]:
+    yield on_redis(rounds)
+    few = max(2, rounds // 3)
+    for engine, other in BESIDE.items():
+        with PLACES[engine]() as place:
+            kinds, processes = ("leasehold", *usable((other,))), 1 if engine == "memory" else PROCESSES
+            found = {many: compared(place, kinds, few, many, processes) for many in OTHER_CROWDS}
+        said = [text for many, crowds in found.items() for text in lines(many, crowds)]
+        yield Notes(f"{engine}: a crowd on one name", said)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
+from bench.cases import Part, Table
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.speed.rounds import Case, Result, measure
 
 TITLE = "memory: acquire + release, against threading.Lock (aim: at most 80)"
 
@@ -57,9 +59,5 @@ def run(rounds: int) -> list[Result]:
         )
 
 
-def main() -> None:
-    print(table(TITLE, run(15)))
-
-
-if __name__ == "__main__":
-    main()
+def parts(rounds: int) -> Iterator[Part]:
+    yield Table(TITLE, run(rounds))

@@ -1,22 +1,17 @@
 """The MySQL engine beside a bare upsert and delete of equal durability, and beside GET_LOCK; then hand-offs.
 
-`python -m bench mysql`, or `python bench/mysql.py` for this table, the hand-offs, and the server's own count of
-statements. Starts a MariaDB of its own.
+`python -m bench mysql`. Starts a MariaDB of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from bench.sql import blocked, hand_offs, repeated
+from bench.cases import Part, Table, repeated
+from bench.sql import blocked, counted
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.speed.rounds import Case, Result, measure
 from leasehold.testing.servers.mysql import MariaDB
 
 TITLE = "mysql: acquire + release, against a bare upsert and delete, both durable (aim: at most 1.3)"
@@ -95,26 +90,12 @@ def blocked_get_lock(server: MariaDB, times: int) -> float:
     return blocked(one, two, "select get_lock('line', 10)", "select release_lock('line')", times)
 
 
-def main() -> None:
-    print(table(TITLE, run(int(os.environ.get("ROUNDS", "15")))))
+def parts(rounds: int) -> Iterator[Part]:
+    yield Table(TITLE, run(rounds))
     server = MariaDB().start()
     try:
-        with Client(url(server)) as client:
-            client.inspect()
-            server.run("set global log_output = 'TABLE'", "set global general_log = 1")
-            lock = client.lock("warm")
-            for _ in range(200):
-                with lock:
-                    pass
-        count = statements(server)
-        print(f"statements per pair, by the server's count: {(count['attempt'] + count['release']) / 200:.2f}")
-        print("hand-offs among waiters in line:")
-        for waiters in (2, 10, 100):
-            print(hand_offs(url(server), lambda: statements(server), waiters))
-        print(f"  a blocked GET_LOCK wakes in {blocked_get_lock(server, 20) * 1000:.2f} ms: a connection per waiter")
+        server.run("set global log_output = 'TABLE'", "set global general_log = 1")
+        waking = f"a blocked GET_LOCK wakes in {blocked_get_lock(server, 20) * 1000:.2f} ms: a connection per waiter"
+        yield counted("mysql", url(server), lambda: statements(server), waking)
     finally:
         server.kill()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Lines in an SVG, both axes by powers of ten: as much as the pages of figures need, and no package for it."""
+"""Lines (both axes by powers of ten) and bars in an SVG: as much as the pages of figures need, with no package."""
 
 from __future__ import annotations
 
@@ -57,6 +57,32 @@ def svg(title: str, across: str, up: str, lines: Mapping[str, Sequence[tuple[flo
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in places]
         parts.append(_text(x.end + 12, TOP + 10 + 18 * number, name, "start", f'fill="{colour}"'))
+    return "\n".join([*parts, "</svg>\n"])
+
+
+BAR: Final = 24  # pixels of one bar and the gap below it
+NAMES: Final = 300  # of the names beside them
+
+
+def bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
+    """One bar for each name; ours stand out. A rule marks 1, the base."""
+    high = TOP + BAR * len(rows) + 10
+    longest = max(value for _, value in rows)
+    scale = (WIDTH - NAMES - 70) / longest
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {high}" {FONT}>',
+        f'<rect width="{WIDTH}" height="{high}" fill="white"/>',
+        _text(10, 20, title, "start", 'font-size="13"'),
+    ]
+    for number, (name, value) in enumerate(rows):
+        top, colour = TOP + BAR * number, COLOURS[0] if name.startswith("leasehold") else "#b0b0b0"
+        width = max(1.0, value * scale)
+        parts += [
+            _text(NAMES - 8, top + 13, name, "end"),
+            f'<rect x="{NAMES}" y="{top}" width="{width:.1f}" height="{BAR - 6}" fill="{colour}"/>',
+            _text(NAMES + width + 6, top + 13, f"{value:.2f}", "start"),
+        ]
+    parts.append(_rule(NAMES + scale, TOP - 4, NAMES + scale, high - 6))
     return "\n".join([*parts, "</svg>\n"])
 
 

@@ -1,25 +1,19 @@
 """The PostgreSQL engine beside a bare upsert and delete of equal durability, and beside advisory locks; then hand-offs.
 
-`python -m bench postgresql`, or `python bench/postgresql.py` for this table, the hand-offs, and the server's own count
-of statements. Starts a server of its own. Packages that are not installed are left out: pals, tooz.
+`python -m bench postgresql`. Starts a server of its own. Packages that are not installed are left out: pals, tooz.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-
-from bench.sql import blocked, hand_offs, repeated
+from bench.cases import Part, Table, repeated
+from bench.sql import blocked, counted
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.speed.rounds import Case, Result, measure
 from leasehold.testing.servers.postgresql import PostgreSQL
 
 TITLE = "postgresql: acquire + release, against a bare upsert and delete, both durable (aim: at most 1.3)"
@@ -104,28 +98,13 @@ def blocked_advisory(server: PostgreSQL, times: int) -> float:
         return blocked(one, two, "select pg_advisory_lock(9)", "select pg_advisory_unlock(9)", times)
 
 
-def main() -> None:
-    print(table(TITLE, run(int(os.environ.get("ROUNDS", "15")))))
+def parts(rounds: int) -> Iterator[Part]:
+    yield Table(TITLE, run(rounds))
     server = PostgreSQL().start()
     try:
         server.ask("create extension pg_stat_statements")
-        with Client(server.url()) as client:
-            client.ping()
-            lock = client.lock("warm")
-            for _ in range(200):
-                with lock:
-                    pass
-        count = statements(server)
-        print(f"statements per pair, by the server's count: {(count['attempt'] + count['release']) / 200:.2f}")
-        print("hand-offs among waiters in line:")
-        for waiters in (2, 10, 100):
-            print(hand_offs(server.url(), lambda: statements(server), waiters))
-        print(
-            f"  a blocked advisory lock wakes in {blocked_advisory(server, 20) * 1000:.2f} ms: a connection per waiter"
-        )
+        took = blocked_advisory(server, 20) * 1000
+        waking = f"a blocked advisory lock wakes in {took:.2f} ms: a connection per waiter"
+        yield counted("postgresql", server.url(), lambda: statements(server), waking)
     finally:
         server.kill()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The Redis engine beside two bare EVALSHA calls of redis-py and beside other lock packages, on one server.
 
-`python -m bench redis`, or `python -m bench.redis` for all tables: blocking pairs, asyncio pairs, ten thousand keys,
+`python -m bench redis`: blocking pairs, asyncio pairs, ten thousand keys,
 commands, bytes. Packages that are not installed, or do not work here, are left out and named with the reason:
 python-redis-lock, pottery, redlock-py, sherlock, tooz.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -19,11 +18,13 @@ from typing import Any
 import redis
 import redis.asyncio
 
+from bench.cases import Notes, Part, Table, repeated
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.speed.rounds import Case, Result, measure
 from leasehold.testing.servers.redis import RedisServer
 
 TITLE = "redis: acquire + release, blocking, against two EVALSHA of redis-py (aim: at most 0.85)"
+TITLE_COUNTS = "redis: many keys, and what the server counts"
 TITLE_ASYNC = "redis: the same under asyncio, against two EVALSHA of redis.asyncio (aim: at most 0.75)"
 
 BARE = "return 1"  # two trips and nothing done: the base
@@ -81,15 +82,6 @@ class Again:
 
     def __exit__(self, *error: object) -> None:
         self._now.__exit__(*error)
-
-
-def repeated(lock: Any) -> Callable[[int], None]:
-    def pair(times: int) -> None:
-        for _ in range(times):
-            with lock:
-                pass
-
-    return pair
 
 
 def peers(port: int, plain: Any) -> Iterator[tuple[str, Any]]:
@@ -304,13 +296,7 @@ def sizes(locks: int = 10_000) -> str:
     return f"bytes per held lock: {ours:.0f}, {ours / theirs:.2f} x redis-py Lock (aim: 1.5); per idle name: {left:.1f}"
 
 
-def main() -> None:
-    rounds = int(os.environ.get("ROUNDS", "15"))
-    print(table(TITLE, run(rounds)))
-    print(table(TITLE_ASYNC, run_async(rounds)))
-    print(many_keys(max(3, rounds // 5)))
-    print(*commands(), sizes(), sep="\n")
-
-
-if __name__ == "__main__":
-    main()
+def parts(rounds: int) -> Iterator[Part]:
+    yield Table(TITLE, run(rounds))
+    yield Table(TITLE_ASYNC, run_async(rounds))
+    yield Notes(TITLE_COUNTS, [many_keys(max(3, rounds // 3)), *commands(), sizes()])

@@ -1,6 +1,6 @@
 """The Redlock engine on five servers, beside a bare scatter of the same two commands, and beside other packages.
 
-`python -m bench redlock`, or `python -m bench.redlock` for all tables: blocking pairs, asyncio pairs, commands by node.
+`python -m bench redlock`: blocking pairs, asyncio pairs, commands by node.
 The base sends two EVALSHA that do nothing to each of five servers at once over raw sockets, and reads all replies: no
 majority, no token, no deadline. Packages that are not installed are left out: redlock-py, pottery.
 """
@@ -8,22 +8,23 @@ majority, no token, no deadline. Packages that are not installed are left out: r
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import hiredis
 import redis
 
+from bench.cases import Notes, Part, Table, repeated
 from leasehold import AsyncClient, Client
 from leasehold.engines.redis.server import pack
-from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.speed.rounds import Case, Result, measure
 from leasehold.testing.servers.redlock import Nodes
 
 TITLE = "redlock: acquire + release on five nodes, blocking, against a bare scatter (aim: at most 2.0)"
+TITLE_COUNTS = "redlock: what the servers count"
 TITLE_ASYNC = "redlock: the same under asyncio"
 
 
@@ -60,15 +61,6 @@ def run(rounds: int) -> list[Result]:
         return measure(list(blocking(nodes)), rounds)
     finally:
         nodes.close()
-
-
-def repeated(lock: Any) -> Callable[[int], None]:
-    def pairs(times: int) -> None:
-        for _ in range(times):
-            with lock:
-                pass
-
-    return pairs
 
 
 def blocking(nodes: Nodes) -> Iterator[Case]:
@@ -146,12 +138,7 @@ def commands(pairs: int = 500) -> str:
     return "commands per pair, by node: " + ", ".join(f"{count:.2f}" for count in each) + " (aim: 2.0)"
 
 
-def main() -> None:
-    rounds = int(os.environ.get("ROUNDS", "15"))
-    print(table(TITLE, run(rounds)))
-    print(table(TITLE_ASYNC, run_async(rounds)))
-    print(commands())
-
-
-if __name__ == "__main__":
-    main()
+def parts(rounds: int) -> Iterator[Part]:
+    yield Table(TITLE, run(rounds))
+    yield Table(TITLE_ASYNC, run_async(rounds))
+    yield Notes(TITLE_COUNTS, [commands()])

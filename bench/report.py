@@ -1,11 +1,13 @@
 """Run every table, one after the other, and write `bench/RESULTS.md`: `python -m bench.report [TABLE ...]`.
 
-Each table runs in a process of its own, as it would by hand. The page says on which machine and with which versions,
-and keeps what was printed as it was.
+Each table runs in a process of its own, as it would by hand. The page says on which machine and with which versions.
+What was measured is kept in `results.json` beside it, from which the page and its plots are made: tables that are not
+named stay as they are there.
 """
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import subprocess
@@ -13,10 +15,15 @@ import sys
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-TABLES: Final = ("memory", "sqlite", "redis", "loop", "redlock", "postgresql", "mysql", "etcd", "zookeeper", "imports")
+from bench.__main__ import TABLES
+from bench.cases import Table, part_of
+from bench.plot import bars
+
 PAGE: Final = Path(__file__).with_name("RESULTS.md")
+KEPT: Final = PAGE.with_name("results.json")
+PLOTS: Final = PAGE.with_name("plots")
 LONGEST: Final = 900.0  # seconds of one table
 
 PACKAGES: Final = (
@@ -39,13 +46,29 @@ faster it says so.
 
 
 def main() -> None:
-    known = [name for name in TABLES if Path(__file__).with_name(f"{name}.py").exists()]
-    chosen = sys.argv[1:] or known
-    parts = [f"# Results\n\nOf {date.today().isoformat()}, by `python -m bench.report`.\n", READING, machine()]
+    chosen = sys.argv[1:] or TABLES
+    kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     for name in chosen:
         print(f"measuring {name} ...", file=sys.stderr)
-        parts.append(f"## {name}\n\n```text\n{measured(name)}\n```\n")
-    PAGE.write_text("\n".join(parts), encoding="utf-8")
+        kept[name] = {"date": date.today().isoformat(), **measured(name)}
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(kept), encoding="utf-8")
+
+
+def page(kept: dict[str, Any]) -> str:
+    """Also draws a plot of each table."""
+    PLOTS.mkdir(exist_ok=True)
+    said = ["# Results\n\nBy `make bench ARGS=report`.\n", READING, machine()]
+    for name in (name for name in TABLES if name in kept):
+        said.append(f"## {name}\n\nOf {kept[name]['date']}.\n")
+        for number, part in enumerate(map(part_of, kept[name]["parts"])):
+            if isinstance(part, Table):
+                plot = PLOTS / f"{name}-{number}.svg"
+                plot.write_text(bars(part.title, [(one.name, one.ratio) for one in part.results]), encoding="utf-8")
+                said.append(f"![{part.title}](plots/{plot.name})\n")
+            said.append(f"```text\n{part}\n```\n")
+        said += [f"{line}\n" for line in kept[name]["left_out"]]
+    return "\n".join(said)
 
 
 def machine() -> str:
@@ -81,15 +104,16 @@ def packages() -> list[str]:
     return found
 
 
-def measured(name: str) -> str:
-    command = [sys.executable, "-m", f"bench.{name}"]
+def measured(name: str) -> dict[str, Any]:
+    """What it printed; and what was left out, with the reason."""
+    command = [sys.executable, "-m", "bench", "--json", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:
-        return f"not done after {LONGEST:.0f} s"
+        return {"parts": [], "left_out": [f"Not done after {LONGEST:.0f} s."]}
     left_out = [line for line in done.stderr.splitlines() if line.startswith("left out")]
-    failed = [] if done.returncode == 0 else [f"failed: {done.stderr.splitlines()[-1]}"]
-    return "\n".join([done.stdout.rstrip(), *left_out, *failed])
+    failed = [] if done.returncode == 0 else [f"Failed: {done.stderr.splitlines()[-1]}"]
+    return {"parts": [json.loads(line) for line in done.stdout.splitlines()], "left_out": [*left_out, *failed]}
 
 
 if __name__ == "__main__":

@@ -6,18 +6,25 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
+from bench.cases import Notes, repeated
 from leasehold import Client, NotAcquired
 
+PAIRS: Final = 200
 
-def repeated(lock: Any) -> Callable[[int], None]:
-    def pair(times: int) -> None:
-        for _ in range(times):
-            with lock:
-                pass
 
-    return pair
+def counted(name: str, url: str, statements: Callable[[], dict[str, int]], other: str) -> Notes:
+    """By the server's own count: a pair, and hand-offs of several lines. `other`: what a blocked session reaches."""
+    with Client(url) as client:
+        client.inspect()
+        before = statements()
+        repeated(client.lock("warm"))(PAIRS)
+    after = statements()
+    pair = sum(after[verb] - before.get(verb, 0) for verb in ("attempt", "release")) / PAIRS
+    lines = [f"a pair: {pair:.2f} statements (aim: 2.0); hand-offs among waiters in line (aim: at most 2.1):"]
+    lines += [hand_offs(url, statements, waiters) for waiters in (2, 10, 100)]
+    return Notes(f"{name}: what the server counts", [*lines, other])
 
 
 def hand_offs(url: str, statements: Callable[[], dict[str, int]], waiters: int) -> str:
@@ -47,7 +54,7 @@ def hand_offs(url: str, statements: Callable[[], dict[str, int]], waiters: int) 
     beats = grown.get("beat", 0) + grown.get("renew", 0)
     woken = f", {grown['listen'] / waiters:.2f} wake-ups" if "listen" in grown else ""
     each = f"{calls:.2f} statements{woken} each, {beats} heart-beats and renewals"
-    return f"  {waiters:>4} waiters: {took / waiters * 1000:6.2f} ms and {each}"
+    return f"{waiters:>4} waiters: {took / waiters * 1000:6.2f} ms and {each}"
 
 
 def blocked(one: Any, two: Any, take: str, give: str, times: int) -> float:

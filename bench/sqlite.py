@@ -1,30 +1,26 @@
 """The SQLite engine beside two bare transactions of equal durability and beside file locks; then hand-offs.
 
-`python -m bench sqlite`, or `python bench/sqlite.py` for this table and the hand-offs between processes. Packages that
-are not installed are left out: filelock, sherlock.
+`python -m bench sqlite`. Packages that are not installed are left out: filelock, sherlock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import sqlite3
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from bench.cases import Notes, Part, Table, repeated
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.speed.rounds import Case, Result, measure
 
 TITLE = "sqlite: acquire + release, against two bare immediate transactions of equal durability (aim: at most 1.5)"
 TITLE_QUICK = "sqlite with durable=no: the same, the bare ones with synchronous=NORMAL too"
-TITLE_HAND_OFF = "hand-off: released in one process until held in another, against filelock"
+TITLE_HAND_OFF = "sqlite hand-off: released in one process until held in another, against filelock"
 
 
 def run(rounds: int) -> list[Result]:
@@ -71,15 +67,6 @@ def pairs(folder: str, options: str, synchronous: str, times: int) -> Iterator[C
     yield Case("leasehold sqlite://, async with", awaited, times)
     for name, lock in others(folder):
         yield Case(name, repeated(lock), 300)
-
-
-def repeated(lock: Any) -> Callable[[int], None]:
-    def pair(times: int) -> None:
-        for _ in range(times):
-            with lock:
-                pass
-
-    return pair
 
 
 def others(folder: str) -> Iterator[tuple[str, Any]]:
@@ -137,7 +124,7 @@ def hand_offs(kind: str, folder: str) -> Callable[[int], float]:
     return run
 
 
-def hand_off_table(rounds: int) -> str:
+def hand_off_table(rounds: int) -> Notes:
     with tempfile.TemporaryDirectory() as folder:
         kinds = ["ours", "quick"]
         with contextlib.suppress(ImportError):
@@ -149,21 +136,16 @@ def hand_off_table(rounds: int) -> str:
         for _ in range(rounds):
             for kind in kinds:
                 medians[kind].append(runs[kind](5))
-    lines = [TITLE_HAND_OFF]
+    lines = []
     names = {"ours": "leasehold sqlite://", "quick": "leasehold sqlite://?durable=no", "filelock": "filelock (polls)"}
     for kind, found in medians.items():
         base = medians.get("filelock", found)
         ratio = sorted(mine / its for mine, its in zip(found, base, strict=True))[len(found) // 2]
-        lines.append(f"  {names[kind]:<44} {sorted(found)[len(found) // 2] * 1e6:>7.0f} us {ratio:>8.3f}")
-    return "\n".join(lines)
+        lines.append(f"{names[kind]:<44} {sorted(found)[len(found) // 2] * 1e6:>7.0f} us {ratio:>8.3f}")
+    return Notes(TITLE_HAND_OFF, lines)
 
 
-def main() -> None:
-    rounds = int(os.environ.get("ROUNDS", "9"))
-    print(table(TITLE, run(rounds)))
-    print(table(TITLE_QUICK, quick(rounds)))
-    print(hand_off_table(rounds))
-
-
-if __name__ == "__main__":
-    main()
+def parts(rounds: int) -> Iterator[Part]:
+    yield Table(TITLE, run(rounds))
+    yield Table(TITLE_QUICK, quick(rounds))
+    yield hand_off_table(rounds)

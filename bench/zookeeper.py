@@ -1,26 +1,22 @@
 """The ZooKeeper engine beside bare requests and kazoo's own Lock, on one server of this machine; then hand-offs.
 
-`python -m bench zookeeper`, or `python bench/zookeeper.py` for this table and the hand-offs among waiters.
+`python -m bench zookeeper`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from kazoo.client import KazooClient
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from bench.cases import Notes, Part, Table, repeated
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure, table
+from leasehold.speed.rounds import Case, Result, measure
 from leasehold.testing.zookeeper_rig import alone
 
 TITLE = "zookeeper: acquire + release, against a bare create and a bare delete by kazoo (aim: at most 1.30)"
@@ -60,15 +56,6 @@ def pairs(port: int, kazoo: KazooClient, client: Client) -> Iterator[Case]:
     yield Case("leasehold zookeeper://, with", repeated(client.lock("bench")), 100)
     yield Case("leasehold zookeeper://, async with", awaited, 100)
     yield Case("kazoo's Lock: no lease, no token", repeated(kazoo.Lock("/kazoo-lock", "bench")), 100)
-
-
-def repeated(lock: Any) -> Callable[[int], None]:
-    def pair(times: int) -> None:
-        for _ in range(times):
-            with lock:
-                pass
-
-    return pair
 
 
 # ------------------------------------------------------------------ hand-off
@@ -115,7 +102,7 @@ class Held:
         self._lease.release()
 
 
-def hand_off_table(rounds: int) -> str:
+def hand_off_table(rounds: int) -> Notes:
     port = alone().port
     ours = [Client(f"zookeeper://127.0.0.1:{port}") for _ in range(2)]
     theirs = [KazooClient(f"127.0.0.1:{port}") for _ in range(2)]
@@ -125,25 +112,20 @@ def hand_off_table(rounds: int) -> str:
         "leasehold zookeeper://": [lambda client=client: Held(client) for client in ours],
         "kazoo's Lock": [lambda client=client: client.Lock("/kazoo-hand-off", "bench") for client in theirs],
     }
-    lines = [TITLE_HAND_OFF, f"  {'':<28} {'N':>4} {'median':>10} {'99 %':>10}"]
+    lines = [f"{'':<28} {'N':>4} {'median':>10} {'99 %':>10}"]
     for size in SIZES:
         for name, locks in kinds.items():
             lasted = sorted(one for _ in range(rounds) for one in hand_offs(locks, size))
             middle, most = statistics.median(lasted), lasted[int(len(lasted) * 0.99)]
-            lines.append(f"  {name:<28} {size:>4} {middle * 1e3:>7.2f} ms {most * 1e3:>7.2f} ms")
+            lines.append(f"{name:<28} {size:>4} {middle * 1e3:>7.2f} ms {most * 1e3:>7.2f} ms")
     for client in ours:
         client.close()
     for each in theirs:
         each.stop()
         each.close()
-    return "\n".join(lines)
+    return Notes(TITLE_HAND_OFF, lines)
 
 
-def main() -> None:
-    rounds = int(os.environ.get("ROUNDS", "9"))
-    print(table(TITLE, run(rounds)))
-    print(hand_off_table(max(2, rounds // 3)))
-
-
-if __name__ == "__main__":
-    main()
+def parts(rounds: int) -> Iterator[Part]:
+    yield Table(TITLE, run(rounds))
+    yield hand_off_table(max(2, rounds // 3))

@@ -1,0 +1,40 @@
+"""What ten thousand held leases cost their client: the CPU time of renewing them, as a share of one core.
+
+`python -m bench renewals`. The watchdog renews in batches, and each lease about three times in its ttl. Measured over a
+whole ttl, beside a client that holds nothing, on every engine that is quick to fill.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from bench.cases import Notes, Part
+from bench.places import PLACES
+from leasehold import Client
+
+HELD: Final = 10_000
+TTL: Final = 30.0
+ENGINES: Final = ("memory", "redis")
+
+
+def parts(_rounds: int) -> Iterator[Part]:
+    """A ttl long, however many rounds: nothing here is compared."""
+    said = []
+    for engine in ENGINES:
+        with PLACES[engine]() as place:
+            said.append(f"{engine}: {share(place):.2%} of a core")
+    yield Notes(f"{HELD:,} held leases, ttl {TTL:.0f} s: CPU time of the client (aim on Redis: at most 2 %)", said)
+
+
+def share(place: str) -> float:
+    with Client(place, ttl=TTL) as client:
+        leases = [client.lock(f"held/{number}").acquire() for number in range(HELD)]
+        began, used = time.monotonic(), time.process_time()
+        time.sleep(TTL)
+        found = (time.process_time() - used) / (time.monotonic() - began)
+        assert all(lease.held for lease in leases)
+        for lease in leases:
+            lease.release()
+    return found
