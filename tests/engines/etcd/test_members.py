@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -219,15 +217,7 @@ def test_a_full_disk_on_a_minority(tmp_path) -> None:
 
 
 @pytest.mark.faults
-def test_a_leader_cut_off_from_the_majority() -> None:
+def test_a_leader_cut_off_from_the_majority(beside) -> None:
     """In network namespaces: the minority refuses within the deadline and never grants, the majority goes on."""
-    as_root()
-    scenario = Path(__file__).parent / "partition.py"
     made(EtcdClusterRig)  # or it is absent
-    done = subprocess.run(["unshare", "-n", "-m", "python3", "-c", "pass"], capture_output=True)
-    if done.returncode:
-        pytest.skip("no network namespace may be made here")
-    done = subprocess.run(
-        ["unshare", "-n", "-m", sys.executable, str(scenario)], capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    beside("partition").run("etcd")

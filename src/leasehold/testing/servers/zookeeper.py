@@ -30,9 +30,9 @@ def class_path() -> str:
     return ":".join(["/etc/zookeeper/conf", *jars])
 
 
-def words(port: int, command: str, seconds: float = 2.0) -> str:
+def words(port: int, command: str, seconds: float = 2.0, host: str = "127.0.0.1") -> str:
     """What a server answers to four letters."""
-    with socket.create_connection(("127.0.0.1", port), seconds) as asked:
+    with socket.create_connection((host, port), seconds) as asked:
         asked.settimeout(seconds)
         asked.sendall(command.encode())
         return b"".join(iter(lambda: asked.recv(65_536), b"")).decode()
@@ -40,6 +40,7 @@ def words(port: int, command: str, seconds: float = 2.0) -> str:
 
 class Zookeeper(Server):
     package = "zookeeper"
+    host: str = "127.0.0.1"
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Zookeeper(Server):
             "tickTime": TICK,
             "dataDir": self.data,
             "clientPort": port,
-            "clientPortAddress": "127.0.0.1",
+            "clientPortAddress": self.host,
             "maxClientCnxns": 0,
             "4lw.commands.whitelist": "*",
             "admin.enableServer": "false",
@@ -79,16 +80,21 @@ class Zookeeper(Server):
             os.path.join(self.folder, "zoo.cfg"),
         ]
 
+    def name(self, number: int) -> None:
+        """Which member of an ensemble it is."""
+        with open(os.path.join(self.data, "myid"), "w") as written:
+            written.write(str(number))
+
     def environment(self) -> Mapping[str, str]:
         return self._environment
 
     def ready(self) -> bool:
-        return "Mode:" in words(self.port, "srvr")  # `ruok` answers before there is a quorum
+        return "Mode:" in words(self.port, "srvr", host=self.host)  # `ruok` answers before there is a quorum
 
     def mode(self) -> str:
         """leader, follower, standalone; empty: it serves nobody."""
         try:
-            found = words(self.port, "srvr")
+            found = words(self.port, "srvr", host=self.host)
         except OSError:
             return ""
         return found.partition("Mode: ")[2].partition("\n")[0]
@@ -101,7 +107,8 @@ class Zookeeper(Server):
 
 class Ensemble:
     """Three members. `partable`: each reaches the others through proxies of its own, so that one can be parted from the
-    rest; elections then take seconds longer, for a proxy accepts a connection before it knows of its other end."""
+    rest. Good for a follower: to a leader, its voters may find a way round the proxies, for members tell each other
+    where they are."""
 
     def __init__(
         self,
@@ -126,8 +133,7 @@ class Ensemble:
                 ports = [proxy.port for proxy in proxies]
             view[f"server.{other + 1}"] = f"127.0.0.1:{ports[0]}:{ports[1]}"
         member = Zookeeper(scratch(), self._clients[me], {**self._settings, **view}, None, environment)
-        with open(os.path.join(member.data, "myid"), "w") as written:
-            written.write(str(me + 1))
+        member.name(me + 1)
         return member
 
     @cached_property
