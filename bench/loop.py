@@ -11,6 +11,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ BESIDE: Final = {
 }
 PROCESSES: Final = 4
 SECONDS: Final = 1.0  # of one case in one round
+LONGER: Final = 3.0  # where a turn takes several milliseconds
 LATER: Final = 0.005  # seconds: who asked so much later, and was served before, has overtaken
 
 Turns = list[tuple[int, float, float]]  # worker, when it asked, when it was served: one clock for all processes
@@ -52,19 +54,19 @@ class Crowd:
     wait: float  # median seconds from asking to being served
 
 
-def judged(turns: Turns, seconds: float, workers: int) -> Crowd:
-    counts = [0] * workers
-    for worker, _, _ in turns:
-        counts[worker] += 1
-    served = sorted(turns, key=lambda turn: turn[2])
+def judged(turns: Turns, begin: float, end: float, workers: int) -> Crowd:
+    """The first turns find everybody standing there at once: no order among those."""
+    settled = begin + (end - begin) / 10
+    served = sorted((turn for turn in turns if settled <= turn[2] < end), key=lambda turn: turn[2])
+    counts = Counter(worker for worker, _, _ in served)
+    fewest = min(counts[worker] for worker in range(workers))
     overtaken, latest = 0, 0.0  # the latest to have asked among those served so far
     for _, asked, _ in served:
-        overtaken += asked + LATER < latest
+        overtaken += settled < asked and asked + LATER < latest
         latest = max(latest, asked)
-    fewest = min(counts)
-    ratio = max(counts) / fewest if fewest else float("inf")
-    waits = [got - asked for _, asked, got in turns] or [float("inf")]  # nobody had a turn
-    return Crowd(len(turns) / seconds, ratio, overtaken, statistics.median(waits))
+    ratio = max(counts.values()) / fewest if fewest else float("inf")
+    waits = [got - asked for _, asked, got in served] or [float("inf")]  # nobody had a turn
+    return Crowd(len(served) / (end - settled), ratio, overtaken, statistics.median(waits))
 
 
 Crowds = dict[str, list[Crowd]]  # by kind: a crowd of each round
@@ -100,7 +102,7 @@ def work(number: int, take: Take, begin: float, end: float, turns: Turns) -> Non
 
 
 @contextmanager
-def crowd(place: str, workers: int, processes: int) -> Iterator[Callable[[str], Crowd]]:
+def crowd(place: str, workers: int, seconds: float, processes: int) -> Iterator[Callable[[str], Crowd]]:
     context = get_context("spawn")
     with ExitStack() as stack:
         pipes = []
@@ -118,19 +120,18 @@ def crowd(place: str, workers: int, processes: int) -> Iterator[Callable[[str], 
         def round_(kind: str) -> Crowd:
             begin = time.monotonic() + 0.5  # all are connected by then
             for pipe in pipes:
-                pipe.send((kind, begin, begin + SECONDS))
+                pipe.send((kind, begin, begin + seconds))
             turns = [turn for pipe in pipes for turn in pipe.recv()]
-            # The first turns find everybody standing there at once: no order among those.
-            return judged([turn for turn in turns if turn[1] > begin + SECONDS / 10], SECONDS * 0.9, workers)
+            return judged(turns, begin, begin + seconds, workers)
 
         yield round_
 
 
 def compared(
-    place: str, kinds: Sequence[str], rounds: int, workers: int, processes: int = PROCESSES
-) -> dict[str, list[Crowd]]:
-    found: dict[str, list[Crowd]] = {kind: [] for kind in kinds}
-    with crowd(place, workers, processes) as play:
+    place: str, kinds: Sequence[str], rounds: int, workers: int, seconds: float = SECONDS, processes: int = PROCESSES
+) -> Crowds:
+    found: Crowds = {kind: [] for kind in kinds}
+    with crowd(place, workers, seconds, processes) as play:
         for number in range(rounds + 1):
             for kind in kinds if number % 2 else reversed(kinds):
                 one = play(kind)
@@ -178,23 +179,27 @@ def on_redis(rounds: int) -> Notes:
         server.ask("LPUSH", BATON, "1")
         for workers in CROWDS:
             before = server.calls().get("evalsha", 0)
-            kinds = ("leasehold", "a bare baton", *(usable(REDIS_PEERS) if workers <= 10 else ()))
-            found = compared(place, kinds, rounds, workers)
-            grants = sum(one.grants for one in found["leasehold"]) * SECONDS * (rounds + 1) / rounds
+            found = compared(place, ("leasehold", "a bare baton"), rounds, workers)
+            grants = middle(found["leasehold"], lambda c: c.grants) * SECONDS * (rounds + 1)
             asked = (server.calls()["evalsha"] - before) / grants
             said += lines(workers, found, f"; {asked:.2f} requests a grant")
+            if workers <= 10:
+                said += lines(workers, compared(place, ("leasehold", *usable(REDIS_PEERS)), few(rounds), workers))[1:]
     finally:
         server.stop()
     aims = "aims: 0.6 x a bare baton with 10 to 200, 0.77 x with two; 3 requests; most to fewest 1.1; 0 overtaken"
     return Notes(f"redis: a crowd on one name ({aims})", said)
 
 
+def few(rounds: int) -> int:
+    return max(2, rounds // 3)
+
+
 def parts(rounds: int) -> Iterator[Part]:
     yield on_redis(rounds)
-    few = max(2, rounds // 3)
     for engine, other in BESIDE.items():
         with PLACES[engine]() as place:
             kinds, processes = ("leasehold", *usable((other,))), 1 if engine == "memory" else PROCESSES
-            found = {many: compared(place, kinds, few, many, processes) for many in OTHER_CROWDS}
+            found = {many: compared(place, kinds, few(rounds), many, LONGER, processes) for many in OTHER_CROWDS}
         said = [text for many, crowds in found.items() for text in lines(many, crowds)]
         yield Notes(f"{engine}: a crowd on one name", said)
