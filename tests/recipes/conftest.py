@@ -85,6 +85,10 @@ class Bench:
         self.clients.append(client)
         return client
 
+    def names(self) -> list[str]:
+        """Those that are held or cooling."""
+        return sorted(name for (_, name), line in self.store.lines.items() if line.occupiers)
+
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
@@ -94,6 +98,12 @@ def bench() -> Iterator[Bench]:
     bench.link.store = bench.store
     for client in bench.clients:
         client.close()
+
+
+@pytest.fixture
+def url() -> str:
+    """A memory engine for all clients of this test, by the real clock."""
+    return f"memory://shared-{os.urandom(4).hex()}"
 
 
 @pytest.fixture

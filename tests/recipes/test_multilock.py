@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import pickle
 import threading
 import time
-from functools import partial
 
 import pytest
 
 from leasehold import (
     AsyncClient,
-    AsyncMultiLock,
     Client,
     ConfigError,
     LeaseLost,
@@ -22,16 +19,11 @@ from leasehold import (
     SelfDeadlock,
     Unavailable,
 )
-from leasehold.recipes.entries import Entries
-
-
-def names_held(bench) -> list[str]:
-    return sorted(name for (_, name), line in bench.store.lines.items() if line.occupiers)
 
 
 def test_all_of_them_are_held_in_the_body_and_none_after(bench) -> None:
     with bench.client().multilock(["b", "a", "c"]) as leases:
-        assert names_held(bench) == ["a", "b", "c"]
+        assert bench.names() == ["a", "b", "c"]
         assert list(leases) == ["b", "a", "c"]
         assert len(leases) == 3
         assert leases["a"].token < leases["b"].token < leases["c"].token, "sorted, whatever order was given"
@@ -41,7 +33,7 @@ def test_all_of_them_are_held_in_the_body_and_none_after(bench) -> None:
         leases.check()
         with pytest.raises(KeyError):
             leases["d"]
-    assert names_held(bench) == []
+    assert bench.names() == []
     assert not leases.held
 
 
@@ -75,16 +67,16 @@ def test_what_was_taken_before_a_failure_is_given_back_at_once(bench) -> None:
     many = bench.client().multilock(["a", "b", "c"], wait=0, min_hold=1000)
     with pytest.raises(NotAcquired, match="c is held by web-3"):
         many.acquire()
-    assert names_held(bench) == ["c"], "nothing is kept for min_hold: nobody worked under it"
+    assert bench.names() == ["c"], "nothing is kept for min_hold: nobody worked under it"
     assert many.try_acquire() is None
     with pytest.raises(NotAcquired), many:
         pass
-    assert names_held(bench) == ["c"]
+    assert bench.names() == ["c"]
     assert held.release()
     leases = many.try_acquire()
     assert leases is not None
     assert leases.release()
-    assert names_held(bench) == ["a", "b", "c"], "cooling now"
+    assert bench.names() == ["a", "b", "c"], "cooling now"
 
 
 def test_rolling_back_waits_for_no_silent_engine(bench) -> None:
@@ -128,14 +120,14 @@ def test_a_name_held_by_this_thread_is_a_self_deadlock(bench) -> None:
     with client.lock("b") as outer:
         with pytest.raises(SelfDeadlock), many:
             pass
-        assert names_held(bench) == ["b"]
+        assert bench.names() == ["b"]
         assert outer.held
     with many as leases:
         for inner in (client.lock("a"), many):
             with pytest.raises(SelfDeadlock), inner:
                 pass
         assert leases.held
-    assert names_held(bench) == []
+    assert bench.names() == []
 
 
 def test_reentrant_locks_are_entered_again_and_given_back_once_each(bench) -> None:
@@ -144,7 +136,7 @@ def test_reentrant_locks_are_entered_again_and_given_back_once_each(bench) -> No
     with outer as lease:
         with inner as leases:
             assert leases["a"] is lease
-        assert names_held(bench) == ["a"]
+        assert bench.names() == ["a"]
         held = bench.client().lock("b").acquire()
         with pytest.raises(NotAcquired), inner:
             pass
@@ -153,7 +145,7 @@ def test_reentrant_locks_are_entered_again_and_given_back_once_each(bench) -> No
         again = inner.acquire()
         assert again.release()
         assert lease.held
-    assert names_held(bench) == []
+    assert bench.names() == []
 
 
 def test_one_that_is_lost_is_told_once_and_by_leaving(bench, wait_until) -> None:
@@ -172,7 +164,7 @@ def test_one_that_is_lost_is_told_once_and_by_leaving(bench, wait_until) -> None
             leases.check()
         wait_until(lambda: told)
     assert told == [leases]
-    assert names_held(bench) == []
+    assert bench.names() == []
     leases.on_lost(told.append)
     wait_until(lambda: len(told) == 2)
 
@@ -204,7 +196,7 @@ def test_one_lost_while_it_stands_in_line_for_the_next_never_begins(bench, wait_
     held.release()
     thread.join(20)
     assert "the lease of a" in str(caught[0])
-    wait_until(lambda: names_held(bench) == [])
+    wait_until(lambda: bench.names() == [])
 
 
 def test_leases_by_hand_end_by_release(bench) -> None:
@@ -244,7 +236,7 @@ def test_locks_of_several_shapes_and_clients(bench) -> None:
         busy = elsewhere.lock("job").acquire()
         with pytest.raises(NotAcquired):
             MultiLock([here, there]).acquire(wait=0)
-        assert names_held(bench) == []
+        assert bench.names() == []
         busy.release()
 
 
@@ -277,143 +269,3 @@ def test_it_pickles_as_its_locks() -> None:
         assert repr(many) == "<MultiLock a, b wait=3>"
         with many as leases:
             assert leases.held
-
-
-# ---------------------------------------------------------------- asyncio
-
-
-def test_async_a_loss_cancels_the_body_once_also_when_two_are_lost() -> None:
-    async def main() -> None:
-        async with AsyncClient("memory://") as client:
-            with pytest.raises(LeaseLost, match="the lease of a"):
-                async with client.multilock(["a", "b"]) as leases:
-                    for name in "ab":
-                        await client.break_lock(name, token=leases[name].token)
-                    await asyncio.sleep(30)
-            assert asyncio.current_task().cancelling() == 0
-            await asyncio.sleep(0)
-            assert await client.inspect() == []
-
-    asyncio.run(main())
-
-
-def test_async_a_loss_while_in_line_ends_the_waiting() -> None:
-    async def main() -> None:
-        async with AsyncClient("memory://") as client:
-            held = await client.lock("b").acquire()
-
-            async def take() -> None:
-                async with client.multilock(["a", "b"]):
-                    pytest.fail("it began")
-
-            task = asyncio.create_task(take())
-            while len(seen := await client.inspect()) < 3:
-                await asyncio.sleep(0.001)
-            await client.break_lock("a", token=seen[0].token)
-            with pytest.raises(LeaseLost, match="the lease of a"):
-                await task
-            assert [one.name for one in await client.inspect()] == ["b"]
-            await held.release()
-
-    asyncio.run(main())
-
-
-def test_async_a_cancellation_from_outside_stays_one() -> None:
-    async def main() -> None:
-        async with AsyncClient("memory://") as client:
-
-            async def work() -> None:
-                async with client.multilock(["a", "b"]) as leases:
-                    await client.break_lock("a", token=leases["a"].token)
-                    task.cancel()
-                    await asyncio.sleep(30)
-
-            task = asyncio.create_task(work())
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await client.inspect() == []
-            leases = await AsyncMultiLock([client.lock("a"), client.lock("b")]).acquire()
-            assert await leases.release()
-            leases = await client.multilock(["a"]).try_acquire()
-            assert leases is not None
-            assert not await leases.wait_lost(0)
-
-    asyncio.run(main())
-
-
-# ------------------------------------------------------------------ Ctrl-C
-
-
-def test_ctrl_c_between_two_of_them_while_leaving_gives_up_both(bench, wait_until, monkeypatch) -> None:
-    client = bench.client()
-    pop, popped = Entries.pop, []
-
-    def second_interrupted(self, name, *args):
-        popped.append(name)
-        if len(popped) == 2:
-            raise KeyboardInterrupt
-        return pop(self, name, *args)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), client.multilock(["a", "b"]):
-        patch.setattr(Entries, "pop", second_interrupted)
-    client._desk.dog.stir(-1.0)
-    wait_until(lambda: names_held(bench) == [])
-    assert not client._desk.entries._entries
-
-
-def test_ctrl_c_while_rolling_back_is_no_excuse(bench, monkeypatch) -> None:
-    client, held = bench.client(), bench.client().lock("b").acquire()
-    forget, torn = client._desk.forget, []
-
-    def interrupted(claim) -> None:
-        if not torn:
-            torn.append(claim)
-            raise KeyboardInterrupt
-        forget(claim)
-
-    monkeypatch.setattr(client._desk, "forget", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        client.multilock(["a", "b"], wait=0).acquire()
-    assert names_held(bench) == ["b"]
-    held.release()
-
-
-def given_back(bench, expected: list[str]) -> bool:
-    return names_held(bench) == expected
-
-
-@pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
-@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("how", ["with", "hand", "busy"])
-def test_ctrl_c_at_every_place_leaves_nothing(bench, wait_until, ctrl_c, how) -> None:
-    client = bench.client(ttl=600)
-    many = client.multilock(["a", "b"], wait=0)
-    held = bench.client().lock("b").acquire() if how == "busy" else None
-    with many if how != "busy" else client.lock("a"):  # everything imported, every thread started
-        pass
-
-    def work() -> None:
-        if how == "hand":
-            many.acquire().release()
-        elif how == "with":
-            with many as leases:
-                leases.check()
-        else:
-            with pytest.raises(NotAcquired), many:
-                pass
-
-    number = 0
-    while ctrl_c(number := number + 1, work, "many_blocking.py", "multilock.py"):
-        expected = ["b"] if how == "busy" else []
-        if names_held(bench) != expected:  # to be released by the watchdog, or by whoever collects the lease
-            gc.collect()
-            client._desk.dog.stir(-1.0)
-            bench.clock.at += 0.001
-        try:
-            wait_until(partial(given_back, bench, expected), 5)
-        except AssertionError:
-            pytest.fail(f"left after Ctrl-C at place {number}: {names_held(bench)}")
-    assert number > 60
-    assert not client._desk.entries._entries
-    assert held is None or held.held
