@@ -99,13 +99,13 @@ def test_one_server_under_two_addresses_is_refused(start) -> None:
     nodes = start()
     first, second, _ = (node.port for node in nodes.all)
     url = f"redlock://127.0.0.1:{first},localhost:{first},127.0.0.1:{second}"
-    with Client(url) as client:
+    with Client(url, call_timeout=1) as client:
         for _ in range(2):
             with pytest.raises(ConfigError, match=rf"localhost:{first}.*one Redis server|one Redis server.*"):
                 client.lock("job").acquire()
 
     async def main() -> None:
-        async with AsyncClient(url) as client:
+        async with AsyncClient(url, call_timeout=1) as client:
             with pytest.raises(ConfigError, match="one Redis server"):
                 await client.lock("job").acquire()
 
@@ -123,7 +123,7 @@ def test_a_password_is_needed_and_never_shown(start, caplog) -> None:
         assert lease.held
         assert PASSWORD not in repr(client) + repr(client._desk.book.shelf)
     for wrong in ("", ":wrongword@", "nobody:wrongword@"):
-        with Client(f"redlock://{wrong}{hosts}") as client:
+        with Client(f"redlock://{wrong}{hosts}", call_timeout=1) as client:
             with pytest.raises(ConfigError, match="does not permit") as error:
                 client.lock("job").acquire()
             assert "wrongword" not in str(error.value)

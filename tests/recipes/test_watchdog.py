@@ -14,6 +14,7 @@ from leasehold.runtime.base import step
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
 
+@pytest.mark.usefixtures("untraced")
 def test_ten_thousand_leases_are_renewed_by_one_thread_in_batches(bench, wait_until) -> None:
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(10_000)]

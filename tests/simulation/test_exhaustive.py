@@ -69,6 +69,7 @@ def test_every_message_lost() -> None:
 
 
 @pytest.mark.parametrize("who", range(3))
+@pytest.mark.usefixtures("untraced")
 def test_an_await_cancelled_and_a_message_lost(who: int) -> None:
     awaits_with_messages(Locks, who, step=12)
 

@@ -151,6 +151,7 @@ def test_every_message_lost(make: Make) -> None:
 
 @both
 @pytest.mark.parametrize("who", range(2))
+@pytest.mark.usefixtures("untraced")
 def test_an_await_cancelled_and_a_message_lost(make: Make, who: int) -> None:
     awaits_with_messages(make, who, step=25)
 

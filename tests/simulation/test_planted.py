@@ -14,6 +14,7 @@ OTHER = {"unfinished", "left running"}
 
 
 @pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.usefixtures("untraced")
 def test_it_is_found_within_50_seeds(name):
     with PLANTED[name]():
         for seed in range(SEEDS):

@@ -2,7 +2,7 @@
 
 once_child.py pay LOCKS STORE DATABASE KEY SECONDS TTL        pays once for KEY; STORE: a URL, or "within"
 once_child.py sleep LOCKS STORE KEY TTL                       runs once for KEY, until its input ends
-once_child.py ticks LOCKS STORE NAME EVERY FIRST LAST FILE    runs a schedule through these ticks, writes each run down
+once_child.py ticks LOCKS STORE NAME EVERY COUNT FILE         is told a tick, runs COUNT from there, writes each run down
 """
 
 import os
@@ -72,7 +72,7 @@ def sleep(locks: str, store: str, key: str, ttl: str) -> None:
             print("refused", type(error).__name__, flush=True)
 
 
-def ticks(locks: str, store: str, name: str, every: str, first: str, last: str, file: str) -> None:
+def ticks(locks: str, store: str, name: str, every: str, count: str, file: str) -> None:
     with Client(locks, namespace=name, ttl=5, call_timeout=30) as client:
         job = client.schedule(name, float(every), store=store, missed="all", late=float(every))
         seconds = float(every)
@@ -82,9 +82,10 @@ def ticks(locks: str, store: str, name: str, every: str, first: str, last: str, 
                 runs.write(f"{round(tick.timestamp() / seconds)} {os.getpid()}\n")
 
         print("clock", time.time(), flush=True)
-        while time.time() < int(first) * seconds:
+        first = int(sys.stdin.readline())
+        while time.time() < first * seconds:
             time.sleep(seconds / 20)
-        while time.time() < (int(last) + 0.5) * seconds:
+        while time.time() < (first + int(count) - 0.5) * seconds:
             try:
                 job.run_due(work)
             except LeaseholdError as error:

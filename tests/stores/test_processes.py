@@ -171,12 +171,10 @@ FAKETIME = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
 def test_a_tick_runs_once_though_clocks_differ_by_two_seconds(kind, every, count, tmp_path, url_of, key):
     runs = tmp_path / "runs"
     runs.touch()
-    first = int((time.time() + 8) / every) + 1  # by then all have started, by the clock that is ahead too
-    last = first + count - 1
     locks = f"sqlite://{tmp_path}/locks.db?durable=no" if kind == "sqlite" else url_of(kind)
     made = [
         Child(
-            *("ticks", locks, url_of(kind), key, every, first, last, runs),
+            *("ticks", locks, url_of(kind), key, every, count, runs),
             LD_PRELOAD=FAKETIME[0],
             FAKETIME=f"{skew}s",
             DONT_FAKE_MONOTONIC="1",
@@ -184,7 +182,12 @@ def test_a_tick_runs_once_though_clocks_differ_by_two_seconds(kind, every, count
         for skew in ("+2", "-2", "+1", "-1", "+0")
     ]
     with children(*made):
+        until(lambda: all(child.lines for child in made), 60, "all have started")
+        first = int((time.time() + 3) / every) + 1  # still to come for all, the clock that is ahead included
+        for child in made:
+            print(first, file=child.process.stdin, flush=True)
         assert [child.end(120) for child in made] == [0] * len(made)
+    last = first + count - 1
     said = [float(child.lines[0].split()[1]) for child in made]
     assert max(said) - min(said) > 2, "the clocks do differ"
     lines = [line.split() for line in runs.read_text().splitlines()]

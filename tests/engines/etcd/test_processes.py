@@ -15,8 +15,9 @@ from leasehold import AsyncClient, Client, Unavailable
 from leasehold.runtime.threads import Threads
 
 
+@pytest.mark.parametrize("forks", [4, pytest.param(15, marks=pytest.mark.faults)])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_child_and_parent_go_on_by_themselves(url, in_fork) -> None:
+def test_child_and_parent_go_on_by_themselves(url, in_fork, forks) -> None:
     """With a watch open, a waiter in line, and threads in the midst of calls; again and again, also from the child."""
     with Client(url) as client:
         held = client.lock("held", ttl=20).acquire()
@@ -46,7 +47,7 @@ def test_child_and_parent_go_on_by_themselves(url, in_fork) -> None:
             with client.lock("grandchild", wait=20), client.lock("busy", wait=20):
                 pass
 
-        for _ in range(15):
+        for _ in range(forks):
             in_fork(child)
             held.verify()
             with client.lock("parent", wait=20):
