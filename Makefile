@@ -2,14 +2,15 @@
 # network. The environment and the wheel are below .venv: `rm -rf .venv` starts afresh.
 
 PYTHON ?= python3
-# More than cores: tests with servers wait more than they work.
-JOBS ?= 3
+# More than cores: tests with servers wait more than they work. Each job may start all servers, about 1 GB.
+JOBS ?= 4
 ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --no-input --disable-pip-version-check -qq
-PYTEST := -m pytest -n $(JOBS)
+# Each job begins with a part of the tests in one piece, so that fewer start the same server, and helps out at the end.
+PYTEST := -m pytest -n $(JOBS) --dist worksteal
 
 # What the wheel is made of. Folders are listed too: their time changes when a file is deleted.
 PACKED := pyproject.toml $(wildcard README.md LICENSE) \

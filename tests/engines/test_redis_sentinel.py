@@ -138,7 +138,7 @@ def test_tasks_go_on_at_the_new_primary(watched) -> None:
         async def use(client: AsyncClient) -> None:
             nonlocal inside
             for _ in range(15):
-                async with client.lock("job", ttl=20) as lease:
+                async with client.lock("job", ttl=3) as lease:  # what a release that was not replicated costs
                     inside += 1
                     assert inside == 1
                     tokens.append(lease.token)
