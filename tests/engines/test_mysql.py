@@ -225,7 +225,7 @@ def test_a_server_that_says_nonsense_is_unavailable(mysql) -> None:
     try:
         with Client(mysql.url(port=proxy.port), call_timeout=3) as client:
             client.ping()
-            session = client._desk.engine()._mysql._session
+            session = client._desk.engine()._lane._session
             session._buffer += b"\x05\0\0\x01\x01\xfc\xff"  # as if it had come before
             with pytest.raises(Unavailable):
                 client.lock("job").acquire()

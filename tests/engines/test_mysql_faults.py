@@ -84,7 +84,7 @@ def test_an_idle_timeout_of_the_server_does_not_apply_to_us(mariadb, until) -> N
     server = mariadb("wait-timeout=1", "interactive-timeout=1")
     with Client(url_of(server)) as client:
         client.inspect()
-        session = client._desk.engine()._mysql._session
+        session = client._desk.engine()._lane._session
         began = time.monotonic()
         until(lambda: time.monotonic() - began > 2.2)
         assert session.usable()
@@ -162,7 +162,7 @@ def test_calls_that_move_to_another_server_are_heard_there(mariadb, until) -> No
             before = ear.address
             assert before
             proxy._target = ("127.0.0.1", two.port)
-            client._desk.engine()._mysql._session.shut()
+            client._desk.engine()._lane._session.shut()
             with Client(url_of(two)) as other, other.lock("job", ttl=60), pytest.raises(NotAcquired):
                 client.lock("job", wait=3).acquire()
             assert ear.address not in ("", before)

@@ -225,7 +225,7 @@ def test_a_session_closed_beneath_its_call_ends_the_call(database, bare) -> None
 
     one = bare()
     assert isinstance(one.attempt(claim_of("first")), Grant)
-    session = one.engine._postgresql._session
+    session = one.engine._lane._session
     session._pg = Torn(session)
     errors: list[BaseException] = []
 

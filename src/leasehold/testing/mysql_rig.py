@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import ClassVar
 from urllib.parse import quote
 from uuid import uuid4
 
 from leasehold.engines.mysql.schema import grants, quoted, statements, text
-from leasehold.testing.rig import Machine, Rig
+from leasehold.testing.rig import Machine
 from leasehold.testing.servers.machine import ProxiedMachine
 from leasehold.testing.servers.mysql import MariaDB
 from leasehold.testing.servers.process import poll
 from leasehold.testing.servers.proxy import Proxy
+from leasehold.testing.sql_rig import SqlRig
 
 
 @cache
@@ -25,17 +25,14 @@ def server() -> MariaDB:
     return MariaDB("innodb-flush-method=nosync").start()
 
 
-class MysqlRig(Rig):
+class MysqlRig(SqlRig):
     scheme = "mysql"
-    ttl: ClassVar[float] = 2.0
-    short_call: ClassVar[float] = 0.5
+    server: MariaDB
     options = ""
-    can_cut = can_pause = can_kill = can_count = can_restart = True
 
     def __init__(self) -> None:
-        super().__init__()
-        self.server = server()
         self.database = f"Lease `{uuid4().hex[:8]}"  # a name that needs its quotes
+        super().__init__(server(), quoted(self.database))
         self.server.run(*statements(text(self.database)))  # a client would, but not within every deadline of a case
         self.user = f"m{uuid4().hex[:12]}"
         self.server.run(f"create user {self.user} identified by 'secret'", *self.rights())
@@ -45,22 +42,6 @@ class MysqlRig(Rig):
 
     def machine(self) -> Machine:
         return MysqlMachine(self)
-
-    def pause(self) -> None:
-        self.server.pause()
-
-    def resume(self) -> None:
-        self.server.resume()
-
-    def restart(self) -> None:
-        self.server.restart()
-
-    def residue(self, namespace: str) -> int:
-        found = 0
-        for table in ("lh_grant", "lh_waiter", "lh_line"):
-            query = f"select count(*) from {quoted(self.database)}.{table} where namespace = %s"  # noqa: S608
-            found += self.server.ask(query, namespace)[0][0]
-        return found
 
     def close(self) -> None:
         super().close()

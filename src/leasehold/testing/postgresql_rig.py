@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import ClassVar
 from urllib.parse import quote
 from uuid import uuid4
 
 from leasehold.engines.postgresql.schema import quoted, text
-from leasehold.testing.rig import Machine, Rig
+from leasehold.testing.rig import Machine
 from leasehold.testing.servers.machine import ProxiedMachine
 from leasehold.testing.servers.postgresql import PgBouncer, PostgreSQL, until_gone
 from leasehold.testing.servers.proxy import Proxy
+from leasehold.testing.sql_rig import SqlRig
 
 
 @cache
@@ -25,36 +25,17 @@ def pooler() -> PgBouncer:
     return PgBouncer(server()).start()
 
 
-class PostgresqlRig(Rig):
+class PostgresqlRig(SqlRig):
     scheme = "postgresql"
-    ttl: ClassVar[float] = 2.0
-    short_call: ClassVar[float] = 0.5
-    can_cut = can_pause = can_kill = can_count = can_restart = True
+    server: PostgreSQL
 
     def __init__(self) -> None:
-        super().__init__()
-        self.server = server()
         self.schema = f'Lease "{uuid4().hex[:8]}'  # a name that needs its quotes
+        super().__init__(server(), quoted(self.schema))
         self.server.ask(text(self.schema).replace("%", "%%"))  # a client would, but not within every deadline of a case
 
     def machine(self) -> Machine:
         return PostgresqlMachine(self)
-
-    def pause(self) -> None:
-        self.server.pause()
-
-    def resume(self) -> None:
-        self.server.resume()
-
-    def restart(self) -> None:
-        self.server.restart()
-
-    def residue(self, namespace: str) -> int:
-        found = 0
-        for table in ("lh_grant", "lh_waiter", "lh_line"):
-            query = f"select count(*) from {quoted(self.schema)}.{table} where namespace = %s"  # noqa: S608
-            found += self.server.ask(query, namespace)[0][0]
-        return found
 
     def close(self) -> None:
         super().close()

@@ -2,18 +2,22 @@
 
 What differs between servers is a `Lane`, which carries a call and its rows, and an `Ear`, which hears wake-ups. The
 decisions are the server's own: what a verb reads, decides and writes there is one transaction, and nothing is compared
-here that was read before.
+here that was read before. So the safety argument is in each server's SQL: its `verbs.sql` says what a verb does under
+the lock of its bucket's row, its `line.sql` is the state machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
 from leasehold.book import Book, turn
 from leasehold.core.admission import described
 from leasehold.core.names import bucket
 from leasehold.core.timing import BEAT, BEAT_EVERY
+from leasehold.engines.sql.ear import Ear
+from leasehold.engines.sql.lane import Lane
 from leasehold.engines.sql.rows import holdings, key, micros, seconds
 from leasehold.errors import ConfigError, LeaseholdError, Mismatch, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Traits
@@ -27,43 +31,38 @@ _SWEEP_LINES_EVERY: Final = 64  # ... and lines whose waiters have all died
 _BATCH: Final = 100  # claims in one call: others get in between
 _TO_GIVE_UP: Final = 5.0  # seconds the server may try to take back what nobody waits for
 _LONGEST: Final = 2**31 - 1  # milliseconds a server can count to
+_FOR_THE_EAR: Final = 0.5  # of a call's time: what is left must do for the call itself
 _POLL: Final = 0.2  # a client that cannot be told looks about so often at the head of the line
 
 
-class Lane(Protocol):
-    """One twin's way to the server."""
-
-    async def call(
-        self, verb: str, values: Sequence[Any], deadline: float, claim: Claim | None = None
-    ) -> list[tuple[str | None, ...]]:
-        """The rows a procedure answers with, as text. Raises only what Leasehold raises (E9). `claim`: whose attempt
-        this is; one in line may be kept waiting for a connection until the deadline, others are told at once."""
-
-    def take_back(self, mark: str, values: Sequence[Any]) -> None:
-        """Send this release behind the attempt with that mark, if its connection lives. Never waits."""
-
-    async def ping(self, deadline: float) -> None: ...
-
-    def close(self) -> None: ...
-
-    def after_fork(self) -> None: ...
-
-
 class SqlEngine:
-    """`_address` and `traits` are for the subclass, which knows how its server pushes."""
+    """`best`: what its server promises as it should be set up."""
 
-    traits: Traits
-    name: str
+    name: ClassVar[str]
 
-    def __init__(self, runtime: Runtime, book: Book, lane: Lane) -> None:
-        self._runtime, self._book, self._lane = runtime, book, lane
+    def __init__(self, runtime: Runtime, book: Book, lane: Lane, ear: Ear, best: Traits) -> None:
+        self._runtime, self._book, self._lane, self._ear, self._best = runtime, book, lane, ear, best
         self._attempts = 0
         self._refused: set[str] = set()  # marks of attempts that were never carried out
+        ear.twins.add(self)
 
-    async def _address(self, queue: bool, deadline: float) -> str:
-        """Where this client can be told, after seeing that it can; empty: it cannot, and looks by itself. `queue`: who
-        asks will wait."""
-        raise NotImplementedError
+    @property
+    def traits(self) -> Traits:
+        """Durability is the server's setting, known after the first call; wake-ups may have turned out impossible."""
+        server, best, push = self._lane.server, self._best, not self._ear.deaf
+        durable = server is None or server.durable
+        if durable and push is best.push:
+            return best
+        return replace(best, push=push, told=push and best.told, survives="restart" if durable else "nothing")
+
+    async def _address(self, waits: bool, deadline: float) -> str:
+        """Where this client can be told, after seeing that it can; empty: it cannot, and looks by itself."""
+        self._ear.follow(self._lane.server)
+        if self._ear.address or not (waits or self._best.told):  # who does not wait may still be told of a break
+            return self._ear.address
+        met = await self._lane.meet(deadline)
+        now = self._runtime.now()
+        return await self._ear.ready(self._runtime, now + (deadline - now) * _FOR_THE_EAR, met)
 
     @property
     def listening(self) -> bool:
@@ -143,6 +142,7 @@ class SqlEngine:
 
     async def ping(self, deadline: float) -> None:
         await self._lane.ping(deadline)
+        await self._address(False, deadline)
 
     def forget(self, claim: Claim) -> None:
         self._book.leave(claim.mark)
@@ -157,9 +157,13 @@ class SqlEngine:
 
     def after_fork(self) -> None:
         self._lane.after_fork()
+        self._ear.after_fork()
 
     async def close(self) -> None:
         self._lane.close()
+        self._ear.twins.discard(self)
+        if not self._ear.twins:  # the watchdog's twin comes and goes
+            self._ear.close()
 
     def _sweeps(self) -> int:
         self._attempts += 1

@@ -46,7 +46,8 @@ class Lane(ABC):
     def _unmade(self, why: object) -> ConfigError: ...
 
     async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
-        """One verb, one trip. Raises nothing but what Leasehold raises (E9). `claim`: whose attempt this is."""
+        """One verb, one trip: its rows, as text. Raises nothing but what Leasehold raises (E9). `claim`: whose attempt
+        this is; one in line may be kept waiting for a connection until the deadline, others are told at once."""
         return await self._ask(self._statement(verb), values, deadline, claim)
 
     async def ping(self, deadline: float) -> None:

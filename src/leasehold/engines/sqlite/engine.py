@@ -19,34 +19,19 @@ from leasehold.config import EngineConfig
 from leasehold.core.admission import Line
 from leasehold.core.party import Moment, Word
 from leasehold.core.timing import backoff
+from leasehold.engines.sql import TRAITS
 from leasehold.engines.sqlite.file import File, Occupied
 from leasehold.engines.sqlite.host import Host
 from leasehold.engines.sqlite.mail import Mail
 from leasehold.engines.sqlite.place import located
 from leasehold.engines.sqlite.rows import RowLine, holdings, overdue
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
 Told: TypeAlias = "list[tuple[str, str, Word]]"  # namespace, name, and what to tell
 Verb: TypeAlias = "Callable[[Line, Moment], tuple[T, list[Word]]]"
-
-TRAITS: Final = Traits(
-    liveness="ttl",
-    clock="engine",
-    fencing=True,
-    fair=True,
-    push=True,
-    shared=True,
-    max_limit=None,
-    slots=True,
-    outlives=True,
-    told=True,
-    min_ttl=0.0,
-    ttl_step=0.0,
-    survives="restart",
-)
 
 _RETRY: Final = 0.0003  # about one transaction
 _LONGEST_RETRY: Final = 0.01
