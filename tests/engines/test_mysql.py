@@ -148,6 +148,13 @@ def test_without_procedures_there_are_locks_and_nothing_else(plain, mysql) -> No
     assert mysql.ask("select count(*) from {s}.lh_grant") == [(0,)]
 
 
+@pytest.mark.parametrize("name", ["a`b", "percent%s", "{db}", "semi;colon"])
+def test_without_procedures_in_a_database_of_any_name(mysql, name) -> None:
+    mysql.schema = name
+    with Client(mysql.url(procedures="no")) as client, client.lock("job") as lease:
+        lease.renew()
+
+
 def test_the_two_kinds_of_client_exclude_each_other(plain, mysql, until) -> None:
     with Client(plain, ttl=60) as poor, Client(mysql.url(), ttl=60) as rich:
         with rich.lock("job"):

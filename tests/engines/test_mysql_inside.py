@@ -1,0 +1,101 @@
+"""The lease check inside a transaction of the application's own, on MariaDB: "still the holder" and its writes commit
+together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import aiomysql
+import pymysql
+import pytest
+import sqlalchemy
+
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Unavailable, inside
+from leasehold.core.names import bucket
+
+
+@pytest.fixture
+def client(mysql):
+    with Client(mysql.url(), namespace="it's: %s", ttl=30, call_timeout=3) as client:
+        yield client
+
+
+@pytest.fixture
+def connection(mysql):
+    with mysql.server.connect(autocommit=False) as connection:
+        yield connection
+
+
+def test_a_held_lease_passes_and_an_ended_one_does_not(client, connection, mysql) -> None:
+    with client.lock("job") as lease:
+        connection.cursor().execute("select 1")  # in REPEATABLE READ a snapshot is from here
+        lease.renew()
+        inside.check(lease, connection)
+        inside.check(lease, connection.cursor(pymysql.cursors.DictCursor))
+        connection.commit()
+        connection.cursor().execute(f"select * from `{mysql.schema}`.lh_grant")
+        mysql.ask("update {s}.lh_grant set until = 1")
+        with pytest.raises(LeaseLost):
+            inside.check(lease, connection)
+        connection.rollback()
+
+
+def test_outside_a_transaction_it_is_refused(client, mysql) -> None:
+    with client.lock("job") as lease, mysql.server.connect(autocommit=True) as connection:
+        with pytest.raises(ConfigError, match="not in a transaction"):
+            inside.check(lease, connection)
+        connection.begin()
+        inside.check(lease, connection)
+        connection.commit()
+
+
+def test_nobody_is_granted_the_name_before_the_transaction_ends(client, connection, mysql) -> None:
+    """Though the lease has run out: the transaction may still commit what it wrote as the holder."""
+    lease = client.lock("job", ttl=1.5).acquire()
+    inside.check(lease, connection)
+    with Client(mysql.url(), namespace="it's: %s", call_timeout=3) as other:
+        assert lease.wait_lost(30), "not renewed while the row is kept"
+        for _ in range(3):
+            assert other.lock("job").try_acquire() is None
+        began = time.monotonic()
+        for name in [name for name in map(str, range(20_000)) if bucket(name) == bucket("job")][:5]:
+            with other.lock(name):  # whoever shares the bucket is not held up
+                pass
+        assert time.monotonic() - began < 2.5
+        connection.commit()
+        assert other.lock("job", wait=20).acquire().release()
+    lease.release()
+
+
+def test_a_release_waits_for_the_transaction_and_is_owed_if_that_is_long(client, connection, mysql, until) -> None:
+    lease = client.lock("job", ttl=30).acquire()
+    inside.check(lease, connection)
+    lease.renew()  # answered: the life it has
+    assert not lease.release(), "unconfirmed, and repeated"
+    with Client(mysql.url(), namespace="it's: %s", call_timeout=1.2) as operator:
+        with pytest.raises(Unavailable):
+            operator.break_lock("job", token=lease.token)
+        connection.commit()
+        until(lambda: not operator.inspect())
+
+
+def test_sqlalchemy_and_asyncio(client, mysql) -> None:
+    engine = sqlalchemy.create_engine(f"mysql+pymysql://root@127.0.0.1:{mysql.server.port}")
+    with client.lock("job") as lease:
+        with engine.begin() as bound:
+            inside.check(lease, bound)
+        alone = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        with alone as bound, pytest.raises(ConfigError, match="not in a transaction"):
+            inside.check(lease, bound)
+    engine.dispose()
+
+    async def main() -> None:
+        async with AsyncClient(mysql.url()) as client, client.lock("job") as lease:
+            connection = await aiomysql.connect(host="127.0.0.1", port=mysql.server.port, user="root", autocommit=False)
+            await inside.check_async(lease, connection)
+            await connection.rollback()
+            connection.close()
+
+    asyncio.run(main())
