@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from leasehold import Client, ConfigError, NotAcquired, Unavailable, Unsupported, inside
+from leasehold import Client, ConfigError, Mismatch, NotAcquired, Unavailable, Unsupported, inside
 from leasehold.config import EngineConfig
 from leasehold.engines.mysql.meaning import MyFailed
 from leasehold.engines.mysql.url import parsed
@@ -174,6 +174,33 @@ def test_the_two_kinds_of_client_exclude_each_other(plain, mysql, until) -> None
         assert poor.lock("job").try_acquire() is None, "whoever stands in line is not passed"
         thread.join(60)
         assert got[0] > lease.token
+
+
+def test_the_two_kinds_of_client_stand_in_one_line(plain, mysql, until) -> None:
+    """Whoever has procedures gives those without their turn, and takes the place behind them."""
+    with Client(plain, ttl=60) as poor, Client(mysql.url(), ttl=60) as rich:
+        lease = rich.lock("job").acquire()
+        got: list[str] = []
+
+        def wait(client: Client, who: str) -> None:
+            with client.lock("job", wait=60):
+                got.append(who)
+
+        threads = []
+        for client, who in ((poor, "poor"), (rich, "rich")):
+            threads.append(threading.Thread(target=wait, args=(client, who)))
+            threads[-1].start()
+            until(lambda: len(poor.inspect()) == len(threads) + 1)
+        assert [each.state for each in poor.inspect()] == ["held", "waiting", "waiting"]
+        lease.release()
+        for thread in threads:
+            thread.join(60)
+        assert got == ["poor", "rich"]
+        until(lambda: not poor.inspect())
+        with rich.semaphore("job", 3), pytest.raises(Mismatch):
+            poor.lock("job").try_acquire()
+    tables = ("lh_grant", "lh_waiter", "lh_line")
+    assert [mysql.ask(f"select count(*) from {{s}}.{table}") for table in tables] == [[(0,)]] * 3
 
 
 # -------------------------------------------------------------------- errors

@@ -19,7 +19,6 @@ from leasehold.engines.mysql.url import Options, parsed
 from leasehold.engines.sql import TRAITS
 from leasehold.engines.sql.engine import SqlEngine
 from leasehold.errors import Unsupported
-from leasehold.model import Alive, Claim, Gone
 from leasehold.runtime.base import Runtime
 
 BEST: Final = replace(TRAITS, told=False)  # wake-ups bring turns, and nothing else
@@ -30,14 +29,8 @@ class MysqlEngine(SqlEngine):
     name = ENGINE
 
     def __init__(self, runtime: Runtime, book: Book, options: Options, ear: Ear) -> None:
-        self._procedures = options.procedures
         lane, best = (Lane, BEST) if options.procedures else (PlainLane, PLAIN)
         super().__init__(runtime, book, lane(options, runtime), ear, best)
-
-    async def _beat(self, claims: list[Claim], deadline: float) -> list[Alive | Gone]:
-        if self._procedures:
-            return await super()._beat(claims, deadline)
-        return [Gone()] * len(claims)  # there is no line
 
 
 def open(config: EngineConfig, runtime: Runtime, book: Book) -> MysqlEngine:

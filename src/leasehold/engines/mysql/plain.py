@@ -1,8 +1,10 @@
-"""The verbs without procedures, for an account that may not have any: locks only, first come first served by chance.
+"""The verbs without procedures, for an account that may not have any: locks only, and nobody is woken.
 
 Each verb is a handful of statements sent at once, in one transaction, on the same tables and under the lock of
-the same bucket's row as the procedures use (`verbs.sql`). So the two kinds of client exclude each other. A client of
-this kind wakes nobody and joins no line; it does not pass whoever stands in one, and those look again by themselves.
+the same bucket's row as the procedures use (`verbs.sql`). So the two kinds of client exclude each other, and stand in
+one line. Whoever waits here looks by itself, often at the head of the line; and a client of this kind gives nobody a
+turn, so that others, too, find out by themselves. A head that falls silent keeps the line waiting until its place
+lapses (E7): `fair` is not promised.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ _VALUES: Final[dict[str, tuple[str, ...]]] = {
     "inspect": ("namespace", "prefix", "exact"),
 }
 _RENEWED: Final = ("namespace", "name", "mark", "token", "ttl")
+_SWEPT: Final = 4  # names, each in a transaction of its own
 _HERE: Final = "namespace = {namespace} and name = {name}"
 
 
@@ -36,7 +39,9 @@ def _scripts() -> dict[str, str]:
     for section in (files(__package__) / "plain.sql").read_text(encoding="utf-8").split("-- :")[1:]:
         head, _, body = section.partition("\n")
         found[head.split()[0]] = body.strip().replace("{here}", _HERE)
-    return {name: body.replace("{enter}", found["enter"]) for name, body in found.items()}
+    for shared in ("enter", "settle"):
+        found = {name: body.replace(f"{{{shared}}}", found[shared]) for name, body in found.items()}
+    return found
 
 
 class PlainLane(Lane):
@@ -51,17 +56,42 @@ class PlainLane(Lane):
     def _script(self, verb: str, values: Sequence[Any]) -> bytes:
         if verb == "renew":
             return self._renewal(*values)
-        return self._filled(verb, dict(zip(_VALUES[verb], values, strict=True))).encode()
+        if verb == "beat":
+            return self._beats(*values)
+        fields = dict(zip(_VALUES[verb], values, strict=True))
+        script = self._filled(verb, fields)
+        if sweep := fields.get("sweep"):
+            script += self._sweep(lines=sweep > 1) * _SWEPT
+        return script.encode()
+
+    def _sweep(self, lines: bool) -> str:
+        return _scripts()["sweep"].format(db=self._prefix, namespace="@lh_ns", name="@lh_n", lines=int(lines))
 
     def _renewal(self, *values: Any) -> bytes:
         *columns, _patience = values
-        changes, answers = [], []
-        for nr, row in enumerate(zip(*columns, strict=True), 1):
-            fields = dict(zip(_RENEWED, row, strict=True))
-            changes.append(self._filled("change", fields))
-            answers.append(self._filled("answer", fields | {"nr": nr}))
-        whole = {"changes": "\n".join(changes), "answers": "\nunion all ".join(answers)}
-        return _scripts()["renew"].format(**whole).encode()
+        rows = [dict(zip(_RENEWED, row, strict=True)) for row in zip(*columns, strict=True)]
+        return self._batch("renew", changes=self._each("change", rows), answers=self._answers("answer", rows))
+
+    def _beats(self, *values: Any) -> bytes:
+        *columns, _patience = values
+        rows = [dict(zip(_KEY, row, strict=True)) for row in zip(*columns, strict=True)]
+        buckets = sorted({(row["namespace"].encode(), row["bucket"]) for row in rows})
+        locks = [{"namespace": namespace.decode(), "bucket": bucket} for namespace, bucket in buckets]
+        return self._batch(
+            "beat",
+            buckets=self._each("bucket", locks),
+            beats=self._each("keep", rows),
+            answers=self._answers("kept", rows),
+        )
+
+    def _each(self, section: str, rows: list[dict[str, Any]]) -> str:
+        return "\n".join(self._filled(section, row) for row in rows)
+
+    def _answers(self, section: str, rows: list[dict[str, Any]]) -> str:
+        return "\nunion all ".join(self._filled(section, row | {"nr": nr}) for nr, row in enumerate(rows, 1))
+
+    def _batch(self, verb: str, **parts: str) -> bytes:
+        return _scripts()[verb].format(**parts).encode()
 
     def _filled(self, section: str, values: dict[str, Value]) -> str:
         return _scripts()[section].format(
