@@ -162,34 +162,17 @@ class MySession:
             raise ConnectionAbortedError("it said something no server of ours would say")
         columns, _ = _length(first, 0)
         for _ in range(columns + 1):  # what they are called, and an end
-            await self._packet(deadline)
+            if not self._skipped():
+                await self._packet(deadline)
         rows: list[Row] = []
         while True:
-            each = await self._packet(deadline)
+            each = self._whole() or await self._packet(deadline)
             if each[0] == 0xFE and len(each) < 9:
                 return Answer(rows, bool(int.from_bytes(each[3:5], "little") & _MORE))
             rows.append(_row(each, columns))
 
     async def _packet(self, deadline: float) -> bytes:
-        whole = b""
-        while True:
-            head = await self._take(4, deadline)
-            size = int.from_bytes(head[:3], "little")
-            whole += await self._take(size, deadline)
-            if size < _LARGEST:
-                break
-        if not whole:
-            raise ConnectionAbortedError("it sent an answer with nothing in it")
-        if whole[0] == 0xFF:
-            text = whole[9:] if whole[3:4] == b"#" else whole[3:]
-            raise MyFailed(int.from_bytes(whole[1:3], "little"), text.decode(errors="replace").strip())
-        return whole
-
-    async def _take(self, size: int, deadline: float) -> bytes:
-        while len(self._buffer) - self._at < size:
-            if self._at == len(self._buffer):
-                self._buffer.clear()
-                self._at = 0
+        while not (whole := self._whole()):
             try:
                 data = self._sock.recv(65536)
             except _NOT_YET:
@@ -197,9 +180,40 @@ class MySession:
                 continue
             if not data:
                 raise ConnectionResetError("the server closed it")
+            del self._buffer[: self._at]
+            self._at = 0
             self._buffer += data
-        self._at += size
-        return bytes(self._buffer[self._at - size : self._at])
+        return whole
+
+    def _skipped(self) -> bool:
+        """Leave out the next packet, if all of it has arrived: most of an answer is the names of its columns."""
+        buffer, at = self._buffer, self._at
+        if len(buffer) < at + 5 or buffer[at + 4] == 0xFF:  # an error is for `_whole`
+            return False
+        at += 4 + (buffer[at] | buffer[at + 1] << 8 | buffer[at + 2] << 16)
+        if len(buffer) < at:
+            return False
+        self._at = at
+        return True
+
+    def _whole(self) -> bytes | None:
+        """The next packet, if all of it has arrived."""
+        buffer, at, whole = self._buffer, self._at, b""
+        while True:
+            start = at + 4
+            at = start + int.from_bytes(buffer[at : at + 3], "little")
+            if len(buffer) < start or len(buffer) < at:
+                return None
+            whole += buffer[start:at]
+            if at - start < _LARGEST:
+                break
+        self._at = at
+        if not whole:
+            raise ConnectionAbortedError("it sent an answer with nothing in it")
+        if whole[0] == 0xFF:
+            text = whole[9:] if whole[3:4] == b"#" else whole[3:]
+            raise MyFailed(int.from_bytes(whole[1:3], "little"), text.decode(errors="replace").strip())
+        return whole
 
     def _push(self) -> None:
         self._unsent = self._unsent[self._sock.send(self._unsent) :]
