@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from leasehold.core.names import owner
 from leasehold.core.party import COOLING, HELD, PASSED, RESERVED, STATES, WAITING, Moment, Party, Word
-from leasehold.core.timing import BEAT, PROBE, RESERVATION
+from leasehold.core.timing import BEAT, NEVER, PROBE, RESERVATION
 from leasehold.errors import Mismatch
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Kind, Mode
 
@@ -40,7 +40,7 @@ class Line:
         self.occupiers: dict[int, Party] = {}  # by token: reserved, held, cooling
         self.waiters: list[tuple[int, Party]] = []  # by ticket; passed-over parties are not among them
         self.tickets = 0
-        self._next_end = float("inf")  # no occupier ends before this
+        self._next_end = NEVER  # no occupier ends before this
         self._scan_at = now + BEAT
         self._told: tuple[str, float] = ("", 0.0)  # which head knows when to look again, and when
 
@@ -219,7 +219,7 @@ class Line:
                 self._pass_over(party)
             else:
                 self._remove(party)
-        self._next_end = min((party.until for party in self.occupiers.values()), default=float("inf"))
+        self._next_end = min((party.until for party in self.occupiers.values()), default=NEVER)
 
     def _scan(self, now: float) -> None:
         """Drop the places of those not heard of. Rare: a dead head is also met in `_advance`."""

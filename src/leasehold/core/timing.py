@@ -6,7 +6,7 @@ starts its count later than that, so the caller's end comes first.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 
 from leasehold.errors import ConfigError
 
@@ -20,6 +20,8 @@ BEAT_EVERY = 5.0  # the watchdog refreshes waiters, and the head of the line ask
 LOOK_EVERY = 5.0  # no sleep is longer while something is held: sleeps do not count suspend, lives do
 LINGER = 1.0  # a leader's term stays in view at least so long, however soon it resigns
 LATE = 0.002  # looking for an end a hair too early would only cost a second look
+
+NEVER = inf  # an end that nothing brings; a name, because `float("inf")` reads a text each time
 
 _RETRY_SHARE = 0.15  # of the life left, between tries after a missed renewal
 _LEAST_RETRY = 0.01

@@ -34,7 +34,7 @@ async def acquire(
     `alone`: a claim beside one of the same owner, which can only be had at once or never.
     """
     began = runtime.now()
-    deadline = float("inf") if wait is None else began + wait
+    deadline = timing.NEVER if wait is None else began + wait
     engine = ready()
     if wait != 0 and not alone and engine.listening:
         claim = claim._replace(queue=True)

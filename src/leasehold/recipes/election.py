@@ -197,7 +197,7 @@ class BaseTerms:
         if seconds is not None:
             check_seconds("seconds", seconds)
         self._election, self._runtime = election, election._desk.runtime
-        self._end = float("inf") if seconds is None else self._runtime.now() + seconds
+        self._end = timing.NEVER if seconds is None else self._runtime.now() + seconds
         options = election._lock.options
         self._in_view = min(timing.LINGER, options.ttl, options.max_hold or timing.LINGER)
         self._asked: float | None = None  # when the last look was asked for that was answered

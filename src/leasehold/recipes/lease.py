@@ -79,7 +79,7 @@ class BaseLease:
         self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
         self._granted_at = self._asked = asked
         # From now, not from when it was asked for: an answer that took longer would hand out what is over.
-        self._cap = float("inf") if max_hold is None else desk.runtime.now() + max_hold
+        self._cap = timing.NEVER if max_hold is None else desk.runtime.now() + max_hold
         self._valid_until = valid_until if valid_until < self._cap else self._cap
         self._due = timing.renew_at(asked, grant.ttl, desk.runtime.fraction())
         self._ended: LeaseState | None = None
@@ -367,7 +367,7 @@ async def wait_lost(
 ) -> bool:
     """Wait until one of them is over, or it is `enough` (whoever makes it so wakes them). False: none is lost."""
     runtime = leases[0]._desk.runtime
-    end = float("inf") if seconds is None else runtime.now() + seconds
+    end = timing.NEVER if seconds is None else runtime.now() + seconds
     signal = runtime.signal()
     for lease in leases:
         with lease._desk.guard:

@@ -31,7 +31,7 @@ _log = logging.getLogger("leasehold.watchdog")
 _BATCH = 500
 _LEAST_CALL = 0.25  # no first try is given less: a slow network would answer none
 _EARLY = 0.1  # of the time until a renewal is due: what is nearly due goes along with what is
-_NEVER = float("inf")
+_NEVER = timing.NEVER
 
 
 class Watchdog:
