@@ -104,8 +104,8 @@ class Line:
         if party is not None and party.state == HELD and not held:
             party = None
         if party is not None:
-            kept = min(party.since, at.now) + min_hold  # a clock that went back must not keep it for longer than that
-            if min_hold and party.state == HELD and kept > at.now:
+            # A clock that went back must not keep it for longer than that.
+            if min_hold and party.state == HELD and (kept := min(party.since, at.now) + min_hold) > at.now:
                 self._cool(party, kept, delay=0.0)
             else:
                 self._remove(party)

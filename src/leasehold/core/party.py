@@ -38,8 +38,8 @@ class Counter:
         self.last = last
 
     def next(self, floor: int) -> int:
-        self.last = max(self.last + 1, floor)
-        return self.last
+        self.last = token = floor if floor > self.last else self.last + 1
+        return token
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ class Store:
     def attempt(self, claim: Claim, client: str) -> Grant | Busy:
         if self._guard.mine():
             raise Reentered
-        key = (claim.namespace, claim.name)
+        key = claim[:2]
         swept: list[tuple[str, str, Word]] = []
         with self._guard:
             at = self._now()
@@ -86,8 +86,7 @@ class Store:
         return [self._on_line((claim.namespace, claim.name), Line.renew, gone, claim) for claim in claims]
 
     def release(self, claim: Claim) -> bool:
-        key, owned = (claim.namespace, claim.name), bool(claim.id)
-        return self._on_line(key, Line.release, False, claim.mark, claim.min_hold, owned)
+        return self._on_line(claim[:2], Line.release, False, claim.mark, claim.min_hold, bool(claim.id))
 
     def break_(self, namespace: str, name: str, token: int) -> bool:
         return self._on_line((namespace, name), Line.break_, False, token)
@@ -139,8 +138,9 @@ class Store:
         return [(*key, word) for word in self.lines[key].mend(self._now())]
 
     def _now(self) -> Moment:
-        self._moment.now = self._runtime.now()
-        return self._moment
+        at = self._moment
+        at.now = self._runtime.now()
+        return at
 
     def _issue(self) -> int:
         # The wall clock is only a floor: a fence that outlives this process, or this boot, still sees tokens rise.
