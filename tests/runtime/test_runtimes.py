@@ -135,6 +135,22 @@ def test_an_owner_is_a_thread_or_a_task_and_never_reused() -> None:
     asyncio.run(main())
 
 
+def test_a_task_is_known_in_the_next_loop_before_the_runtime_has_moved_there() -> None:
+    loop = Loop()
+
+    async def use() -> None:
+        loop.bind()
+
+    async def look() -> tuple[str, str]:
+        assert loop.owner() is asyncio.current_task()
+        assert loop.interrupt() is not None
+        return loop.owner_mark(), Threads().owner_mark()
+
+    asyncio.run(use())
+    task, thread = asyncio.run(look())
+    assert task != thread
+
+
 def test_an_interrupt_fired_after_the_body_does_nothing() -> None:
     async def main() -> None:
         task = asyncio.current_task()

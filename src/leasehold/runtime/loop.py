@@ -60,9 +60,8 @@ class TaskInterrupt:
 
     __slots__ = ("_armed", "_before", "_fired", "_loop", "_task")
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self._task = task
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._task, self._loop = task, loop
         self._before = task.cancelling()
         self._armed, self._fired = True, False
 
@@ -105,11 +104,16 @@ class Loop:
         self._worker: ThreadPoolExecutor | None = None
         self._marks: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
+    def _task(self) -> asyncio.Task[Any] | None:
+        """The task that is running. The loop this is bound to is asked first: finding the running one costs a system
+        call. Not yet bound to that, as after a move, its own answer is none."""
+        return asyncio.current_task(self._loop) or asyncio.current_task()
+
     def owner(self) -> Hashable:
-        return asyncio.current_task() or self._threads.owner()
+        return self._task() or self._threads.owner()
 
     def owner_mark(self) -> str:
-        task = asyncio.current_task()
+        task = self._task()
         if task is None:
             return self._threads.owner_mark()
         mark = self._marks.get(task)
@@ -165,8 +169,8 @@ class Loop:
         return ThreadGuard()
 
     def interrupt(self) -> TaskInterrupt | None:
-        task = asyncio.current_task()
-        return None if task is None else TaskInterrupt(task)
+        task = self._task()
+        return None if task is None else TaskInterrupt(task, task.get_loop())
 
     def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         self._threads.aside(start, name)
