@@ -46,7 +46,8 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
         """A lease, or `NotAcquired` after `wait` seconds (None: never; 0: try once). Cancelled, it leaves the line."""
-        refuse_unknown("acquire()", unknown)
+        if unknown:
+            refuse_unknown("acquire()", unknown)
         return await self._acquire(wait)
 
     async def try_acquire(self) -> AsyncLease | None:
@@ -70,7 +71,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def __aenter__(self) -> AsyncLease:
         entered: list[Entry] = []
         try:
-            return await self._enter(id(sys._getframe(1)), entered)
+            return self._entered(await self._take(UNSET), id(sys._getframe(1)), entered)
         except BaseException:
             self._undo(entered)
             raise

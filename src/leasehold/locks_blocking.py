@@ -52,7 +52,8 @@ class Lock(BaseLock[Lease]):
     def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Lease:
         """A lease, or `NotAcquired` after `wait` seconds (None: never; 0: try once). Raises `Unavailable` when the
         engine does not answer; then nothing is held, and whatever was asked for is given back."""
-        refuse_unknown("acquire()", unknown)
+        if unknown:
+            refuse_unknown("acquire()", unknown)
         return step(self._acquire(wait))
 
     def try_acquire(self) -> Lease | None:
@@ -75,7 +76,7 @@ class Lock(BaseLock[Lease]):
     def __enter__(self) -> Lease:
         entered: list[Entry] = []
         try:
-            return step(self._enter(id(sys._getframe(1)), entered))
+            return self._entered(step(self._take(UNSET)), id(sys._getframe(1)), entered)
         except BaseException:
             self._undo(entered)
             raise

@@ -177,8 +177,9 @@ def late_grant_handed_out() -> Iterator[None]:
     """A grant is handed out however long its answer took."""
     acquire = lock.acquire
 
-    async def trusting(*args, admit, **options):
-        return await acquire(*args, admit=lambda *what: admit(*what[:-1], float(what[-1])), **options)
+    async def trusting(*args):
+        *before, admit, renamed = args
+        return await acquire(*before, lambda *what: admit(*what[:-1], float(what[-1])), renamed)
 
     ends = SimpleNamespace(**{**vars(timing), "valid_until": lambda *end: _Trusted(timing.valid_until(*end))})
     with patch.object(acquiring, "timing", ends), patch.object(lock, "acquire", trusting):
@@ -189,10 +190,13 @@ PLANTED["late_grant_handed_out"] = late_grant_handed_out
 
 
 @bug(lock, "acquire")
-async def counted_from_the_answer(original, ready, runtime, claim, *, admit, **options):
+async def counted_from_the_answer(original, desk, *args):
     """The life of a grant is counted from when its answer came, not from when it was asked for (E8)."""
 
-    def late(claim, grant, asked, until):
-        return admit(claim, grant, runtime.now(), timing.valid_until(runtime.now(), grant.ttl))
+    *before, admit, renamed = args
+    now = desk.runtime.now
 
-    return await original(ready, runtime, claim, admit=late, **options)
+    def late(claim, grant, asked, until):
+        return admit(claim, grant, now(), timing.valid_until(now(), grant.ttl))
+
+    return await original(desk, *before, late, renamed)

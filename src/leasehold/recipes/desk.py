@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from leasehold.book import Book, every
@@ -63,10 +64,14 @@ class Desk:
 
     def engine(self) -> Engine:
         """The engine, for use now and from here."""
+        if not self.runtime.bind():
+            self.move()
+        return self.ready()
+
+    def ready(self) -> Engine:
+        """The same, for somebody who has just come from `bind`."""
         if self.closed:
             raise ConfigError(_CLOSED)
-        if not self.runtime.bind():
-            self._move()
         return self._engine
 
     async def meet(self, words: frozenset[str]) -> None:
@@ -76,7 +81,7 @@ class Desk:
             self._settings_known = True
         check_required(words, self.traits, self.name)
 
-    def _move(self) -> None:
+    def move(self) -> None:
         """The event loop of before is closed: its tasks are gone, and so are the connections that lived in it."""
         for _, waiter in every(self.book.waiting):
             self.book.leave(waiter.claim.mark)
@@ -104,16 +109,14 @@ class Desk:
             lease._disown("released")
             raise ConfigError(_CLOSED)
 
-    async def give_back(self, claim: Claim) -> bool:
-        """Release at the engine. Never raises for an engine that does not answer: then the release is owed."""
-        now = self.runtime.now()
-        try:
-            return await self._engine.release(claim, timing.call_deadline(now, self.options.call_timeout, claim.ttl))
-        except Unavailable as error:
-            self.book.owe(claim)
-            _log.warning("the release of %s could not be confirmed and is repeated: %s", claim.name, error)
-            self.emit("owed", claim, reason=str(error))
-            return False
+    def give_back(self, claim: Claim, now: float) -> Coroutine[Any, Any, bool]:
+        """Release at the engine; if that does not answer, the caller has it owed."""
+        return self._engine.release(claim, timing.call_deadline(now, self.options.call_timeout, claim.ttl))
+
+    def owe(self, claim: Claim, silence: Unavailable) -> None:
+        self.book.owe(claim)
+        _log.warning("the release of %s could not be confirmed and is repeated: %s", claim.name, silence)
+        self.emit("owed", claim, reason=str(silence))
 
     def forget(self, claim: Claim) -> None:
         self._engine.forget(claim)
@@ -175,7 +178,7 @@ class Desk:
         if self._shut:
             return
         if not self.runtime.bind():
-            self._move()
+            self.move()
         self.closed = True
         until = self.deadline()
         for lease in self.leases():

@@ -75,7 +75,7 @@ class BaseElection(Generic[L]):
 
     async def _campaign(self, wait: float | Unset | None) -> L:
         self._refuse_twice()
-        self._term, _ = await self._lock._take(wait)
+        self._term = await self._lock._take(wait)
         return self._term
 
     def _refuse_twice(self) -> None:
@@ -122,8 +122,7 @@ class BaseElection(Generic[L]):
         tries = 0
         while not self._resigned:
             try:
-                term, _ = await self._lock._take(None, self._ready)
-                return term
+                return await self._lock._take(None, self._ready)
             except Resigned:
                 return None
             except Unavailable as silent:

@@ -10,9 +10,9 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from leasehold.config import check_ttl
 from leasehold.core import timing
@@ -138,9 +138,7 @@ class BaseLease:
     @property
     def lost_reason(self) -> Reason | None:
         """Why the lease is LOST; None while it is not."""
-        if self._ended is not None:
-            return self._reason if self._ended is LOST else None
-        return None if self.held else self._reason_by_clock()
+        return self._lost_by(self._desk.runtime.now())
 
     def check(self) -> None:
         """Raise `LeaseLost` once the lease cannot be trusted. No I/O: call it before every step that matters."""
@@ -234,7 +232,8 @@ class BaseLease:
     async def _release(self) -> bool:
         """Give it up. True: a live lease ended by this call, confirmed. Renewal stops before the release is sent."""
         desk = self._desk
-        verdict = self.lost_reason  # by the clock, before anything is sent
+        now = desk.runtime.now()
+        verdict = self._lost_by(now)  # before anything is sent
         if verdict is not None:
             self._lose(verdict)
         try:
@@ -250,7 +249,11 @@ class BaseLease:
             desk.dog.drop(self._claim.mark)
             if self._signals:
                 self._wake()
-            confirmed = await desk.give_back(self._claim)
+            try:
+                confirmed = await desk.give_back(self._claim, now)
+            except Unavailable as silence:
+                desk.owe(self._claim, silence)
+                confirmed = False
         except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, the release still due
             if self._returned:
                 desk.forget(self._claim)
@@ -259,9 +262,9 @@ class BaseLease:
             desk.emit("released", self._claim, token=self.token, since=self._granted_at)
         return confirmed and verdict is None
 
-    async def _release_by_hand(self) -> bool:
+    def _release_by_hand(self) -> Coroutine[Any, Any, bool]:
         self._desk.entries.spend(self)
-        return await self._release()
+        return self._release()
 
     def _refused(self, stale: StaleToken) -> None:
         """A fence has seen a newer token. Told, and no more: the fence may be shared by locks that are not this one."""
@@ -270,6 +273,11 @@ class BaseLease:
     def _wake(self) -> None:
         for signal in self._signals or ():
             signal.set()
+
+    def _lost_by(self, now: float) -> Reason | None:
+        if self._ended is not None:
+            return self._reason if self._ended is LOST else None
+        return None if now < self._valid_until else self._reason_by_clock()
 
     def _reason_by_clock(self) -> Reason:
         if self._valid_until >= self._cap:
@@ -282,7 +290,11 @@ class BaseLease:
 
     def __del__(self) -> None:
         # A program that ends is not a leak: nothing is released at exit, a thread may still be working.
-        if getattr(self, "_ended", LOST) is None and not sys.is_finalizing():
+        try:
+            ended = self._ended
+        except AttributeError:  # torn while it was made
+            return
+        if ended is None and not sys.is_finalizing():
             self._ended = RELEASED  # somebody may still reach it, by the warning or from the same cycle
             # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the guard.
             self._desk.dog.dropped(self._claim)

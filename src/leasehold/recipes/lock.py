@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
@@ -14,7 +14,7 @@ from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
 from leasehold.model import Claim, Grant, Kind, Mode
 from leasehold.recipes.acquiring import acquire
 from leasehold.recipes.entries import Entry
-from leasehold.recipes.lease import LOST, BaseLease
+from leasehold.recipes.lease import LOST, RELEASED, BaseLease
 from leasehold.runtime.base import settle
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
+
+_new = tuple.__new__  # what `Claim(...)` comes down to, without matching the arguments
 
 
 class Shape(NamedTuple):
@@ -72,11 +74,13 @@ class BaseLock(Generic[L]):
 
     # ----------------------------------------------------------- acquiring
 
-    async def _acquire(self, wait: float | Unset | None = UNSET) -> L:
+    def _acquire(self, wait: float | Unset | None = UNSET) -> Coroutine[Any, Any, L]:
         """A new lease; of a reentrant lock this thread or task already holds, the same lease once more."""
-        lease, _ = await self._take(wait)
-        if self.options.reentrant:
-            self._desk.entries.push(self.name, Entry(None, lease, self.shape.mode))
+        return self._counted(wait) if self.options.reentrant else self._take(wait)
+
+    async def _counted(self, wait: float | Unset | None) -> L:
+        lease = await self._take(wait)
+        self._desk.entries.push(self.name, Entry(None, lease, self.shape.mode))
         return lease
 
     async def _try_acquire(self) -> L | None:
@@ -85,13 +89,18 @@ class BaseLock(Generic[L]):
         except NotAcquired:
             return None
 
-    async def _take(self, wait: float | Unset | None, ready: Callable[[], Engine] | None = None) -> tuple[L, bool]:
-        """The lease, and whether it is one that this thread or task has already. `ready` may raise to end the wait."""
+    async def _take(self, wait: float | Unset | None, ready: Callable[[], Engine] | None = None) -> L:
+        """A new lease, or one this thread or task has already (its depth tells). `ready` may raise to end the wait.
+
+        Here and below a coroutine is only made where something is awaited: each costs a call as much again.
+        """
         if isinstance(wait, Unset):
             wait = self.options.wait
         else:
             check_wait(wait)
         desk = self._desk
+        if not desk.runtime.bind():  # before anything is noted of the running task
+            desk.move()
         if self.options.require:
             await desk.meet(self.options.require)
         mine, alone = desk.entries.find(self.name), False
@@ -99,7 +108,7 @@ class BaseLock(Generic[L]):
             if not (self.options.reentrant and mine.mode in ("exclusive", self.shape.mode)):
                 alone = self._beside(mine, wait)
             elif mine.lease._again():
-                return mine.lease, True  # type: ignore[return-value]  # leases of one client are of one type
+                return mine.lease  # type: ignore[return-value]  # leases of one client are of one type
         claim = self._claim()
         began, telling = desk.runtime.now(), desk.options.on_event is not None
         if telling:
@@ -107,14 +116,7 @@ class BaseLock(Generic[L]):
         desk.under_way.add(claim.mark)
         try:
             lease, waited = await acquire(
-                ready or desk.engine,
-                desk.runtime,
-                claim,
-                wait=wait,
-                call_timeout=desk.options.call_timeout,
-                admit=self._admit,
-                renamed=self._renamed,
-                alone=alone,
+                desk, ready or desk.ready, claim, began, wait, alone, self._admit, self._renamed
             )
         except NotAcquired as busy:
             desk.emit("busy", claim, token=busy.token, since=began, reason=busy.holder)
@@ -128,7 +130,7 @@ class BaseLock(Generic[L]):
             if waited:
                 desk.emit("waited", lease._claim, token=lease.token, since=began)
             desk.emit("granted", lease._claim, token=lease.token, since=began)
-        return lease, False
+        return lease
 
     def _beside(self, mine: Entry, wait: float | None) -> bool:
         """True: may be tried beside the lease this thread or task has, but not waited for. Raises if it never could."""
@@ -141,7 +143,7 @@ class BaseLock(Generic[L]):
     def _claim(self) -> Claim:
         desk, options = self._desk, self.options
         holder = desk.holder(options.holder, options.purpose)
-        return Claim._make((self._namespace, self.name, *self._secret(), holder, *self._terms))
+        return _new(Claim, (self._namespace, self.name, *self._secret(), holder, *self._terms))
 
     def _secret(self) -> tuple[str, str]:
         runtime = self._desk.runtime
@@ -158,13 +160,13 @@ class BaseLock(Generic[L]):
 
     # ------------------------------------------------------ with, and call
 
-    async def _enter(self, frame: int, entered: list[Entry]) -> L:
-        """Take it for the `with` that this frame runs; `entered` tells what to undo if that is torn apart."""
+    def _entered(self, lease: L, frame: int, entered: list[Entry]) -> L:
+        """It was taken for the `with` that this frame runs; `entered` tells what to undo if that is torn apart."""
         desk = self._desk
-        lease, again = await self._take(UNSET)
-        interrupt = None if again else desk.runtime.interrupt()
-        entered.append(Entry(self, lease, self.shape.mode, frame, interrupt))
-        desk.entries.push(self.name, entered[0])
+        interrupt = desk.runtime.interrupt() if lease._depth == 1 else None  # an outer hold has its own
+        entry = Entry(self, lease, self.shape.mode, frame, interrupt)
+        entered.append(entry)
+        desk.entries.push(self.name, entry)
         if interrupt is not None:
             lease._interrupt = interrupt
             if lease.state is LOST:  # before the interrupt was in place
@@ -182,8 +184,7 @@ class BaseLock(Generic[L]):
         lease = entry.lease
         if not entry.spent:
             await lease._release()
-        reason = lease.lost_reason
-        if reason is None:
+        if lease._ended is RELEASED or (reason := lease.lost_reason) is None:
             return
         lost = LeaseLost(self.name, reason=reason, token=lease.token)
         if error is None or interrupted:
@@ -217,7 +218,7 @@ class BaseLock(Generic[L]):
         entered: list[Entry] = []
         left: list[Entry] = []
         try:
-            lease = await self._enter(frame, entered)
+            lease = self._entered(await self._take(UNSET), frame, entered)
             try:
                 result = await work(lease)
             except BaseException as error:

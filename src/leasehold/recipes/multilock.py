@@ -150,11 +150,11 @@ class BaseMultiLock(Generic[L, S]):
         try:
             for lock in self._order:
                 left = None if deadline is None else max(0.0, deadline - runtime.now())
-                lease, again = await lock._take(left)
+                lease = await lock._take(left)
                 holds.append(Hold(lock, Entry(None if frame is None else self, lease, lock.shape.mode, frame or 0)))
                 if frame is not None or lock.options.reentrant:
                     lock._desk.entries.push(lock.name, holds[-1].entry)
-                if interrupt is not None and not again:
+                if interrupt is not None and lease._depth == 1:
                     holds[-1].entry.interrupt = lease._interrupt = interrupt
             _raise_lost([hold.entry.lease for hold in holds])
         except BaseException as error:
