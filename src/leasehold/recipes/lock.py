@@ -142,16 +142,12 @@ class BaseLock(Generic[L]):
 
     def _claim(self) -> Claim:
         desk, options = self._desk, self.options
-        holder = desk.holder(options.holder, options.purpose)
-        return _new(Claim, (self._namespace, self.name, *self._secret(), holder, *self._terms))
-
-    def _secret(self) -> tuple[str, str]:
-        runtime = self._desk.runtime
-        return claim_id(runtime.owner_mark(), runtime.entropy(16).hex())
+        runtime, holder = desk.runtime, desk.holder(options.holder, options.purpose)
+        secret, mark = claim_id(runtime.owner_mark(), runtime.entropy(16).hex())
+        return _new(Claim, (self._namespace, self.name, secret, mark, holder, *self._terms))
 
     def _renamed(self, claim: Claim) -> Claim:
-        secret, mark = self._secret()
-        return claim._replace(id=secret, mark=mark)
+        return self._claim()._replace(queue=claim.queue)
 
     def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float) -> L:
         lease = self._lease_type(self._desk, claim, grant, asked, valid_until, self.options.max_hold)

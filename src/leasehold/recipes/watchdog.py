@@ -75,7 +75,8 @@ class Watchdog:
     def watch(self, lease: BaseLease, held: LeaseRef | None = None) -> None:
         self._fresh[lease._claim.mark] = held or ref(lease)  # single steps on a dictionary: no guard
         due, end = lease._due, lease._valid_until  # max_hold may end it before any renewal is due
-        self.stir(due if due < end else end)
+        if due < self._wakes_at or end < self._wakes_at or not self._running:
+            self.stir(due if due < end else end)
 
     def drop(self, mark: str) -> None:
         self._book.held.pop(mark, None)

@@ -77,7 +77,7 @@ class Threads:
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
         self.now = clock
         self.wall = time.time
-        self.entropy = os.urandom
+        self.entropy = os.urandom  # each time: a reserve would be copied with the machine, and two clones ask as one
         self.fraction = random.Random().random
 
     def owner(self) -> Hashable:
