@@ -58,29 +58,32 @@ class Asking:
         self, tag: str, script: Script, packed: bytes, deadline: float, regret: Regret = None, again: bool = True
     ) -> Any | Awaitable[Any]:
         """The reply to one script: at once if a blocking call is all it took, else to be awaited."""
-        wire = self._topology.wire(tag)
+        topology = self._topology
+        wire = topology.wire(tag)
+        request = (tag, script, packed, deadline, regret, _REPEATS if again else 0)  # for whoever has to ask once more
         if wire is None:
-            return self._reply(Asked(tag, script, packed, deadline, regret, _REPEATS if again else 0))
+            return self._reply(Asked(*request))
         try:
             reply = wire.call(packed, deadline, regret)
         except BROKEN as error:
-            return self._once_more(error, wire, Asked(tag, script, packed, deadline, regret, _REPEATS if again else 0))
-        if (reply.__class__ is list or reply.__class__ is int) and not self._topology.replaced(wire):
+            return self._once_more(error, wire, Asked(*request))
+        answered = reply.__class__ is list or reply.__class__ is int
+        if answered and not (topology.follows and topology.replaced(wire)):
             return reply
-        return self._settled(reply, wire, Asked(tag, script, packed, deadline, regret, _REPEATS if again else 0))
+        return self._settled(reply, wire, request)
 
-    async def _settled(self, reply: Any, wire: Wire, asked: Asked) -> Any:
+    async def _settled(self, reply: Any, wire: Wire, request: tuple[Any, ...]) -> Any:
         try:
             if hasattr(reply, "__await__"):  # as `settle` does, without a coroutine more
                 reply = await reply
             self._still(wire)
         except BROKEN as error:
-            return await self._once_more(error, wire, asked)
+            return await self._once_more(error, wire, Asked(*request))
         except Unreached as error:
-            return (await self._pursue(asked, wire, error)).reply
+            return (await self._pursue(Asked(*request), wire, error)).reply
         if not isinstance(reply, hiredis.ReplyError):
             return reply
-        return (await self._pursue(asked, wire, reply)).reply
+        return (await self._pursue(Asked(*request), wire, reply)).reply
 
     async def _reply(self, asked: Asked) -> Any:
         return (await self.confirmed(asked)).reply

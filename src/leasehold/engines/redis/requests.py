@@ -36,6 +36,15 @@ def keys(namespace: str, name: str) -> tuple[str, str, str, str]:
     return counter, key, f"{key}:q", f"{key}:w"
 
 
+def packed_name(namespace: str, name: str, guarded: bool = False) -> Name:
+    """All is plain ASCII, a byte for each character."""
+    known: tuple[str, ...] = keys(namespace, name)
+    if guarded:
+        known += (f"{known[0]}:",)
+    text = "".join([f"${len(key)}\r\n{key}\r\n" for key in (str(len(known)), *known)])
+    return Name(known[0][len(FORMAT) + 1 :], text.encode())
+
+
 def pattern(namespace: str, prefix: str) -> str:
     """What SCAN is asked for: the encoding leaves no character that would mean something else there."""
     return f"{FORMAT}:{{{encode(namespace)}:*}}:{encode(prefix)}*"
@@ -81,6 +90,7 @@ class Requests:
         self._client = client
         self._names: dict[tuple[str, ...], Name] = {}
         self._terms: dict[tuple[Any, ...], Terms] = {}
+        self._last: tuple[tuple[Any, ...], Terms] | None = None
         scripts = self.scripts
         self._attempt = self._head(scripts.attempt, 6)
         self._release, self._release_more = self._head(scripts.release, 1), self._head(scripts.release, 3)
@@ -94,22 +104,23 @@ class Requests:
         whose = (namespace, name)
         found = self._names.get(whose)
         if found is None:
-            known = keys(namespace, name)
-            guard = (f"{known[0]}:",) if self._publishing.by_bucket else ()
-            found = Name(known[0].partition(":")[2], words(len(known) + len(guard), *known, *guard))
+            found = packed_name(namespace, name, self._publishing.by_bucket)
             if len(self._names) >= _KEPT:
                 self._names.clear()
             self._names[whose] = found
         return found
 
     def terms(self, claim: Claim) -> Terms:
-        key = claim[4:11]
+        key, last = claim[4:11], self._last
+        if last is not None and last[0] == key:  # comparing with the one used last is a third of a look-up
+            return last[1]
         found = self._terms.get(key)
         if found is None:
             found = Terms(claim, self._client)
             if len(self._terms) >= _KEPT:
                 self._terms.clear()
             self._terms[key] = found
+        self._last = (key, found)
         return found
 
     def attempt(self, name: Name, claim: Claim) -> bytes:

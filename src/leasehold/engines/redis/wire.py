@@ -62,7 +62,7 @@ class PoolWire:
         self.server, self._runtime = server, runtime
         self._idle: list[SocketStream] = []
         self._all: dict[int, SocketStream] = {}  # for a fork
-        self._closed = False
+        self._most = _IDLE  # of those kept; 0: it is closed
 
     def call(self, packed: bytes, deadline: float, regret: Regret = None) -> Any | Awaitable[Any]:
         try:
@@ -74,7 +74,10 @@ class PoolWire:
         except BaseException as error:
             self._drop(stream, error, regret)
             raise
-        self._keep(stream)
+        if len(self._idle) < self._most:
+            self._idle.append(stream)
+        else:
+            self._drop(stream)
         return reply
 
     async def _anew(self, packed: bytes, deadline: float, regret: Regret) -> Any:
@@ -93,14 +96,11 @@ class PoolWire:
         except BaseException as error:
             self._drop(stream, error, regret)
             raise
-        self._keep(stream)
-        return replies
-
-    def _keep(self, stream: SocketStream) -> None:
-        if len(self._idle) < _IDLE and not self._closed:
+        if len(self._idle) < self._most:
             self._idle.append(stream)
         else:
             self._drop(stream)
+        return replies
 
     def post(self, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
         return False  # what was under way went with its connection, and `regret` behind it
@@ -131,7 +131,7 @@ class PoolWire:
             stream.shut()
 
     def close(self) -> None:
-        self._closed = True
+        self._most = 0
         self.hang_up()
 
     def after_fork(self) -> None:

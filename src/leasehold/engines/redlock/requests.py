@@ -10,11 +10,11 @@ from leasehold.core.party import HELD
 from leasehold.engines.redis.requests import (
     Name,
     head,
-    keys,
     micros,
     nonsense,
     packed,
     packed_holder,
+    packed_name,
     read_holder,
     words,
 )
@@ -56,10 +56,9 @@ class Requests:
     def name(self, namespace: str, name: str) -> Name:
         found = self._names.get((namespace, name))
         if found is None:
-            known = keys(namespace, name)
             if len(self._names) >= _KEPT:
                 self._names.clear()
-            found = self._names[(namespace, name)] = Name(known[0].partition(":")[2], words(len(known), *known))
+            found = self._names[(namespace, name)] = packed_name(namespace, name)
         return found
 
     def _terms_of(self, claim: Claim) -> bytes:
