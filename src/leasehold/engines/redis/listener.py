@@ -3,6 +3,9 @@
 It has a thread of its own, also under asyncio: a break is told even while the loop is blocked. Whether a client can be
 told is the server's own count of subscribers, taken inside the script that decides. A subscription that broke is made
 anew, and everybody in line looks once: what was said meanwhile is lost. Without one a waiter asks now and then (E4).
+
+Each hand-off makes another waiter the head of its line, which is to look later, unless its turn comes first: as a rule
+that is so, and it is not woken only to sleep on (`Looks`).
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from heapq import heapify, heappop, heappush
 from typing import Any, Final, Literal, Protocol, cast
 from weakref import WeakSet, ref
 
 import hiredis
 
 from leasehold.book import Book, every
-from leasehold.core.timing import BEAT, BEAT_EVERY, backoff
+from leasehold.core.timing import BEAT, BEAT_EVERY, LATE, backoff
 from leasehold.engines.redis.requests import named
 from leasehold.engines.redis.scripts import MICROS, Publishing
 from leasehold.engines.redis.server import BROKEN, pack
@@ -30,7 +34,8 @@ from leasehold.runtime.streams import Nudge, SocketStream
 _log = logging.getLogger("leasehold.redis")
 
 _PATIENCE: Final = 1.0  # how long an attempt waits for a subscription that does not come
-_KINDS: Final = {b"go": "go", b"head": "head", b"lost": "lost"}
+_KINDS: Final[dict[bytes, Literal["go", "lost"]]] = {b"go": "go", b"lost": "lost"}
+_STALE: Final = 64  # looks of waiters long gone that may be kept
 
 
 class Ear(Protocol):
@@ -113,6 +118,32 @@ class Hearing(ABC):
             each.set()
 
 
+class Looks:
+    """Heads of a line, and when each is to look. Used by the thread that listens."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, str]] = []  # a heap; may name those who left, or asked again since
+
+    def note(self, book: Book, mark: str, at: float) -> None:
+        if (waiter := book.waiting.get(mark)) is None:
+            return
+        waiter.look_at = at  # if it wakes before that, for whatever reason, it knows
+        heappush(self._due, (at, mark))
+        if len(self._due) > _STALE + 2 * len(book.waiting):
+            self._due = [each for each in self._due if each[1] in book.waiting]
+            heapify(self._due)
+
+    def wake(self, book: Book, now: float) -> None:
+        """Those whose time has come."""
+        while self._due and self._due[0][0] <= now:
+            at, mark = heappop(self._due)
+            if (waiter := book.waiting.get(mark)) is not None and waiter.look_at == at:
+                waiter.signal.set()
+
+    def first(self) -> float:
+        return self._due[0][0] if self._due else float("inf")
+
+
 class Listener(Hearing):
     """One connection, one channel: enough for all names where one server has them all."""
 
@@ -132,6 +163,7 @@ class Listener(Hearing):
         self._guard = self._runtime.guard()
         self._stream: SocketStream | None = None
         self._running = self._heard = self._failing = False
+        self._looks = Looks()
         self._ended: list[bool] = []  # of the thread that runs: not empty, it is to end
 
     @property
@@ -180,6 +212,9 @@ class Listener(Hearing):
                 misses = 0 if heard else misses + 1
                 self._failing = not heard  # one that was lost is had again in a moment, and worth waiting for
                 self._hung_up()
+                if (book := self._book()) is not None:
+                    self._looks.wake(book, float("inf"))  # from here on they have to watch the time themselves
+                    del book
                 if not ended:
                     await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.fraction() / 2))
 
@@ -195,13 +230,20 @@ class Listener(Hearing):
             del book
             stream.send(wishes, runtime.now() + self._patience)
             await self._hear(stream.listen(self._patience), runtime)
-            while not ended and self._book() is not None:
+            quiet = runtime.now() + BEAT_EVERY
+            while not ended and (book := self._book()) is not None:
+                now = runtime.now()
+                self._looks.wake(book, now)
+                del book
                 try:
-                    said = stream.listen(BEAT_EVERY, self.nudge)
-                except TimeoutError:  # nothing to say, or nobody there: only asking tells
-                    await self._idle(runtime)
+                    said = stream.listen(max(0.0, min(quiet, self._looks.first()) - now), self.nudge)
+                except TimeoutError:
+                    if runtime.now() < quiet:
+                        continue  # somebody is to look
+                    await self._idle(runtime)  # nothing to say, or nobody there: only asking tells
                     stream.send(pack("PING"), runtime.now() + self._patience)
                     said = stream.listen(self._patience)
+                quiet = runtime.now() + BEAT_EVERY
                 await self._hear(said, runtime)
         finally:
             self._stream = None
@@ -235,20 +277,19 @@ class Listener(Hearing):
             book.deliver("head", mark, 0.0, None)
 
     def _told(self, book: Book, message: bytes) -> None:
-        deliver(book, message)
+        """A message of a script's: kind, microseconds, key, mark."""
+        with suppress(ValueError, OverflowError):  # not ours
+            kind, after, key, raw = message.split(b" ", 3)
+            mark = raw.hex()
+            if kind == b"head":
+                self._looks.note(book, mark, self._runtime.now() + int(after) / MICROS + LATE)
+            elif kind in _KINDS:
+                # Whoever knows it now releases it, also one that is just leaving.
+                whose = None if book.knows(mark) else named(key.decode())
+                stray = whose and Claim(*whose, "", mark, Holder("stray"), BEAT)
+                book.deliver(_KINDS[kind], mark, 0.0, stray)
 
     def _hung_up(self) -> None:
         self.on = False
         if self._failing:
             self.wake()
-
-
-def deliver(book: Book, message: bytes) -> None:
-    """A message of a script's: kind, microseconds, key, mark."""
-    with suppress(ValueError, OverflowError):  # not ours
-        kind, after, key, mark = message.split(b" ", 3)
-        whose = named(key.decode())
-        if kind in _KINDS and whose is not None:
-            stray = Claim(*whose, "", mark.hex(), Holder("stray"), BEAT)
-            word = cast(Literal["go", "head", "lost"], _KINDS[kind])
-            book.deliver(word, mark.hex(), int(after) / MICROS, stray)
