@@ -222,9 +222,8 @@ def test_a_client_closed_while_others_wait_leaves_nothing(server) -> None:
 
 def test_a_connection_in_use_at_the_close_goes_too(server) -> None:
     runtime = Threads()
-    wire = PoolWire(Server(Address("127.0.0.1", server.port)), runtime)
     for then in (b"", pack("PING")):
-        wire._closed = False
+        wire = PoolWire(Server(Address("127.0.0.1", server.port)), runtime)
         assert step(wire.calls(pack("PING"), 1, runtime.now() + 5, then))[0] == b"PONG"
         assert len(wire._idle) == 1
         wire.close()

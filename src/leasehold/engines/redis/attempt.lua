@@ -6,17 +6,17 @@
 --       {0, left, place, token, holder, heard}   busy: left -1: nothing is in the way; place -1: not in line;
 --                                                heard 0: nobody listens on the client's channel
 --       {-1, most}              in use as another kind
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 local mark, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 if not raw and ARGV[5] == '0' then  -- nobody holds, nobody waits. Commands print numbers slowly: strings are handed to them
-  local token, last = now, redis.call('SET', KEYS[1], string.format('%s%06d', time[1], time[2]), 'GET')
+  local token, last = now, redis.call('SET', COUNTER, string.format('%s%06d', time[1], time[2]), 'GET')
   if last and tonumber(last) >= now then  -- the clock went back: the counter goes on from where it was
     token = last + 1
-    redis.call('SET', KEYS[1], token)
+    redis.call('SET', COUNTER, token)
   end
   -- {0, 0, 0, '', 0, {mark, token, till, since, terms...}} as MessagePack, which release.lua knows by its bytes.
   local grant = ALONE .. mark .. struct.pack('>BI8BI8BI8', 207, token, 207, now + ttl, 207, now) .. ARGV[6]
-  redis.call('SET', KEYS[2], grant, 'PXAT', string.format('%d', (now + ttl + delay) / 1000 + 2))
+  redis.call('SET', NAME, grant, 'PXAT', string.format('%d', (now + ttl + delay) / 1000 + 2))
   return {token, ttl, -1}
 end
 local line = raw and cmsgpack.unpack(raw)

@@ -2,7 +2,7 @@
 -- End the grant that has this token, whoever owns it, and tell its owner. No successor has that token.
 -- ARGV  1 token
 -- Reply 1: ended; 0: no such grant
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 if not raw then return 0 end
 local line = cmsgpack.unpack(raw)
 --@ machine.lua

@@ -1,11 +1,11 @@
 #!lua flags=no-writes
 -- Everything about one name, as it stands: what is over by now is left to the reader.
 -- Reply {now, most, party...}; a party as packed in `machine.lua`; nothing: {now}
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 if not raw then return {now} end
 local line = cmsgpack.unpack(raw)
 local answer = {now, line[1]}
 for n = 6, #line do answer[#answer + 1] = line[n] end
-local waiters = redis.call('HGETALL', KEYS[4])
+local waiters = redis.call('HGETALL', WAITERS)
 for n = 2, #waiters, 2 do answer[#answer + 1] = cmsgpack.unpack(waiters[n]) end
 return answer

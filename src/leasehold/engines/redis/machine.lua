@@ -2,16 +2,14 @@
 -- paths, with `line` as it stands in the second key; a script is one atomic step of the server, so nothing here can be
 -- overtaken.
 --
--- KEYS  1 counter   the bucket's last token: never expires, never falls (E3)
---       2 name      everything that occupies the name, and what is known of its line, packed: see `save`
---       3 queue     sorted set: the marks of those who wait, by ticket
---       4 waiters   hash: mark -> packed party, of all who wait and all who were passed over
+-- COUNTER   the bucket's last token: never expires, never falls (E3)
+-- NAME      everything that occupies the name, and what is known of its line, packed: see `save`
+-- QUEUE     sorted set: the marks of those who wait, by ticket
+-- WAITERS   hash: mark -> packed party, of all who wait and all who were passed over
 --
 -- Times are microseconds of the server's clock. A key lives at least as long as anything in it, the name as long as its
 -- waiters: no name, nothing at all. What is told is published at once: the script is over before anybody reads it.
--- `now`, BEAT, RESERVATION, PROBE, PUBLISH, NUMSUB and CHANNEL are put before every script: scripts.py.
-local COUNTER, NAME, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local WAITING, RESERVED, HELD, COOLING, PASSED = 0, 1, 2, 3, 4
+-- `now` stands before every script, and words in capitals for what they mean: scripts.py.
 
 line = line or {0, 0, 0, '', 0}
 -- most 0: a lock, else a semaphore's limit; scan_at 0: nobody has waited yet
@@ -20,10 +18,9 @@ local occupiers, owners, changed = {}, {}, false  -- owners: by mark; what cools
 -- What was asked of the server is not asked again in the same step, and numbers are handed to it printed: calls, and
 -- printing floats, are what a script spends its time on.
 local top, heard = nil, {}  -- top: the head of the line, false: there is none, nil: not known; heard: by client
-local KEPT = 3 * BEAT  -- all keys of a line, after it was last scanned or joined: one not heard of is over before that
 
 local function whole(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
 
 local function millis(micros)  -- when a key that must live until then may go
@@ -54,7 +51,7 @@ local function reachable(client)
 end
 
 local function tell(client, kind, mark, after)
-  redis.call(PUBLISH, CHANNEL .. client, string.format('%s %.0f %s ', kind, after, NAME) .. mark)
+  redis.call(PUBLISH, CHANNEL .. client, string.format('%s %d %s ', kind, after, NAME) .. mark)
 end
 
 -- ------------------------------------------------------------- who is where
@@ -68,12 +65,6 @@ local function keep(p)
   redis.call('HSET', WAITERS, p.mark, cmsgpack.pack(packed(p)))
   redis.call('PEXPIREAT', WAITERS, millis(now + KEPT))
   changed = true
-end
-
-local function queue(p)
-  redis.call('ZADD', QUEUE, whole(p.ticket), p.mark)
-  redis.call('PEXPIREAT', QUEUE, millis(now + KEPT))
-  top = nil
 end
 
 local function find(mark)
@@ -93,8 +84,15 @@ local function head()  -- first in line; a mark without a party is what an evict
   return top
 end
 
+local function queue(p)
+  local first = head()
+  redis.call('ZADD', QUEUE, whole(p.ticket), p.mark)
+  redis.call('PEXPIREAT', QUEUE, millis(now + KEPT))
+  if not first or first.ticket >= p.ticket then top = nil end  -- else it stands behind a head that is known
+end
+
 local function place(p)
-  return redis.call('ZCOUNT', QUEUE, '-inf', string.format('(%.0f', p.ticket))
+  return redis.call('ZCOUNT', QUEUE, '-inf', string.format('(%d', p.ticket))
 end
 
 local function idle()

@@ -2,11 +2,11 @@
 -- Give up a claim, held or queued (E6).
 -- ARGV  1 mark; where they are not 0 and 1: 2 min_hold  3 held: 0 gives up a place or a turn and never a grant
 -- Reply 1: a grant or a reservation ended by this call; 0: there was none
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 if not raw then return 0 end
 if #ARGV == 1 and string.sub(raw, 1, 24) == ALONE .. ARGV[1] then  -- one grant, and nobody ever in line
-  if string.byte(raw, 52) == 2 and struct.unpack('>I8', raw, 35) > now then  -- held, and not over: its state and till
-    redis.call('DEL', KEYS[2])
+  if string.byte(raw, 52) == HELD and struct.unpack('>I8', raw, 35) > now then  -- held, and not over: its state and till
+    redis.call('DEL', NAME)
     return 1
   end
 end

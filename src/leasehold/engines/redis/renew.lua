@@ -2,14 +2,14 @@
 -- Push back the end of grants, and keep places in line, of one name (E5, E7). A full server must not cost leases.
 -- ARGV  for each claim: mark, token (0: queued), ttl
 -- Reply for each claim two numbers: life (-1: unknown, -2: lapsed) and place (-1: it does not wait)
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 local line = raw and cmsgpack.unpack(raw)
 if raw and #ARGV == 3 and #line == 6 and line[2] == 0 then  -- one grant, and nobody ever in line
   local p = line[6]
-  if p[1] == ARGV[1] and p[2] == tonumber(ARGV[2]) and p[3] > now and p[5] == 2 then
+  if p[1] == ARGV[1] and p[2] == tonumber(ARGV[2]) and p[3] > now and p[5] == HELD then
     local till = now + tonumber(ARGV[3])
     if till > p[3] then p[3] = till end
-    redis.call('SET', KEYS[2], cmsgpack.pack(line), 'PXAT', math.ceil((p[3] + p[7]) / 1000) + 1)
+    redis.call('SET', NAME, cmsgpack.pack(line), 'PXAT', math.ceil((p[3] + p[7]) / 1000) + 1)
     return {p[3] - now, -1}
   end
 end

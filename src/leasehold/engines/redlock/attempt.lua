@@ -7,21 +7,21 @@
 --                        heard 0: nobody listens on the client's channel; last: the highest ticket in line
 --       {-1, most}       in use as another kind, by a client of this server alone
 --@ limits.lua
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 local mark, number, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5])
 -- A client's clock may be anything: tokens stay near this one, from which a node that forgets has to go on.
 local proposal = math.min(number, now + MINUTE)
 if not raw then  -- nobody holds, nobody waits
   local token = math.max(now, proposal)
-  local last = redis.call('SET', KEYS[1], string.format('%.0f', token), 'GET')
+  local last = redis.call('SET', COUNTER, string.format('%d', token), 'GET')
   if last and tonumber(last) >= token then
     token = last + 1
-    redis.call('SET', KEYS[1], token)
+    redis.call('SET', COUNTER, token)
   end
   -- {0, 0, 0, '', 0, {mark, token, till, since, terms..., number}} as MessagePack, which release.lua knows by its bytes.
   local times = struct.pack('>BI8BI8BI8', 207, token, 207, now + ttl, 207, now)
   local grant = LONE .. mark .. times .. ARGV[7] .. struct.pack('>BI8', 207, number)
-  redis.call('SET', KEYS[2], grant, 'PXAT', string.format('%d', (now + ttl + delay) / 1000 + 2))
+  redis.call('SET', NAME, grant, 'PXAT', string.format('%d', (now + ttl + delay) / 1000 + 2))
   return {token, ttl}
 end
 local line = cmsgpack.unpack(raw)

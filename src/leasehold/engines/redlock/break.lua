@@ -2,7 +2,7 @@
 -- End this node's part of the grant that has this token, whoever owns it, and tell its owner. No successor has it.
 -- ARGV  1 token  2 mark: of the claim known to have it elsewhere, which may have another here, or wait; or nothing
 -- Reply the mark of what was ended; nothing: no such grant
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 if not raw then return '' end
 local line = cmsgpack.unpack(raw)
 --@ machine.lua

@@ -3,7 +3,7 @@
 -- ARGV  1 mark  2 token  3 number: of this request
 -- Reply 1: so it is; 0: the claim does not hold here any more, or its token here is higher
 --@ limits.lua
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 if not raw then return 0 end
 local line = cmsgpack.unpack(raw)
 local token, number = tonumber(ARGV[2]), tonumber(ARGV[3])

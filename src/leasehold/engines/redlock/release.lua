@@ -5,11 +5,11 @@
 --       5 ticket: unless 0, put it back in line by this
 -- Reply 1: a grant or a reservation ended by this call; 2: and this claim has the turn here; 0: there was none
 --@ limits.lua
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 if not raw then return 0 end
 if #ARGV == 1 and string.sub(raw, 1, 24) == LONE .. ARGV[1] then  -- one grant, and nobody ever in line
-  if string.byte(raw, 52) == 2 and struct.unpack('>I8', raw, 35) > now then  -- held, and not over: its state and till
-    redis.call('DEL', KEYS[2])
+  if string.byte(raw, 52) == HELD and struct.unpack('>I8', raw, 35) > now then  -- held, and not over: its state and till
+    redis.call('DEL', NAME)
     return 1
   end
 end

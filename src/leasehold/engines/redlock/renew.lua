@@ -2,7 +2,7 @@
 -- Push back the end of grants, and keep places in line, of one name (E5, E7). A full server must not cost leases.
 -- ARGV  1 number: of this request; then for each claim: mark, token (0: queued), ttl
 -- Reply for each claim two numbers: life (-1: unknown, -2: lapsed) and place (-1: it does not wait); then the time here
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 local line, number = raw and cmsgpack.unpack(raw), tonumber(ARGV[1])
 --@ machine.lua
 

@@ -4,7 +4,7 @@
 -- ARGV  1 mark  2 number: of this request  3 token  4 until: unless 0, the last instant of this server's clock to do it
 --       5 ttl  6 delay  7 queue, which means nothing here  8 terms: as in attempt.lua
 -- Reply 1: taken; 0: somebody else has it, or it is too late
-local raw = redis.call('GET', KEYS[2])
+local raw = redis.call('GET', NAME)
 local line, mark, number = raw and cmsgpack.unpack(raw), ARGV[1], tonumber(ARGV[2])
 local token, til, ttl, delay = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local _, _, _, _, _, _, client, holder = cmsgpack.unpack(ARGV[8])
