@@ -349,3 +349,22 @@ def test_what_comes_in_the_delay_after_a_lapse_does_not_cut_it_short(end: str, w
         both(world, step, tokens, "lock", None)
         world.shown()
     assert MARKS[1] not in tokens, "it cools still"
+
+
+def test_one_that_was_passed_over_comes_back_before_the_head(world: World) -> None:
+    """Its ticket is the older one, also in the step that reads who the head is."""
+    world.restart()
+    tokens: dict[str, int] = {}
+    holder, first, second = MARKS[:3]
+    steps = [
+        *[("attempt", mark, True, {}, 4.5) for mark in (holder, first, second)],
+        ("deaf", first),
+        ("renew", [(second, False, 0.0)]),  # the server looks who is there
+        ("pass", 8.0),
+        ("hears", first),
+        ("attempt", first, True, {}, 10.0),
+    ]
+    for step in steps:
+        both(world, step, tokens, "lock", None)
+        world.shown()
+    assert tokens.keys() == {holder, first}
