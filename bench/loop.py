@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -37,8 +37,9 @@ BESIDE: Final = {
     "zookeeper": "kazoo's Lock",
 }
 PROCESSES: Final = 4
-SECONDS: Final = 1.0  # of one case in one round
+SECONDS: Final = 1.0  # of one case in one round, at least
 LONGER: Final = 3.0  # where a turn takes several milliseconds
+EACH: Final = 0.02  # seconds for each worker: who had two turns beside one who had three tells nothing
 LATER: Final = 0.005  # seconds: who asked so much later, and was served before, has overtaken
 
 Turns = list[tuple[int, float, float]]  # worker, when it asked, when it was served: one clock for all processes
@@ -52,6 +53,7 @@ class Crowd:
     most_to_fewest: float
     overtaken: int
     wait: float  # median seconds from asking to being served
+    requests: float = 0.0  # that the server counted, for each turn of the round, the first ones too
 
 
 def judged(turns: Turns, begin: float, end: float, workers: int) -> Crowd:
@@ -102,7 +104,10 @@ def work(number: int, take: Take, begin: float, end: float, turns: Turns) -> Non
 
 
 @contextmanager
-def crowd(place: str, workers: int, seconds: float, processes: int) -> Iterator[Callable[[str], Crowd]]:
+def crowd(
+    place: str, workers: int, seconds: float, processes: int, count: Callable[[], int]
+) -> Iterator[Callable[[str], Crowd]]:
+    """Plays a round of one kind. `count`: the requests that the server had so far."""
     context = get_context("spawn")
     with ExitStack() as stack:
         pipes = []
@@ -118,20 +123,27 @@ def crowd(place: str, workers: int, seconds: float, processes: int) -> Iterator[
             pipe.recv()
 
         def round_(kind: str) -> Crowd:
-            begin = time.monotonic() + 0.5  # all are connected by then
+            before, begin = count(), time.monotonic() + 0.5  # all are connected by then
             for pipe in pipes:
                 pipe.send((kind, begin, begin + seconds))
             turns = [turn for pipe in pipes for turn in pipe.recv()]
-            return judged(turns, begin, begin + seconds, workers)
+            requests = (count() - before) / max(1, len(turns))
+            return replace(judged(turns, begin, begin + seconds, workers), requests=requests)
 
         yield round_
 
 
 def compared(
-    place: str, kinds: Sequence[str], rounds: int, workers: int, seconds: float = SECONDS, processes: int = PROCESSES
+    place: str,
+    kinds: Sequence[str],
+    rounds: int,
+    workers: int,
+    seconds: float = SECONDS,
+    processes: int = PROCESSES,
+    count: Callable[[], int] = int,
 ) -> Crowds:
     found: Crowds = {kind: [] for kind in kinds}
-    with crowd(place, workers, seconds, processes) as play:
+    with crowd(place, workers, max(seconds, EACH * workers), processes, count) as play:
         for number in range(rounds + 1):
             for kind in kinds if number % 2 else reversed(kinds):
                 one = play(kind)
@@ -178,10 +190,9 @@ def on_redis(rounds: int) -> Notes:
         place = f"redis://127.0.0.1:{server.port}"
         server.ask("LPUSH", BATON, "1")
         for workers in CROWDS:
-            before = server.calls().get("evalsha", 0)
-            found = compared(place, ("leasehold", "a bare baton"), rounds, workers)
-            grants = middle(found["leasehold"], lambda c: c.grants) * SECONDS * (rounds + 1)
-            asked = (server.calls()["evalsha"] - before) / grants
+            ours = ("leasehold", "a bare baton")
+            found = compared(place, ours, rounds, workers, count=lambda: server.calls().get("evalsha", 0))
+            asked = middle(found["leasehold"], lambda c: c.requests)
             said += lines(workers, found, f"; {asked:.2f} requests a grant")
             if workers <= 10:
                 said += lines(workers, compared(place, ("leasehold", *usable(REDIS_PEERS)), few(rounds), workers))[1:]
