@@ -2,7 +2,7 @@
 
 once_child.py pay LOCKS STORE DATABASE KEY SECONDS TTL        pays once for KEY; STORE: a URL, or "within"
 once_child.py sleep LOCKS STORE KEY TTL                       runs once for KEY, until its input ends
-once_child.py ticks LOCKS STORE NAME EVERY COUNT FILE         is told a tick, runs COUNT from there, writes each run down
+once_child.py ticks LOCKS STORE NAME EVERY COUNT FILE         is told a tick, runs COUNT from there, notes each run
 """
 
 import os
