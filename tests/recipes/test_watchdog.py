@@ -37,6 +37,35 @@ def test_leases_taken_together_are_not_all_renewed_together(bench) -> None:
     assert due[-1] - due[0] > 1
 
 
+def test_what_is_nearly_due_goes_along_with_what_is(bench, wait_until) -> None:
+    client = bench.client()
+    leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(200)]
+    wait_until(lambda: len(client._desk.dog._renewals) == 200)
+    first = min(lease._due for lease in leases) - bench.clock.at
+    along = [lease for lease in leases if lease._due - bench.clock.at <= first / 0.9]
+    others = [lease for lease in leases if lease not in along]
+    before = bench.link.calls
+    bench.clock.turn(first)
+    wait_until(lambda: all(lease._asked == bench.clock.at for lease in along))
+    assert len(along) > 20
+    assert bench.link.calls - before == 1
+    assert others
+    assert all(lease._asked == 1000 for lease in others)
+
+
+def test_one_that_was_missed_waits_until_it_is_due(bench, wait_until) -> None:
+    client = bench.client()
+    missed, other = client.lock("missed", ttl=30).acquire(), client.lock("other", ttl=30).acquire()
+    missed._missed, missed._due, other._due = True, 1009.5, 1009.0
+    for lease in (missed, other):
+        client._desk.dog.watch(lease)
+    bench.clock.turn(9.0)
+    wait_until(lambda: other._asked == 1009)
+    assert missed._asked == 1000
+    bench.clock.turn(0.5)
+    wait_until(lambda: missed._asked == 1009.5)
+
+
 def test_no_call_outlasts_a_third_of_the_shortest_life(bench, wait_until) -> None:
     client = bench.client(call_timeout=60)
     short, long = client.lock("short", ttl=3).acquire(), client.lock("long", ttl=300).acquire()

@@ -60,6 +60,7 @@ class BaseLease:
         "_ended",
         "_granted_at",
         "_interrupt",
+        "_kept",
         "_missed",
         "_plan",
         "_reason",
@@ -90,6 +91,7 @@ class BaseLease:
         self._callbacks: list[Callable[[Self], object]] | None = None
         self._signals: list[Signal] | None = None
         self._interrupt: Interrupt | None = None
+        self._kept: Claim | None = None  # with which it is renewed
 
     # ------------------------------------------------------- reading, no I/O
 
@@ -325,8 +327,12 @@ class BaseLease:
         desk.dog.watch(self)  # the next renewal may be due sooner than planned
 
     def _renewal(self, ttl: float | None = None) -> Claim:
-        """The claim to send: with its token, so that only this very grant is renewed."""
-        return self._claim._replace(token=self.token, ttl=self._claim.ttl if ttl is None else ttl)
+        """The claim to send: with its token, so that only this very grant is renewed. The same one each time: an engine
+        may keep what it made of it."""
+        kept, asks = self._kept, self._claim.ttl if ttl is None else ttl
+        if kept is None or kept.ttl != asks:
+            kept = self._kept = self._claim._replace(token=self.token, ttl=asks)
+        return kept
 
     def _answered(self, asked: float, claim: Claim, reply: Alive | Gone | Unavailable) -> None:
         """Take the engine's answer to a renewal; one for a lease that ended meanwhile is dropped."""
@@ -343,14 +349,17 @@ class BaseLease:
             if isinstance(reply, Unavailable):
                 newly, self._missed = not self._missed, True
             elif asked >= self._asked:  # an answer overtaken by a later one has nothing new to say
-                self._claim = self._claim._replace(ttl=claim.ttl)
-                made = timing.granted_ttl(claim.ttl, desk.traits.min_ttl, desk.traits.ttl_step)
+                if claim.ttl != self._claim.ttl:
+                    self._claim = self._claim._replace(ttl=claim.ttl)
+                traits = desk.traits
+                made = timing.granted_ttl(claim.ttl, traits.min_ttl, traits.ttl_step)
                 self._asked, self.ttl = asked, min(reply.ttl, made)
                 self._valid_until = min(timing.valid_until(asked, self.ttl), self._cap)
                 self._due = timing.renew_at(asked, self.ttl, desk.runtime.fraction())
                 self._missed = self._tried = False
         if isinstance(reply, Alive):
-            desk.emit("renewed", claim, token=self.token, since=asked, aside=True)
+            if desk.options.on_event is not None:
+                desk.emit("renewed", claim, token=self.token, since=asked, aside=True)
             return
         now = desk.runtime.now()
         self._due = timing.retry_at(now, self._valid_until, desk.runtime.fraction())

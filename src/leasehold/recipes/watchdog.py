@@ -30,7 +30,7 @@ _log = logging.getLogger("leasehold.watchdog")
 
 _BATCH = 500
 _LEAST_CALL = 0.25  # no first try is given less: a slow network would answer none
-_EARLY = 0.1  # of the time until a renewal is due: what is nearly due goes along with what is
+_EARLY = 0.1  # of the time from one renewal to the next: what is so nearly due goes along with what is
 _NEVER = timing.NEVER
 
 
@@ -190,8 +190,8 @@ class Watchdog:
             self._book.owe(claim)
 
     def _plan(self, lease: BaseLease, held: LeaseRef) -> None:
-        now, lease._plan = self._runtime.now(), next(self._order)
-        heappush(self._renewals, (now + (lease._due - now) * (1 - _EARLY), lease._plan, held))
+        lease._plan = next(self._order)
+        heappush(self._renewals, (lease._due, lease._plan, held))
 
     def _plan_end(self, lease: BaseLease, held: LeaseRef) -> None:
         lease._end_plan = next(self._order)
@@ -231,14 +231,20 @@ class Watchdog:
         return latest if patient else min(latest, now + max(self.shortest / 3, _LEAST_CALL))
 
     async def _renew_due(self, runtime: Runtime) -> None:
-        due: list[BaseLease] = []
-        now = runtime.now()
-        while self._first_renewal() <= now:
-            held = heappop(self._renewals)[2]
+        """Ten thousand leases are renewed in a few batches a second, not each when its time has come."""
+        now, due = runtime.now(), list[BaseLease]()
+        if self._first_renewal() > now:
+            return
+        while (planned := self._first_renewal()) < _NEVER:
+            held = self._renewals[0][2]
             lease = held()
             if lease is None:
                 continue
-            if now < lease._due - (lease._due - lease._asked) * _EARLY * 2:  # renewed by hand meanwhile
+            nearly = lease._due if lease._missed else lease._due - (lease._due - lease._asked) * _EARLY
+            if now < nearly and now < planned:
+                break
+            heappop(self._renewals)
+            if now < nearly:  # renewed by hand meanwhile
                 self._plan(lease, held)
             else:
                 due.append(lease)
