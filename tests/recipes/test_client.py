@@ -65,7 +65,7 @@ def test_third_parties_add_engines_by_entry_point(monkeypatch) -> None:
     from leasehold import engines
 
     point = EntryPoint("mine", "leasehold.engines.memory:open", engines.GROUP)
-    monkeypatch.setattr(engines, "entry_points", lambda group: [point] if group == engines.GROUP else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == engines.GROUP else [])
     with Client("mine://") as client, client.lock("a"):
         pass
     with pytest.raises(ConfigError, match=r"known: .*memory://, mine://"):
