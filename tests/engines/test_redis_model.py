@@ -263,7 +263,7 @@ def both(world: World, step, tokens: dict[str, int], kind: str, data) -> None:
     elif what == "renew":
         claims = [claim(mark, token=tokens.get(mark, 7) if held else 0, ttl=ttl) for mark, held, ttl in args[0]]
         expired = not world.link.ask("EXISTS", KEYS[1])  # nothing is left that could say it was there
-        flat = world.link.send(world.requests.renew(claims).packed)
+        flat = world.link.send(world.requests.renew(world.name, claims))
         got = requests.renewed(claims, flat)
         want, words = [], []
         lapsed = {} if world.line is None else world.line.parties

@@ -125,11 +125,11 @@ class RedisEngine:
         names: dict[tuple[str, str], list[int]] = {}
         for number, claim in enumerate(claims):
             names.setdefault((claim.namespace, claim.name), []).append(number)
-        work = [[claims[n] for n in numbers] for numbers in names.values()]
-        script, sent = self._scripts.renew, [self._requests.renew(of) for of in work]
-        asked = [Asked(each.tag, script, each.packed, deadline, confirm=True) for each in sent]
+        work = [(self._requests.name(*whose), [claims[n] for n in numbers]) for whose, numbers in names.items()]
+        script = self._scripts.renew
+        asked = [Asked(name.tag, script, self._requests.renew(name, of), deadline, confirm=True) for name, of in work]
         answers: list[Alive | Gone | Unavailable] = [Unavailable("not asked", engine="redis")] * len(claims)
-        for numbers, of, said in zip(names.values(), work, await self._asking.many(asked), strict=True):
+        for numbers, (_, of), said in zip(names.values(), work, await self._asking.many(asked), strict=True):
             for number, answer in zip(numbers, self._renewed(of, said), strict=True):
                 answers[number] = answer
         return answers

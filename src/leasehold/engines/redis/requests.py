@@ -18,7 +18,6 @@ from leasehold.errors import Mismatch, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
 
 _KEPT: Final = 4096  # names, and ways of asking, that are kept packed
-_RENEWALS: Final = 32_768  # the same of leases, which say the same at each renewal
 _LONGEST: Final = 100 * 365 * 86_400 * MICROS  # a century: sums of such times are still whole numbers of a double
 _MARK: Final = b"$16\r\n"
 
@@ -77,11 +76,6 @@ class Terms:
         self.release_stray = b"\r\n" + words(min_hold, 0)  # it ends no grant
 
 
-class Renewal(NamedTuple):
-    tag: str
-    packed: bytes
-
-
 class Requests:
     """Of one engine."""
 
@@ -97,7 +91,6 @@ class Requests:
         self._names: dict[tuple[str, ...], Name] = {}
         self._terms: dict[tuple[Any, ...], Terms] = {}
         self._last: tuple[tuple[Any, ...], Terms] | None = None
-        self._renewals: dict[str, tuple[Claim, Renewal]] = {}  # by mark
         scripts = self.scripts
         self._attempt = self._head(scripts.attempt, 6)
         self._release, self._release_more = self._head(scripts.release, 1), self._head(scripts.release, 3)
@@ -141,22 +134,9 @@ class Requests:
         before = self._release if len(behind) == 2 else self._release_more
         return b"".join((before, name.keys, _MARK, bytes.fromhex(claim.mark), behind))
 
-    def renew(self, claims: Sequence[Claim]) -> Renewal:
-        """All of one name."""
-        first = claims[0]
-        if len(claims) > 1:
-            return self._renewal(claims)
-        kept = self._renewals.get(first.mark)
-        if kept is None or kept[0] is not first:
-            if len(self._renewals) >= _RENEWALS:
-                self._renewals.clear()
-            kept = self._renewals[first.mark] = (first, self._renewal(claims))
-        return kept[1]
-
-    def _renewal(self, claims: Sequence[Claim]) -> Renewal:
-        name = self.name(claims[0].namespace, claims[0].name)
+    def renew(self, name: Name, claims: Sequence[Claim]) -> bytes:
         facts = [fact for each in claims for fact in (bytes.fromhex(each.mark), each.token, micros(each.ttl))]
-        return Renewal(name.tag, self._head(self.scripts.renew, len(facts)) + name.keys + words(*facts))
+        return self._head(self.scripts.renew, len(facts)) + name.keys + words(*facts)
 
     def break_(self, name: Name, token: int) -> bytes:
         return self._head(self.scripts.break_, 1) + name.keys + words(token)
