@@ -71,6 +71,7 @@ class World:
         self.link, self.ears = Link(port), Link(port)
         self.requests = Requests(Publishing(), "")
         self.requests.scripts = Scripts(*map(self.on_a_false_clock, self.requests.scripts))
+        self.requests.moved("")  # they are packed anew
         self.name = self.requests.name("ns", "name")
         self.restart()
 

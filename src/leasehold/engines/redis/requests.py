@@ -17,7 +17,8 @@ from leasehold.engines.redis.server import pack
 from leasehold.errors import Mismatch, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
 
-_KEPT: Final = 4096  # names, and ways of asking, that are kept packed
+_KEPT: Final = 4096  # ways of asking that are kept packed
+KEPT_NAMES: Final = 16_384  # and names, about 450 bytes each: a client may well hold ten thousand
 _LONGEST: Final = 100 * 365 * 86_400 * MICROS  # a century: sums of such times are still whole numbers of a double
 _MARK: Final = b"$16\r\n"
 
@@ -94,6 +95,7 @@ class Requests:
         scripts = self.scripts
         self._attempt = self._head(scripts.attempt, 6)
         self._release, self._release_more = self._head(scripts.release, 1), self._head(scripts.release, 3)
+        self._renew = self._head(scripts.renew, 3)
 
     def _head(self, script: Script, arguments: int) -> bytes:
         return head(script, arguments, 4 + self._publishing.by_bucket)
@@ -105,7 +107,7 @@ class Requests:
         found = self._names.get(whose)
         if found is None:
             found = packed_name(namespace, name, self._publishing.by_bucket)
-            if len(self._names) >= _KEPT:
+            if len(self._names) >= KEPT_NAMES:
                 self._names.clear()
             self._names[whose] = found
         return found
@@ -135,8 +137,12 @@ class Requests:
         return b"".join((before, name.keys, _MARK, bytes.fromhex(claim.mark), behind))
 
     def renew(self, name: Name, claims: Sequence[Claim]) -> bytes:
-        facts = [fact for each in claims for fact in (bytes.fromhex(each.mark), each.token, micros(each.ttl))]
-        return self._head(self.scripts.renew, len(facts)) + name.keys + words(*facts)
+        parts = [self._renew if len(claims) == 1 else self._head(self.scripts.renew, 3 * len(claims)), name.keys]
+        for each in claims:
+            token, ttl = b"%d" % each.token, b"%d" % micros(each.ttl)
+            facts = (bytes.fromhex(each.mark), len(token), token, len(ttl), ttl)
+            parts.append(b"$16\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % facts)
+        return b"".join(parts)
 
     def break_(self, name: Name, token: int) -> bytes:
         return self._head(self.scripts.break_, 1) + name.keys + words(token)
@@ -236,6 +242,10 @@ def yes(reply: Any) -> bool:
 
 def renewed(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
     """For each claim, in turn."""
+    if reply.__class__ is list and len(claims) == 1 and len(reply) == 2:  # the usual answer
+        life, place = reply
+        if life.__class__ is place.__class__ is int and life >= 0:
+            return [Alive(life / MICROS, None if place < 0 else place)]
     if not isinstance(reply, list) or len(reply) != 2 * len(claims) or not all(type(one) is int for one in reply):
         raise nonsense()
     answers: list[Alive | Gone] = []

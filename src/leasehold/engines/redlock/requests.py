@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from leasehold.core.party import HELD
 from leasehold.engines.redis.requests import (
+    KEPT_NAMES,
     Name,
     head,
     micros,
@@ -23,7 +24,7 @@ from leasehold.errors import Mismatch
 from leasehold.model import Claim, Holder
 
 _HERE: Final = Path(__file__).parent
-_KEPT: Final = 4096  # names, and ways of asking, that are kept packed
+_KEPT: Final = 4096  # ways of asking that are kept packed
 
 
 class Scripts(NamedTuple):
@@ -56,7 +57,7 @@ class Requests:
     def name(self, namespace: str, name: str) -> Name:
         found = self._names.get((namespace, name))
         if found is None:
-            if len(self._names) >= _KEPT:
+            if len(self._names) >= KEPT_NAMES:
                 self._names.clear()
             found = self._names[(namespace, name)] = packed_name(namespace, name)
         return found
