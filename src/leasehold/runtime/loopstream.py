@@ -1,7 +1,8 @@
 """Requests and answers over one connection, for asyncio: see `streams.py` for what a stream is.
 
-A `LoopStream` is shared by all tasks of a loop. Writes of one turn of the loop leave together, one timer watches all
-deadlines, and a caller that gave up leaves its slot in the order of replies: nobody gets the answer of another.
+A `LoopStream` is shared by all tasks of a loop. While answers are awaited, writes of one turn of the loop leave
+together; one timer watches all deadlines, and a caller that gave up leaves its slot in the order of replies: nobody
+gets the answer of another.
 """
 
 from __future__ import annotations
@@ -76,13 +77,26 @@ class LoopStream(OnSocket):
         if self._lost is not None:
             future.set_exception(self._lost)
             return future
-        self._slots.append(_Slot(future, count, deadline))
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(data)
         if deadline < self._timer_at:
             self._watch(deadline)
+        alone = not self._slots
+        self._slots.append(_Slot(future, count, deadline))
+        if alone:
+            self._send_now(data)
+        else:
+            if not self._out:
+                self._loop.call_soon(self._flush)
+            self._out.append(data)
         return future
+
+    def _send_now(self, data: bytes) -> None:
+        """Nobody's answer is awaited: nobody gains if this one waits for the next turn, which would cost it a tenth."""
+        self._out.append(data)
+        try:
+            self._flush()
+        except BaseException as torn:  # how much of it was sent is not known
+            self._end(ConnectionAbortedError(f"torn in the midst of a request: {torn!r}"))
+            raise
 
     # --------------------------------------------------- called by the loop
 
