@@ -52,6 +52,7 @@ class Book:
         self.shelf: dict[str, object] = {}  # what else the twins of an engine share
         self.lingers = BEAT  # how long a claim may stay at the engine that nothing more is heard of
         self.stir: Callable[[float], None] = _nobody  # has the watchdog look by an instant; safe inside a finaliser
+        self.doubted: object = None  # another one each time the engine lost its way
         self._now = runtime.now
 
     def enter(self, claim: Claim, runtime: Runtime) -> Waiter:
@@ -103,7 +104,8 @@ class Book:
 
     def doubt(self, why: str) -> None:
         """The engine lost its way to whatever holds: every lease is at risk until its next answer. From any thread."""
-        for held in list(self.held.values()):
+        self.doubted = object()  # first: a lease that is being entered meanwhile is either met below, or sees this
+        for _, held in every(self.held):
             if lease := held():
                 lease._doubt(why)
 

@@ -84,6 +84,24 @@ def test_it_is_at_risk_as_soon_as_the_engine_loses_its_connection(bench, wait_un
     wait_until(lambda: lease.state is LeaseState.HELD)
 
 
+def test_it_is_at_risk_if_the_connection_was_lost_while_it_was_granted(bench, wait_until) -> None:
+    client, call = bench.client(), bench.link.call
+
+    def granted_and_cut_off(verb, args, deadline):
+        reply = call(verb, args, deadline)
+        client._desk.book.doubt("the connection broke")
+        bench.link.call, bench.link.silent = call, True
+        return reply
+
+    bench.link.call = granted_and_cut_off
+    lease = client.lock("a", ttl=30).acquire()
+    assert (lease.state, lease.held) == (LeaseState.AT_RISK, True)
+    bench.link.silent = False
+    bench.clock.turn(5)
+    wait_until(lambda: lease.state is LeaseState.HELD)  # renewed at once
+    assert client.lock("b").acquire().state is LeaseState.HELD
+
+
 def test_a_silent_engine_loses_it_at_the_local_deadline_and_not_before(bench, wait_until) -> None:
     lease = bench.client().lock("a", ttl=30).acquire()
     told: list[str | None] = []

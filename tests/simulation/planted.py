@@ -179,7 +179,7 @@ def late_grant_handed_out() -> Iterator[None]:
 
     async def trusting(*args):
         *before, admit, renamed = args
-        return await acquire(*before, lambda *what: admit(*what[:-1], float(what[-1])), renamed)
+        return await acquire(*before, lambda *what: admit(*what[:3], float(what[3]), what[4]), renamed)
 
     ends = SimpleNamespace(**{**vars(timing), "valid_until": lambda *end: _Trusted(timing.valid_until(*end))})
     with patch.object(acquiring, "timing", ends), patch.object(lock, "acquire", trusting):
@@ -196,7 +196,7 @@ async def counted_from_the_answer(original, desk, *args):
     *before, admit, renamed = args
     now = desk.runtime.now
 
-    def late(claim, grant, asked, until):
-        return admit(claim, grant, now(), timing.valid_until(now(), grant.ttl))
+    def late(claim, grant, asked, until, doubted):
+        return admit(claim, grant, now(), timing.valid_until(now(), grant.ttl), doubted)
 
     return await original(desk, *before, late, renamed)

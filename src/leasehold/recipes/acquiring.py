@@ -27,7 +27,7 @@ async def acquire(
     began: float,
     wait: float | None,
     alone: bool,
-    admit: Callable[[Claim, Grant, float, float], L],
+    admit: Callable[[Claim, Grant, float, float, object], L],
     renamed: Callable[[Claim], Claim],
 ) -> tuple[L, bool]:
     """Take the name within `wait` seconds of `began` and hand it to `admit`, or raise and leave no claim behind (E6).
@@ -44,12 +44,12 @@ async def acquire(
     owes, waited, late = False, False, 0
     try:
         while True:
-            asked, owes = now(), True  # before the request leaves (E8)
+            asked, doubted, owes = now(), desk.book.doubted, True  # before the request leaves (E8)
             reply = await engine.attempt(claim, timing.call_deadline(asked, call_timeout, claim.ttl))
             if isinstance(reply, Grant):
                 until = timing.valid_until(asked, reply.ttl)
                 if now() < until:
-                    return admit(claim, reply, asked, until), waited
+                    return admit(claim, reply, asked, until, doubted), waited
                 engine.forget(bare(claim))  # granted too late to be trusted
                 owes, late, claim = False, late + 1, renamed(claim)  # the late release must not hit the next attempt
                 if late == _LATE_TRIES or now() >= deadline:

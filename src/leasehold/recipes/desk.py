@@ -97,13 +97,15 @@ class Desk:
             return self._holder
         return Holder(label or self._label, self._host, self._pid, purpose or "")
 
-    def admit(self, lease: BaseLease) -> None:
+    def admit(self, lease: BaseLease, doubted: object) -> None:
         """Look after a new lease. It is known as held before it stops being known as waiting: a late wake-up for a
-        claim nobody knows would release it."""
-        mark = lease._claim.mark
-        self.book.held[mark] = held = ref(lease)
+        claim nobody knows would release it. `doubted`: what the book had there when it was asked for."""
+        book, mark = self.book, lease._claim.mark
+        book.held[mark] = held = ref(lease)
         self.dog.watch(lease, held)
-        self.book.leave(mark)
+        book.leave(mark)
+        if book.doubted is not doubted:  # before the lease could be met in the book
+            lease._doubt("the engine lost its way while this was granted")
         if self.closed:  # meanwhile: either close() saw the lease just entered, or this sees that it is closed
             self.dog.drop(mark)
             lease._disown("released")

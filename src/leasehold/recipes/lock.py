@@ -149,9 +149,9 @@ class BaseLock(Generic[L]):
     def _renamed(self, claim: Claim) -> Claim:
         return self._claim()._replace(queue=claim.queue)
 
-    def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float) -> L:
+    def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float, doubted: object) -> L:
         lease = self._lease_type(self._desk, claim, grant, asked, valid_until, self.options.max_hold)
-        self._desk.admit(lease)
+        self._desk.admit(lease, doubted)
         return lease
 
     # ------------------------------------------------------ with, and call
