@@ -19,8 +19,8 @@ from leasehold.core.timing import RESERVATION
 from leasehold.engines.sqlite import file as file_module
 from leasehold.engines.sqlite.engine import Flight, SqliteEngine, opened
 from leasehold.engines.sqlite.host import Host
+from leasehold.engines.sqlite.idle import taken
 from leasehold.engines.sqlite.mail import Mail
-from leasehold.engines.sqlite.rows import RowLine
 from leasehold.model import Alive, Busy, Claim, Grant, Holder
 from leasehold.runtime.base import step
 from leasehold.runtime.threads import Threads
@@ -127,13 +127,12 @@ def test_an_attempt_given_up_writes_nothing_or_is_undone(url, path, monkeypatch)
             engine._attempt(claim, flight)
         assert rows(path) == 0
         flight = Flight(sync=True)
-        true = RowLine.save
 
-        def save(self) -> None:
-            true(self)
-            flight.abandoned = True  # while it ran: its release may be over by now
+        def late(*asked) -> Grant | None:
+            flight.abandoned = True  # while it runs: its release may be over by now
+            return taken(*asked)
 
-        monkeypatch.setattr(RowLine, "save", save)
+        monkeypatch.setattr("leasehold.engines.sqlite.engine.taken", late)
         assert isinstance(engine._attempt(claim, flight), Grant)
         assert rows(path) == 0
 

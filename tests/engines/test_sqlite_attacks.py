@@ -20,8 +20,8 @@ import pytest
 from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.core.timing import RESERVATION
 from leasehold.engines.sqlite import file as file_module
+from leasehold.engines.sqlite.idle import taken
 from leasehold.engines.sqlite.mail import Mail
-from leasehold.engines.sqlite.rows import RowLine
 
 NOBODY_WAITS_LONGER = 1.5
 
@@ -219,18 +219,17 @@ def test_a_head_killed_between_its_turn_and_its_claim_holds_up_nobody(url, child
 
 def test_a_signal_handler_inside_a_transaction_does_not_wait_for_it(url, monkeypatch) -> None:
     """It waited for its own thread until the deadline, with the write lock held: everybody on the machine with it."""
-    true, told = RowLine.save, []
+    told = []
     with Client(url, call_timeout=3) as client:
         lease = client.lock("other").acquire()
 
-        def save(self) -> None:
-            true(self)
-            monkeypatch.setattr(RowLine, "save", true)
+        def interrupted(*asked):
             began = time.monotonic()
             lease.release()  # as a handler or finaliser does, on this very thread
             told.append(time.monotonic() - began)
+            return taken(*asked)
 
-        monkeypatch.setattr(RowLine, "save", save)
+        monkeypatch.setattr("leasehold.engines.sqlite.engine.taken", interrupted)
         with client.lock("a", wait=0):
             pass
         assert told[0] < 1

@@ -1,6 +1,7 @@
 """The line on rows beside the pure line: the same verbs at the same times give the same answers and wake-ups.
 
-`RowLine` brings in only what a verb needs, so what this shows is that it never needs more than it brings in.
+`RowLine` brings in only what a verb needs, so what this shows is that it never needs more than it brings in; and that a
+name nobody else wants needs no line (`idle.py`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from leasehold.core.party import Counter, Moment, Word
 from leasehold.core.timing import BEAT
 from leasehold.engines.sqlite import place
 from leasehold.engines.sqlite.host import Host
+from leasehold.engines.sqlite.idle import given_back, taken
 from leasehold.engines.sqlite.rows import RowLine, holdings, overdue
 from leasehold.errors import Mismatch
 from leasehold.model import Claim, Holder
@@ -53,9 +56,13 @@ class World:
         self.line = None if line.idle else line
         return answer
 
-    def rows(self, verb, mark="", kind="lock", limit=1):
+    def rows(self, verb, mark="", kind="lock", limit=1, idle=lambda *_: None):
+        """As the engine does: first as if nobody else wanted the name, and where somebody does, by the line."""
         self.db.execute("begin immediate")
         try:
+            if answer := idle(self.db, self.host):
+                self.db.execute("commit")
+                return answer, []
             line = RowLine(self.db, self.host, "ns", "name", mark, kind, limit)
             answer = verb(line, line.moment(self.host.wall, lambda client: client not in self.deaf))
             line.save()
@@ -144,7 +151,11 @@ def both(world: World, step, tokens: dict[str, int], kind: str, data) -> None:
         if kind == "semaphore" or (kind == "either" and data.draw(st.booleans())):
             shape = data.draw(semaphores)
         one = claim(mark, queue=queue, ttl=ttl, **shape)
-        got = world.rows(lambda line, at: line.attempt(at, one, f"client {mark}"), mark, one.kind, one.limit)
+
+        def idle(db, host):
+            return None if queue else taken(db, host, one, f"client {mark}")
+
+        got = world.rows(lambda line, at: line.attempt(at, one, f"client {mark}"), mark, one.kind, one.limit, idle)
         assert got == world.pure(lambda line, at: line.attempt(at, one, f"client {mark}"), one.kind, one.limit)
         if not isinstance(got, str) and getattr(got[0], "token", None) and hasattr(got[0], "ttl"):
             tokens[mark] = got[0].token
@@ -156,12 +167,32 @@ def both(world: World, step, tokens: dict[str, int], kind: str, data) -> None:
         )
     elif what == "release":
         mark, least = args
-        got = world.rows(lambda line, at: line.release(at, mark, least), mark)
+        one = claim(mark, min_hold=least)
+        idle = partial(given_back, claim=one)
+        got = world.rows(lambda line, at: line.release(at, mark, least), mark, idle=idle)
         assert got == world.pure(lambda line, at: line.release(at, mark, least))
     else:
         token = tokens.get(args[0], 7)
         got = world.rows(lambda line, at: line.break_(at, token))
         assert got == world.pure(lambda line, at: line.break_(at, token))
+
+
+def test_a_name_with_somebody_passed_over_is_not_idle() -> None:
+    """Nothing occupies it; but whoever was passed over comes back to a semaphore."""
+    world = World(deaf={"client b"})
+    for mark in "ab":
+        one = claim(mark, kind="semaphore")
+        world.rows(lambda line, at, one=one: line.attempt(at, one, f"client {one.mark}"), mark, "semaphore")
+    world.rows(lambda line, at: line.release(at, "a", 0.0), "a")
+    assert world.size() == 2
+    assert taken(world.db, world.host, claim("c", queue=False), "client c") is None
+
+
+def test_what_has_lapsed_is_not_given_back() -> None:
+    world, one = World(), claim("a", queue=False, ttl=1.0)
+    assert taken(world.db, world.host, one, "client a")
+    world.now += 1.0
+    assert not given_back(world.db, world.host, one)
 
 
 def test_a_thousand_waiters_cost_a_verb_no_more_rows_than_two() -> None:

@@ -22,6 +22,7 @@ from leasehold.core.timing import backoff
 from leasehold.engines.sql import TRAITS
 from leasehold.engines.sqlite.file import File, Occupied
 from leasehold.engines.sqlite.host import Host
+from leasehold.engines.sqlite.idle import given_back, taken
 from leasehold.engines.sqlite.mail import Mail
 from leasehold.engines.sqlite.place import located
 from leasehold.engines.sqlite.rows import RowLine, holdings, overdue
@@ -184,17 +185,11 @@ class SqliteEngine:
         def decide(db: sqlite3.Connection) -> Grant | Busy:
             if flight.abandoned:
                 raise Unavailable("given up meanwhile", engine="sqlite")
-            line = RowLine(db, self._host, claim.namespace, claim.name, claim.mark, claim.kind, claim.limit)
-            at = line.moment(self._host.wall, self._mail.reachable)
-            reply, words = line.attempt(at, claim, address)
-            if not flight.sync and isinstance(reply, Grant):
-                raise Granted
-            line.save()
-            if words:
-                told.extend((claim.namespace, claim.name, word) for word in words)
+            free = None if claim.queue else taken(db, self._host, claim, address)
+            reply = free or self._in_line(db, told, claim, address, flight)
             self._attempts += 1
             if not self._attempts % _SWEEP_EVERY:
-                self._sweep(db, at.now, told)
+                self._sweep(db, told)
             return reply
 
         try:
@@ -205,6 +200,15 @@ class SqliteEngine:
         self._tell(told)
         if flight.abandoned:  # its release may have been carried out before it
             self._release(claim)
+        return reply
+
+    def _in_line(self, db: sqlite3.Connection, told: Told, claim: Claim, address: str, flight: Flight) -> Grant | Busy:
+        line = RowLine(db, self._host, claim.namespace, claim.name, claim.mark, claim.kind, claim.limit)
+        reply, words = line.attempt(line.moment(self._host.wall, self._mail.reachable), claim, address)
+        if not flight.sync and isinstance(reply, Grant):
+            raise Granted
+        line.save()
+        told.extend((claim.namespace, claim.name, word) for word in words)
         return reply
 
     def _renew(self, claims: Sequence[Claim]) -> list[Alive | Gone]:
@@ -224,8 +228,14 @@ class SqliteEngine:
 
     def _release(self, claim: Claim) -> bool:
         told: Told = []
-        verb = partial(Line.release, mark=claim.mark, min_hold=claim.min_hold, held=bool(claim.id))
-        ended = self._file.once(lambda db: self._on_line(db, told, (claim.namespace, claim.name, claim.mark), verb))
+
+        def decide(db: sqlite3.Connection) -> bool:
+            if given_back(db, self._host, claim):
+                return True
+            verb = partial(Line.release, mark=claim.mark, min_hold=claim.min_hold, held=bool(claim.id))
+            return self._on_line(db, told, (claim.namespace, claim.name, claim.mark), verb)
+
+        ended = self._file.once(decide)
         self._tell(told)
         return ended
 
@@ -246,8 +256,8 @@ class SqliteEngine:
             told.extend((namespace, name, word) for word in words)
         return answer
 
-    def _sweep(self, db: sqlite3.Connection, now: float, told: Told) -> None:
-        over, self._swept = overdue(db, now, self._swept, _SWEEP_EVERY)
+    def _sweep(self, db: sqlite3.Connection, told: Told) -> None:
+        over, self._swept = overdue(db, self._host.clock(), self._swept, _SWEEP_EVERY)
         for namespace, name in over:
             self._on_line(db, told, (namespace, name, ""), lambda line, at: (None, line.look(at)))
 

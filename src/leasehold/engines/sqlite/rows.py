@@ -42,9 +42,7 @@ _BEFORE: Final = "select count(*) from lh_waiter where namespace = ? and name = 
 _ANY: Final = "select exists (select 1 from lh_waiter where namespace = ? and name = ?)"
 _LAPSED: Final = "delete from lh_waiter where namespace = ? and name = ? and beat <= ?"
 
-_PUT_GRANT: Final = (
-    f"replace into lh_grant (namespace, name, life, kind, most, {_GRANT}) values ({', '.join('?' * 20)})"
-)
+PUT_GRANT: Final = f"replace into lh_grant (namespace, name, life, kind, most, {_GRANT}) values ({', '.join('?' * 20)})"
 _PUT_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER}) values ({', '.join('?' * 14)})"
 _CUT_GRANT: Final = "delete from lh_grant where namespace = ? and name = ? and token = ?"
 _CUT_WAITER: Final = "delete from lh_waiter where namespace = ? and name = ? and passed = ? and ticket = ?"
@@ -125,7 +123,7 @@ class RowLine(Line):
             if len(new) == 15:
                 if row is None or len(row) != 15 or row[13] != new[13]:
                     life = party.until - self._now
-                db.execute(_PUT_GRANT, (*key, life, self.kind, self.limit, *new))
+                db.execute(PUT_GRANT, (*key, life, self.kind, self.limit, *new))
             else:
                 queued = True
                 db.execute(_PUT_WAITER, (*key, *new))
