@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import Client, ConfigError
+from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.sqlite import file as file_module
 
 
@@ -64,6 +64,18 @@ def test_a_fork_in_the_midst_of_other_threads_transactions(url, path, in_fork) -
     db = sqlite3.connect(path)
     assert db.execute("pragma integrity_check").fetchone() == ("ok",)
     db.close()
+
+
+def test_nobody_opens_the_file_while_the_process_forks(url) -> None:
+    """A watchdog that starts just then, say: its connection would not be closed before the fork."""
+    file_module._freeze_all()
+    with Client(url, call_timeout=0.2) as client:
+        try:
+            with pytest.raises(Unavailable):
+                client.ping()
+        finally:
+            file_module._thaw_all()
+        client.ping()
 
 
 def test_a_child_and_its_parent_stay_in_one_world(url, path, in_fork) -> None:

@@ -107,6 +107,8 @@ class File:
                 return self._db
             # Removed or replaced by somebody: locks in the old file would exclude nobody any more.
             _log.warning("%s was replaced: leases in the old file are gone", self.path)
+        if _FORKING:
+            raise Occupied  # the child could not use what is opened now
         self._abandon()
         try:
             place.prepare(self.path)
@@ -124,7 +126,7 @@ class File:
     def _abandon(self) -> None:
         """Close every connection of this process whose files others no longer find: one opened beside it would share
         the memory of its log. Raises Occupied while another thread is inside one."""
-        for file in list(_FILES):
+        for file in _all():
             if file.path != self.path or file._db is None or place.same(self.path, file._nodes):
                 continue
             acquire = getattr(file._guard, "acquire", None)
@@ -222,17 +224,34 @@ class File:
 
 
 _FILES: WeakSet[File] = WeakSet()
+_FORKING: list[bool] = []  # one for each fork under way
 
 
-def _each(step: Callable[[File], None]) -> Callable[[], None]:
-    def run() -> None:
-        for file in list(_FILES):
-            step(file)
+def _all() -> list[File]:
+    while True:
+        try:
+            return list(_FILES)
+        except RuntimeError:  # another thread made one meanwhile
+            continue
 
-    return run
+
+def _freeze_all() -> None:
+    _FORKING.append(True)  # first: a file that is made from here on is not among those frozen, and may not be opened
+    for file in _all():
+        file.freeze()
+
+
+def _thaw_all() -> None:
+    for file in _all():
+        file.thaw()
+    _FORKING.pop()
+
+
+def _after_fork_in_child() -> None:
+    _FORKING.clear()
+    for file in _all():
+        file.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_each(File.freeze), after_in_parent=_each(File.thaw), after_in_child=_each(File.after_fork)
-    )
+    os.register_at_fork(before=_freeze_all, after_in_parent=_thaw_all, after_in_child=_after_fork_in_child)
