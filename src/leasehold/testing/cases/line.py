@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from leasehold.core.timing import BEAT, BEAT_EVERY, RESERVATION
+from leasehold.errors import Unavailable
 from leasehold.model import Alive, Busy, Claim, Grant
 from leasehold.testing.choosing import case
 from leasehold.testing.seat import Seat
@@ -194,8 +195,14 @@ async def _granted(seat: Seat, claim: Claim) -> bool:
 
 async def _wait_for(seat: Seat, waiter: Claim) -> None:
     """Ask and wait in turn until it is granted, as a recipe does, but never unprompted."""
-    while isinstance(busy := await seat.attempt(waiter), Busy):
-        await seat.engine.wait(waiter, busy, _LONG)
+    while True:
+        try:
+            reply = await seat.attempt(waiter)
+        except Unavailable:
+            continue  # the clock jumped in the midst of this call: its outcome is unknown, so it is asked again (E2)
+        if isinstance(reply, Grant):
+            return
+        await seat.engine.wait(waiter, reply, _LONG)
 
 
 async def _in_line(seat: Seat, count: int) -> bool:

@@ -52,7 +52,7 @@ async def a_run_that_failed_is_run_again_by_the_next(t: Trial) -> None:
 
 @case(rig={"cut"}, shows=("E1", "E8"))
 async def a_runner_cut_off_is_followed_and_its_result_refused(t: Trial) -> None:
-    first, second, store = t.caller(call_timeout=0.2), t.caller(), MemoryStore(t.runtime)
+    first, second, store = t.caller(call_timeout=t.rig.short_call), t.caller(), MemoryStore(t.runtime)
     inside, followed = [False], [False]
 
     async def slow() -> str:
