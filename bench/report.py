@@ -74,8 +74,9 @@ def page(kept: dict[str, Any]) -> str:
 def machine() -> str:
     cpu = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     cores = len(re.findall(r"^processor", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE))
+    kernel, *_ = platform.release().split("-")
     lines = [
-        f"- {cores} cores ({cpu.group(1) if cpu else platform.machine()}), {platform.system()} {platform.release()}",
+        f"- {cores} cores ({cpu.group(1) if cpu else platform.machine()}), {platform.system()} {kernel}",
         f"- Python {platform.python_version()}; servers on the same machine: {', '.join(servers())}",
         f"- packages: {', '.join(packages())}",
     ]

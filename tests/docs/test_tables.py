@@ -144,6 +144,19 @@ def of_growth(what: str) -> str:
     return table((what, *(f"{many:,}" for many in counts)), rows)
 
 
+def of_speed() -> str:
+    """From what `make bench ARGS=report` measured: pairs of each engine, against the base of their table."""
+    found = json.loads((ROOT / "bench" / "results.json").read_text(encoding="utf-8"))
+    rows = []
+    for engine in (name for name in found if name != "imports"):
+        for base, *cases in (part["results"] for part in found[engine]["parts"] if "results" in part):
+            ours = [case for case in cases if case["name"].startswith("leasehold")]
+            others = sorted((case for case in cases if case not in ours), key=lambda case: case["ratio"])
+            best = f"{others[0]['name']}: {others[0]['ratio']:.2f}" if others else "—"
+            rows.append((engine, base["name"], f"{min(case['ratio'] for case in ours):.2f}", best))
+    return table(("engine", "base", "ours", "the best of the others"), rows)
+
+
 def of_comparison() -> str:
     """From what `make comparison` measured."""
     return table(("approach", *comparison.FAULTS), comparison.lines(comparison.measured()))
@@ -151,6 +164,7 @@ def of_comparison() -> str:
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "comparison": of_comparison,
+    "speed": of_speed,
     "growth held": lambda: of_growth("held"),
     "growth waiting": lambda: of_growth("waiting"),
     "fences": of_fences,
