@@ -21,8 +21,10 @@ from leasehold.model import Claim
 
 _KEY: Final = ("namespace", "bucket", "name", "mark")
 _WHO: Final = ("client", "label", "host", "pid", "purpose")
+_ATTEMPT: Final = (*_KEY, *_WHO, "mode", "kind", "most", "ttl", "delay", "queue", "sweep", "patience")
 _VALUES: Final[dict[str, tuple[str, ...]]] = {
-    "attempt": (*_KEY, *_WHO, "mode", "kind", "most", "ttl", "delay", "queue", "sweep", "patience"),
+    "attempt": _ATTEMPT,
+    "idle": _ATTEMPT,
     "release": (*_KEY, "min_hold", "held", "patience"),
     "break": ("namespace", "bucket", "name", "token", "patience"),
     "inspect": ("namespace", "prefix", "exact"),
@@ -39,14 +41,17 @@ def _scripts() -> dict[str, str]:
     for section in (files(__package__) / "plain.sql").read_text(encoding="utf-8").split("-- :")[1:]:
         head, _, body = section.partition("\n")
         found[head.split()[0]] = body.strip().replace("{here}", _HERE)
-    for shared in ("enter", "settle"):
+    for shared in ("enter", "grant", "settle"):
         found = {name: body.replace(f"{{{shared}}}", found[shared]) for name, body in found.items()}
     return found
 
 
 class PlainLane(Lane):
     async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
-        return await self._ask(self._script(verb, values), (), deadline, claim)
+        found: list[Row] = []
+        if verb == "attempt" and claim is not None and not claim.queue:  # most find their name free
+            found = await self._ask(self._script("idle", values), (), deadline, claim)
+        return found or await self._ask(self._script(verb, values), (), deadline, claim)
 
     def take_back(self, mark: str, values: Sequence[Value]) -> None:
         session = self._limbo.pop(mark, None)

@@ -1,10 +1,29 @@
--- The verbs as plain statements, one section each. {here} is the name, {enter} and {settle} are the sections of those
--- names; the rest are values, written as literals, and {db}, the database.
+-- The verbs as plain statements, one section each. {here} is the name; {enter}, {grant} and {settle} are the sections of
+-- those names; the rest are values, written as literals, and {db}, the database.
 
 -- :enter  lock the bucket, and only then read the clock (E1, E3)
 start transaction;
 insert into {db}.lh_bucket values ({namespace}, {bucket}, 0, 0) on duplicate key update ticket = lh_bucket.ticket;
 set @lh_t = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+
+-- :idle  an attempt on a name that nobody wants, as most are; no row: somebody does, or did
+{enter}
+select not exists (select 1 from {db}.lh_grant where {here})
+    and not exists (select 1 from {db}.lh_line where {here}) into @lh_free;
+{grant}
+select 1, token, {ttl}, null, null, null, null, null, null, null, null
+    from {db}.lh_grant where {here} and mark = {mark} and @lh_free;
+commit
+
+-- :grant
+update {db}.lh_bucket set token = greatest(token + 1, @lh_t)
+    where namespace = {namespace} and bucket = {bucket} and @lh_free;
+insert into {db}.lh_grant (
+        namespace, name, token, bucket, mark, state, client, label, host, pid, purpose, mode, kind, most,
+        delay, ticket, since, beat, until)
+    select {namespace}, {name}, token, bucket, {mark}, 2, '', {label}, {host}, {pid}, {purpose},
+        {mode}, {kind}, {most}, {delay}, 0, @lh_t, @lh_t + 15000000, @lh_t + {ttl}
+    from {db}.lh_bucket where namespace = {namespace} and bucket = {bucket} and @lh_free;
 
 -- :settle  a turn that was not taken in time becomes a place in line again; what else is over is removed
 insert into {db}.lh_line select namespace, name, bucket, kind, most, '', 0, '' from {db}.lh_grant
@@ -29,14 +48,7 @@ select not @lh_other and not exists (select 1 from {db}.lh_grant where {here}) a
     select 1 from {db}.lh_waiter where {here} and passed = 0 and mark <> {mark}
         and ticket < coalesce(@lh_ticket, 9223372036854775807)) into @lh_free;
 set @lh_joins = {queue} and not @lh_free and not @lh_other and @lh_mine is null and @lh_ticket is null;
-update {db}.lh_bucket set token = greatest(token + 1, @lh_t)
-    where namespace = {namespace} and bucket = {bucket} and @lh_free;
-insert into {db}.lh_grant (
-        namespace, name, token, bucket, mark, state, client, label, host, pid, purpose, mode, kind, most,
-        delay, ticket, since, beat, until)
-    select {namespace}, {name}, token, bucket, {mark}, 2, '', {label}, {host}, {pid}, {purpose},
-        {mode}, {kind}, {most}, {delay}, 0, @lh_t, @lh_t + 15000000, @lh_t + {ttl}
-    from {db}.lh_bucket where namespace = {namespace} and bucket = {bucket} and @lh_free;
+{grant}
 update {db}.lh_grant set
         until = greatest(if(state = 1, @lh_t, until), @lh_t + {ttl}), since = if(state = 1, @lh_t, since),
         delay = {delay}, beat = @lh_t + 15000000, state = 2
@@ -81,12 +93,11 @@ commit
 
 -- :release
 {enter}
-{settle}
 select max(token) into @lh_mine from {db}.lh_grant
     where {here} and mark = {mark} and until > @lh_t and (state = 1 or state = 2 and {held});
 update {db}.lh_grant set state = 3, delay = 0, until = least(since, @lh_t) + {min_hold}
     where {here} and token = @lh_mine and state = 2 and least(since, @lh_t) + {min_hold} > @lh_t;
-delete from {db}.lh_grant where {here} and token = @lh_mine and state <> 3;
+delete from {db}.lh_grant where {here} and mark = {mark} and (state = 1 or token = @lh_mine and state <> 3);
 delete from {db}.lh_waiter where mark = {mark} and {here};
 delete from {db}.lh_line where {here} and not exists (select 1 from {db}.lh_waiter where {here});
 select if(@lh_mine is null, 'f', 't');
