@@ -142,6 +142,7 @@ class File:
         # timeout=0: SQLite's own waiting knows no deadline of ours. check_same_thread: the guard sees to that.
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
+            db.execute("pragma page_size = 1024")  # of a new file: whole pages are written, and a verb changes two rows
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
                 raise ConfigError(f"{self.path} is on a file system that cannot share memory, which SQLite's WAL needs")
             self._synced = None
