@@ -26,8 +26,9 @@ from leasehold.core import names, timing
 from leasehold.engine import Engine
 from leasehold.errors import ConfigError, SelfDeadlock, Unavailable
 from leasehold.model import Holding, Term, Traits
-from leasehold.recipes.lease import BaseLease, wait_lost
+from leasehold.recipes.lease import BaseLease
 from leasehold.recipes.lock import BaseLock
+from leasehold.recipes.losing import wait_lost
 from leasehold.runtime.base import settle
 
 L = TypeVar("L", bound=BaseLease)

@@ -10,7 +10,7 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
@@ -19,6 +19,7 @@ from leasehold.core import timing
 from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable
 from leasehold.model import Alive, Claim, Gone, Grant, Reason
 from leasehold.recipes.acquiring import bare
+from leasehold.recipes.losing import wait_lost
 
 if TYPE_CHECKING:
     from leasehold.recipes.desk import Desk
@@ -381,26 +382,6 @@ class BaseLease:
     async def _wait_lost(self, seconds: float | None) -> bool:
         """Wait until the lease is lost, at most `seconds`. False: it is not, or was released."""
         return await wait_lost([self], seconds)
-
-
-async def wait_lost(
-    leases: Sequence[BaseLease], seconds: float | None, enough: Callable[[], bool] = lambda: False
-) -> bool:
-    """Wait until one of them is over, or it is `enough` (whoever makes it so wakes them). False: none is lost."""
-    runtime = leases[0]._desk.runtime
-    end = timing.NEVER if seconds is None else runtime.now() + seconds
-    signal = runtime.signal()
-    for lease in leases:
-        with lease._desk.guard:
-            lease._signals = [*(lease._signals or ()), signal]
-    try:
-        while all(lease.held for lease in leases) and not enough() and (left := end - runtime.now()) > 0:
-            await signal.wait(min(left, timing.LOOK_EVERY, *(lease.remaining for lease in leases)))
-    finally:
-        for lease in leases:
-            with lease._desk.guard:
-                lease._signals = [other for other in lease._signals or () if other is not signal]
-    return any(lease.state is LOST for lease in leases)
 
 
 LeaseRef = weakref.ref[BaseLease]

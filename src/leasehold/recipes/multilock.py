@@ -16,8 +16,9 @@ from leasehold.config import UNSET, Unset, check_wait
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired
 from leasehold.model import Reason
 from leasehold.recipes.entries import Entry
-from leasehold.recipes.lease import BaseLease, wait_lost
+from leasehold.recipes.lease import BaseLease
 from leasehold.recipes.lock import BaseLock
+from leasehold.recipes.losing import wait_lost
 
 L = TypeVar("L", bound=BaseLease)
 S = TypeVar("S")  # what the face makes of them
