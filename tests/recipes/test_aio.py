@@ -220,6 +220,17 @@ def test_a_client_moves_to_the_next_loop_once_the_first_is_closed() -> None:
     asyncio.run(client.close())
 
 
+def test_a_client_that_moved_has_an_engine_anew_whatever_is_asked_first() -> None:
+    client = AsyncClient("memory://")
+
+    async def ask() -> object:
+        await client.ping()
+        return client._desk._engine
+
+    assert asyncio.run(ask()) is not asyncio.run(ask())
+    asyncio.run(client.close())
+
+
 def test_claims_left_in_line_by_a_closed_loop_are_given_up() -> None:
     client = AsyncClient("memory://moved")
     holder = Client("memory://moved")

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from leasehold import Client, ConfigError, LeaseLost, LeaseState, NotAcquired, Unavailable
+from leasehold import Client, ConfigError, Lease, LeaseLost, LeaseState, NotAcquired, Unavailable
 
 # Leases here are often still held when a test ends, and closed with their client.
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
@@ -272,6 +272,13 @@ def test_what_is_owed_is_dropped_once_it_has_lapsed(bench, wait_until) -> None:
     wait_until(lambda: client._desk.dog._owed_misses > 0)
     bench.clock.turn(21)
     wait_until(lambda: not client._desk.book.owed)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_lease_torn_while_it_is_made_is_dropped_without_a_word() -> None:
+    torn = Lease.__new__(Lease)
+    del torn
+    gc.collect()
 
 
 def test_a_dropped_lease_is_released_and_warned_about(bench, wait_until) -> None:
