@@ -19,7 +19,7 @@ import hiredis
 
 from leasehold.engines.redis.requests import spelled_out
 from leasehold.engines.redis.scripts import Script
-from leasehold.engines.redis.server import described
+from leasehold.engines.redis.server import described, says
 from leasehold.engines.redis.wire import SharedWire
 from leasehold.engines.redlock.agreement import majority
 from leasehold.engines.redlock.node import Node, nobody_waits
@@ -45,14 +45,18 @@ class Heard(NamedTuple):
 
     def each(self, read: Callable[[Any], T]) -> dict[int, T]:
         """The first reply of each, as it is to be read."""
-        return self.whole(lambda replies: read(replies[0]))
+        return self._read({number: replies[0] for number, replies in self.replies.items()}, read)
 
     def whole(self, read: Callable[[list[Any]], T]) -> dict[int, T]:
-        """All replies of each. What cannot be read is no answer, whatever the others say."""
+        """All replies of each."""
+        return self._read(dict(self.replies), read)
+
+    def _read(self, said: dict[int, Any], read: Callable[[Any], T]) -> dict[int, T]:
+        """What cannot be read is no answer, whatever the others say."""
         found: dict[int, T] = {}
-        for number, replies in list(self.replies.items()):
+        for number, reply in said.items():
             try:
-                found[number] = read(replies)
+                found[number] = read(reply)
             except LeaseholdError as error:
                 self.errors[number] = error
                 del self.replies[number]
@@ -95,13 +99,16 @@ class Asking:
         """Ask all nodes the same, or some of them each its own; what is packed are calls of one script, as many for
         each."""
         now = self._runtime.now()
-        asked, resting = (packed, {}) if isinstance(packed, Mapping) else self._chosen(now, packed)
-        patience = min(max(ttl * _SHARE, _PATIENCE[0]), _PATIENCE[1], (deadline - now) / 2)
-        limit = Limit(now + patience, deadline, lambda answers: decided(_said(answers)))
-        # Those that do not know the script have to be asked once more, and not by the deadline.
-        first = limit._replace(decided=lambda answers: bool(_unknowing(answers)) or limit.decided(answers))
-        answers = await self._ask(asked, first, regret, resting)
+        asked, resting = (packed, _NOBODY) if isinstance(packed, Mapping) else self._chosen(now, packed)
+        patience = now + min(max(ttl * _SHARE, _PATIENCE[0]), _PATIENCE[1], (deadline - now) / 2)
+
+        def enough(answers: Answers) -> bool:
+            # Those that do not know the script have to be asked once more, and not by the deadline.
+            return bool(_unknowing(answers)) or decided(_said(answers))
+
+        answers = await self._ask(asked, Limit(patience, deadline, enough), regret, resting)
         if script is not None and (unknowing := _unknowing(answers)):
+            limit = Limit(patience, deadline, lambda answers: decided(_said(answers)))
             for number in unknowing:
                 del answers[number]
             again = {n: each for n, each in {**asked, **resting}.items() if n in unknowing}
@@ -195,7 +202,7 @@ class Asking:
 
 
 def _joined(packed: Mapping[int, Packed]) -> dict[int, bytes]:
-    return {number: b"".join(each) for number, each in packed.items()}
+    return {number: each[0] if len(each) == 1 else b"".join(each) for number, each in packed.items()}
 
 
 def _said(answers: Answers) -> dict[int, list[Any]]:
@@ -208,11 +215,7 @@ def _said(answers: Answers) -> dict[int, list[Any]]:
 
 
 def _unknowing(answers: Answers) -> list[int]:
-    return [
-        number
-        for number, found in answers.items()
-        if isinstance(found, list) and isinstance(found[0], hiredis.ReplyError) and str(found[0]).startswith("NOSCRIPT")
-    ]
+    return [number for number, found in answers.items() if found.__class__ is list and says(found[0], "NOSCRIPT")]
 
 
 class Bundles:
