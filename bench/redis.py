@@ -1,8 +1,14 @@
 """The Redis engine beside two bare EVALSHA calls of redis-py and beside other lock packages, on one server.
 
-`python -m bench redis`: blocking pairs, asyncio pairs, ten thousand keys,
-commands, bytes. Packages that are not installed, or do not work here, are left out and named with the reason:
-python-redis-lock, pottery, redlock-py, sherlock, tooz.
+`python -m bench redis`: blocking pairs, asyncio pairs, ten thousand keys, commands, bytes. Packages that are not
+installed, or do not work here, are left out and named with the reason: python-redis-lock, pottery, redlock-py,
+sherlock, tooz.
+
+Where a blocking pair goes, client and server on one core, in CPU time as shares of the base: a bare socket and a script
+that does nothing 0.41; what the scripts do 0.12; a stream with deadlines and a parser 0.09; the engine's verbs 0.10; a
+claim with its secret 0.10; lease, watchdog and the rest of the recipes 0.15. The Python in it takes 15 us where nothing
+else runs and twice that here, and slows the server by a quarter: the two take turns in one cache. So every function
+less counts double, and 0.85 would take a third less of them.
 """
 
 from __future__ import annotations
