@@ -1,6 +1,7 @@
 """For all tests."""
 
 import gc
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ import pytest
 # kazoo's threads draw from the program's own generator, whenever they like. Hypothesis looks whether a strategy does,
 # and would take them for one: they get a generator of their own.
 kazoo.protocol.connection.random = kazoo.retry.random = random.Random()
+
+# Coverage finds the workers of xdist by this. The processes that their tests start are not measured: there are two
+# thousand, each would take twice as long, and what is gated is shown without them.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
 def pytest_collection_finish() -> None:

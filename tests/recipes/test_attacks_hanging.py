@@ -10,6 +10,7 @@ import pytest
 
 from leasehold import Client, Unavailable
 from leasehold.core.party import Counter
+from leasehold.core.timing import BEAT_EVERY
 from leasehold.engines.memory import Direct
 from leasehold.recipes.entries import Entry
 
@@ -166,7 +167,7 @@ def test_close_takes_no_longer_for_more_leases(bench, run_clock) -> None:
     assert not any(lease.held for lease in leases)
 
 
-def test_a_wake_up_is_not_lost_by_an_interrupted_first_attempt(monkeypatch) -> None:
+def test_a_wake_up_is_not_lost_by_an_interrupted_first_attempt(monkeypatch, wait_until) -> None:
     # shelf["mailbox"] is set before `listen`: interrupted between (or overtaken by another thread's queued attempt)
     # the client is deaf for ever, always passed over, and finds out by its own 5 s look.
     name = f"memory://deaf-{os.getpid()}-{time.monotonic_ns()}"
@@ -191,8 +192,8 @@ def test_a_wake_up_is_not_lost_by_an_interrupted_first_attempt(monkeypatch) -> N
 
         thread = threading.Thread(target=wait)
         thread.start()
-        time.sleep(0.3)
+        wait_until(lambda: [one.state for one in other.inspect()] == ["held", "waiting"])
         began = time.monotonic()
         held.release()
         thread.join(20)
-        assert at[0] - began < 1
+        assert at[0] - began < BEAT_EVERY - 1

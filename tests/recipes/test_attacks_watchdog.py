@@ -33,7 +33,7 @@ def test_a_watchdog_that_could_not_start_is_started_by_the_next_lease(bench, mon
             client.lock("a").acquire()
     lease = client.lock("b", ttl=30).acquire()
     bench.clock.turn(10.1)
-    wait_until(lambda: lease._asked > 1000, 2)
+    wait_until(lambda: lease._asked > 1000)
 
 
 def test_a_callback_that_exits_silences_no_other(bench, wait_until) -> None:
@@ -46,7 +46,7 @@ def test_a_callback_that_exits_silences_no_other(bench, wait_until) -> None:
     client.break_lock("a", token=one.token)
     time.sleep(0.1)
     client.break_lock("b", token=two.token)
-    wait_until(lambda: told, 2)
+    wait_until(lambda: told)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_after_a_suspend_the_loss_is_told_soon() -> None:
     time.sleep(0.1)
     slept[0] = 3600.0
     assert lease.state == "LOST"
-    end = time.monotonic() + 6
+    end = time.monotonic() + 15  # by itself it would wake after 20
     while not told and time.monotonic() < end:
         time.sleep(0.05)
     try:
