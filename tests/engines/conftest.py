@@ -30,14 +30,15 @@ from leasehold.testing.suite import made
 
 
 def load(name: str) -> ModuleType:
-    """A file beside this one: tests are no package."""
-    if name not in sys.modules:
-        spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    """A file beside this one: tests are no package, and other folders have files of the same name."""
+    known = f"beside_engines_{name}"
+    if known not in sys.modules:
+        spec = spec_from_file_location(known, Path(__file__).with_name(f"{name}.py"))
         assert spec is not None
         assert spec.loader is not None
-        sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+        sys.modules[known] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[known])
+    return sys.modules[known]
 
 
 Bare = load("bare").Bare
