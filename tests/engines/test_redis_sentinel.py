@@ -113,7 +113,7 @@ def test_an_operators_fail_over_disturbs_nobody(watched) -> None:
 
         def use() -> None:
             while not over.is_set():
-                with other.lock("another") as mine:
+                with other.lock("another", ttl=3) as mine:  # what a release that was not replicated costs
                     tokens.append(mine.token)
 
         user = threading.Thread(target=use)
