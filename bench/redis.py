@@ -24,7 +24,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from bench.cases import Notes, Part, Table, repeated
+from bench.cases import Notes, Part, Table, one_core, repeated
 from leasehold import AsyncClient, Client
 from leasehold.speed.rounds import Case, Result, measure
 from leasehold.testing.servers.redis import RedisServer
@@ -303,6 +303,7 @@ def sizes(locks: int = 10_000) -> str:
 
 
 def parts(rounds: int) -> Iterator[Part]:
-    yield Table(TITLE, run(rounds))
-    yield Table(TITLE_ASYNC, run_async(rounds))
+    with one_core():
+        yield Table(TITLE, run(rounds))
+        yield Table(TITLE_ASYNC, run_async(rounds))
     yield Notes(TITLE_COUNTS, [many_keys(max(3, rounds // 3)), *commands(), sizes()])
