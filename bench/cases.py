@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -58,6 +59,23 @@ def one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def working(
+    makers: Mapping[str, Callable[[], Any]], inside: Callable[[], None] = lambda: None
+) -> Iterator[tuple[str, Any]]:
+    """Other packages' locks, as they come: those that work here. The others are named, with the reason. `inside` is
+    called while one is held, and may object."""
+    for name, make in makers.items():
+        try:
+            lock = make()
+            with lock:
+                inside()
+        except Exception as error:
+            why = " ".join(str(error).split())
+            print(f"left out: {name} ({type(error).__name__}: {why})", file=sys.stderr)
+        else:
+            yield name, lock
 
 
 def repeated(lock: Any) -> Callable[[int], None]:

@@ -1,16 +1,15 @@
 """The PostgreSQL engine beside a bare upsert and delete of equal durability, and beside advisory locks; then hand-offs.
 
-`python -m bench postgresql`. Starts a server of its own. Packages that are not installed are left out: pals, tooz.
+`python -m bench postgresql`. Starts a server of its own. Packages that do not work here are named: pals, tooz.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.cases import Part, Table, repeated
+from bench.cases import Part, Table, repeated, working
 from bench.sql import blocked, counted
 from leasehold import AsyncClient, Client
 from leasehold.speed.rounds import Case, Result, measure
@@ -70,17 +69,19 @@ def advisory(server: PostgreSQL) -> Callable[[int], None]:
 
 
 def others(server: PostgreSQL) -> Iterator[tuple[str, Any]]:
-    with contextlib.suppress(ImportError):
+    def pals() -> Any:
         import pals
 
-        yield "pals (advisory locks)", pals.Locker("bench", server.url()).lock("bench")
-    with contextlib.suppress(ImportError):
+        return pals.Locker("bench", server.url()).lock("bench")
+
+    def tooz() -> Any:
         from tooz import coordination
 
-        with contextlib.suppress(Exception):
-            coordinator = coordination.get_coordinator(server.url(), b"bench")
-            coordinator.start()
-            yield "tooz (advisory locks)", coordinator.get_lock(b"bench")
+        coordinator = coordination.get_coordinator(server.url(), b"bench")
+        coordinator.start()
+        return coordinator.get_lock(b"bench")
+
+    yield from working({"pals (advisory locks)": pals, "tooz (advisory locks)": tooz})
 
 
 # ------------------------------------------------------------------ hand-off

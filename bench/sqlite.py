@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.cases import Notes, Part, Table, repeated
+from bench.cases import Notes, Part, Table, repeated, working
 from leasehold import AsyncClient, Client
 from leasehold.speed.rounds import Case, Result, measure
 
@@ -70,19 +70,18 @@ def pairs(folder: str, options: str, synchronous: str, times: int) -> Iterator[C
 
 
 def others(folder: str) -> Iterator[tuple[str, Any]]:
-    with contextlib.suppress(ImportError):
+    def filelock() -> Any:
         from filelock import FileLock
 
-        yield "filelock: no lease, no token, no line", FileLock(f"{folder}/filelock")
-    with contextlib.suppress(ImportError):
+        return FileLock(f"{folder}/filelock")
+
+    def sherlock() -> Any:
         import sherlock
 
         sherlock.configure(backend=sherlock.backends.FILE, expire=60)
-        with contextlib.suppress(Exception):
-            lock = sherlock.FileLock("bench", client=Path(folder))
-            lock.acquire()
-            lock.release()
-            yield "sherlock's file lock", lock
+        return sherlock.FileLock("bench", client=Path(folder))
+
+    yield from working({"filelock: no lease, no token, no line": filelock, "sherlock's file lock": sherlock})
 
 
 # ------------------------------------------------------------------ hand-off

@@ -147,13 +147,15 @@ def of_growth(what: str) -> str:
 def of_speed() -> str:
     """From what `make bench ARGS=report` measured: pairs of each engine, against the base of their table."""
     found = json.loads((ROOT / "bench" / "results.json").read_text(encoding="utf-8"))
+    parts = [part for name, kept in found.items() if name != "imports" for part in kept["parts"] if "results" in part]
     rows = []
-    for engine in (name for name in found if name != "imports"):
-        for base, *cases in (part["results"] for part in found[engine]["parts"] if "results" in part):
-            ours = [case for case in cases if case["name"].startswith("leasehold")]
-            others = sorted((case for case in cases if case not in ours), key=lambda case: case["ratio"])
-            best = f"{others[0]['name']}: {others[0]['ratio']:.2f}" if others else "—"
-            rows.append((engine, base["name"], f"{min(case['ratio'] for case in ours):.2f}", best))
+    for part in parts:
+        base, *cases = part["results"]
+        what = part["title"].partition(":")[0] + (", asyncio" if "asyncio" in part["title"] else "")
+        ours = [case["ratio"] for case in cases if case["name"].startswith("leasehold")]
+        others = [case for case in cases if not case["name"].startswith(("leasehold", "two ", "the least "))]
+        best = min(others, key=lambda case: case["ratio"], default=None)
+        rows.append((what, base["name"], f"{min(ours):.2f}", f"{best['ratio']:.2f}: {best['name']}" if best else "—"))
     return table(("engine", "base", "ours", "the best of the others"), rows)
 
 
