@@ -352,9 +352,10 @@ class BaseLease:
             elif asked >= self._asked:  # an answer overtaken by a later one has nothing new to say
                 if claim.ttl != self._claim.ttl:
                     self._claim = self._claim._replace(ttl=claim.ttl)
-                traits = desk.traits
-                made = timing.granted_ttl(claim.ttl, traits.min_ttl, traits.ttl_step)
-                self._asked, self.ttl = asked, min(reply.ttl, made)
+                life = reply.ttl
+                if life > claim.ttl:  # what an engine makes of a ttl is never less
+                    life = min(life, timing.granted_ttl(claim.ttl, desk.traits.min_ttl, desk.traits.ttl_step))
+                self._asked, self.ttl = asked, life
                 self._valid_until = min(timing.valid_until(asked, self.ttl), self._cap)
                 self._due = timing.renew_at(asked, self.ttl, desk.runtime.fraction())
                 self._missed = self._tried = False

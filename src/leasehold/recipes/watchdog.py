@@ -232,22 +232,22 @@ class Watchdog:
 
     async def _renew_due(self, runtime: Runtime) -> None:
         """Ten thousand leases are renewed in a few batches a second, not each when its time has come."""
-        now, due = runtime.now(), list[BaseLease]()
+        now, due, heap = runtime.now(), list[BaseLease](), self._renewals
         if self._first_renewal() > now:
             return
-        while (planned := self._first_renewal()) < _NEVER:
-            held = self._renewals[0][2]
+        while heap:
+            planned, plan, held = heap[0]
             lease = held()
-            if lease is None:
-                continue
-            nearly = lease._due if lease._missed else lease._due - (lease._due - lease._asked) * _EARLY
-            if now < nearly and now < planned:
-                break
-            heappop(self._renewals)
-            if now < nearly:  # renewed by hand meanwhile
-                self._plan(lease, held)
-            else:
-                due.append(lease)
+            if lease is not None and lease._ended is None and lease._plan == plan:
+                nearly = lease._due if lease._missed else lease._due - (lease._due - lease._asked) * _EARLY
+                if now >= nearly:
+                    due.append(lease)
+                elif now < planned:
+                    break
+                else:  # renewed by hand meanwhile; this appointment is void now
+                    self._plan(lease, held)
+                    continue
+            heappop(heap)
         for start in range(0, len(due), _BATCH):
             await self._renew(runtime, [lease for lease in due[start : start + _BATCH] if lease._ended is None])
 
