@@ -78,6 +78,49 @@ def test_nobody_opens_the_file_while_the_process_forks(url) -> None:
         client.ping()
 
 
+def test_of_two_threads_that_fork_each_lets_go_of_its_own(url, monkeypatch) -> None:
+    """The second froze a file made since the first began. The first could not let go of that, and so of no other
+    either: the process could not open a file of locks again."""
+    monkeypatch.setattr(file_module, "_TO_FINISH", 0.05)
+    frozen, over = threading.Event(), threading.Event()
+
+    def fork() -> None:
+        file_module._freeze_all()
+        frozen.set()
+        over.wait(30)
+        file_module._thaw_all()
+
+    with Client(url) as client:
+        client.ping()
+        file_module._freeze_all()
+        newcomer = Client(url)
+        other = threading.Thread(target=fork)
+        other.start()
+        frozen.wait(30)
+        try:
+            file_module._thaw_all()
+        finally:
+            over.set()
+            other.join(30)
+        assert not file_module._FORKING
+        client.ping()
+        newcomer.close()
+
+
+def test_two_threads_that_fork_do_not_wait_for_each_other(url, monkeypatch) -> None:
+    """A set gives its files in another order once there are more of them: each thread had what the other waited for."""
+    orders: list[list[file_module.File]] = []
+    monkeypatch.setattr(file_module.File, "freeze", lambda file: orders[-1].append(file))
+    with Client(url), Client(url):
+        found = file_module._all()
+        for order in (found, found[::-1]):
+            orders.append([])
+            monkeypatch.setattr(file_module, "_all", order.copy)
+            file_module._freeze_all()
+            file_module._thaw_all()
+    assert orders[0] == orders[1]
+
+
 def test_a_child_and_its_parent_stay_in_one_world(url, path, in_fork) -> None:
     """A connection carried across the fork would part them here: the parent's close removes the log it shares."""
     client = Client(url)

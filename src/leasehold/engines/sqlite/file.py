@@ -210,7 +210,7 @@ class File:
         self._let_go()
 
     def thaw(self) -> None:
-        if self._frozen:
+        if self._frozen and self._guard.mine():  # else frozen by another thread, which forks as well
             self._frozen = False
             self._guard.__exit__(None, None, None)
 
@@ -238,7 +238,7 @@ def _all() -> list[File]:
 
 def _freeze_all() -> None:
     _FORKING.append(True)  # first: a file that is made from here on is not among those frozen, and may not be opened
-    for file in _all():
+    for file in sorted(_all(), key=id):  # in one order: two threads that fork would wait for each other
         file.freeze()
 
 
