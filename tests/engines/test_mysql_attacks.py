@@ -10,6 +10,8 @@ import pytest
 
 from leasehold import Client, ConfigError, NotAcquired, Unavailable
 from leasehold.engines.mysql import schema
+from leasehold.model import Busy
+from leasehold.runtime.base import step
 from leasehold.testing.servers.mysql import MariaDB
 
 # ------------------------------------------------------------------ wake-ups
@@ -57,6 +59,19 @@ def test_the_end_of_a_proof_of_life_is_noticed_though_nothing_says_so(mysql, unt
         ear._beside.usable = lambda: True  # its end has not reached us
         mysql.server.run(f"kill {ear._beside.number}")
         until(lambda: ear.address != before, 4.0)
+
+
+# --------------------------------------------------------- without procedures
+
+
+def test_without_procedures_a_delay_is_waited_out_once(mysql, bare) -> None:
+    """What cools ends when its delay does. Its row was taken for one that lapsed, and kept for the same time again."""
+    one = bare(mysql.url(procedures="no"))
+    held = one.takes(one.claim(delay=3600.0))
+    assert step(one.engine.break_("", "job", held.token, one.by()))
+    assert isinstance(one.attempt(one.claim()), Busy)
+    mysql.ask("update {s}.lh_grant set until = until - 3600 * 1000000")
+    assert one.takes(one.claim()).token > held.token
 
 
 # --------------------------------------------------------------- connections

@@ -12,7 +12,7 @@ import pymysql
 import pytest
 import sqlalchemy
 
-from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Unavailable, inside
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, Unavailable, inside
 from leasehold.core.names import bucket
 
 
@@ -79,6 +79,24 @@ def test_a_release_waits_for_the_transaction_and_is_owed_if_that_is_long(client,
             operator.break_lock("job", token=lease.token)
         connection.commit()
         until(lambda: not operator.inspect())
+
+
+def test_a_client_without_procedures_holds_up_nobody_while_a_lease_is_checked(client, connection, mysql) -> None:
+    """It found what is over by a DELETE that waited for the kept row, and kept the bucket meanwhile."""
+    lease = client.lock("job", ttl=1.5).acquire()
+    inside.check(lease, connection)
+    with Client(mysql.url(procedures="no"), namespace="it's: %s", call_timeout=3) as poor:
+        for lapsed in (False, True):
+            began = time.monotonic()
+            assert poor.lock("job").try_acquire() is None
+            with pytest.raises(NotAcquired):
+                poor.lock("job", wait=0.3).acquire()
+            assert len(mysql.ask("select 1 from {s}.lh_waiter")) == 0, "its place in line was given up at once"
+            assert time.monotonic() - began < 2.5
+            assert lapsed or lease.wait_lost(30)
+        connection.commit()
+        assert poor.lock("job", wait=20).acquire().release()
+    lease.release()
 
 
 def test_sqlalchemy_and_asyncio(client, mysql) -> None:

@@ -25,13 +25,18 @@ insert into {db}.lh_grant (
         {mode}, {kind}, {most}, {delay}, 0, @lh_t, @lh_t + 15000000, @lh_t + {ttl}
     from {db}.lh_bucket where namespace = {namespace} and bucket = {bucket} and @lh_free;
 
--- :settle  a turn that was not taken in time becomes a place in line again; what else is over is removed
+-- :settle  a turn that was not taken in time becomes a place in line again; what else is over is removed. A transaction
+-- that checked its lease may have the row: that is not waited for with the bucket locked, and goes on occupying the name
+set @lh_over = null;
+select token into @lh_over from {db}.lh_grant where {here} and if(state = 2, ends, until) <= @lh_t
+    order by token desc limit 1 for update skip locked;
 insert into {db}.lh_line select namespace, name, bucket, kind, most, '', 0, '' from {db}.lh_grant
-    where {here} and state = 1 and until <= @lh_t and beat > @lh_t on duplicate key update most = lh_line.most;
+    where {here} and token <= @lh_over and state = 1 and until <= @lh_t and beat > @lh_t
+    on duplicate key update most = lh_line.most;
 insert into {db}.lh_waiter
     select namespace, name, 1, ticket, mark, client, label, host, pid, purpose, mode, delay, since, beat
-    from {db}.lh_grant where {here} and state = 1 and until <= @lh_t and beat > @lh_t;
-delete from {db}.lh_grant where {here} and if(state = 1, until, ends) <= @lh_t;
+    from {db}.lh_grant where {here} and token <= @lh_over and state = 1 and until <= @lh_t and beat > @lh_t;
+delete from {db}.lh_grant where {here} and token <= @lh_over and if(state = 2, ends, until) <= @lh_t;
 delete from {db}.lh_waiter where {here} and beat <= @lh_t;
 delete from {db}.lh_line where {here} and not exists (select 1 from {db}.lh_waiter where {here});
 
@@ -74,33 +79,31 @@ select case when @lh_free or @lh_mine is not null then 1 when @lh_other then 2 e
     order by g.until, g.token limit 1;
 commit
 
--- :sweep  a name with something over that nobody asked about; whoever has its bucket now, or its row, sees to it himself
+-- :sweep  a name with something over that nobody asked about; whoever has its bucket now sees to it himself
 ;
 start transaction;
 set @lh_t = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
-set @lh_n = null, @lh_in = null, @lh_free = null;
-select namespace, bucket, name, token into @lh_ns, @lh_b, @lh_n, @lh_mine from (
-    (select namespace, bucket, name, token from {db}.lh_grant where ends <= @lh_t order by ends limit 1) union all
-    (select l.namespace, l.bucket, l.name, null from {db}.lh_line l where {lines} and not exists (
+set @lh_n = null, @lh_in = null;
+select namespace, bucket, name into @lh_ns, @lh_b, @lh_n from (
+    (select namespace, bucket, name from {db}.lh_grant where ends <= @lh_t order by ends limit 1) union all
+    (select l.namespace, l.bucket, l.name from {db}.lh_line l where {lines} and not exists (
         select 1 from {db}.lh_waiter w where w.namespace = l.namespace and w.name = l.name and w.beat > @lh_t)
         limit 1)) found limit 1;
 select 1 into @lh_in from {db}.lh_bucket where namespace = @lh_ns and bucket = @lh_b for update skip locked;
-select 1 into @lh_free from {db}.lh_grant
-    where namespace = @lh_ns and name = @lh_n and token = @lh_mine for update skip locked;
-set @lh_n = if(@lh_in and (@lh_mine is null or @lh_free), @lh_n, null);
+set @lh_n = if(@lh_in, @lh_n, null);
 {settle}
 commit
 
 -- :release
 {enter}
-select max(token) into @lh_mine from {db}.lh_grant
-    where {here} and mark = {mark} and until > @lh_t and (state = 1 or state = 2 and {held});
+select max(token), if(max(until) > @lh_t, 't', 'f') into @lh_mine, @lh_ended from {db}.lh_grant
+    where {here} and mark = {mark} and (state = 1 or state = 2 and {held} and until > @lh_t);
 update {db}.lh_grant set state = 3, delay = 0, until = least(since, @lh_t) + {min_hold}
     where {here} and token = @lh_mine and state = 2 and least(since, @lh_t) + {min_hold} > @lh_t;
-delete from {db}.lh_grant where {here} and mark = {mark} and (state = 1 or token = @lh_mine and state <> 3);
+delete from {db}.lh_grant where {here} and token = @lh_mine and state <> 3;
 delete from {db}.lh_waiter where mark = {mark} and {here};
 delete from {db}.lh_line where {here} and not exists (select 1 from {db}.lh_waiter where {here});
-select if(@lh_mine is null, 'f', 't');
+select @lh_ended;
 commit
 
 -- :break  what cools for a delay guards against a holder not yet told: a repeated break must not cut it short
