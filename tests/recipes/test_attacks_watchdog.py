@@ -102,6 +102,73 @@ def test_a_log_handler_that_blocks_costs_no_renewal(bench, wait_until, at_risk) 
         free.set()
 
 
+def test_no_thread_to_tell_from_costs_no_lease_its_renewals(bench, monkeypatch, wait_until) -> None:
+    # The first lease at risk wants the teller's thread. That cannot start: what was raised ended the turn, so the rest
+    # of the batch was never planned again, and was raised once more where the watchdog tells of that: it was no more.
+    client = bench.client()
+    leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
+    bench.clock.turn(0)
+    wait_until(lambda: len(client._desk.dog._ends) == 3)
+
+    def refuse(_self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    bench.link.silent = True
+    bench.clock.turn(10)
+    wait_until(lambda: any(lease._missed for lease in leases))
+    bench.link.silent = False
+    for _ in range(30):
+        bench.clock.turn(0.5)
+        time.sleep(0.01)
+    assert all(lease._asked > 1000 for lease in leases)
+
+
+def test_what_one_answer_raises_costs_the_others_of_its_batch_nothing(bench, monkeypatch, wait_until) -> None:
+    client = bench.client()
+    leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
+    bench.clock.turn(0)
+    wait_until(lambda: len(client._desk.dog._ends) == 3)
+    answered, torn = type(leases[0])._answered, list[object]()
+
+    def stumble(lease, *args):
+        if len(torn) < 1:
+            torn.append(lease)
+            raise MemoryError
+        answered(lease, *args)
+
+    monkeypatch.setattr(type(leases[0]), "_answered", stumble)
+    for _ in range(30):
+        bench.clock.turn(0.5)
+        time.sleep(0.01)
+    wait_until(lambda: torn and all(lease._asked > 1000 for lease in leases))
+
+
+@pytest.mark.usefixtures("untraced")
+def test_a_short_life_does_not_wait_for_all_that_are_nearly_due(bench, wait_until) -> None:
+    # What is nearly due goes along with what is due: thousands of long leases, batch after batch, while the short one
+    # that took them along came to its end.
+    client = bench.client()
+    client._desk.runtime.fraction = lambda: 0.0
+    long = [client.lock(f"n{number}", ttl=3000).acquire() for number in range(3000)]
+    bench.clock.turn(950)  # they are due after 1000
+    wait_until(lambda: len(client._desk.dog._ends) == 3000)
+    short = client.lock("short", ttl=1).acquire()
+    wait_until(lambda: len(client._desk.dog._ends) == 3001)
+
+    def slowly(verb: str, args: tuple[object, ...], deadline: float) -> object:
+        answer = type(bench.link).call(bench.link, verb, args, deadline)
+        if verb == "renew":
+            bench.clock.at += 0.2
+        return answer
+
+    bench.link.call = slowly
+    while any(lease._asked == 1000 for lease in long):
+        bench.clock.turn(max(short._due - bench.clock.at, 0.0) + 0.01)
+        wait_until(lambda: short._due > bench.clock.at or not short.held)
+        assert short.held
+
+
 def test_after_a_suspend_the_loss_is_told_soon() -> None:
     # The clock counts suspend, the watchdog's sleep (a lock's timeout, CLOCK_MONOTONIC) does not: it sleeps on for
     # up to a third of the ttl after the machine woke. state and check() know at once; callbacks, events, tasks do not.

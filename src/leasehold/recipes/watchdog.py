@@ -231,11 +231,12 @@ class Watchdog:
         return latest if patient else min(latest, now + max(self.shortest / 3, _LEAST_CALL))
 
     async def _renew_due(self, runtime: Runtime) -> None:
-        """Ten thousand leases are renewed in a few batches a second, not each when its time has come."""
+        """Ten thousand leases are renewed in a few batches a second, not each when its time has come. One batch at a
+        time: with hundreds that are only nearly due, a short-lived one would wait for all of them."""
         now, due, heap = runtime.now(), list[BaseLease](), self._renewals
         if self._first_renewal() > now:
             return
-        while heap:
+        while heap and len(due) < _BATCH:
             planned, plan, held = heap[0]
             lease = held()
             if lease is not None and lease._ended is None and lease._plan == plan:
@@ -248,8 +249,8 @@ class Watchdog:
                     self._plan(lease, held)
                     continue
             heappop(heap)
-        for start in range(0, len(due), _BATCH):
-            await self._renew(runtime, [lease for lease in due[start : start + _BATCH] if lease._ended is None])
+        if due:
+            await self._renew(runtime, due)
 
     async def _renew(self, runtime: Runtime, leases: list[BaseLease]) -> None:
         asked = runtime.now()
@@ -257,10 +258,11 @@ class Watchdog:
         for lease in leases:
             lease._tried = True
         patient = any(lease._missed for lease in leases)
-        for lease, claim, reply in zip(leases, claims, await self._ask(runtime, claims, patient), strict=True):
-            try:
+        try:
+            for lease, claim, reply in zip(leases, claims, await self._ask(runtime, claims, patient), strict=True):
                 lease._answered(asked, claim, reply)
-            finally:  # whatever was raised in there, the lease keeps its next appointment
+        finally:  # whatever was raised in there, all of them keep their next appointments
+            for lease in leases:
                 if lease._ended is None:
                     self._plan(lease, ref(lease))
 
