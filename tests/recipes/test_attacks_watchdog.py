@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from leasehold import Client
+from leasehold.core.timing import NEVER
 from leasehold.runtime.threads import Threads, boot_clock
 
 pytestmark = [
@@ -167,6 +168,41 @@ def test_a_short_life_does_not_wait_for_all_that_are_nearly_due(bench, wait_unti
         bench.clock.turn(max(short._due - bench.clock.at, 0.0) + 0.01)
         wait_until(lambda: short._due > bench.clock.at or not short.held)
         assert short.held
+
+
+@pytest.mark.parametrize("first", ["hand", "watchdog"])
+def test_a_renewal_under_way_does_not_undo_the_ttl_asked_for_by_hand(bench, wait_until, first) -> None:
+    # The watchdog asks, with the ttl of before, while renew(ttl=300) is not answered yet. Whichever answer came last:
+    # the lease lived 30 s again, by all later renewals too, where renew() had promised 300.
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: client._desk.dog._ends)
+    asked, answered = threading.Event(), threading.Event()
+
+    def call(verb: str, args: tuple[object, ...], deadline: float) -> object:
+        answer = type(bench.link).call(bench.link, verb, args, deadline)
+        if verb != "renew":
+            return answer
+        if threading.current_thread() is threading.main_thread():
+            bench.clock.turn(10)
+            asked.wait(10)
+            if first == "watchdog":
+                answered.set()
+                wait_until(lambda: lease._asked == 1010)
+        else:
+            asked.set()
+            answered.wait(10)
+        return answer
+
+    bench.link.call = call
+    try:
+        lease.renew(ttl=300)
+        assert lease.ttl == 300
+    finally:
+        answered.set()
+    wait_until(lambda: client._desk.dog._wakes_at < NEVER)  # it sleeps again
+    del bench.link.call
+    assert (lease.ttl, lease._claim.ttl, round(lease.remaining)) == (300, 300, 287)
 
 
 def test_after_a_suspend_the_loss_is_told_soon() -> None:

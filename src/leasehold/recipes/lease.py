@@ -321,7 +321,7 @@ class BaseLease:
         deadline = asked + min(desk.options.call_timeout, self.remaining)
         self._tried = True
         (reply,) = await desk.engine().renew([claim], deadline)
-        self._answered(asked, claim, reply)
+        self._answered(asked, claim, reply, by_hand=True)
         if isinstance(reply, Unavailable):
             raise reply
         self.check()
@@ -335,8 +335,9 @@ class BaseLease:
             kept = self._kept = self._claim._replace(token=self.token, ttl=asks)
         return kept
 
-    def _answered(self, asked: float, claim: Claim, reply: Alive | Gone | Unavailable) -> None:
-        """Take the engine's answer to a renewal; one for a lease that ended meanwhile is dropped."""
+    def _answered(self, asked: float, claim: Claim, reply: Alive | Gone | Unavailable, by_hand: bool = False) -> None:
+        """Take the engine's answer to a renewal; one for a lease that ended meanwhile is dropped. Another ttl than it
+        has is only ever asked for by hand: the watchdog's own question was then overtaken by that."""
         desk = self._desk
         if isinstance(reply, Gone):
             self._lose(reply.reason)
@@ -349,7 +350,7 @@ class BaseLease:
                 return
             if isinstance(reply, Unavailable):
                 newly, self._missed = not self._missed, True
-            elif asked >= self._asked:  # an answer overtaken by a later one has nothing new to say
+            elif asked >= self._asked if claim.ttl == self._claim.ttl else by_hand:  # else it says nothing new
                 if claim.ttl != self._claim.ttl:
                     self._claim = self._claim._replace(ttl=claim.ttl)
                 life = reply.ttl
