@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
+import hiredis
 import pytest
 
 from leasehold import Client
 from leasehold.book import Book, Waiter
 from leasehold.core.timing import BEAT, PROBE
-from leasehold.engines.redis.listener import Looks
+from leasehold.engines.redis import listener
+from leasehold.engines.redis.listener import Listener, Looks
+from leasehold.engines.redis.scripts import Publishing
 from leasehold.errors import Unavailable
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import step
-from leasehold.runtime.threads import Threads
+from leasehold.runtime.streams import SocketStream
+from leasehold.runtime.threads import Threads, boot_clock
 
 
 def claim(number: int) -> Claim:
@@ -70,6 +75,38 @@ def test_those_who_left_are_not_kept(book, looks) -> None:
     assert len(looks._due) < 100
     looks.note(book, claim(1).mark, 1.0)  # and nobody of whom nothing is known
     assert looks.first() >= 1e9
+
+
+class Silent:
+    """Takes a subscription, tells one waiter when to look, and says nothing more."""
+
+    def __init__(self, mark: str, after: float) -> None:
+        self.near, self.far = socket.socketpair()
+        told = b"head %d leasehold:{:0}:job " % (after * 1e6) + bytes.fromhex(mark)
+        self.far.sendall(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n")
+        self.far.sendall(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$%d\r\n%b\r\n" % (len(told), told))
+
+    async def open(self, runtime, _deadline: float) -> SocketStream:
+        return SocketStream(self.near, hiredis.Reader(), runtime.now)
+
+
+def test_a_head_looks_in_time_also_while_the_listener_waits_for_an_answer(book, until, monkeypatch) -> None:
+    # A connection that died without a word: it is asked whether it is there, and that takes its time.
+    monkeypatch.setattr(listener, "BEAT_EVERY", 0.1)
+    waiter = book.enter(claim(1), Threads())
+    server = Silent(claim(1).mark, after=1.0)
+    hears = Listener(server, Publishing(), Threads(), book, patience=4.0)
+    hears.start()
+    try:
+        until(lambda: waiter.look_at is not None and waiter.look_at > boot_clock() + 0.1)  # told
+        began = time.monotonic()
+        assert step(waiter.signal.wait(5.0))  # connected: everybody looks once
+        assert step(waiter.signal.wait(5.0))
+        assert time.monotonic() - began < 3.0
+        assert b"PING" in server.far.recv(1000)
+    finally:
+        hears.close()
+        server.far.close()
 
 
 class Line:

@@ -29,7 +29,7 @@ from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime, Signal
 from leasehold.runtime.loopstream import LoopStream
-from leasehold.runtime.streams import Nudge, SocketStream
+from leasehold.runtime.streams import NUDGED, Nudge, SocketStream
 
 _log = logging.getLogger("leasehold.redis")
 
@@ -230,20 +230,25 @@ class Listener(Hearing):
             del book
             stream.send(wishes, runtime.now() + self._patience)
             await self._hear(stream.listen(self._patience), runtime)
-            quiet = runtime.now() + BEAT_EVERY
+            quiet, asked = runtime.now() + BEAT_EVERY, False
             while not ended and (book := self._book()) is not None:
                 now = runtime.now()
                 self._looks.wake(book, now)
                 del book
                 try:
-                    said = stream.listen(max(0.0, min(quiet, self._looks.first()) - now), self.nudge)
+                    # After a pause too: what has come by then is read before it is judged missing.
+                    said = stream.listen(max(LATE, min(quiet, self._looks.first()) - now), self.nudge)
                 except TimeoutError:
                     if runtime.now() < quiet:
-                        continue  # somebody is to look
+                        continue  # somebody is to look, also while an answer is awaited
+                    if asked:
+                        raise
                     await self._idle(runtime)  # nothing to say, or nobody there: only asking tells
                     stream.send(pack("PING"), runtime.now() + self._patience)
-                    said = stream.listen(self._patience)
-                quiet = runtime.now() + BEAT_EVERY
+                    quiet, asked = runtime.now() + self._patience, True
+                    continue
+                if said is not NUDGED:
+                    quiet, asked = runtime.now() + BEAT_EVERY, False
                 await self._hear(said, runtime)
         finally:
             self._stream = None
