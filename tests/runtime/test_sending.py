@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 
 import pytest
@@ -44,11 +45,13 @@ def test_only_those_behind_others_wait_for_the_turn_to_end() -> None:
 
 def test_a_request_torn_while_it_is_sent_ends_the_connection(monkeypatch) -> None:
     near, far = socket.socketpair()
+    complaints: list[object] = []
 
     def torn(_: LoopStream) -> None:
         raise KeyboardInterrupt
 
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(said))
         stream = LoopStream(near, Words(), clock)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(LoopStream, "_flush", torn)
@@ -56,6 +59,8 @@ def test_a_request_torn_while_it_is_sent_ends_the_connection(monkeypatch) -> Non
         assert not stream.open
         with pytest.raises(ConnectionAbortedError, match="torn"):
             await stream.call(b"two\n", clock() + 5)
+        gc.collect()
 
     with far:
         asyncio.run(main())
+    assert not complaints, "an answer that nobody could await is not said to be missed"

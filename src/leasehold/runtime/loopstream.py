@@ -95,6 +95,7 @@ class LoopStream(OnSocket):
         try:
             self._flush()
         except BaseException as torn:  # how much of it was sent is not known
+            self._slots.clear()  # its own, which nobody gets to see
             self._end(ConnectionAbortedError(f"torn in the midst of a request: {torn!r}"))
             raise
 
