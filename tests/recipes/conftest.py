@@ -15,7 +15,7 @@ import pytest
 
 import leasehold
 from leasehold import Client
-from leasehold.book import Book
+from leasehold.book import Book, every
 from leasehold.config import EngineConfig
 from leasehold.engine import Engine, Opener
 from leasehold.engines.memory import Direct, MemoryEngine, Store
@@ -87,7 +87,7 @@ class Bench:
 
     def names(self) -> list[str]:
         """Those that are held or cooling."""
-        return sorted(name for (_, name), line in self.store.lines.items() if line.occupiers)
+        return sorted(name for (_, name), line in every(self.store.lines) if line.occupiers)
 
 
 @pytest.fixture
