@@ -162,7 +162,7 @@ def test_a_client_closed_under_a_crowd_is_not_opened_again(url, until) -> None:
             thread.join(30)
         closed.append(client)
     assert failed == []
-    until(lambda: not [thread for thread in threading.enumerate() if "zk_loop" in thread.name], 5)
+    until(lambda: not [thread for thread in threading.enumerate() if "zk_loop" in thread.name])
 
 
 def test_a_silent_server_holds_up_close_no_longer_than_a_call(url_of, proxy) -> None:
