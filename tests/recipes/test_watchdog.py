@@ -66,6 +66,18 @@ def test_one_that_was_missed_waits_until_it_is_due(bench, wait_until) -> None:
     wait_until(lambda: missed._asked == 1009.5)
 
 
+def test_one_that_was_renewed_meanwhile_gets_another_appointment(bench, wait_until) -> None:
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: client._desk.dog._renewals)
+    before = bench.link.calls
+    lease._asked, lease._due = 1009.0, 1019.0  # by hand, and nobody has told the watchdog yet
+    bench.clock.turn(10)
+    wait_until(lambda: client._desk.dog._first_renewal() == 1019.0)
+    assert bench.link.calls == before
+    assert lease._asked == 1009.0
+
+
 def test_no_call_outlasts_a_third_of_the_shortest_life(bench, wait_until) -> None:
     client = bench.client(call_timeout=60)
     short, long = client.lock("short", ttl=3).acquire(), client.lock("long", ttl=300).acquire()
