@@ -162,16 +162,19 @@ def test_the_two_kinds_of_client_exclude_each_other(plain, mysql, until) -> None
         lease = poor.lock("job").acquire()
         assert rich.lock("job").try_acquire() is None
         got: list[int] = []
+        looked = threading.Event()
 
         def wait() -> None:
             with rich.lock("job", wait=60) as taken:
                 got.append(taken.token)
+                looked.wait(30)
 
         thread = threading.Thread(target=wait)
         thread.start()
         until(lambda: [each.state for each in rich.inspect()] == ["held", "waiting"])
         lease.release()
         assert poor.lock("job").try_acquire() is None, "whoever stands in line is not passed"
+        looked.set()
         thread.join(60)
         assert got[0] > lease.token
 

@@ -27,6 +27,7 @@ def test_ten_thousand_leases_are_renewed_by_one_thread_in_batches(bench, wait_un
     assert all(lease.state == "HELD" for lease in leases)
     dogs = [thread for thread in threading.enumerate() if thread.name == "leasehold-watchdog"]
     assert len(dogs) == 1
+    assert all(lease.release() for lease in leases)
 
 
 def test_leases_taken_together_are_not_all_renewed_together(bench) -> None:
