@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import pytest
 
@@ -77,6 +78,18 @@ def test_one_that_was_renewed_meanwhile_gets_another_appointment(bench, wait_unt
     wait_until(lambda: client._desk.dog._first_renewal() == 1019.0)
     assert bench.link.calls == before
     assert lease._asked == 1009.0
+
+
+def test_two_threads_may_look_after_what_was_dropped(bench) -> None:
+    class Taken(deque):
+        """The last one went to another thread, just after it was seen."""
+
+        def __bool__(self) -> bool:
+            return True
+
+    dog = bench.client()._desk.dog
+    dog._dropped = Taken()
+    dog.owe_dropped()
 
 
 def test_no_call_outlasts_a_third_of_the_shortest_life(bench, wait_until) -> None:

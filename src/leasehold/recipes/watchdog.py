@@ -185,7 +185,10 @@ class Watchdog:
 
     def owe_dropped(self) -> None:
         while self._dropped:
-            claim = self._dropped.popleft()
+            try:
+                claim = self._dropped.popleft()
+            except IndexError:  # close() and the watchdog's own thread may both be here
+                return
             self._book.held.pop(claim.mark, None)
             self._book.owe(claim)
 
