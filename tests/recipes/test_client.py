@@ -146,6 +146,33 @@ def test_those_in_line_are_turned_away_when_the_client_closes(bench, wait_until)
     held.release()
 
 
+def test_close_waits_for_a_release_that_another_thread_has_sent(bench, wait_until) -> None:
+    client = bench.client()
+    lease = client.lock("a").acquire()
+    sent, answered = threading.Event(), threading.Event()
+    call = bench.link.call
+
+    def slow(verb: str, args: tuple[object, ...], deadline: float) -> object:
+        if verb == "release":
+            sent.set()
+            assert answered.wait(10)
+        return call(verb, args, deadline)
+
+    bench.link.call = slow
+    releasing, closing = threading.Thread(target=lease.release), threading.Thread(target=client.close)
+    releasing.start()
+    assert sent.wait(10)
+    closing.start()
+    wait_until(lambda: client._desk.closed)
+    closing.join(0.2)
+    early = not closing.is_alive()
+    answered.set()
+    closing.join(10)
+    releasing.join(10)
+    assert not early, "it was still held"
+    assert not bench.store.lines
+
+
 def test_a_grant_that_comes_as_the_client_closes_is_given_back(bench) -> None:
     client = bench.client()
     lock = client.lock("a")

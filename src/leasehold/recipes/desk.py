@@ -40,7 +40,7 @@ class Desk:
         self.entries = Entries(runtime)
         self.dog = Watchdog(runtime, self.book, self._open, options.call_timeout, self.teller.tell)
         self.closed = self._shut = False
-        self.under_way: set[str] = set()  # marks of the claims somebody is acquiring: close() waits for them
+        self.under_way: set[str] = set()  # marks of what others acquire or release: close() waits for them
         self._settings_known = False
         self._engine = self._open(runtime)
         self._describe()
@@ -189,7 +189,7 @@ class Desk:
                 lease._abandon()
             else:
                 await lease._release()
-        await self._end_acquiring(until)
+        await self._end_others(until)
         await self._settle_owed(until)
         await self.dog.stop(max(until - self.runtime.now(), 0.1))
         self.teller.retire()
@@ -197,10 +197,11 @@ class Desk:
         self.runtime.close()
         self._shut = True
 
-    async def _end_acquiring(self, until: float) -> None:
+    async def _end_others(self, until: float) -> None:
         """Have the others who acquire leave the line, and wait for them: a grant still on its way, or a place in line,
-        is given up by whoever asked for it, and nobody could do that once the engine is let go."""
-        me = self.runtime.owner_mark()  # a signal handler may close the client inside an acquire of its own thread
+        is given up by whoever asked for it, and nobody could do that once the engine is let go. So with their releases:
+        what `close()` found in nobody's hands must not be held any more when it returns."""
+        me = self.runtime.owner_mark()  # a signal handler may close the client inside a call of its own thread
         while True:
             for _, waiter in every(self.book.waiting):  # they find the client closed
                 waiter.over = True

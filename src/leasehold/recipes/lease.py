@@ -249,6 +249,7 @@ class BaseLease:
                 self._returned = True
                 if self._ended is None:
                     self._ended = RELEASED
+            desk.under_way.add(self._claim.mark)  # before it leaves the book: close() finds it in one of the two
             desk.dog.drop(self._claim.mark)
             if self._signals:
                 self._wake()
@@ -261,6 +262,8 @@ class BaseLease:
             if self._returned:
                 desk.forget(self._claim)
             raise
+        finally:
+            desk.under_way.discard(self._claim.mark)
         if desk.options.on_event is not None:
             desk.emit("released", self._claim, token=self.token, since=self._granted_at)
         return confirmed and verdict is None
