@@ -127,6 +127,7 @@ def test_a_password_is_needed_and_never_shown(start, caplog) -> None:
             with pytest.raises(ConfigError, match="does not permit") as error:
                 client.lock("job").acquire()
             assert "wrongword" not in str(error.value)
+            assert not client._desk.book.owed, "no node was asked, so close() has nothing to wait for"
     assert PASSWORD not in caplog.text
     assert "wrongword" not in caplog.text
 

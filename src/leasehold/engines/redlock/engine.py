@@ -265,6 +265,9 @@ class RedlockEngine:
             raise self._asking.too_few(heard, "there is no majority")
 
     def forget(self, claim: Claim) -> None:
+        if not any(node.met for node in self._nodes):  # a wrong password, say: no node was ever asked for anything
+            self._leave(claim.mark)
+            return
         owed = self._book.owe(claim, soon=False)  # first: torn between, it is still owed
         self._leave(claim.mark)
         packed = self._requests.release(self._requests.name(claim.namespace, claim.name), claim)

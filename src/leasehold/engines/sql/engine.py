@@ -146,7 +146,7 @@ class SqlEngine:
 
     def forget(self, claim: Claim) -> None:
         self._book.leave(claim.mark)
-        if claim.mark in self._refused:  # nothing was ever written
+        if claim.mark in self._refused or self._lane.server is None:  # nothing was ever written, or nobody ever met
             self._refused.discard(claim.mark)
             return
         self._book.owe(claim)  # first: torn between, it is still owed
