@@ -57,7 +57,7 @@ def close_waits_for_nobody(patch: Patch) -> None:
     async def at_once(_self, _until):
         return
 
-    patch(Desk, "_end_acquiring", at_once)
+    patch(Desk, "_end_others", at_once)
 
 
 @plants.bug("E5", "a_break_ends_the_grant_with_that_token_only")
