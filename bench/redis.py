@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,6 +30,7 @@ from leasehold.speed.rounds import Case, Result, measure
 from leasehold.testing.servers.redis import RedisServer
 
 TITLE = "redis: acquire + release, blocking, against two EVALSHA of redis-py (aim: at most 0.85)"
+TITLE_FACE = "redis: the blocking face against the same requests on the same connection (aim: at most 1.35)"
 TITLE_COUNTS = "redis: many keys, and what the server counts"
 TITLE_ASYNC = "redis: the same under asyncio, against two EVALSHA of redis.asyncio (aim: at most 0.75)"
 
@@ -64,15 +66,48 @@ def blocking(port: int) -> Iterator[Case]:
     yield Case("the least lock, by redis-py", least, 300)
     client = Client(f"redis://127.0.0.1:{port}")
     ours = client.lock("bench")
-
-    def acquired(times: int) -> None:
-        for _ in range(times):
-            ours.acquire().release()
-
-    yield Case("leasehold redis://, acquire and release", acquired, 300)
+    yield Case("leasehold redis://, acquire and release", taken(ours), 300)
     yield Case("leasehold redis://, with", repeated(ours), 300)
     for name, lock in peers(port, plain):
         yield Case(name, repeated(lock), 100)
+
+
+def run_face(rounds: int) -> list[Result]:
+    server = RedisServer().start()
+    try:
+        with Client(f"redis://127.0.0.1:{server.port}") as client:
+            return measure(list(face(client)), rounds)
+    finally:
+        server.stop()
+
+
+def face(client: Client) -> Iterator[Case]:
+    """What claims, leases and the watchdog cost on top of the scripts."""
+    lock = client.lock("bench")
+    repeated(lock)(10)
+    claim, engine = lock._claim(), client._desk._engine
+    name, requests = engine._requests.name("", "bench"), engine._requests  # type: ignore[attr-defined]
+    (stream,) = engine._topology.wire(name.tag)._idle  # type: ignore[attr-defined]
+    mark, now = bytes.fromhex(claim.mark), client._desk.runtime.now
+    take, give = (packed.split(mark) for packed in (requests.attempt(name, claim), requests.release(name, claim)))
+
+    def bare(times: int) -> None:
+        for _ in range(times):
+            mine = os.urandom(16)
+            stream.call(mine.join(take), now() + 5)
+            stream.call(mine.join(give), now() + 5)
+
+    yield Case("the same two requests, packed before", bare, 300)
+    yield Case("leasehold redis://, acquire and release", taken(lock), 300)
+    yield Case("leasehold redis://, with", repeated(lock), 300)
+
+
+def taken(lock: Any) -> Callable[[int], None]:
+    def pair(times: int) -> None:
+        for _ in range(times):
+            lock.acquire().release()
+
+    return pair
 
 
 class Again:
