@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
 CHUNK: Final = 65_536
-_USUAL: Final = 4096  # bytes that an answer fits in as a rule
+_USUAL: Final = 448  # bytes that an answer fits in as a rule, and the interpreter has at hand without malloc
 LARGEST: Final = 64 * 1024 * 1024  # of one reply, in bytes: more is nobody's honest answer
 NOT_NOW: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _SLACK: Final = 0.02  # a timeout set for one call serves the next, if that waits no longer than this too much

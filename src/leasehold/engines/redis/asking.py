@@ -60,17 +60,16 @@ class Asking:
         """The reply to one script: at once if a blocking call is all it took, else to be awaited."""
         topology = self._topology
         wire = topology.wire(tag)
-        request = (tag, script, packed, deadline, regret, _REPEATS if again else 0)  # for whoever has to ask once more
-        if wire is None:
-            return self._reply(Asked(*request))
-        try:
-            reply = wire.call(packed, deadline, regret)
-        except BROKEN as error:
-            return self._once_more(error, wire, Asked(*request))
-        answered = reply.__class__ is list or reply.__class__ is int
-        if answered and not (topology.follows and topology.replaced(wire)):
-            return reply
-        return self._settled(reply, wire, request)
+        if wire is not None:
+            try:
+                reply = wire.call(packed, deadline, regret)
+            except BROKEN as error:
+                return self._once_more(error, wire, Asked(tag, script, packed, deadline, regret, _REPEATS * again))
+            answered = reply.__class__ is list or reply.__class__ is int
+            if answered and not (topology.follows and topology.replaced(wire)):
+                return reply
+        request = (tag, script, packed, deadline, regret, _REPEATS * again)  # for whoever has to ask once more
+        return self._reply(Asked(*request)) if wire is None else self._settled(reply, wire, request)
 
     async def _settled(self, reply: Any, wire: Wire, request: tuple[Any, ...]) -> Any:
         try:

@@ -72,8 +72,9 @@ class RedisEngine:
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         name = self._requests.name(claim.namespace, claim.name)
-        ear, asked_before = self._listener.at(name.tag), claim.mark in self._book.waiting
+        ear, asked_before = self._listener.at(name.tag), False
         if claim.queue:
+            asked_before = claim.mark in self._book.waiting
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
             if not ear.on:

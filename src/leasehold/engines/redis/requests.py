@@ -22,6 +22,8 @@ KEPT_NAMES: Final = 16_384  # and names, about 450 bytes each: a client may well
 _LONGEST: Final = 100 * 365 * 86_400 * MICROS  # a century: sums of such times are still whole numbers of a double
 _MARK: Final = b"$16\r\n"
 
+_new = tuple.__new__  # what `Grant(...)` comes down to, without matching the arguments
+
 
 class Name(NamedTuple):
     """The keys of a name, packed; `tag` is their hash tag, braces and all."""
@@ -62,19 +64,14 @@ def named(key: str) -> tuple[str, str] | None:
         return None
 
 
-class Terms:
-    """What the claims of a lock say behind their mark, packed."""
-
-    __slots__ = ("queue", "release", "release_stray", "try_")
-
-    def __init__(self, claim: Claim, client: str) -> None:
-        most = claim.limit if claim.kind == "semaphore" else 0
-        shared, delay, min_hold = int(claim.mode == "shared"), micros(claim.delay), micros(claim.min_hold)
-        facts = (HELD, shared, delay, 0 if most else -1, 0, 0, client, packed_holder(claim.holder))
-        terms = b"".join([packed(fact) for fact in facts])
-        self.try_, self.queue = (b"\r\n" + words(micros(claim.ttl), delay, n, most, terms) for n in (0, 1))
-        self.release = (b"\r\n" + words(min_hold, 1)) if min_hold else b"\r\n"
-        self.release_stray = b"\r\n" + words(min_hold, 0)  # it ends no grant
+def terms(claim: Claim, client: str) -> tuple[bytes, bytes]:
+    """What the attempts of a lock say behind their mark, packed: one that tries, and one that joins the line."""
+    most = claim.limit if claim.kind == "semaphore" else 0
+    shared, delay = int(claim.mode == "shared"), micros(claim.delay)
+    facts = (HELD, shared, delay, 0 if most else -1, 0, 0, client, packed_holder(claim.holder))
+    grant = b"".join([packed(fact) for fact in facts])
+    tries, queues = (b"\r\n" + words(micros(claim.ttl), delay, queue, most, grant) for queue in (0, 1))
+    return tries, queues
 
 
 class Requests:
@@ -90,11 +87,11 @@ class Requests:
         """The client has another address now: after a fork."""
         self._client = client
         self._names: dict[tuple[str, ...], Name] = {}
-        self._terms: dict[tuple[Any, ...], Terms] = {}
-        self._last: tuple[tuple[Any, ...], Terms] | None = None
+        self._terms: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
+        self._last: tuple[tuple[Any, ...], tuple[bytes, bytes]] = ((), (b"", b""))
         scripts = self.scripts
         self._attempt = self._head(scripts.attempt, 6)
-        self._release, self._release_more = self._head(scripts.release, 1), self._head(scripts.release, 3)
+        self._release = self._head(scripts.release, 1)
         self._renew = self._head(scripts.renew, 3)
 
     def _head(self, script: Script, arguments: int) -> bytes:
@@ -112,13 +109,10 @@ class Requests:
             self._names[whose] = found
         return found
 
-    def terms(self, claim: Claim) -> Terms:
-        key, last = claim[4:11], self._last
-        if last is not None and last[0] == key:  # comparing with the one used last is a third of a look-up
-            return last[1]
+    def _look_up(self, key: tuple[Any, ...], claim: Claim) -> tuple[bytes, bytes]:
         found = self._terms.get(key)
         if found is None:
-            found = Terms(claim, self._client)
+            found = terms(claim, self._client)
             if len(self._terms) >= _KEPT:
                 self._terms.clear()
             self._terms[key] = found
@@ -126,15 +120,16 @@ class Requests:
         return found
 
     def attempt(self, name: Name, claim: Claim) -> bytes:
-        terms = self.terms(claim)
-        behind = terms.queue if claim.queue else terms.try_
-        return b"".join((self._attempt, name.keys, _MARK, bytes.fromhex(claim.mark), behind))
+        last, key = self._last, claim[4:10]  # comparing with the one used last is a third of a look-up
+        behind = last[1] if last[0] == key else self._look_up(key, claim)
+        return b"".join((self._attempt, name.keys, _MARK, bytes.fromhex(claim.mark), behind[claim.queue]))
 
     def release(self, name: Name, claim: Claim) -> bytes:
-        terms = self.terms(claim)
-        behind = terms.release if claim.id else terms.release_stray
-        before = self._release if len(behind) == 2 else self._release_more
-        return b"".join((before, name.keys, _MARK, bytes.fromhex(claim.mark), behind))
+        mark = bytes.fromhex(claim.mark)
+        if claim.id and not claim.min_hold:
+            return b"".join((self._release, name.keys, _MARK, mark, b"\r\n"))
+        held = int(bool(claim.id))  # 0: it ends no grant
+        return self._head(self.scripts.release, 3) + name.keys + words(mark, micros(claim.min_hold), held)
 
     def renew(self, name: Name, claims: Sequence[Claim]) -> bytes:
         parts = [self._renew if len(claims) == 1 else self._head(self.scripts.renew, 3 * len(claims)), name.keys]
@@ -216,7 +211,7 @@ def granted(claim: Claim, reply: Any) -> Grant | Busy:
     if reply.__class__ is list and len(reply) == 3:  # the usual answer; a match would cost five times as much
         token, life, slot = reply
         if token.__class__ is life.__class__ is slot.__class__ is int and token > 0:
-            return Grant(token, life / MICROS, None if slot < 0 else slot)
+            return _new(Grant, (token, life / MICROS, None if slot < 0 else slot))
     match reply:
         case [0, int(left), int(place), int(token), bytes(holder), int()]:
             where = None if place < 0 else place
