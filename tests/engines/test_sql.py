@@ -103,7 +103,7 @@ def test_a_whole_line_that_died_is_swept(sql) -> None:
         client.ping()
         client.lock("other").acquire().release()
         sql.ask(f"insert into {{s}}.lh_line values ('', 'dead', 7, 'lock', 1, '', 0{sql.no_client})")
-        sql.ask("insert into {s}.lh_bucket values ('', 7, 0, 0)")
+        sql.ask("insert into {s}.lh_bucket (namespace, bucket, token, ticket) values ('', 7, 0, 0)")
         values = "'', 'dead', false, 1, 'm', '', 'l', 'h', 1, 'p', 'exclusive', 0, 0, 1"
         sql.ask(f"insert into {{s}}.lh_waiter values ({values})")
         for _ in range(64):

@@ -6,7 +6,7 @@ The safety argument is in `verbs.sql` and `line.sql`; without the right to have 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from leasehold.book import Book
 from leasehold.config import EngineConfig
@@ -19,10 +19,13 @@ from leasehold.engines.mysql.url import Options, parsed
 from leasehold.engines.sql import TRAITS
 from leasehold.engines.sql.engine import SqlEngine
 from leasehold.errors import Unsupported
+from leasehold.model import Busy, Claim, Grant
 from leasehold.runtime.base import Runtime
 
 BEST: Final = replace(TRAITS, told=False)  # wake-ups bring turns, and nothing else
 PLAIN: Final = replace(BEST, fair=False, push=False, shared=False, max_limit=1, slots=False)  # without procedures
+
+_MOST_TOKENS: Final = 10_000
 
 
 class MysqlEngine(SqlEngine):
@@ -31,6 +34,21 @@ class MysqlEngine(SqlEngine):
     def __init__(self, runtime: Runtime, book: Book, options: Options, ear: Ear) -> None:
         lane, best = (Lane, BEST) if options.procedures else (PlainLane, PLAIN)
         super().__init__(runtime, book, lane(options, runtime), ear, best)
+        self._tokens: dict[
+            str, int
+        ] = {}  # by mark, of grants that may be given back: found by their key, that is cheaper
+
+    async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+        reply = await super().attempt(claim, deadline)
+        if isinstance(reply, Grant):
+            tokens = self._tokens
+            tokens[claim.mark] = reply.token
+            if len(tokens) > _MOST_TOKENS:  # leases that were lost are never given back
+                tokens.pop(next(iter(tokens)), None)
+        return reply
+
+    def _giving_up(self, claim: Claim, deadline: float) -> tuple[Any, ...]:
+        return (*super()._giving_up(claim, deadline), self._tokens.pop(claim.mark, 0))
 
 
 def open(config: EngineConfig, runtime: Runtime, book: Book) -> MysqlEngine:

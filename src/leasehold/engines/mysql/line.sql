@@ -33,10 +33,28 @@ create procedure if not exists lh_enter_v1(
 begin
     select token into _last from lh_bucket where namespace = _namespace and bucket = _bucket for update;
     if _last is null then  -- not `insert ignore`: those who met there would share a lock, and each want it for itself
-        insert into lh_bucket values (_namespace, _bucket, 0, 0) on duplicate key update ticket = lh_bucket.ticket;
+        insert into lh_bucket values (_namespace, _bucket, 0, 0, null) on duplicate key update ticket = lh_bucket.ticket;
         select token into _last from lh_bucket where namespace = _namespace and bucket = _bucket for update;
     end if;
     set _t = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+end
+$$
+
+-- The end of a verb. _sweep: 1 to end what is over and nobody asked about, 2 to look for lines that died out, too.
+create procedure if not exists lh_end_v1(_sweep integer)
+begin
+    declare _over boolean;
+    if _sweep > 0 then  -- mostly nothing is over, and to see that costs a quarter of a sweep
+        select exists (
+            select 1 from lh_grant where ends <= timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) into _over;
+        if _over or _sweep > 1 then
+            call lh_sweep_v1(_sweep > 1);
+        end if;
+    end if;
+    commit;
+    if @lh_wake <> '' then
+        call lh_wake_v1();
+    end if;
 end
 $$
 
@@ -229,6 +247,20 @@ advance: begin
     select exists (select 1 from lh_waiter where namespace = _namespace and name = _name) into _left;
     if not _left then
         delete from lh_line where namespace = _namespace and name = _name;
+    end if;
+end
+$$
+
+-- A claim has ended: whoever waits is next.
+create procedure if not exists lh_follow_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _t bigint
+)
+begin
+    declare _line boolean;
+    select exists (select 1 from lh_line where namespace = _namespace and name = _name) into _line;
+    if _line then
+        call lh_settle_v1(_namespace, _name, _t);
+        call lh_advance_v1(_namespace, _bucket, _name, _t, '');
     end if;
 end
 $$

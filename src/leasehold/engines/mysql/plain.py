@@ -25,7 +25,7 @@ _ATTEMPT: Final = (*_KEY, *_WHO, "mode", "kind", "most", "ttl", "delay", "queue"
 _VALUES: Final[dict[str, tuple[str, ...]]] = {
     "attempt": _ATTEMPT,
     "idle": _ATTEMPT,
-    "release": (*_KEY, "min_hold", "held", "patience"),
+    "release": (*_KEY, "min_hold", "held", "patience", "token"),
     "break": ("namespace", "bucket", "name", "token", "patience"),
     "inspect": ("namespace", "prefix", "exact"),
 }

@@ -3,7 +3,7 @@
 
 -- :enter  lock the bucket, and only then read the clock (E1, E3)
 start transaction;
-insert into {db}.lh_bucket values ({namespace}, {bucket}, 0, 0) on duplicate key update ticket = lh_bucket.ticket;
+insert into {db}.lh_bucket values ({namespace}, {bucket}, 0, 0, null) on duplicate key update ticket = lh_bucket.ticket;
 set @lh_t = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 
 -- :idle  an attempt on a name that nobody wants, as most are; no row: somebody does, or did
@@ -58,7 +58,7 @@ update {db}.lh_grant set
         until = greatest(if(state = 1, @lh_t, until), @lh_t + {ttl}), since = if(state = 1, @lh_t, since),
         delay = {delay}, beat = @lh_t + 15000000, state = 2
     where {here} and token = @lh_mine;
-update {db}.lh_bucket set ticket = ticket + 1 where namespace = {namespace} and bucket = {bucket} and @lh_joins;
+update {db}.lh_bucket set ticket = ticket + 1, alone = null where namespace = {namespace} and bucket = {bucket} and @lh_joins;
 insert into {db}.lh_line select {namespace}, {name}, {bucket}, {kind}, {most}, '', 0, '' from (select 1) once
     where @lh_joins on duplicate key update most = lh_line.most;
 insert into {db}.lh_waiter

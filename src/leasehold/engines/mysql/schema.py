@@ -15,7 +15,7 @@ VERSION: Final = 1
 USUAL: Final = "leasehold"
 
 _TABLES: Final = ("tables.sql",)
-_PROCEDURES: Final = ("line.sql", "verbs.sql")
+_PROCEDURES: Final = ("line.sql", "alone.sql", "verbs.sql")
 _LONGEST: Final = 64  # characters
 _DELIMITER: Final = "delimiter "
 

@@ -27,6 +27,7 @@ create table if not exists lh_bucket (
     bucket integer not null,
     token bigint not null,
     ticket bigint not null,
+    alone bigint,  -- see alone.sql
     primary key (namespace, bucket)
 ) engine = InnoDB;
 

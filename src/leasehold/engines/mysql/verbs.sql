@@ -7,22 +7,20 @@
 
 delimiter $$
 
--- Take the name, or join and keep the line when _queue (E1, E2, E3, E8). Atomic under the lock of the bucket's row.
--- answer: 1 granted (token, life, slot), 0 busy (life and holder of what is first in the way, place), 2 another kind.
-create procedure if not exists lh_attempt_v1(
+-- An attempt where somebody may be in the way. answer: 1 granted (token, life, slot), 0 busy (life and holder of what is
+-- first in the way, place), 2 another kind.
+create procedure if not exists lh_attempt_in_line_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _mark varbinary(64), _client varbinary(64),
     _label varbinary(4096), _host varbinary(4096), _pid bigint, _purpose varbinary(4096),
     _mode varbinary(16), _kind varbinary(16), _most integer, _ttl bigint, _delay bigint, _queue boolean,
-    _sweep integer, _patience integer
+    _sweep integer
 )
 begin
     declare _t, _last, _token, _mine, _ticket, _life, _place, _of bigint;
     declare _answer, _slot, _free, _state, _found_most integer;
     declare _found_kind varbinary(16);
     declare _found_label, _found_host, _found_purpose varbinary(4096);
-    declare _idle, _fits, _line, _free_row, _reserved, _last_moved boolean;
-    declare exit handler for sqlexception begin rollback; resignal; end;
-    call lh_begin_v1(_patience);
+    declare _idle, _fits, _line, _free_row, _reserved, _last_moved, _alone boolean;
     call lh_enter_v1(_namespace, _bucket, _t, _last);
     select not exists (select 1 from lh_grant where namespace = _namespace and name = _name)
         and not exists (select 1 from lh_line where namespace = _namespace and name = _name) into _idle;
@@ -76,9 +74,17 @@ begin
                 _namespace, _name, _token, _bucket, _mark, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _most,
                 _slot, _delay, 0, _t, _t + 15000000, _t + _ttl);
         set _answer = 1, _life = _ttl;
+        if _sweep > 0 then  -- now and then: is nobody else in this bucket? Not where that would be a long search
+            select count(*) < 256 and count(if(bucket = _bucket, 1, null)) = 1 into _alone from (
+                (select bucket from lh_grant where namespace = _namespace limit 256) union all
+                (select bucket from lh_line where namespace = _namespace limit 256)) found;
+            if _alone then
+                update lh_bucket set alone = _token where namespace = _namespace and bucket = _bucket;
+            end if;
+        end if;
     elseif _answer is null and _mine is null and (_queue or _ticket is not null) then
         if _ticket is null then
-            update lh_bucket set ticket = ticket + 1 where namespace = _namespace and bucket = _bucket;
+            update lh_bucket set ticket = ticket + 1, alone = null where namespace = _namespace and bucket = _bucket;
             select ticket into _ticket from lh_bucket where namespace = _namespace and bucket = _bucket;
             delete from lh_waiter where namespace = _namespace and name = _name and passed = 1 and beat <= _t;
             insert into lh_line values (_namespace, _name, _bucket, _kind, _most, '', 0, '')
@@ -127,13 +133,7 @@ begin
             set _life = least(_life, 1000000);
         end if;
     end if;
-    if _sweep > 0 then
-        call lh_sweep_v1(_sweep > 1);
-    end if;
-    commit;
-    if @lh_wake <> '' then
-        call lh_wake_v1();
-    end if;
+    call lh_end_v1(_sweep);
     select _answer, _token, _life, _slot, _place, _found_label, _found_host, _of, _found_purpose, _found_kind, _found_most;
 end
 $$
@@ -252,20 +252,15 @@ begin
 end
 $$
 
--- Give up a claim, held or queued (E6). True: a live grant ended. _held false: only a place or a turn is given up, for
--- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run, and no
--- more than that though the clock went back.
-create procedure if not exists lh_release_v1(
+-- The release of a claim that is not simply a grant of its own: of a place or a turn, with _min_hold, or too late.
+create procedure if not exists lh_release_in_line_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _mark varbinary(64), _min_hold bigint,
-    _held boolean, _patience integer
+    _held boolean, out _ended boolean
 )
 begin
     declare _t, _last, _token, _locked, _since, _until bigint;
     declare _state integer;
-    declare _line boolean;
-    declare _ended boolean default false;
-    declare exit handler for sqlexception begin rollback; resignal; end;
-    call lh_begin_v1(_patience);
+    set _ended = false;
     select max(token) into _token from lh_grant
         where namespace = _namespace and name = _name and mark = _mark and state = 2;
     if _token is not null and _held then
@@ -298,16 +293,7 @@ begin
         call lh_settle_v1(_namespace, _name, _t);  -- a turn that was not taken in time becomes a place in line again
         delete from lh_waiter where mark = _mark and namespace = _namespace and name = _name;
     end if;
-    select exists (select 1 from lh_line where namespace = _namespace and name = _name) into _line;
-    if _line then
-        call lh_settle_v1(_namespace, _name, _t);
-        call lh_advance_v1(_namespace, _bucket, _name, _t, '');
-    end if;
-    commit;
-    if @lh_wake <> '' then
-        call lh_wake_v1();
-    end if;
-    select if(_ended, 't', 'f');
+    call lh_follow_v1(_namespace, _bucket, _name, _t);
 end
 $$
 
@@ -335,10 +321,7 @@ begin
         call lh_settle_v1(_namespace, _name, _t);
     end if;
     call lh_advance_v1(_namespace, _bucket, _name, _t, '');
-    commit;
-    if @lh_wake <> '' then
-        call lh_wake_v1();
-    end if;
+    call lh_end_v1(0);
     select if(_broken, 't', 'f');
 end
 $$

@@ -129,7 +129,8 @@ class SqlEngine:
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._book.leave(claim.mark)
         try:
-            return (await self._lane.call("release", self._giving_up(claim, deadline), deadline))[0][0] == "t"
+            rows = await self._lane.call("release", self._giving_up(claim, deadline), deadline)
+            return not rows or rows[0][0] == "t"
         except ConfigError as error:  # the server was fit for use when the claim was granted: it may be so again
             raise Unavailable(str(error), engine=self.name) from error
 
@@ -177,14 +178,14 @@ class SqlEngine:
 
 
 def _reply(claim: Claim, row: tuple[str | None, ...]) -> Grant | Busy:
-    answer, token, life, slot, place, label, host, pid, purpose, kind, most = row
+    if row[0] == _GRANTED:
+        _, token, life, slot, *_ = row
+        assert token is not None
+        return Grant(int(token), seconds(life or 0), None if slot is None else int(slot))
+    answer, token, life, _, place, label, host, pid, purpose, kind, most = row
     if answer == _MISMATCH:
         found = described("semaphore" if kind == "semaphore" else "lock", int(most or 1))
         raise Mismatch(claim.name, wanted=described(claim.kind, claim.limit), found=found)
-    number = None if token is None else int(token)
-    if answer == _GRANTED:
-        assert number is not None
-        return Grant(number, seconds(life or 0), None if slot is None else int(slot))
     holder = None if label is None else Holder(label, host or "", int(pid or 0), purpose or "")
     left = None if life is None else seconds(life)
-    return Busy(left, None if place is None else int(place), number, holder)
+    return Busy(left, None if place is None else int(place), None if token is None else int(token), holder)

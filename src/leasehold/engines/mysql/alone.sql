@@ -1,0 +1,88 @@
+-- Taking a name and giving it back, as both mostly happen: nobody else is in its bucket. Then three statements do, beside
+-- the transaction's own; where somebody is, the long way is gone (verbs.sql).
+--
+-- lh_bucket.alone says what is known of a bucket, under the lock of its row:
+--     = token    nothing of it but the grant of this token can be in lh_grant, and nothing in lh_line
+--     = -token   nothing of it is in either
+--     else       anything may be
+-- `token` is the last that was given: with every other grant, whoever makes it, `alone` is out of date by itself. Whoever
+-- puts a claim in line has it null. A turn not taken becomes a line, too (lh_pass_over_v1); it was a grant before, which
+-- outdated `alone`. So what it says can be too little, and never too much.
+--
+-- What counts here is how many kinds of statements a call has: a first SELECT costs the server 27 us, a further one 8.
+-- To look for grants and a line cost 100 us, that many rows of earlier grants of the name not being purged yet.
+
+delimiter $$
+
+-- Take the name, or join and keep the line when _queue (E1, E2, E3, E8). Atomic under the lock of the bucket's row.
+create procedure if not exists lh_attempt_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _mark varbinary(64), _client varbinary(64),
+    _label varbinary(4096), _host varbinary(4096), _pid bigint, _purpose varbinary(4096),
+    _mode varbinary(16), _kind varbinary(16), _most integer, _ttl bigint, _delay bigint, _queue boolean,
+    _sweep integer, _patience integer
+)
+begin
+    declare _token bigint;
+    declare exit handler for sqlexception begin rollback; resignal; end;
+    call lh_begin_v1(_patience);
+    update lh_bucket set
+            alone = greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))),
+            token = last_insert_id(greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))))
+        where namespace = _namespace and bucket = _bucket and alone = -token;
+    if row_count() = 1 then
+        set _token = last_insert_id();
+        insert into lh_grant (
+                namespace, name, token, bucket, mark, state, client, label, host, pid, purpose, mode, kind, most,
+                slot, delay, ticket, since, beat, until)
+            values (
+                _namespace, _name, _token, _bucket, _mark, 2, _client, _label, _host, _pid, _purpose, _mode,
+                _kind, _most, if(_kind = 'semaphore', 0, null), _delay, 0,
+                timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)),
+                timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) + 15000000,
+                timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) + _ttl);
+        call lh_end_v1(_sweep);
+        select 1, _token, _ttl, if(_kind = 'semaphore', 0, null);
+    else
+        call lh_attempt_in_line_v1(
+            _namespace, _bucket, _name, _mark, _client, _label, _host, _pid, _purpose, _mode, _kind, _most, _ttl, _delay,
+            _queue, _sweep);
+    end if;
+end
+$$
+
+-- Give up a claim, held or queued (E6). No row: a live grant ended. _held false: only a place or a turn is given up, for
+-- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run, and no
+-- more than that though the clock went back. _token: of the grant, if it is known.
+create procedure if not exists lh_release_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _mark varbinary(64), _min_hold bigint,
+    _held boolean, _patience integer, _token bigint
+)
+begin
+    declare _t, _last bigint;
+    declare _ended boolean default false;
+    declare exit handler for sqlexception begin rollback; resignal; end;
+    call lh_begin_v1(_patience);
+    if _token > 0 and _held and _min_hold = 0 then
+        delete from lh_grant
+            where namespace = _namespace and name = _name and token = _token and mark = _mark and state = 2
+                and until > timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+        set _ended = row_count() = 1;
+    end if;
+    if not _ended then
+        call lh_release_in_line_v1(_namespace, _bucket, _name, _mark, _min_hold, _held, _ended);
+    else
+        update lh_bucket set alone = -token
+            where namespace = _namespace and bucket = _bucket and token = _token and alone = _token;
+        if row_count() = 0 then  -- somebody may wait
+            call lh_enter_v1(_namespace, _bucket, _t, _last);
+            call lh_follow_v1(_namespace, _bucket, _name, _t);
+        end if;
+    end if;
+    call lh_end_v1(0);
+    if not _ended then
+        select 'f';
+    end if;
+end
+$$
+
+delimiter ;
