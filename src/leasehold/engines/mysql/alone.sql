@@ -22,15 +22,20 @@ create procedure if not exists lh_attempt_v1(
     _sweep integer, _patience integer
 )
 begin
-    declare _token bigint;
+    declare _token bigint default last_insert_id(0);
     declare exit handler for sqlexception begin rollback; resignal; end;
-    call lh_begin_v1(_patience);
-    update lh_bucket set
-            alone = greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))),
-            token = last_insert_id(greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))))
-        where namespace = _namespace and bucket = _bucket and alone = -token;
-    if row_count() = 1 then
-        set _token = last_insert_id();
+    if @@session.innodb_lock_wait_timeout <> (_patience + 999) div 1000 then
+        set session innodb_lock_wait_timeout = (_patience + 999) div 1000;
+    end if;
+    start transaction;
+    insert into lh_bucket values (_namespace, _bucket, 0, 0, null) on duplicate key update
+        alone = if(
+            alone = -token,
+            last_insert_id(greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))),
+            alone),
+        token = greatest(token, coalesce(alone, 0));  -- one after the other, from the left
+    set _token = last_insert_id();
+    if _token > 0 then
         insert into lh_grant (
                 namespace, name, token, bucket, mark, state, client, label, host, pid, purpose, mode, kind, most,
                 slot, delay, ticket, since, beat, until)
@@ -40,9 +45,15 @@ begin
                 timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)),
                 timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) + 15000000,
                 timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) + _ttl);
-        call lh_end_v1(_sweep);
+        commit;
+        if _sweep > 0 then
+            call lh_begin_v1(_patience);
+            call lh_end_v1(_sweep);
+        end if;
         select 1, _token, _ttl, if(_kind = 'semaphore', 0, null);
     else
+        rollback;
+        call lh_begin_v1(_patience);
         call lh_attempt_in_line_v1(
             _namespace, _bucket, _name, _mark, _client, _label, _host, _pid, _purpose, _mode, _kind, _most, _ttl, _delay,
             _queue, _sweep);
@@ -59,26 +70,37 @@ create procedure if not exists lh_release_v1(
 )
 begin
     declare _t, _last bigint;
-    declare _ended boolean default false;
+    declare _ended, _alone boolean default false;
     declare exit handler for sqlexception begin rollback; resignal; end;
-    call lh_begin_v1(_patience);
+    if @@session.innodb_lock_wait_timeout <> (_patience + 999) div 1000 then
+        set session innodb_lock_wait_timeout = (_patience + 999) div 1000;
+    end if;
+    start transaction;
     if _token > 0 and _held and _min_hold = 0 then
         delete from lh_grant
             where namespace = _namespace and name = _name and token = _token and mark = _mark and state = 2
                 and until > timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
         set _ended = row_count() = 1;
     end if;
-    if not _ended then
-        call lh_release_in_line_v1(_namespace, _bucket, _name, _mark, _min_hold, _held, _ended);
+    if _ended then
+        insert into lh_bucket values (_namespace, _bucket, 0, 0, null)
+            on duplicate key update alone = if(alone = _token and token = _token, -token, alone);
+        set _alone = row_count() = 2;
+    end if;
+    if _alone then
+        commit;
     else
-        update lh_bucket set alone = -token
-            where namespace = _namespace and bucket = _bucket and token = _token and alone = _token;
-        if row_count() = 0 then  -- somebody may wait
+        if _ended then  -- somebody may wait
+            set @lh_wake = '';
             call lh_enter_v1(_namespace, _bucket, _t, _last);
             call lh_follow_v1(_namespace, _bucket, _name, _t);
+        else
+            rollback;
+            call lh_begin_v1(_patience);
+            call lh_release_in_line_v1(_namespace, _bucket, _name, _mark, _min_hold, _held, _ended);
         end if;
+        call lh_end_v1(0);
     end if;
-    call lh_end_v1(0);
     if not _ended then
         select 'f';
     end if;

@@ -21,7 +21,7 @@ delimiter $$
 create procedure if not exists lh_begin_v1(_patience integer)
 begin
     set @lh_wake = '';
-    set session innodb_lock_wait_timeout = greatest(1, ceil(_patience / 1000));
+    set session innodb_lock_wait_timeout = (_patience + 999) div 1000;
     set transaction isolation level read committed;  -- a snapshot from before the lock would show a past line
     start transaction;
 end

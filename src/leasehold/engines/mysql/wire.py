@@ -13,9 +13,9 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import finalize
 
 from leasehold.engines.mysql.meaning import MyFailed, silent
@@ -71,6 +71,7 @@ class MySession:
 
     async def ask(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
         await self.begin(statement, values, deadline)
+        await self._arrive(deadline)  # nothing can be there yet
         found: list[Row] = []
         more = True
         while more:
@@ -239,24 +240,31 @@ def packet(statement: bytes, values: Sequence[Value]) -> bytes:
 
 def literals(values: Sequence[Value]) -> list[bytes]:
     """As the server reads them, whatever its settings: bytes in hexadecimal, columns of claims as one JSON text."""
+    if not isinstance(values[0], list):
+        return [(_LITERAL.get(type(value)) or literal)(value) for value in values]
     columns = [value for value in values if isinstance(value, list)]
     found = [literal(value) for value in values if not isinstance(value, list)]
-    if columns:
-        rows = [
-            [each.encode().hex() if isinstance(each, str) else each for each in row]
-            for row in zip(*columns, strict=True)
-        ]
-        found.insert(0, b"'" + json.dumps(rows, separators=(",", ":")).encode() + b"'")
-    return found
+    rows = [
+        [each.encode().hex() if isinstance(each, str) else each for each in row] for row in zip(*columns, strict=True)
+    ]
+    return [b"'" + json.dumps(rows, separators=(",", ":")).encode() + b"'", *found]
 
 
 def literal(value: Value) -> bytes:
     if value is None:
         return b"null"
     if isinstance(value, str):
-        return b"x'" + value.encode().hex().encode() + b"'"
+        return _text(value)
     assert isinstance(value, int)
     return str(int(value)).encode()
+
+
+def _text(value: str) -> bytes:
+    return b"x'%b'" % value.encode().hex().encode()
+
+
+# By exact type, the same: most of the 25 values in a pair are known at a glance.
+_LITERAL: Final[dict[type, Callable[[Any], bytes]]] = {str: _text, int: b"%d".__mod__}
 
 
 def _length(data: bytes, at: int) -> tuple[int, int]:
