@@ -1,6 +1,7 @@
 """The MySQL and MariaDB engine: locks in a database, one stored procedure per verb.
 
 verbs.sql, line.sql, tables.sql   the procedures a verb calls, the state machine they decide by, and its tables
+alone.sql   taking a name and giving it back while nobody else is near, as mostly happens
 plain.py, plain.sql   the verbs as statements, for an account that may not have procedures: locks only, and no wake-ups
 schema.py   those files as text, under any database name, and the rights an account needs
 engine.py   what the server as met promises, and how a client is told

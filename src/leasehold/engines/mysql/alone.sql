@@ -1,16 +1,21 @@
--- Taking a name and giving it back, as both mostly happen: nobody else is in its bucket. Then three statements do, beside
--- the transaction's own; where somebody is, the long way is gone (verbs.sql).
+-- Taking a name and giving it back as both mostly happen: nobody else is in its bucket. Two statements do for each, and
+-- nothing is looked at. Where somebody may be, all is decided the long way (verbs.sql).
 --
--- lh_bucket.alone says what is known of a bucket, under the lock of its row:
---     = token    nothing of it but the grant of this token can be in lh_grant, and nothing in lh_line
+-- lh_bucket.alone is what is known of a bucket, under the lock of its row:
+--     = token    but for the grant of this token nothing of the bucket is in lh_grant, and nothing in lh_line
 --     = -token   nothing of it is in either
 --     else       anything may be
--- `token` is the last that was given: with every other grant, whoever makes it, `alone` is out of date by itself. Whoever
--- puts a claim in line has it null. A turn not taken becomes a line, too (lh_pass_over_v1); it was a grant before, which
--- outdated `alone`. So what it says can be too little, and never too much.
+-- `token` is the last one given: any other grant, whoever makes it, outdates `alone`. Whoever joins a line has it null. A
+-- turn that was not taken becomes a line, too; but as a turn it was a grant. So it can say too little, never too much.
+-- The long way finds out now and then.
 --
--- What counts here is how many kinds of statements a call has: a first SELECT costs the server 27 us, a further one 8.
--- To look for grants and a line cost 100 us, that many rows of earlier grants of the name not being purged yet.
+-- Whatever is read here is read by a statement that locks, so that the session's isolation has no part in it. Of the times
+-- only the token's is from before the lock; a grant begins after it. That a release may have waited for its own row since
+-- it read the clock harms nobody: whoever asked meanwhile found the name taken.
+--
+-- What costs the server most is not how many statements a call has, but of how many kinds: a first SELECT takes 27 us, a
+-- second 8. To look for grants and a line were 100 us of an attempt, for rows of earlier grants are not purged at once.
+-- An INSERT that changes what is there takes 20 us less than an UPDATE, which is planned anew each time. (MariaDB 10.11)
 
 delimiter $$
 

@@ -1,6 +1,6 @@
 """The MySQL and MariaDB engine: locks beside an application's own tables, or in a database of their own.
 
-The safety argument is in `verbs.sql` and `line.sql`; without the right to have procedures, in `plain.sql`.
+The safety argument is in `verbs.sql`, `alone.sql` and `line.sql`; without the right to have procedures, in `plain.sql`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ delete from {db}.lh_grant where {here} and token <= @lh_over and if(state = 2, e
 delete from {db}.lh_waiter where {here} and beat <= @lh_t;
 delete from {db}.lh_line where {here} and not exists (select 1 from {db}.lh_waiter where {here});
 
--- :attempt  it is ours already, or free for us, or we stand in line
+-- :attempt  it is ours already, or free for us, or we stand in line: then nobody is alone in this bucket (alone.sql)
 {enter}
 {settle}
 set @lh_ticket = null;

@@ -1,5 +1,5 @@
--- The verbs of the engine, one call each, which is one transaction. They run with the rights of their owner: an account
--- that uses locks needs to execute these procedures, and no right to any table.
+-- The verbs of the engine, one call each, which is one transaction; two of them begin in alone.sql. They run with the
+-- rights of their owner: an account that uses locks needs to execute these procedures, and no right to any table.
 --
 -- Whoever ends a grant that is held locks its row first, and then the bucket: a transaction of the application may have
 -- that row, and whoever waits for it must keep nobody else waiting. All others take the bucket, and then only such rows
