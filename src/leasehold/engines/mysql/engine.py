@@ -34,9 +34,7 @@ class MysqlEngine(SqlEngine):
     def __init__(self, runtime: Runtime, book: Book, options: Options, ear: Ear) -> None:
         lane, best = (Lane, BEST) if options.procedures else (PlainLane, PLAIN)
         super().__init__(runtime, book, lane(options, runtime), ear, best)
-        self._tokens: dict[
-            str, int
-        ] = {}  # by mark, of grants that may be given back: found by their key, that is cheaper
+        self._tokens: dict[str, int] = {}  # by mark, of grants to be given back: by its key a row is found cheaper
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         reply = await super().attempt(claim, deadline)
