@@ -71,3 +71,21 @@ def test_a_lost_lease_is_told_by_a_push(database, until) -> None:
         until(lambda: not lease.held)
         with pytest.raises(LeaseLost, match="broke"):
             lease.check()
+
+
+# ------------------------------------------------------------- many are held
+
+
+def test_a_plan_made_while_the_table_was_empty_serves_when_it_has_grown(database, until) -> None:
+    looks = "select seq_scan from pg_stat_all_tables where relid = %s::regclass"
+    table = f'"{database.schema}".lh_grant'
+    with Client(database.url()) as client:
+        client.lock("job").acquire().release()
+        database.ask("vacuum analyze {s}.lh_grant")
+    before = database.ask(looks, table)
+    with Client(database.named("plans")) as client:
+        for _ in range(20):
+            with client.lock("job", ttl=60) as lease:
+                lease.renew()
+    until(lambda: not database.sessions("plans"))  # then what they did is counted
+    assert database.ask(looks, table) == before
