@@ -90,7 +90,7 @@ def others(server: PostgreSQL) -> Iterator[tuple[str, Any]]:
 def statements(server: PostgreSQL) -> dict[str, int]:
     """The server's own count of our statements, by verb."""
     query = "select substring(query from 'lh_([a-z]+)_v1'), sum(calls)::integer from pg_stat_statements"
-    rows = server.ask(query + " where query like 'select * from \"leasehold\".lh\\_%%' group by 1")
+    rows = server.ask(query + " where query like 'select %%\"leasehold\".lh\\_%%' group by 1")
     return dict(rows)
 
 

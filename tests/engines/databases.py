@@ -117,7 +117,7 @@ class PostgresqlDatabase(Database):
         rows = self.ask(
             "select substring(query from 'lh_([a-z]+)_v1'), sum(calls)::integer from pg_stat_statements "
             "where query like %s group by 1",
-            f'select * from "{self.schema}".lh\\_%',
+            f'select %"{self.schema}".lh\\_%',
         )
         return {verb: count for verb, count in rows if verb in VERBS}
 

@@ -149,7 +149,7 @@ class World:
 
     def attempt(self, claim: Claim, client: str):
         values = ("ns", 5, "name", claim.mark, client, *claim.holder, claim.mode, claim.kind, claim.limit)
-        more = (micros(claim.ttl), micros(claim.delay), claim.queue, 2, 1000)
+        more = (micros(claim.ttl), micros(claim.delay), claim.queue, 8, 1000)
         ((answer, token, life, slot, *busy),) = self.call("attempt", *values, *more)
         self.learn()
         if answer != "1":
@@ -228,6 +228,8 @@ class PostgresqlWorld(World):
 
     def call(self, verb: str, *values) -> list[tuple]:
         rows = self.ask(f"select * from lh_{verb}_v1({', '.join(['%s'] * len(values))})", *values)
+        if verb == "attempt":  # JSON, which psycopg has read
+            rows = [reply for (reply,) in rows]
         return [
             tuple(None if v is None else str(v)[0].lower() if isinstance(v, bool) else str(v) for v in row)
             for row in rows

@@ -76,6 +76,31 @@ def test_a_lost_lease_is_told_by_a_push(database, until) -> None:
 # ------------------------------------------------------------- many are held
 
 
+def hold(database, first: int, last: int, until: int) -> None:
+    """So many names, by nobody."""
+    database.ask(
+        "insert into {s}.lh_grant select '', 'held-' || n, n, mod(n, 1024), md5(n::text), 2, '', 'l', 'h', 1, 'p', "
+        "'exclusive', 'lock', 1, null, 0, 0, 0, 0, %s, false from generate_series(%s::bigint, %s) n",
+        *(until, first, last),
+    )
+
+
+def test_what_lapsed_among_thousands_is_swept(database) -> None:
+    with Client(database.url()) as client:
+        client.lock("job").acquire().release()
+        database.ask(
+            "insert into {s}.lh_bucket select '', n, 0, 0 from generate_series(0, 1023) n on conflict do nothing"
+        )
+        for start in range(0, 3000, 300):  # three of each hundred or so, all over the table
+            hold(database, start + 1, start + 3, 1)
+            hold(database, start + 4, start + 300, 2**60)
+        lock = client.lock("job")
+        for _ in range(400):
+            with lock:
+                pass
+    assert database.ask("select count(*) from {s}.lh_grant") == [(2970,)]
+
+
 def test_a_plan_made_while_the_table_was_empty_serves_when_it_has_grown(database, until) -> None:
     looks = "select seq_scan from pg_stat_all_tables where relid = %s::regclass"
     table = f'"{database.schema}".lh_grant'

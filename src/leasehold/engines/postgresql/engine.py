@@ -1,9 +1,11 @@
 """The PostgreSQL engine: locks beside an application's own tables, or in a database of their own.
 
-The safety argument is in `verbs.sql` and `line.sql`.
+The safety argument is in `attempt.sql`, `verbs.sql` and `line.sql`.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from leasehold.book import Book
 from leasehold.config import EngineConfig
@@ -13,12 +15,22 @@ from leasehold.engines.postgresql.lane import Lane
 from leasehold.engines.postgresql.meaning import ENGINE
 from leasehold.engines.postgresql.url import parsed
 from leasehold.engines.sql import TRAITS
-from leasehold.engines.sql.engine import SqlEngine
+from leasehold.engines.sql.engine import SWEEP_EVERY, SqlEngine
 from leasehold.runtime.base import Runtime
+
+
+_TURNS: Final = 2**20
 
 
 class PostgresqlEngine(SqlEngine):
     name = ENGINE
+
+    def _sweeps(self) -> int:
+        """0, or which turn at sweeping this is (`lh_sweep_v1`). Where a client begins is left to chance: so all look
+        elsewhere, and those that do not live long look, too."""
+        if not self._attempts:
+            self._attempts = int(self._runtime.fraction() * SWEEP_EVERY * _TURNS)
+        return super()._sweeps() and self._attempts // SWEEP_EVERY
 
 
 def open(config: EngineConfig, runtime: Runtime, book: Book) -> PostgresqlEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Final
 
@@ -10,7 +11,7 @@ from leasehold.engines.postgresql.meaning import ENGINE, SERVER, too_new, unmade
 from leasehold.engines.postgresql.url import Options
 from leasehold.engines.postgresql.wire import PgSession
 from leasehold.engines.sql import lane
-from leasehold.engines.sql.wire import Failed, Missing, Session
+from leasehold.engines.sql.wire import Failed, Missing, Row, Session
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -18,6 +19,8 @@ _log = logging.getLogger("leasehold.postgresql")
 
 _GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
 _VERBS: Final = {"attempt": 17, "renew": 6, "beat": 5, "release": 7, "break": 5, "inspect": 3}  # and their parameters
+_TABLES: Final = ("renew", "beat", "inspect")  # these answer by rows; the others by one value, which is cheaper
+_decoded: Final = json.JSONDecoder(parse_int=str).decode  # as text, like all that comes from a server
 
 
 class Lane(lane.Lane):
@@ -27,12 +30,15 @@ class Lane(lane.Lane):
         prefix = schema.quoted(options.schema)
         self._version = f"select version from {prefix}.lh_meta".encode()
         self._statements = {
-            verb: f"select * from {prefix}.lh_{verb}_v1({', '.join(f'${n + 1}' for n in range(count))})".encode()
+            verb: f"select {'* from ' * (verb in _TABLES)}{prefix}.lh_{verb}_v1({_params(count)})".encode()
             for verb, count in _VERBS.items()
         }
 
     def _statement(self, verb: str) -> bytes:
         return self._statements[verb]
+
+    def reply(self, row: Row) -> Row:
+        return tuple(_decoded(row[0] or ""))
 
     async def _open(self, deadline: float) -> PgSession:
         return await reach.opened(self._options.target, self._runtime, deadline, self._options.call_timeout + _GRACE)
@@ -59,3 +65,7 @@ class Lane(lane.Lane):
             meaning = error.meaning()
             raise (meaning if isinstance(meaning, Unavailable) else unmade(name, error)) from error
         _log.info("made the tables of Leasehold in schema %r", name)
+
+
+def _params(count: int) -> str:
+    return ", ".join(f"${number + 1}" for number in range(count))

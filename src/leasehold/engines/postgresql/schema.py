@@ -15,7 +15,7 @@ from leasehold.errors import ConfigError
 VERSION: Final = 1
 USUAL: Final = "leasehold"
 
-_PARTS: Final = ("tables.sql", "line.sql", "verbs.sql")
+_PARTS: Final = ("tables.sql", "line.sql", "attempt.sql", "verbs.sql")
 _LONGEST: Final = 63  # bytes; PostgreSQL cuts off the rest
 _QUOTE: Final = "$lh$"  # around the functions' texts
 

@@ -2,7 +2,8 @@
 --
 -- lh_bucket  one row per bucket of names in use, 1,024 at most per namespace. Its row lock serialises all that happens
 --            to the names of the bucket; it keeps the last token and ticket, and stays for ever (E3)
--- lh_grant   one row per claim that occupies a name: 1 reserved, 2 held, 3 cooling
+-- lh_grant   one row per claim that occupies a name: 1 reserved, 2 held, 3 cooling. watched: somebody else came
+--            for the name since, or before; only whoever has the bucket may end it
 -- lh_waiter  one row per claim in line: waiting, or passed over
 -- lh_line    one row per name that has waiters: its kind, and what the head of the line was told
 --
@@ -56,20 +57,9 @@ create table if not exists "leasehold".lh_grant (
     since bigint not null,
     beat bigint not null,
     until bigint not null,
+    watched boolean not null,
     primary key (namespace, name, token)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-
--- What is over and nobody asks about is found by it. (`if not exists` would lock out all who write, to find that out.)
-do $lh$
-begin
-    if not exists (
-        select 1 from pg_class c join "leasehold".lh_meta m on true join pg_class of on of.oid = m.tableoid
-        where c.relname = 'lh_grant_end' and c.relnamespace = of.relnamespace
-    ) then
-        create index lh_grant_end on "leasehold".lh_grant ((until + delay));
-    end if;
-end
-$lh$;
 
 create table if not exists "leasehold".lh_waiter (
     namespace text collate "C" not null,

@@ -1,117 +1,5 @@
--- The verbs of the engine, one autocommitted call each. They run with the rights of their owner: a role that uses locks
--- needs to execute these functions, and no right to any table.
-
--- Take the name, or join and keep the line when _queue (E1, E2, E3, E8). Atomic under the lock of the bucket's row.
--- answer: 1 granted (token, life, slot), 0 busy (life and holder of what is first in the way, place), 2 another kind.
-create or replace function "leasehold".lh_attempt_v1(
-    _namespace text, _bucket integer, _name text, _mark text, _client text,
-    _label text, _host text, _pid bigint, _purpose text,
-    _mode text, _kind text, _most integer, _ttl bigint, _delay bigint, _queue boolean,
-    _sweep integer, _patience integer,
-    out answer integer, out token bigint, out life bigint, out slot integer, out place bigint,
-    out label text, out host text, out pid bigint, out purpose text, out kind text, out most integer
-)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
-#variable_conflict use_column
-declare
-    _t bigint := "leasehold".lh_enter_v1(_namespace, _bucket, _patience);
-    _mine "leasehold".lh_grant;
-    _ticket bigint;
-    _idle boolean;
-begin
-    _idle := not exists (select 1 from "leasehold".lh_grant where namespace = _namespace and name = _name)
-        and not exists (select 1 from "leasehold".lh_line where namespace = _namespace and name = _name);
-    if not _idle then
-        perform "leasehold".lh_settle_v1(_namespace, _name, _t);
-        select g.kind, g.most into kind, most from "leasehold".lh_grant g
-            where namespace = _namespace and name = _name limit 1;
-        if not found then
-            select l.kind, l.most into kind, most from "leasehold".lh_line l
-                where namespace = _namespace and name = _name and exists (
-                    select 1 from "leasehold".lh_waiter
-                    where namespace = _namespace and name = _name and beat > _t);  -- the dead do not fix a kind
-            if not found then  -- nothing that counts is left
-                delete from "leasehold".lh_waiter where namespace = _namespace and name = _name;
-                delete from "leasehold".lh_line where namespace = _namespace and name = _name;
-            end if;
-        end if;
-        if kind <> _kind or most <> _most then
-            answer := 2;
-            return;
-        end if;
-        select * into _mine from "leasehold".lh_grant
-            where namespace = _namespace and name = _name and mark = _mark and state in (1, 2);
-        if not found then
-            delete from "leasehold".lh_waiter
-                where mark = _mark and namespace = _namespace and name = _name and beat <= _t;
-            select ticket into _ticket from "leasehold".lh_waiter
-                where mark = _mark and namespace = _namespace and name = _name;
-            if not found then
-                perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
-                _idle := not exists (
-                        select 1 from "leasehold".lh_waiter
-                        where namespace = _namespace and name = _name and not passed)
-                    and "leasehold".lh_fits_v1(_namespace, _name, _mode);
-            end if;
-        end if;
-    end if;
-    if _idle then  -- nobody waits, and there is room
-        update "leasehold".lh_bucket b set token = greatest(b.token + 1, _t)
-            where namespace = _namespace and bucket = _bucket returning b.token into token;
-        slot := case _kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end;
-        insert into "leasehold".lh_grant values (
-            _namespace, _name, token, _bucket, _mark, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _most,
-            slot, _delay, 0, _t, _t + 15000000, _t + _ttl);
-        answer := 1;
-        life := _ttl;
-    elsif _mine.mark is null and (_queue or _ticket is not null) then
-        if _ticket is null then
-            update "leasehold".lh_bucket b set ticket = b.ticket + 1
-                where namespace = _namespace and bucket = _bucket returning b.ticket into _ticket;
-            delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and passed and beat <= _t;
-            insert into "leasehold".lh_line values (_namespace, _name, _bucket, _kind, _most, '', 0)
-                on conflict do nothing;
-            insert into "leasehold".lh_waiter values (
-                _namespace, _name, false, _ticket, _mark, _client, _label, _host, _pid, _purpose, _mode, _delay,
-                _t, _t + 15000000);
-        else
-            update "leasehold".lh_waiter set passed = false, beat = _t + 15000000, client = _client
-                where mark = _mark and namespace = _namespace and name = _name;
-        end if;
-        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, _mark);
-        select * into _mine from "leasehold".lh_grant
-            where namespace = _namespace and name = _name and mark = _mark and state in (1, 2);
-        if not found then
-            select count(*) into place from "leasehold".lh_waiter
-                where namespace = _namespace and name = _name and not passed and ticket < _ticket and beat > _t;
-        end if;
-    end if;
-    if _mine.mark is not null then
-        -- Reserved or held: the same token, and at least the life it asks for. `until` never moves back (E2, E8).
-        update "leasehold".lh_grant g set
-                state = 2, client = _client, delay = _delay, beat = _t + 15000000,
-                since = case g.state when 1 then _t else g.since end,
-                until = greatest(case g.state when 1 then _t else g.until end, _t + _ttl)
-            where namespace = _namespace and name = _name and g.token = _mine.token
-            returning g.token, g.until - _t, g.slot into token, life, slot;
-        answer := 1;
-        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
-    elsif answer is null then
-        answer := 0;
-        select g.token, case when g.until > _t then g.until - _t else 100000 end, g.label, g.host, g.pid, g.purpose
-            into token, life, label, host, pid, purpose
-            from "leasehold".lh_grant g where namespace = _namespace and name = _name order by g.until, g.token limit 1;
-        if place = 0 and exists (  -- the head looks soon whether somebody given a turn is still there
-            select 1 from "leasehold".lh_grant g where namespace = _namespace and name = _name and g.state = 1)
-        then
-            life := least(life, 1000000);
-        end if;
-    end if;
-    if _sweep > 0 then
-        perform "leasehold".lh_sweep_v1(_sweep > 1);
-    end if;
-end
-$lh$;
+-- The verbs of the engine but for attempt.sql, one autocommitted call each. They all run with the rights of their owner:
+-- a role that uses locks needs to execute these functions, and no right to any table.
 
 -- Push back the ends of held grants, each compared by mark and token while it still lives, in one step: no bucket is
 -- locked. A grant that is being ended or renewed by another transaction is waited for, row by row. Never moves an end
@@ -196,9 +84,23 @@ create or replace function "leasehold".lh_release_v1(
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _t bigint := "leasehold".lh_enter_v1(_namespace, _bucket, _patience);
+    _set text := "leasehold".lh_prepare_v1(_patience);
+    _t bigint;
     _ended boolean;
 begin
+    if _held and _min_hold = 0 then
+        -- Nobody has come for the name since it was granted (`lh_watch_v1`), and no transaction has asked whether it is
+        -- held: nobody else is concerned, and the bucket need not be locked, a seventh of the server's work for a pair.
+        -- xmax: a row that anybody has or had is left to what follows. One taken at this very moment is waited for; but
+        -- no bucket is kept meanwhile.
+        delete from "leasehold".lh_grant
+            where namespace = _namespace and name = _name and mark = _mark and state = 2 and not watched and xmax = 0
+                and until > "leasehold".lh_now_v1();
+        if found then
+            return true;
+        end if;
+    end if;
+    _t := "leasehold".lh_enter_v1(_namespace, _bucket, _patience);
     delete from "leasehold".lh_grant where ctid = (
         select ctid from "leasehold".lh_grant
         where namespace = _namespace and name = _name and mark = _mark and until > _t
@@ -235,6 +137,7 @@ declare
     _g "leasehold".lh_grant;
     _broken boolean;
 begin
+    perform "leasehold".lh_watch_v1(_namespace, _name);
     perform "leasehold".lh_settle_v1(_namespace, _name, _t);
     -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
     select * into _g from "leasehold".lh_grant

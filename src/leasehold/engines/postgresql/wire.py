@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg import pq
@@ -93,7 +93,7 @@ class PgSession:
             self.close()
 
     def _send(self, statement: bytes, values: Sequence[Value]) -> None:
-        params = [encoded(value) for value in values]
+        params = [(_ENCODED.get(type(value)) or encoded)(value) for value in values]
         if not self.server.direct:  # the next statement may be on another session, which was never told
             self._pg.send_query_params(statement, params)
         else:
@@ -146,15 +146,18 @@ class PgSession:
     async def _answer(self, deadline: float) -> pq.abc.PGresult:
         """The result of what was sent; of several, the last, or the first that is an error."""
         pg, self._doubt = self._pg, False
-        began = self._runtime.now()
+        now, ready = self._runtime.now, self._runtime.ready
+        began = now()
         while pg.flush():
-            await self._arrive(began, deadline, write=True)
+            if not await ready(pg.socket, deadline - now(), write=True):
+                raise silent(deadline - began)
             pg.consume_input()
         last: pq.abc.PGresult | None = None
         pipelined = pg.pipeline_status != pq.PipelineStatus.OFF
         while True:
             while pg.is_busy():
-                await self._arrive(began, deadline)
+                if not await ready(pg.socket, deadline - now()):
+                    raise silent(deadline - began)
                 pg.consume_input()
             result = pg.get_result()
             if (result is None and not pipelined) or (result is not None and result.status == _SYNC):
@@ -172,10 +175,6 @@ class PgSession:
         if self._doubt:
             raise Unavailable("PostgreSQL: it is not known whether a standby has what was committed", engine=ENGINE)
         return last
-
-    async def _arrive(self, began: float, deadline: float, write: bool = False) -> None:
-        if not await self._runtime.ready(self._pg.socket, deadline - self._runtime.now(), write=write):
-            raise silent(deadline - began)
 
     def _noticed(self, notice: pq.abc.PGresult) -> None:
         """A commit whose wait for a synchronous standby was cancelled is answered as a success, with a warning."""
@@ -197,14 +196,17 @@ def encoded(value: Value) -> bytes | None:
     return ("{" + ",".join(map(_element, value)) + "}").encode()
 
 
+# By exact type, the same: of 24 values in a pair, each is known at a glance.
+_ENCODED: Final[dict[type, Callable[[Any], bytes]]] = {str: str.encode, int: b"%d".__mod__}
+
+
 def _element(value: str | int) -> str:
     return str(value) if isinstance(value, int) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def rows(result: pq.abc.PGresult) -> list[Row]:
-    columns = range(result.nfields)
-    return [tuple(_text(result.get_value(row, column)) for column in columns) for row in range(result.ntuples)]
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()
+    get, columns = result.get_value, range(result.nfields)
+    return [
+        tuple([None if (value := get(row, column)) is None else value.decode() for column in columns])
+        for row in range(result.ntuples)
+    ]

@@ -26,7 +26,7 @@ from leasehold.runtime.base import Runtime
 _GRANTED: Final = "1"
 _MISMATCH: Final = "2"
 
-_SWEEP_EVERY: Final = 8  # attempts: what lapsed and nobody asks about leaves nothing
+SWEEP_EVERY: Final = 8  # attempts: what lapsed and nobody asks about leaves nothing
 _SWEEP_LINES_EVERY: Final = 64  # ... and lines whose waiters have all died
 _BATCH: Final = 100  # claims in one call: others get in between
 _TO_GIVE_UP: Final = 5.0  # seconds the server may try to take back what nobody waits for
@@ -57,9 +57,8 @@ class SqlEngine:
 
     async def _address(self, waits: bool, deadline: float) -> str:
         """Where this client can be told, after seeing that it can; empty: it cannot, and looks by itself."""
-        self._ear.follow(self._lane.server)
-        if self._ear.address or not (waits or self._best.told):  # who does not wait may still be told of a break
-            return self._ear.address
+        if not (waits or self._best.told):  # who does not wait may still be told of a break
+            return ""
         met = await self._lane.meet(deadline)
         now = self._runtime.now()
         return await self._ear.ready(self._runtime, now + (deadline - now) * _FOR_THE_EAR, met)
@@ -74,7 +73,8 @@ class SqlEngine:
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
         try:
-            address = await self._address(claim.queue, deadline)
+            self._ear.follow(self._lane.server)
+            address = self._ear.address or await self._address(claim.queue, deadline)
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
             more = (micros(claim.delay), claim.queue, self._sweeps(), self._patience(deadline))
             (row,) = await self._lane.call("attempt", (*values, *more), deadline, claim)
@@ -82,7 +82,7 @@ class SqlEngine:
             if not asked_before:  # else it stands in line, or was given its turn, since it asked first
                 self._refused.add(claim.mark)
             raise
-        return _reply(claim, row)
+        return _reply(claim, self._lane.reply(row))
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._book.waiting.get(claim.mark):
@@ -143,6 +143,7 @@ class SqlEngine:
 
     async def ping(self, deadline: float) -> None:
         await self._lane.ping(deadline)
+        self._ear.follow(self._lane.server)
         await self._address(False, deadline)
 
     def forget(self, claim: Claim) -> None:
@@ -168,7 +169,7 @@ class SqlEngine:
 
     def _sweeps(self) -> int:
         self._attempts += 1
-        if self._attempts % _SWEEP_EVERY:
+        if self._attempts % SWEEP_EVERY:
             return 0
         return 1 if self._attempts % _SWEEP_LINES_EVERY else 2
 

@@ -7,8 +7,8 @@ before, for a procedure that is there under its versioned name does what this ve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
 
 from leasehold.engines.sql.gate import Gate, Place
 from leasehold.engines.sql.wire import Again, Failed, Lost, Missing, Row, Server, Session, Tail, Value
@@ -45,10 +45,16 @@ class Lane(ABC):
     @abstractmethod
     def _unmade(self, why: object) -> ConfigError: ...
 
-    async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
+    def call(
+        self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None
+    ) -> Coroutine[Any, Any, list[Row]]:
         """One verb, one trip: its rows, as text. Raises nothing but what Leasehold raises (E9). `claim`: whose attempt
         this is; one in line may be kept waiting for a connection until the deadline, others are told at once."""
-        return await self._ask(self._statement(verb), values, deadline, claim)
+        return self._ask(self._statement(verb), values, deadline, claim)
+
+    def reply(self, row: Row) -> Row:
+        """The columns of an attempt's answer."""
+        return row
 
     async def ping(self, deadline: float) -> None:
         await self._ask(b"select 1", (), deadline)
@@ -110,10 +116,13 @@ class Lane(ABC):
         place = self._gate.place()
         before: Lost | None = None
         try:
-            await self._gate.enter(place, deadline)
+            if not self._gate.enters(place):
+                await self._gate.enter(place, deadline)
             while True:
                 try:
-                    session = await self._ready(deadline, claim is not None and claim.queue)
+                    session = self._session
+                    if session is None or self._closed or not session.usable():
+                        session = await self._ready(deadline, claim is not None and claim.queue)
                     return await self._asked(session, statement, values, deadline)
                 except Again as again:
                     if self._runtime.now() >= deadline:
