@@ -18,7 +18,6 @@ from leasehold.engines.sql import TRAITS
 from leasehold.engines.sql.engine import SWEEP_EVERY, SqlEngine
 from leasehold.runtime.base import Runtime
 
-
 _TURNS: Final = 2**20
 
 

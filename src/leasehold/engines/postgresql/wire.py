@@ -23,8 +23,11 @@ from leasehold.engines.sql.wire import Failed, Lost, Row, Server, Tail, Value
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
-_DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
-_SYNC: Final = pq.ExecStatus.PIPELINE_SYNC
+# As numbers: to look up a member of an enumeration takes longer than to ask libpq.
+_DONE: Final = (int(pq.ExecStatus.TUPLES_OK), int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.EMPTY_QUERY))
+_SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
+_OPEN: Final = int(pq.ConnStatus.OK)
+_ONE_BY_ONE: Final = int(pq.PipelineStatus.OFF)
 
 
 class PgSession:
@@ -49,7 +52,7 @@ class PgSession:
             self._pg.consume_input()  # and then nothing more
         except psycopg.Error:
             return False
-        return self._pg.status == pq.ConnStatus.OK and not self.adrift
+        return self._pg.status == _OPEN and not self.adrift
 
     async def ask(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
         known = statement in self._prepared
@@ -73,7 +76,7 @@ class PgSession:
             try:
                 await self._answer(deadline)
             finally:
-                if not self.adrift and self._pg.status == pq.ConnStatus.OK:  # answered, be it by an error
+                if not self.adrift and self._pg.status == _OPEN:  # answered, be it by an error
                     self._pg.enter_pipeline_mode()
         except psycopg.Error as error:
             raise self._lost(error) from error
@@ -153,7 +156,7 @@ class PgSession:
                 raise silent(deadline - began)
             pg.consume_input()
         last: pq.abc.PGresult | None = None
-        pipelined = pg.pipeline_status != pq.PipelineStatus.OFF
+        pipelined = pg.pipeline_status != _ONE_BY_ONE
         while True:
             while pg.is_busy():
                 if not await ready(pg.socket, deadline - now()):
@@ -162,14 +165,14 @@ class PgSession:
             result = pg.get_result()
             if (result is None and not pipelined) or (result is not None and result.status == _SYNC):
                 break
-            if result is None and pg.status != pq.ConnStatus.OK:  # there is nothing more to come, and no end
+            if result is None and pg.status != _OPEN:  # there is nothing more to come, and no end
                 raise psycopg.OperationalError("the connection is closed")
             if result is not None and (last is None or last.status in _DONE):
                 last = result
         assert last is not None
         self.adrift = False
         if last.status not in _DONE:
-            if pg.status != pq.ConnStatus.OK:
+            if pg.status != _OPEN:
                 self.close()
             raise PgFailed.of(last)
         if self._doubt:
