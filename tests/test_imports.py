@@ -20,6 +20,8 @@ SOURCE = ROOT / "src" / "leasehold"
 
 ANYTHING = {"*"}
 
+_STANDARD = sys.stdlib_module_names | {"_sha2"}  # that since 3.12
+
 # A part of leasehold (a module or a package at the top) -> the parts it may import, besides itself.
 # "runtime.base" opens that one module of a package.
 ALLOWED = {
@@ -193,7 +195,7 @@ def verdict(part: str, imported: str) -> str | None:
             return f"{part} may not import {imported}"
     elif top in FORBIDDEN.get(part, ()):
         return f"{part} may not import {top}"
-    elif top not in sys.stdlib_module_names and part not in THIRD_PARTY:
+    elif top not in _STANDARD and part not in THIRD_PARTY:
         return f"{part} may import only leasehold and the standard library, not {top}"
     return None
 
@@ -311,7 +313,7 @@ def test_importing_leasehold_loads_the_standard_library_only():
     )
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "leasehold" in loaded
-    assert loaded - sys.stdlib_module_names == {"leasehold"}
+    assert loaded - _STANDARD == {"leasehold"}
 
 
 def test_the_tests_meet_the_installed_wheel():
