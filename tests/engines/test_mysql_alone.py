@@ -5,8 +5,10 @@ takes that way looks at nothing else, so it must never be said too much.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pymysql
 import pytest
@@ -14,8 +16,10 @@ from pymysql.constants import CLIENT
 
 from leasehold import Client
 from leasehold.core.names import bucket
+from leasehold.engines.mysql import engine
 from leasehold.engines.mysql.wire import literals
-from leasehold.model import Busy
+from leasehold.engines.sql.engine import SqlEngine
+from leasehold.model import Busy, Grant
 
 NEIGHBOURS = [name for name in map(str, range(20_000)) if bucket(name) == bucket("job")]  # one bucket with "job"
 
@@ -166,6 +170,31 @@ def test_by_hand_in_a_session_of_any_kind(mysql, isolation) -> None:
             assert call("release", *key, 0, True, 1000, token) == [("f",)]
             with client.lock("job"):
                 pass
+
+
+def test_what_threads_remember_of_their_grants_is_bounded(monkeypatch, bare) -> None:
+    """Whoever made room for another was disturbed by a third, and a grant ended in a RuntimeError."""
+
+    async def granted(*_: object) -> Grant:
+        return Grant(1, 1.0, None)
+
+    monkeypatch.setattr(SqlEngine, "attempt", granted)
+    monkeypatch.setattr(engine, "_MOST_TOKENS", 100)
+    interval = sys.getswitchinterval()
+    one = bare("mysql://nobody@127.0.0.1:1/nowhere")
+    claim = one.claim()
+
+    def work(number: int) -> None:
+        for each in range(8_000):
+            one.attempt(claim._replace(mark=f"{number}.{each}"))
+
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(one.engine._tokens) <= 100 + 8
 
 
 # ------------------------------------------------------------------- crowds

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ssl
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
 from leasehold import Client, ConfigError, NotAcquired, Unavailable
+from leasehold.core.names import bucket
 from leasehold.engines.mysql import schema
 from leasehold.model import Busy
 from leasehold.runtime.base import step
 from leasehold.testing.servers.mysql import MariaDB
+from leasehold.testing.servers.proxy import Proxy
 
 # ------------------------------------------------------------------ wake-ups
 
@@ -148,3 +151,42 @@ def test_no_default_of_the_servers_applies_to_us(odd, setting, value, procedures
                     assert lease.release()
         finally:
             cursor.execute(f"set global {setting} = %s", (before,))
+
+
+# -------------------------------------------------------------- vanished
+
+
+def test_a_client_that_vanished_in_the_midst_of_a_call_keeps_no_bucket(mysql, until) -> None:
+    """The server ended its call, and that left a transaction open in a session nobody would ever hang up on: for the
+    hours until the system's probes find out."""
+    neighbour = next(name for name in map(str, range(20_000)) if bucket(name) == bucket("job"))
+    with (
+        Client(mysql.url(), ttl=60) as client,
+        closing(Proxy(mysql.server.port)) as proxy,
+        closing(mysql.server.connect(autocommit=False)) as session,
+    ):
+        lease = client.lock("job").acquire()
+        gone = Client(mysql.url(port=proxy.port, procedures="no"), call_timeout=1)
+        gone.inspect()
+        session.cursor().execute(f"call `{mysql.schema}`.lh_check_v1('', 'job', {lease.token})")
+
+        def breaks() -> None:
+            with pytest.raises(Unavailable):
+                gone.break_lock("job", token=lease.token)
+
+        thread = threading.Thread(target=breaks)
+        thread.start()
+        until(lambda: mysql.blocked(""), every=0.2)  # it has the bucket, and waits for the row
+        proxy.cut()
+        thread.join(30)
+
+        def free() -> bool:
+            try:
+                return client.lock(neighbour).acquire().release()
+            except Unavailable:
+                return False
+
+        until(free, 12.0)
+        session.rollback()
+        assert lease.release()
+        gone.close()

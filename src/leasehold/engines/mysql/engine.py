@@ -39,10 +39,9 @@ class MysqlEngine(SqlEngine):
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         reply = await super().attempt(claim, deadline)
         if isinstance(reply, Grant):
-            tokens = self._tokens
-            tokens[claim.mark] = reply.token
-            if len(tokens) > _MOST_TOKENS:  # leases that were lost are never given back
-                tokens.pop(next(iter(tokens)), None)
+            if len(self._tokens) >= _MOST_TOKENS:  # leases that were lost are never given back
+                self._tokens.clear()  # at once: other threads are here, too, and nothing that walks it would be safe
+            self._tokens[claim.mark] = reply.token
         return reply
 
     def _giving_up(self, claim: Claim, deadline: float) -> tuple[Any, ...]:

@@ -30,9 +30,14 @@ _PROMPT: Final = 86_400.0  # seconds, the most PyMySQL waits for a word during a
 _SETTINGS: Final = (
     "set session time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
     f"completion_type = 0, sql_select_limit = {2**64 - 1}, sql_big_selects = 1, "
-    f"wait_timeout = {_LONG}, lock_wait_timeout = %d, group_concat_max_len = {2**24}"
+    f"wait_timeout = {_LONG}, lock_wait_timeout = %(patience)d, group_concat_max_len = {2**24}"
 )
-_STATEMENT_TIME: Final = {True: "max_statement_time = %d", False: "max_execution_time = %d000"}  # MariaDB's, MySQL's
+# MariaDB ends a call that nobody waits for any more; and the transaction that such a call may leave open, with what it
+# has locked, if we are gone without a goodbye. 0: no limit. MySQL can do neither for calls.
+_LIMITS: Final = {
+    True: "max_statement_time = %(whole)d, idle_transaction_timeout = %(whole)d",
+    False: "max_execution_time = 0",
+}
 _ISOLATION: Final = b"set session transaction isolation level read committed, read write"
 _HELLO: Final = (
     b"select connection_id(), concat_ws(' ', @@hostname, @@port, @@server_id, @@datadir), "
@@ -160,7 +165,7 @@ async def _opened(target: Target, address: str, runtime: Runtime, deadline: floa
 async def _greet(session: MySession, number: int, mariadb: bool, deadline: float, statement_time: float) -> None:
     """See who is there, and have the session as we need it."""
     whole = min(_LONG, int(statement_time + 0.999))
-    wanted = f"{_SETTINGS}, {_STATEMENT_TIME[mariadb]}" % (max(whole, 1), whole if mariadb else 0)
+    wanted = f"{_SETTINGS}, {_LIMITS[mariadb]}" % {"patience": max(whole, 1), "whole": whole}
     await session.ask(wanted.encode(), (), deadline)
     await session.ask(_ISOLATION, (), deadline)
     ((found, place, flush, read_only, *_),) = await session.ask(_HELLO, (), deadline)
