@@ -5,6 +5,7 @@ together.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import aiomysql
@@ -97,6 +98,24 @@ def test_a_client_without_procedures_holds_up_nobody_while_a_lease_is_checked(cl
         connection.commit()
         assert poor.lock("job", wait=20).acquire().release()
     lease.release()
+
+
+def test_a_break_without_procedures_holds_up_nobody_while_a_lease_is_checked(client, connection, mysql, until) -> None:
+    """It waited for the kept row with the bucket locked."""
+    lease = client.lock("job").acquire()
+    inside.check(lease, connection)
+    broken = []
+    with Client(mysql.url(procedures="no"), namespace="it's: %s", call_timeout=30) as poor:
+        thread = threading.Thread(target=lambda: broken.append(poor.break_lock("job", token=lease.token)))
+        thread.start()
+        until(lambda: mysql.blocked(""), every=0.2)
+        with Client(mysql.url(), namespace="it's: %s", call_timeout=3) as other:
+            assert other.lock("job").try_acquire() is None
+        connection.commit()
+        thread.join(30)
+        assert broken == [True]
+        assert poor.lock("job", wait=5).acquire().release()
+    assert not lease.release()
 
 
 def test_sqlalchemy_and_asyncio(client, mysql) -> None:

@@ -2,11 +2,11 @@
 -- those names; the rest are values, written as literals, and {db}, the database.
 
 -- :enter  lock the bucket, and only then read the clock (E1, E3)
-start transaction;
 insert into {db}.lh_bucket values ({namespace}, {bucket}, 0, 0, null) on duplicate key update ticket = lh_bucket.ticket;
 set @lh_t = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 
 -- :idle  an attempt on a name that nobody wants, as most are; no row: somebody does, or did
+start transaction;
 {enter}
 select not exists (select 1 from {db}.lh_grant where {here})
     and not exists (select 1 from {db}.lh_line where {here}) into @lh_free;
@@ -41,6 +41,7 @@ delete from {db}.lh_waiter where {here} and beat <= @lh_t;
 delete from {db}.lh_line where {here} and not exists (select 1 from {db}.lh_waiter where {here});
 
 -- :attempt  it is ours already, or free for us, or we stand in line: then nobody is alone in this bucket (alone.sql)
+start transaction;
 {enter}
 {settle}
 set @lh_ticket = null;
@@ -95,6 +96,7 @@ set @lh_n = if(@lh_in, @lh_n, null);
 commit
 
 -- :release
+start transaction;
 {enter}
 select max(token), if(max(until) > @lh_t, 't', 'f') into @lh_mine, @lh_ended from {db}.lh_grant
     where {here} and mark = {mark} and (state = 1 or state = 2 and {held} and until > @lh_t);
@@ -106,7 +108,11 @@ delete from {db}.lh_line where {here} and not exists (select 1 from {db}.lh_wait
 select @lh_ended;
 commit
 
--- :break  what cools for a delay guards against a holder not yet told: a repeated break must not cut it short
+-- :break  what cools for a delay guards against a holder not yet told: a repeated break must not cut it short. The row
+-- first, and then the bucket: a transaction that checked its lease may have it, and keeps nobody else waiting
+start transaction;
+set @lh_found = null;
+select token into @lh_found from {db}.lh_grant where {here} and token = {token} and state <> 1 for update;
 {enter}
 select max(token) into @lh_found from {db}.lh_grant
     where {here} and token = {token} and until > @lh_t and (state = 2 or state = 3 and delay = 0);
