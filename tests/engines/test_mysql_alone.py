@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pymysql
 import pytest
@@ -16,7 +17,7 @@ from pymysql.constants import CLIENT
 
 from leasehold import Client
 from leasehold.core.names import bucket
-from leasehold.engines.mysql import engine
+from leasehold.engines.mysql import engine, schema
 from leasehold.engines.mysql.wire import literals
 from leasehold.engines.sql.engine import SqlEngine
 from leasehold.model import Busy, Grant
@@ -104,6 +105,34 @@ def test_whoever_joins_is_seen_by_the_release(mysql, until, procedures) -> None:
             assert got.wait(2.0), "it would have looked by itself after 5 s"
             thread.join(30)
             learn(holder, mysql)
+
+
+@pytest.mark.parametrize("after", ["start transaction;", "set _ended = row_count() = 1;"])
+def test_whoever_joins_in_the_midst_of_a_release_has_its_turn(mysql, until, after) -> None:
+    """Between its statements nobody is kept waiting, and it still sees who came."""
+    (release,) = (each for each in schema.statements(schema.text(mysql.schema)) if "lh_release_v1(" in each)
+    waits = "do get_lock('gate', 30); do release_lock('gate');"
+    halting = release.replace(after, f"{after} {waits}").replace("procedure if not exists", "or replace procedure")
+    assert halting.count(waits) == 1
+    with (
+        Client(mysql.url(), ttl=60) as holder,
+        Client(mysql.url(), ttl=60) as waiter,
+        closing(mysql.server.connect()) as session,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        learn(holder, mysql)
+        cursor = session.cursor()
+        cursor.execute(f"use `{mysql.schema}`")
+        cursor.execute(halting)
+        cursor.execute("do get_lock('gate', 0)")
+        lease = holder.lock("job").acquire()
+        released = pool.submit(lease.release)
+        until(lambda: mysql.ask("select 1 from information_schema.processlist where state = 'User lock'"))
+        got = pool.submit(waiter.lock("job", wait=60).acquire)
+        until(lambda: mysql.ask("select 1 from {s}.lh_waiter"))
+        cursor.execute("do release_lock('gate')")
+        assert released.result(30)
+        assert got.result(3).release(), "it would have looked by itself after 5 s"
 
 
 def test_a_grant_of_a_client_without_procedures_is_seen(mysql) -> None:
