@@ -101,6 +101,22 @@ def test_what_lapsed_among_thousands_is_swept(database) -> None:
     assert database.ask("select count(*) from {s}.lh_grant") == [(2970,)]
 
 
+def test_what_a_transaction_keeps_does_not_keep_the_rest_from_being_swept(database) -> None:
+    with Client(database.url()) as client, database.server.connect() as session, session.transaction():
+        lock = client.lock("job")
+        with lock:
+            pass
+        database.ask(
+            "insert into {s}.lh_bucket select '', n, 0, 0 from generate_series(1, 32) n on conflict do nothing"
+        )
+        hold(database, 1, 32, 1)
+        session.execute(f'select 1 from "{database.schema}".lh_grant where token <= 8 for key share')
+        for _ in range(800):
+            with lock:
+                pass
+        assert database.ask("select count(*) from {s}.lh_grant") == [(8,)]
+
+
 def test_a_plan_made_while_the_table_was_empty_serves_when_it_has_grown(database, until) -> None:
     looks = "select seq_scan from pg_stat_all_tables where relid = %s::regclass"
     table = f'"{database.schema}".lh_grant'

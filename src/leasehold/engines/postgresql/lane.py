@@ -11,7 +11,7 @@ from leasehold.engines.postgresql.meaning import ENGINE, SERVER, too_new, unmade
 from leasehold.engines.postgresql.url import Options
 from leasehold.engines.postgresql.wire import PgSession
 from leasehold.engines.sql import lane
-from leasehold.engines.sql.wire import Failed, Missing, Row, Session
+from leasehold.engines.sql.wire import Again, Failed, Missing, Row, Session
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -63,7 +63,7 @@ class Lane(lane.Lane):
             await session.run(schema.text(name), deadline)
         except Failed as error:
             meaning = error.meaning()
-            raise (meaning if isinstance(meaning, Unavailable) else unmade(name, error)) from error
+            raise (meaning if isinstance(meaning, Unavailable | Again) else unmade(name, error)) from error
         _log.info("made the tables of Leasehold in schema %r", name)
 
 

@@ -75,8 +75,9 @@ $lh$;
 
 -- From here on, until the bucket is let go, nobody else ends a grant of this name. One that is not watched could be
 -- released by its holder without the bucket (`lh_release_v1`): if that is under way it is waited for, which is short,
--- for it waits for nobody; and what is looked at after this shows what it did. A name has one such grant at most, its first.
--- This comes before any other row of the name is locked, so that no two wait for each other.
+-- for it waits for nobody longer than 100 ms, and never for a bucket while it has the row; and what is looked at after
+-- this shows what it did. A name has one such grant at most, its first. This comes before any other row of the name is
+-- locked, so that no two wait for each other.
 create or replace function "leasehold".lh_watch_v1(_namespace text, _name text) returns void
 language plpgsql as $lh$
 begin
@@ -272,7 +273,8 @@ declare
 begin
     for _over in
         select namespace, bucket, name from "leasehold".lh_grant
-        where ctid >= _from and ctid < _to and until + delay <= _t limit 8
+        where ctid >= _from and ctid < _to and until + delay <= _t
+        order by random() limit 8  -- some may be kept for long, by transactions of the application's
     loop
         perform "leasehold".lh_visit_v1(_over.namespace, _over.bucket, _over.name);
     end loop;

@@ -22,7 +22,8 @@ _MISSING: Final = frozenset({"42883", "3F000", "42P01"})  # a function, schema o
 _READ_ONLY: Final = "25006"
 _DENIED: Final = "42501"
 _ISOLATION: Final = "LH001"
-_LOCKED: Final = "55P03"
+_MET: Final = "LH002"  # a release, another call
+_LOCKED: Final = "55P03"  # until the deadline; or a release for a moment, which then has to go another way
 
 # libpq tells no SQLSTATE of a connection that was refused. These are the server's English texts; in another language
 # such a refusal is `Unavailable`.
@@ -69,8 +70,8 @@ class PgFailed(Failed):
             )
         if self.state == _READ_ONLY:
             return Unavailable(f"PostgreSQL: {self}: a standby, perhaps in the midst of a fail-over", engine=ENGINE)
-        if self.state == _LOCKED:
-            return Unavailable("PostgreSQL: other transactions kept this name until the deadline", engine=ENGINE)
+        if self.state in (_LOCKED, _MET):
+            return Again("other transactions kept this name until the deadline")
         if self.state.startswith("22"):
             return ConfigError(f"PostgreSQL cannot store what was asked for: {self}")
         return Unavailable(f"PostgreSQL: {self}", engine=ENGINE)

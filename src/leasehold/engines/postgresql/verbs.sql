@@ -84,20 +84,24 @@ create or replace function "leasehold".lh_release_v1(
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _set text := "leasehold".lh_prepare_v1(_patience);
+    _set text := "leasehold".lh_prepare_v1(least(_patience, 100));  -- until the bucket is entered
     _t bigint;
     _ended boolean;
 begin
     if _held and _min_hold = 0 then
         -- Nobody has come for the name since it was granted (`lh_watch_v1`), and no transaction has asked whether it is
         -- held: nobody else is concerned, and the bucket need not be locked, a seventh of the server's work for a pair.
-        -- xmax: a row that anybody has or had is left to what follows. One taken at this very moment is waited for; but
-        -- no bucket is kept meanwhile.
+        -- xmax: a row that anybody has or had is left to what follows. One taken at this very moment is waited for, but
+        -- not long: it may be by a transaction of the application's, and who waits for this may keep the bucket.
         delete from "leasehold".lh_grant
             where namespace = _namespace and name = _name and mark = _mark and state = 2 and not watched and xmax = 0
                 and until > "leasehold".lh_now_v1();
         if found then
             return true;
+        elsif pg_current_xact_id_if_assigned() is not null then
+            -- It was changed at this very moment, and is locked since we looked at it again: who waits for the bucket
+            -- must have no row, for who has the bucket may wait for that. Undo this, and have it sent again.
+            raise exception 'a release met another call' using errcode = 'LH002';
         end if;
     end if;
     _t := "leasehold".lh_enter_v1(_namespace, _bucket, _patience);

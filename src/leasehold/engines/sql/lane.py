@@ -16,6 +16,7 @@ from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
+_TICK: Final = 0.001  # seconds: servers are told in whole milliseconds how long they may wait for a lock
 _AGAIN: Final = 0.2  # seconds between tries to connect, of somebody in line
 _MOST_TAILS: Final = 4  # connections that were given up, and the server not yet done with
 
@@ -125,7 +126,7 @@ class Lane(ABC):
                         session = await self._ready(deadline, claim is not None and claim.queue)
                     return await self._asked(session, statement, values, deadline)
                 except Again as again:
-                    if self._runtime.now() >= deadline:
+                    if self._runtime.now() + _TICK >= deadline:
                         raise Unavailable(f"{self._called}: {again}", engine=self._engine) from again
                 except Lost as lost:
                     # Whoever stands in line outlasts a restart: asked again, an attempt gives the same answer (E2).
