@@ -192,6 +192,8 @@ def test_a_cancelled_wait_for_a_standby_is_seen_though_warnings_are_off(own, unt
 
 def test_commits_that_no_standby_confirms_do_not_use_up_the_connections(own, until) -> None:
     server = own()
+    with Client(server.url(), call_timeout=20) as patient:  # it makes the tables
+        patient.lock("job").acquire().release()
     with Client(f"{server.url()}?application_name=stuck", call_timeout=0.4, ttl=60) as client:
         client.lock("job").acquire().release()
         server.ask("alter system set synchronous_standby_names = 'nobody'")

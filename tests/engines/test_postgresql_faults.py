@@ -51,6 +51,12 @@ def waiting(client: Client, name: str, until, **options):
     assert not thread.is_alive()
 
 
+def prepare(url: str) -> None:
+    """Make the tables: on a machine with much to do that takes longer than a call of an impatient client may."""
+    with Client(url, call_timeout=20) as client:
+        client.lock("job").acquire().release()
+
+
 # ----------------------------------------------------------- killed, stopped
 
 
@@ -70,6 +76,7 @@ def test_killed_and_started_again_every_grant_is_found_again(database, until) ->
 
 
 def test_a_stop_past_the_ttl_hands_out_nothing_late(database, until) -> None:
+    prepare(database.url())
     with Client(database.url(), ttl=1.0, call_timeout=0.5) as client, Client(database.url(), call_timeout=0.5) as other:
         lease = client.lock("job").acquire()
         other.ping()
@@ -170,6 +177,7 @@ def test_with_no_connection_to_be_had_nothing_is_known(database) -> None:
 
 
 def test_a_name_kept_by_another_transaction_is_unavailable_in_time(database) -> None:
+    prepare(database.url())
     with Client(database.url(), call_timeout=0.5) as client:
         client.lock("job").acquire().release()
         with database.server.connect() as session, session.transaction():
@@ -213,6 +221,7 @@ def _blocked(database, what: str) -> bool:
 
 def test_a_commit_that_no_standby_confirms_is_unknown(own, until) -> None:
     server = own()
+    prepare(server.url())
     with Client(server.url(), call_timeout=1.0, ttl=60) as client:
         client.lock("job").acquire().release()
         server.ask("alter system set synchronous_standby_names = 'nobody'")
