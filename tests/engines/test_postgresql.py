@@ -7,6 +7,9 @@ import pytest
 from leasehold import Client, ConfigError, LeaseLost
 from leasehold.config import EngineConfig
 from leasehold.engines.postgresql.url import parsed
+from leasehold.engines.sql.rows import key
+from leasehold.model import Alive
+from leasehold.runtime.base import step
 from leasehold.testing.servers.proxy import Proxy
 
 # ------------------------------------------------------------------ bad input
@@ -130,3 +133,66 @@ def test_a_plan_made_while_the_table_was_empty_serves_when_it_has_grown(database
                 lease.renew()
     until(lambda: not database.sessions("plans"))  # then what they did is counted
     assert database.ask(looks, table) == before
+
+
+def test_whichever_index_a_plan_takes_it_reads_no_more_than_one_name(database) -> None:
+    """While a table is small, one is as good as another."""
+    with Client(database.url()) as client:
+        client.lock("job").acquire().release()
+    query = (
+        "select indexdef from pg_indexes where schemaname = %s and tablename in ('lh_grant', 'lh_waiter', 'lh_line')"
+    )
+    found = [index for (index,) in database.ask(query, database.schema)]
+    assert len(found) == 4
+    assert all("(namespace, name" in index for index in found)
+
+
+def read(database) -> int:
+    """How many rows and entries of indexes the sessions that have ended looked at."""
+    indexes = "select sum(idx_tup_read) from pg_stat_all_indexes where schemaname = %s"
+    tables = "select sum(seq_tup_read) from pg_stat_all_tables where schemaname = %s"
+    return sum(database.ask(query, database.schema)[0][0] for query in (indexes, tables))
+
+
+def test_a_plan_made_while_there_was_one_of_each_does_not_read_all_when_there_are_many(database, bare, until) -> None:
+    def queue(first: int, last: int) -> None:
+        hold(database, first, last, 2**60)
+        database.ask(
+            "insert into {s}.lh_line select '', 'held-' || n, mod(n, 1024), 'lock', 1, '', 0 "
+            "from generate_series(%s::bigint, %s) n",
+            *(first, last),
+        )
+        database.ask(
+            "insert into {s}.lh_waiter select '', 'held-' || n, false, n, md5('w' || n), '', 'l', 'h', 1, 'p', "
+            "'exclusive', 0, 0, %s from generate_series(%s::bigint, %s) n",
+            *(2**60, first, last),
+        )
+
+    def every_verb() -> None:
+        held, waiter = one.takes(one.claim()), one.claim(queue=True)
+        one.attempt(waiter)
+        assert isinstance(one.renew(waiter), Alive)
+        assert all(isinstance(each, Alive) for each in step(one.engine.renew([held] * 9, one.by())))
+        one.release(held)
+        one.release(one.takes(waiter))
+        broken = one.takes(one.claim())
+        assert step(one.engine.break_("", "job", broken.token, one.by()))
+        assert step(one.engine._lane.call("attempt", sweeps, one.by()))
+
+    with Client(database.url()) as client:
+        client.lock("job").acquire().release()
+    queue(1, 1)
+    for table in ("grant", "waiter", "line", "bucket"):
+        database.ask(f"alter table {{s}}.lh_{table} set (autovacuum_enabled = off)")  # it would have plans made anew
+        database.ask(f"vacuum analyze {{s}}.lh_{table}")
+    one = bare(database.named("plans", listen="no"))
+    one.engine._attempts = 1  # where it begins to sweep is left to chance; here, far from a look at the lines
+    sweeps = (*key(one.claim("sweep")), "", "l", "h", 1, "p", "exclusive", "lock", 1, 1, 0, False, 8, 5000)
+    every_verb()
+    queue(2, 2000)
+    before = read(database)
+    for _ in range(5):
+        every_verb()
+    step(one.engine.close())
+    until(lambda: not database.sessions("plans"))  # then what they did is counted
+    assert read(database) - before < 5 * 4_500, "a sweep looks at each line, and whether it has a waiter; others do not"

@@ -280,9 +280,10 @@ begin
     end loop;
     if _turn % 8 = 0 then  -- and at lines whose waiters have all died
         for _over in
-            select l.namespace, l.bucket, l.name from "leasehold".lh_line l where not exists (
-                select 1 from "leasehold".lh_waiter w
-                where w.namespace = l.namespace and w.name = l.name and w.beat > _t)
+            select l.namespace, l.bucket, l.name from "leasehold".lh_line l where (
+                -- `not exists` would be a join, and one planned while there were few reads all for each when many are
+                select true from "leasehold".lh_waiter w
+                where w.namespace = l.namespace and w.name = l.name and w.beat > _t limit 1) is null
             limit 8
         loop
             perform "leasehold".lh_visit_v1(_over.namespace, _over.bucket, _over.name);

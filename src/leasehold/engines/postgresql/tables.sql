@@ -77,7 +77,7 @@ create table if not exists "leasehold".lh_waiter (
     since bigint not null,
     beat bigint not null,
     primary key (namespace, name, passed, ticket),
-    unique (mark, namespace, name)
+    unique (namespace, name, mark)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
 create table if not exists "leasehold".lh_line (

@@ -4,36 +4,35 @@
 -- Push back the ends of held grants, each compared by mark and token while it still lives, in one step: no bucket is
 -- locked. A grant that is being ended or renewed by another transaction is waited for, row by row. Never moves an end
 -- back (E8). life: null when gone; lapsed: it ended unrenewed, and nobody has asked since.
+-- One by one: a join, planned while the table was small, would read all of it when it has grown.
 create or replace function "leasehold".lh_renew_v1(
     _namespaces text[], _names text[], _marks text[], _tokens bigint[], _ttls bigint[], _patience integer
 ) returns table (nr bigint, life bigint, lapsed boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
-#variable_conflict use_column
 declare
-    _t bigint;
+    _set text := "leasehold".lh_prepare_v1(_patience);
+    _t bigint := "leasehold".lh_now_v1();
 begin
-    perform "leasehold".lh_prepare_v1(_patience);
-    _t := "leasehold".lh_now_v1();
-    return query
-        with asked as (
-            select * from unnest(_namespaces, _names, _marks, _tokens, _ttls)
-                with ordinality as a (namespace, name, mark, token, ttl, nr)
-        ), renewed as (
-            update "leasehold".lh_grant g set until = greatest(g.until, _t + a.ttl)
-            from (select namespace, name, mark, token, max(ttl) as ttl from asked group by 1, 2, 3, 4) a
-            where g.namespace = a.namespace and g.name = a.name and g.token = a.token and g.mark = a.mark
-                and g.state = 2 and g.until > _t
-            returning g.mark, g.token, g.until - _t as life
-        )
-        select a.nr, r.life, r.life is null and exists (
-            select 1 from "leasehold".lh_grant g
-            where g.namespace = a.namespace and g.name = a.name and g.mark = a.mark and g.state = 2 and g.until <= _t)
-        from asked a left join renewed r on r.mark = a.mark and r.token = a.token;
+    for _i in 1 .. cardinality(_names) loop
+        nr := _i;
+        update "leasehold".lh_grant g set until = greatest(g.until, _t + _ttls[_i])
+            where g.namespace = _namespaces[_i] and g.name = _names[_i] and g.token = _tokens[_i]
+                and g.mark = _marks[_i] and g.state = 2 and g.until > _t
+            returning g.until - _t into life;
+        lapsed := false;
+        if not found then
+            lapsed := exists (
+                select 1 from "leasehold".lh_grant g
+                where g.namespace = _namespaces[_i] and g.name = _names[_i] and g.mark = _marks[_i] and g.state = 2
+                    and g.until <= _t);
+        end if;
+        return next;
+    end loop;
 end
 $lh$;
 
 -- Keep queued claims in line (E7). Lengthens no reservation, and puts nobody back in line. Their buckets are locked in
--- one order by all who lock several. behind: others stand before it, so it need not ask for itself.
+-- one order by all who lock several. behind: others stand before it, so it need not ask for itself; null: not in line.
 create or replace function "leasehold".lh_beat_v1(
     _namespaces text[], _buckets integer[], _names text[], _marks text[], _patience integer
 ) returns table (nr bigint, known boolean, behind boolean)
@@ -51,28 +50,23 @@ begin
         perform 1 from "leasehold".lh_bucket where namespace = _b.namespace and bucket = _b.bucket for update;
     end loop;
     _t := "leasehold".lh_now_v1();
-    update "leasehold".lh_waiter w set beat = _t + 15000000
-        from unnest(_namespaces, _names, _marks) as a (namespace, name, mark)
-        where w.mark = a.mark and w.namespace = a.namespace and w.name = a.name and w.beat > _t;
-    update "leasehold".lh_grant g set beat = _t + 15000000
-        from unnest(_namespaces, _names, _marks) as a (namespace, name, mark)
-        where g.namespace = a.namespace and g.name = a.name and g.mark = a.mark
-            and (g.state in (1, 2) and g.until > _t or g.state = 1 and g.beat > _t);
-    return query
-        select a.nr,
-            exists (
-                select 1 from "leasehold".lh_waiter w
-                where w.mark = a.mark and w.namespace = a.namespace and w.name = a.name and w.beat > _t)
-            or exists (
-                select 1 from "leasehold".lh_grant g
-                where g.namespace = a.namespace and g.name = a.name and g.mark = a.mark
-                    and (g.state in (1, 2) and g.until > _t or g.state = 1 and g.beat > _t)),
-            exists (
-                select 1 from "leasehold".lh_waiter w
-                where w.mark = a.mark and w.namespace = a.namespace and w.name = a.name and not w.passed and exists (
-                    select 1 from "leasehold".lh_waiter f
-                    where f.namespace = a.namespace and f.name = a.name and not f.passed and f.ticket < w.ticket))
-        from unnest(_namespaces, _names, _marks) with ordinality as a (namespace, name, mark, nr);
+    for _i in 1 .. cardinality(_names) loop  -- one by one, as in lh_renew_v1
+        nr := _i;
+        update "leasehold".lh_waiter w set beat = _t + 15000000
+            where w.mark = _marks[_i] and w.namespace = _namespaces[_i] and w.name = _names[_i] and w.beat > _t
+            returning not w.passed and exists (
+                select 1 from "leasehold".lh_waiter f
+                where f.namespace = w.namespace and f.name = w.name and not f.passed and f.ticket < w.ticket)
+            into behind;
+        known := found;
+        if not known then
+            update "leasehold".lh_grant g set beat = _t + 15000000
+                where g.namespace = _namespaces[_i] and g.name = _names[_i] and g.mark = _marks[_i]
+                    and (g.state in (1, 2) and g.until > _t or g.state = 1 and g.beat > _t);
+            known := found;
+        end if;
+        return next;
+    end loop;
 end
 $lh$;
 
