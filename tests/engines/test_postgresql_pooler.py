@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from leasehold import Client, ConfigError
+from leasehold.engines.postgresql import reach
 from leasehold.testing.postgresql_rig import pooler
 from leasehold.testing.suite import Absent
 
@@ -104,7 +105,7 @@ def test_no_setting_of_ours_is_left_on_a_session(database, port) -> None:
             with client.lock("job"):
                 pass
     with database.server.connect(prepare_threshold=None) as direct, _through(database, port) as pooled:
-        for setting in ("statement_timeout", "lock_timeout", "synchronous_commit", "default_transaction_isolation"):
+        for setting in ("statement_timeout", "lock_timeout", "synchronous_commit", *reach._SETTINGS):
             show = f"show {setting}"
             assert pooled.execute(show).fetchone() == direct.execute(show).fetchone(), setting
 
