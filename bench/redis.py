@@ -336,4 +336,4 @@ def parts(rounds: int) -> Iterator[Part]:
         yield Table(TITLE, run(rounds))
         yield Table(TITLE_FACE, run_face(rounds))
         yield Table(TITLE_ASYNC, run_async(rounds))
-    yield Notes(TITLE_COUNTS, [many_keys(max(3, rounds // 3)), *commands(), sizes()])
+    yield Notes(TITLE_COUNTS, [many_keys(rounds), *commands(), sizes()])

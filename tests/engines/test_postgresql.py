@@ -147,6 +147,15 @@ def test_whichever_index_a_plan_takes_it_reads_no_more_than_one_name(database) -
     assert all("(namespace, name" in index for index in found)
 
 
+def test_a_sweep_is_never_compiled(database) -> None:
+    """It reads a table whole, which is forbidden and so beyond all cost: the server took 70 ms to compile that."""
+    with Client(database.url()) as client:
+        client.lock("job").acquire().release()
+    query = "select proconfig from pg_proc where proname = 'lh_sweep_v1' and pronamespace = %s::regnamespace"
+    ((settings,),) = database.ask(query, f'"{database.schema}"')
+    assert "jit=off" in settings
+
+
 def read(database) -> int:
     """How many rows and entries of indexes the sessions that have ended looked at."""
     indexes = "select sum(idx_tup_read) from pg_stat_all_indexes where schemaname = %s"

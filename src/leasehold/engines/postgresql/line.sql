@@ -260,7 +260,7 @@ $lh$;
 -- each client counts. (An index of ends would cost each grant 8 us and 70 bytes of WAL, and each renewal more: an update
 -- that leaves all indexes alone stays within its block.)
 create or replace function "leasehold".lh_sweep_v1(_turn bigint) returns void
-language plpgsql set enable_seqscan = off as $lh$
+language plpgsql set enable_seqscan = off set jit = off as $lh$
 declare
     _over record;
     _t bigint := "leasehold".lh_now_v1();

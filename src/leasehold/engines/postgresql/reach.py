@@ -22,12 +22,14 @@ from leasehold.runtime.base import Runtime
 # What a session of ours needs, unless a pooler stands between: then it would be set for whoever has it next. One that
 # lost its client without a goodbye is given up by the server after half a minute, and no longer looks alive. Plans are
 # made once (anew for each renewal, they would cost as much as all the rest of it) and kept: so one made while a table
-# was all but empty must not read the whole of it when it has grown.
+# was all but empty must not read the whole of it when it has grown. Nor may it be compiled, for 70 ms at a time: what
+# reads a table all the same counts as beyond all cost.
 _SETTINGS: Final = {
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "enable_seqscan": "off",
     "idle_session_timeout": "0",
+    "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
