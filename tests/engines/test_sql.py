@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
+from leasehold import AsyncClient, AsyncLease, Client, ConfigError, NotAcquired, Unavailable
 from leasehold.core.timing import BEAT_EVERY
 from leasehold.testing.servers.proxy import Proxy
 
@@ -42,6 +42,28 @@ def test_no_more_connections_than_promised(sql, until) -> None:
         client.inspect()
         assert len(sql.sessions("few")) == sql.most
     until(lambda: not sql.sessions("few"))
+
+
+def test_a_lease_of_an_earlier_loop_is_still_given_up_in_the_next(sql) -> None:
+    """There the connections are new ones, which have met no server yet: that says nothing about the lease."""
+    client = AsyncClient(sql.url())
+
+    async def take() -> AsyncLease:
+        return await client.lock("job").acquire()
+
+    async def give_up() -> None:
+        client._desk.engine()  # of the new loop
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0)  # it connects
+        releasing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await releasing
+        await client.close()
+
+    lease = asyncio.run(take())
+    asyncio.run(give_up())
+    with Client(sql.url()) as other:
+        assert other.inspect() == []
 
 
 def test_a_pair_is_two_calls(sql) -> None:

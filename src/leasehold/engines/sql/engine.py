@@ -78,8 +78,9 @@ class SqlEngine:
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
             more = (micros(claim.delay), claim.queue, self._sweeps(), self._patience(deadline))
             (row,) = await self._lane.call("attempt", (*values, *more), deadline, claim)
-        except ConfigError:
-            if not asked_before:  # else it stands in line, or was given its turn, since it asked first
+        except (ConfigError, Unavailable) as error:
+            undone = isinstance(error, ConfigError) or self._lane.server is None  # refused, or no server was ever met
+            if undone and not asked_before:  # else it stands in line, or was given its turn, since it asked first
                 self._refused.add(claim.mark)
             raise
         return _reply(claim, self._lane.reply(row))
@@ -148,7 +149,7 @@ class SqlEngine:
 
     def forget(self, claim: Claim) -> None:
         self._book.leave(claim.mark)
-        if claim.mark in self._refused or self._lane.server is None:  # nothing was ever written, or nobody ever met
+        if claim.mark in self._refused:  # nothing was ever written
             self._refused.discard(claim.mark)
             return
         self._book.owe(claim)  # first: torn between, it is still owed
