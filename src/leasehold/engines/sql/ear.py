@@ -113,8 +113,6 @@ class Ear(ABC):
             session.shut()
 
     def _lives(self) -> bool:
-        if self._beside is None:
-            return True
         with self._guard:  # several threads may look
             return self._beside is None or self._beside.usable()
 

@@ -57,8 +57,9 @@ class SqlEngine:
 
     async def _address(self, waits: bool, deadline: float) -> str:
         """Where this client can be told, after seeing that it can; empty: it cannot, and looks by itself."""
-        if not (waits or self._best.told):  # who does not wait may still be told of a break
-            return ""
+        self._ear.follow(self._lane.server)
+        if self._ear.address or not (waits or self._best.told):  # who does not wait may still be told of a break
+            return self._ear.address
         met = await self._lane.meet(deadline)
         now = self._runtime.now()
         return await self._ear.ready(self._runtime, now + (deadline - now) * _FOR_THE_EAR, met)
@@ -73,8 +74,7 @@ class SqlEngine:
             self._book.shelf["contended"] = True
             self._book.enter(claim, self._runtime)  # before asking (E4)
         try:
-            self._ear.follow(self._lane.server)
-            address = self._ear.address or await self._address(claim.queue, deadline)
+            address = await self._address(claim.queue, deadline)
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
             more = (micros(claim.delay), claim.queue, self._sweeps(), self._patience(deadline))
             (row,) = await self._lane.call("attempt", (*values, *more), deadline, claim)
@@ -144,7 +144,6 @@ class SqlEngine:
 
     async def ping(self, deadline: float) -> None:
         await self._lane.ping(deadline)
-        self._ear.follow(self._lane.server)
         await self._address(False, deadline)
 
     def forget(self, claim: Claim) -> None:

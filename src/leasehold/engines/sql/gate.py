@@ -45,18 +45,11 @@ class Gate:
     def place(self) -> Place:
         return Place(self._runtime)
 
-    def enters(self, place: Place) -> bool:
-        """Enter, if nobody is inside: then there is nothing to wait for."""
+    async def enter(self, place: Place, deadline: float) -> None:
         with self._guard:
             if self._inside is None:
                 self._inside = place
-            return self._inside is place
-
-    async def enter(self, place: Place, deadline: float) -> None:
-        with self._guard:
-            if self.enters(place):
                 return
-            assert self._inside is not None
             if self._inside.owner == place.owner:  # a finaliser or signal handler, in the midst of its thread's call
                 raise Reentered
             place.signal = self._runtime.signal()

@@ -7,8 +7,8 @@ before, for a procedure that is there under its versioned name does what this ve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from leasehold.engines.sql.gate import Gate, Place
 from leasehold.engines.sql.wire import Again, Failed, Lost, Missing, Row, Server, Session, Tail, Value
@@ -46,12 +46,10 @@ class Lane(ABC):
     @abstractmethod
     def _unmade(self, why: object) -> ConfigError: ...
 
-    def call(
-        self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None
-    ) -> Coroutine[Any, Any, list[Row]]:
+    async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
         """One verb, one trip: its rows, as text. Raises nothing but what Leasehold raises (E9). `claim`: whose attempt
         this is; one in line may be kept waiting for a connection until the deadline, others are told at once."""
-        return self._ask(self._statement(verb), values, deadline, claim)
+        return await self._ask(self._statement(verb), values, deadline, claim)
 
     def reply(self, row: Row) -> Row:
         """The columns of an attempt's answer."""
@@ -117,13 +115,10 @@ class Lane(ABC):
         place = self._gate.place()
         before: Lost | None = None
         try:
-            if not self._gate.enters(place):
-                await self._gate.enter(place, deadline)
+            await self._gate.enter(place, deadline)
             while True:
                 try:
-                    session = self._session
-                    if session is None or self._closed or not session.usable():
-                        session = await self._ready(deadline, claim is not None and claim.queue)
+                    session = await self._ready(deadline, claim is not None and claim.queue)
                     return await self._asked(session, statement, values, deadline)
                 except Again as again:
                     if self._runtime.now() + _TICK >= deadline:
