@@ -6,6 +6,7 @@ What a redlock suffers as well is in test_redis_hurt.py.
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -75,10 +76,16 @@ def answers(client) -> bool:
 
 
 def test_a_waiter_outlives_a_restart_of_the_server(server, beside) -> None:
+    def asks_nothing() -> bool:
+        before = server.calls().get("evalsha")
+        time.sleep(0.2)  # it looks once more when its subscription has begun
+        return server.calls().get("evalsha") == before
+
     with Client(url(server), call_timeout=10) as holder, Client(url(server), call_timeout=10) as other:
         lease = holder.lock("job", ttl=60).acquire()
         waiter = beside("others").Waiter(other)
         poll(lambda: waiting(holder), 10, lambda: "it stands in line")
+        poll(asks_nothing, 10, lambda: "it waits to be woken")  # in the midst of a call it would be told of the restart
         server.restart()
         assert waiter.got().token > lease.token  # nothing is left that could keep it from it
 
