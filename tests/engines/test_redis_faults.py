@@ -75,17 +75,23 @@ def answers(client) -> bool:
     return True
 
 
-def test_a_waiter_outlives_a_restart_of_the_server(server, beside) -> None:
-    def asks_nothing() -> bool:
+def await_rest(server, holder) -> None:
+    """Until somebody stands in line and asks for nothing: in the midst of a call it would be told what happens next."""
+
+    def rests() -> bool:
         before = server.calls().get("evalsha")
         time.sleep(0.2)  # it looks once more when its subscription has begun
         return server.calls().get("evalsha") == before
 
+    poll(lambda: waiting(holder), 10, lambda: "it stands in line")
+    poll(rests, 10, lambda: "it waits to be woken")
+
+
+def test_a_waiter_outlives_a_restart_of_the_server(server, beside) -> None:
     with Client(url(server), call_timeout=10) as holder, Client(url(server), call_timeout=10) as other:
         lease = holder.lock("job", ttl=60).acquire()
         waiter = beside("others").Waiter(other)
-        poll(lambda: waiting(holder), 10, lambda: "it stands in line")
-        poll(asks_nothing, 10, lambda: "it waits to be woken")  # in the midst of a call it would be told of the restart
+        await_rest(server, holder)
         server.restart()
         assert waiter.got().token > lease.token  # nothing is left that could keep it from it
 
@@ -103,7 +109,7 @@ def test_a_full_server_takes_no_new_locks_and_loses_no_old_ones(server, beside) 
     with Client(url(server), call_timeout=1) as client, Client(url(server), call_timeout=1) as other:
         lease, freed = client.lock("kept", ttl=3).acquire(), client.lock("freed").acquire()
         next_one = beside("others").Waiter(other, "kept")
-        poll(lambda: waiting(client), 10, lambda: "it stands in line")
+        await_rest(server, client)
         server.ask("CONFIG", "SET", "maxmemory", 1)
         with pytest.raises(Unavailable, match="OOM"):
             other.lock("new").acquire(wait=0)
