@@ -234,6 +234,10 @@ def test_the_judge_of_fences():
     assert judged((0, 1, "write", 5, True, 0), (2, 3, "write", 6, False, 1)) == {"refusal"}
     assert judged((0, 1, "write", 5, True, 0), (2, 3, "write", 4, False, 1)) == set()
     assert judged((0, 1, "write", 4, False, 0), (2, 3, "write", 5, True, 1)) == {"refusal"}
+    # 7 waits behind 5, and so 6 is refused; then 8 comes, and 7 is refused as well.
+    queued = (1, 5, "write", 7, False, 0), (2, 3, "write", 6, False, 0), (4, 8, "write", 8, True, 1)
+    assert judged((0, 6, "write", 5, True, 0), *queued) == set()
+    assert judged((0, 6, "write", 5, True, 0), *queued[:2]) == {"refusal"}  # of 7: nothing newer came
 
 
 # ------------------------------------------------------------------------- current_lease

@@ -47,8 +47,9 @@ def _fallen(calls: Sequence[Call]) -> Iterator[Violation]:
 
 
 def _unjust(calls: Sequence[Call]) -> Iterator[Violation]:
-    """Refused is only what is lower than a token that was shown, accepted or not known, before the refusal ended."""
-    shown = sorted((call for call in calls if call.yes or call.unknown), key=lambda call: call.opened)
+    """Refused is only what is lower than a token that was shown before the refusal ended. By whomever: one that is
+    refused itself in the end, by a still newer one, may have raised the mark while it waited to be let in."""
+    shown = sorted(calls, key=lambda call: call.opened)
     refused = [call for call in calls if call.ended is not None and call.ended.outcome == "fail"]
     seen, highest = 0, 0
     for call in sorted(refused, key=lambda call: call.closed):
