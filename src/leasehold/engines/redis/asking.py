@@ -5,6 +5,7 @@
   claim's mark (E2, E6). A request that was not answered by its deadline is not repeated: it is unknown.
 - A request that was certainly not carried out, because the server said so or was never reached, is asked elsewhere if
   the topology knows where that is, until its deadline.
+- Whoever stands in line outlasts a restart, also of the only server: it is asked again, until the deadline.
 - An answer of a server that another has taken over from meanwhile is none: it is asked again there.
 - With `min_replicas`, a grant or renewal counts once so many replicas have it. WAIT knows only the writes of its own
   connection, so it goes down the same one, and nobody else uses that meanwhile. It follows the answer: a release sent
@@ -13,8 +14,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import hiredis
 
@@ -22,13 +23,17 @@ from leasehold.engines.redis.requests import spelled_out
 from leasehold.engines.redis.scripts import Script
 from leasehold.engines.redis.server import BROKEN, described, pack, says
 from leasehold.engines.redis.settings import Unreached
-from leasehold.engines.redis.topology import ELSEWHERE, Rejected, Topology
+from leasehold.engines.redis.topology import ELSEWHERE, Rejected, Topology, pause_before
 from leasehold.engines.redis.wire import Regret, Wire
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime, settle
 
 _WAIT_SHARE: Final = 0.8  # of the time left: the answer to WAIT must arrive in time too
 _REPEATS: Final = 3  # of a request whose connection broke: a server that has just been promoted hangs up once more
+
+
+# Whether it is still worth asking again of a server that cannot be reached; None: it is not.
+Patient: TypeAlias = Callable[[], bool] | None
 
 
 class Asked(NamedTuple):
@@ -40,6 +45,7 @@ class Asked(NamedTuple):
     deadline: float
     regret: Regret = None
     again: int = _REPEATS  # 0: repeated, it would not get the same answer
+    patient: Patient = None
     confirm: bool = False
 
 
@@ -55,7 +61,14 @@ class Asking:
         self._runtime, self._topology, self.min_replicas = runtime, topology, min_replicas
 
     def one(
-        self, tag: str, script: Script, packed: bytes, deadline: float, regret: Regret = None, again: bool = True
+        self,
+        tag: str,
+        script: Script,
+        packed: bytes,
+        deadline: float,
+        regret: Regret = None,
+        again: int = _REPEATS,
+        patient: Patient = None,
     ) -> Any | Awaitable[Any]:
         """The reply to one script: at once if a blocking call is all it took, else to be awaited."""
         topology = self._topology
@@ -64,11 +77,11 @@ class Asking:
             try:
                 reply = wire.call(packed, deadline, regret)
             except BROKEN as error:
-                return self._once_more(error, wire, Asked(tag, script, packed, deadline, regret, _REPEATS * again))
+                return self._once_more(error, wire, Asked(tag, script, packed, deadline, regret, again, patient))
             answered = reply.__class__ is list or reply.__class__ is int
             if answered and not (topology.follows and topology.replaced(wire)):
                 return reply
-        request = (tag, script, packed, deadline, regret, _REPEATS * again)  # for whoever has to ask once more
+        request = (tag, script, packed, deadline, regret, again, patient)  # for whoever has to ask once more
         return self._reply(Asked(*request)) if wire is None else self._settled(reply, wire, request)
 
     async def _settled(self, reply: Any, wire: Wire, request: tuple[Any, ...]) -> Any:
@@ -126,6 +139,10 @@ class Asking:
         where = await self._topology.elsewhere(asked.tag, rejected, turn, asked.deadline)
         if where is not None:
             return asked, where
+        away = isinstance(error, Unreached) or says(error, "LOADING")  # it was not carried out
+        patient = away and asked.patient is not None and asked.patient()
+        if wire is not None and patient and await pause_before(self._runtime, turn, asked.deadline):
+            return asked, wire
         raise rejected.mapped() if wire is None else self._refusal(wire, error)
 
     async def _send(self, asked: Asked, wire: Wire) -> Answer:

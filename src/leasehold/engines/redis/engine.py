@@ -72,11 +72,12 @@ class RedisEngine:
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         name = self._requests.name(claim.namespace, claim.name)
-        ear, asked_before = self._listener.at(name.tag), False
+        ear, asked_before, patient = self._listener.at(name.tag), False, None
         if claim.queue:
             asked_before = claim.mark in self._book.waiting
             self._book.shelf["contended"] = True
-            self._book.enter(claim, self._runtime)  # before asking (E4)
+            waiter = self._book.enter(claim, self._runtime)  # before asking (E4)
+            patient = lambda: not waiter.over  # noqa: E731  # until close() tells it
             if not ear.on:
                 await ear.ready(self._runtime, deadline)
         elif not ear.on:
@@ -85,9 +86,11 @@ class RedisEngine:
         try:
             if self._asking.min_replicas:
                 regret = partial(self._given_up, claim)
-                asked = Asked(name.tag, self._scripts.attempt, packed, deadline, regret, confirm=True)
+                asked = Asked(name.tag, self._scripts.attempt, packed, deadline, regret, patient=patient, confirm=True)
                 return await self._confirmed(claim, asked, ear)
-            reply = self._asking.one(name.tag, self._scripts.attempt, packed, deadline, lambda: self._given_up(claim))
+            reply = self._asking.one(
+                name.tag, self._scripts.attempt, packed, deadline, lambda: self._given_up(claim), patient=patient
+            )
             if reply.__class__ is CoroutineType:
                 reply = await reply
         except (Refused, Unreached):
@@ -163,7 +166,7 @@ class RedisEngine:
         if wire is not None:  # not repeated, it must not meet a connection that the server closed for being idle
             with suppress(Unreached):
                 await self._asking.at(wire, pack("PING"), deadline)
-        reply = self._asking.one(found.tag, self._scripts.break_, packed, deadline, again=False)
+        reply = self._asking.one(found.tag, self._scripts.break_, packed, deadline, again=0)
         return requests.yes(await settle(reply))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:

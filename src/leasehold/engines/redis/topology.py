@@ -85,13 +85,21 @@ def wire_to(server: Server, runtime: Runtime) -> Wire:
     return PoolWire(server, runtime) if runtime.blocking else SharedWire(server, runtime)
 
 
+async def pause_before(runtime: Runtime, turn: int, deadline: float) -> bool:
+    """Before asking again, longer from turn to turn. False: the deadline would come first."""
+    pause = backoff(turn, 0.02, 0.3, 0.5 + runtime.fraction() / 2)
+    if runtime.now() + pause >= deadline:
+        return False
+    await runtime.sleep(pause)
+    return True
+
+
 async def found_again(
     topology: Topology, runtime: Runtime, tag: str, rejected: Rejected, turn: int, deadline: float
 ) -> Wire:
     """Where the name is after a pause, by whoever knows; again until somebody does. Unreached: not by the deadline."""
     unfound = ""
-    while runtime.now() + (pause := backoff(turn, 0.02, 0.3, 0.5 + runtime.fraction() / 2)) < deadline:
-        await runtime.sleep(pause)
+    while await pause_before(runtime, turn, deadline):
         try:
             await topology.find(deadline)
         except Unreached as nobody:
