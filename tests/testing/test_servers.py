@@ -1,6 +1,7 @@
 """The proxy and the process that every rig of a server stands on, tried with a server of a few lines."""
 
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -63,6 +64,14 @@ def said(side: socket.socket, seconds: float = 5.0) -> bytes | None:
 
 def test_ports_differ() -> None:
     assert len(set(free_ports(20))) == 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names without files are Linux's")
+def test_a_port_is_nobody_else_s_while_its_server_is_down() -> None:
+    (port,) = free_ports(1)
+    ask = f"from leasehold.testing.servers.process import _reserved; print(_reserved({port}))"
+    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout
+    assert said == "False\n"
 
 
 def test_a_missing_program_says_what_to_install() -> None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cache
 from typing import ClassVar, Final, TypeVar
 
@@ -27,15 +29,42 @@ S = TypeVar("S", bound="Server")
 
 _POLL: Final = 0.02
 _TAIL: Final = 2_000  # bytes of a log worth showing
+_PORTS: Final = range(10_000, 32_000)  # below those of outgoing connections, one of which might take it at a bad moment
+_NAMES: Final[list[socket.socket]] = []  # of the ports that are reserved
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on. All are bound until the last is known, so that they differ."""
-    with ExitStack() as bound:
-        sockets = [bound.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports nobody listens on, and nobody else is given while this process lives: a server may be down for a while."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.choice(_PORTS)
+        if _reserved(port) and _unused(port):
+            found.append(port)
+    return found
+
+
+def _reserved(port: int) -> bool:
+    """Whether this process has it now, among all that start servers by this module. A name without a file, which goes
+    with the process, stands for the port."""
+    if sys.platform != "linux":
+        return True
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0leasehold-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    _NAMES.append(name)
+    return True
+
+
+def _unused(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def program(name: str, *, package: str, folders: Sequence[str] = ()) -> str:
