@@ -35,7 +35,12 @@ class MariaDB(Server):
         return [
             *(self._clock.command() if self._clock else ()),
             *(self._mariadbd, "--no-defaults", f"--datadir={self.data}", f"--port={self.port}"),
-            *("--bind-address=127.0.0.1", f"--socket={folder}/s.sock", f"--pid-file={folder}/pid"),
+            *(
+                "--bind-address=127.0.0.1",
+                f"--socket={folder}/s.sock",
+                f"--pid-file={folder}/pid",
+                f"--tmpdir={folder}",
+            ),
             *("--innodb-buffer-pool-size=32M", "--skip-log-bin", "--performance-schema=OFF", "--max-connections=500"),
             *(f"--{setting}" for setting in self._settings),
         ]
@@ -51,7 +56,13 @@ class MariaDB(Server):
             install = program("mariadb-install-db", package=self.package)
             made = [install, "--no-defaults", f"--datadir={self.data}", "--skip-test-db", *user]
             made.append("--auth-root-authentication-method=normal")
-            subprocess.run(made, cwd="/", capture_output=True, timeout=120, check=True)
+            own = {
+                **os.environ,
+                "TMPDIR": folder,
+            }  # where they share one, each that starts removes what others keep there
+            done = subprocess.run(made, cwd="/", env=own, capture_output=True, text=True, timeout=120, check=False)
+            if done.returncode:
+                raise RuntimeError(f"mariadb-install-db failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         return super().start()
 
     def ready(self) -> bool:
