@@ -6,6 +6,7 @@ The ones made on every call are named tuples, four times cheaper to build than f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 Mode: TypeAlias = Literal["exclusive", "shared"]
@@ -39,6 +40,7 @@ class Claim(NamedTuple):
     min_hold: float = 0.0
     queue: bool = False  # join the line, or keep the place in it, when the name is not free
     token: int = 0  # the grant this claim was given; 0 until then
+    until: float = inf  # of one that queues: its `wait` is over then, by `runtime.now()`; nobody else is told
 
     @property
     def fingerprint(self) -> str:

@@ -75,6 +75,20 @@ def test_killed_and_started_again_every_grant_is_found_again(database, until) ->
         assert got[0].release()
 
 
+def test_nobody_in_line_asks_a_server_that_is_gone_for_longer_than_it_wants_to_wait(database, until) -> None:
+    with Client(database.url(), ttl=60) as client, Client(database.url(), ttl=60, call_timeout=25) as other:
+        lease = client.lock("job").acquire()
+        try:
+            with waiting(other, "job", until, wait=2) as got:
+                until(lambda: any(h.state == "waiting" for h in client.inspect()))
+                database.server.kill()
+                until(lambda: got, 12)
+            assert isinstance(got[0], Unavailable)
+        finally:
+            database.server.start()
+        assert lease.release()
+
+
 def test_a_stop_past_the_ttl_hands_out_nothing_late(database, until) -> None:
     prepare(database.url())
     with Client(database.url(), ttl=1.0, call_timeout=0.5) as client, Client(database.url(), call_timeout=0.5) as other:

@@ -40,7 +40,7 @@ async def acquire(
     deadline = timing.NEVER if wait is None else began + wait
     engine = ready()
     if wait != 0 and not alone and engine.listening:
-        claim = _queued(claim)
+        claim = _queued(claim, deadline)
     owes, waited, late = False, False, 0
     try:
         while True:
@@ -70,15 +70,15 @@ async def acquire(
                 await engine.wait(claim, reply, min(remaining, timing.look_after(reply.place)))  # stay in line (E7)
                 engine = ready()
             else:
-                claim = _queued(claim)
+                claim = _queued(claim, deadline)
     except BaseException:  # waited out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
         if owes:
             engine.forget(bare(claim))  # sent at once, or owed to the watchdog; never a second wait
         raise
 
 
-def _queued(claim: Claim) -> Claim:
-    return _new(Claim, (*claim[:_QUEUE], True, *claim[_QUEUE + 1 :]))
+def _queued(claim: Claim, until: float) -> Claim:
+    return _new(Claim, (*claim[:_QUEUE], True, *claim[_QUEUE + 1 : -1], until))
 
 
 def bare(claim: Claim) -> Claim:

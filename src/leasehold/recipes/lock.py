@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
 from leasehold.core.admission import described
 from leasehold.core.names import check_name, claim_id
+from leasehold.core.timing import NEVER
 from leasehold.engine import Engine
 from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
 from leasehold.model import Claim, Grant, Kind, Mode
@@ -46,7 +47,7 @@ class BaseLock(Generic[L]):
         self._desk: Desk = client._desk
         self._namespace = self._desk.options.namespace
         # What every claim of this lock says after its holder, laid out once: claims are made on each acquire.
-        self._terms = (options.ttl, *shape, options.delay, options.min_hold, False, 0)
+        self._terms = (options.ttl, *shape, options.delay, options.min_hold, False, 0, NEVER)
         self._refuse_unsupported()
         self._desk.dog.shortest = min(self._desk.dog.shortest, options.ttl)
 
@@ -147,7 +148,7 @@ class BaseLock(Generic[L]):
         return _new(Claim, (self._namespace, self.name, secret, mark, holder, *self._terms))
 
     def _renamed(self, claim: Claim) -> Claim:
-        return self._claim()._replace(queue=claim.queue)
+        return self._claim()._replace(queue=claim.queue, until=claim.until)
 
     def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float, doubted: object) -> L:
         lease = self._lease_type(self._desk, claim, grant, asked, valid_until, self.options.max_hold)

@@ -5,7 +5,8 @@
   claim's mark (E2, E6). A request that was not answered by its deadline is not repeated: it is unknown.
 - A request that was certainly not carried out, because the server said so or was never reached, is asked elsewhere if
   the topology knows where that is, until its deadline.
-- Whoever stands in line outlasts a restart, also of the only server: it is asked again, until the deadline.
+- Whoever stands in line outlasts a restart, also of the only server: it is asked again, until the deadline, or until
+  its `wait` is over.
 - An answer of a server that another has taken over from meanwhile is none: it is asked again there.
 - With `min_replicas`, a grant or renewal counts once so many replicas have it. WAIT knows only the writes of its own
   connection, so it goes down the same one, and nobody else uses that meanwhile. It follows the answer: a release sent
@@ -32,8 +33,8 @@ _WAIT_SHARE: Final = 0.8  # of the time left: the answer to WAIT must arrive in 
 _REPEATS: Final = 3  # of a request whose connection broke: a server that has just been promoted hangs up once more
 
 
-# Whether it is still worth asking again of a server that cannot be reached; None: it is not.
-Patient: TypeAlias = Callable[[], bool] | None
+# Until when it is worth asking a server again that cannot be reached; None: it is not.
+Patient: TypeAlias = Callable[[], float] | None
 
 
 class Asked(NamedTuple):
@@ -102,15 +103,20 @@ class Asking:
 
     async def confirmed(self, asked: Asked) -> Answer:
         """The same, and whether enough replicas have it, if that is asked for."""
-        wire = self._topology.wire(asked.tag)
+        wire, nobody = self._topology.wire(asked.tag), None
         if wire is None:
-            await self._topology.find(asked.deadline)
+            try:
+                await self._topology.find(asked.deadline)
+            except Unreached as error:
+                if asked.patient is None:
+                    raise
+                nobody = error
             wire = self._topology.wire(asked.tag)
-        return await self._pursue(asked, wire)
+        return await self._pursue(asked, wire, nobody if wire is None else None)
 
     async def _pursue(self, asked: Asked, wire: Wire | None, error: Exception | None = None) -> Answer:
         """Ask there; or, if `error` says that this was no use, where the name is by now: until the deadline."""
-        if wire is None:
+        if wire is None and error is None:
             error = Unreached("no server has this part of the names just now", engine="redis")
         turn = 0
         while True:
@@ -136,12 +142,13 @@ class Asking:
             if text != asked.packed:
                 return asked._replace(packed=text), wire
         rejected = Rejected(error, wire)
-        where = await self._topology.elsewhere(asked.tag, rejected, turn, asked.deadline)
+        patience = 0.0 if asked.patient is None else min(asked.deadline, asked.patient())
+        alone = wire is None and asked.patient is not None  # nobody is there who could be followed
+        where = await self._topology.elsewhere(asked.tag, rejected, turn, patience if alone else asked.deadline)
         if where is not None:
             return asked, where
         away = isinstance(error, Unreached) or says(error, "LOADING")  # it was not carried out
-        patient = away and asked.patient is not None and asked.patient()
-        if wire is not None and patient and await pause_before(self._runtime, turn, asked.deadline):
+        if wire is not None and away and await pause_before(self._runtime, turn, patience):
             return asked, wire
         raise rejected.mapped() if wire is None else self._refusal(wire, error)
 

@@ -77,7 +77,7 @@ class RedisEngine:
             asked_before = claim.mark in self._book.waiting
             self._book.shelf["contended"] = True
             waiter = self._book.enter(claim, self._runtime)  # before asking (E4)
-            patient = lambda: not waiter.over  # noqa: E731  # until close() tells it
+            patient = lambda: 0.0 if waiter.over else claim.until  # noqa: E731  # until close() tells it
             if not ear.on:
                 await ear.ready(self._runtime, deadline)
         elif not ear.on:

@@ -118,7 +118,7 @@ class Lane(ABC):
             await self._gate.enter(place, deadline)
             while True:
                 try:
-                    session = await self._ready(deadline, claim is not None and claim.queue)
+                    session = await self._ready(deadline, claim.until if claim is not None and claim.queue else 0.0)
                     return await self._asked(session, statement, values, deadline)
                 except Again as again:
                     if self._runtime.now() + _TICK >= deadline:
@@ -189,8 +189,9 @@ class Lane(ABC):
             session.close()
             raise
 
-    async def _ready(self, deadline: float, patient: bool = False) -> Session:
-        """`patient`: whoever stands in line outlasts a restart or a fail-over, if that is over by the deadline."""
+    async def _ready(self, deadline: float, patient: float = 0.0) -> Session:
+        """`patient`: whoever stands in line outlasts a restart or a fail-over, if that is over by then and by the
+        deadline."""
         if self._closed:
             raise ConfigError("this client is closed: make a new one")
         if self._session is not None and self._session.usable():
@@ -202,7 +203,7 @@ class Lane(ABC):
             try:
                 self._session = await self._room(await self._open(deadline), deadline)
             except Unavailable:
-                if not patient or self._runtime.now() + _AGAIN >= deadline:
+                if self._runtime.now() + _AGAIN >= min(deadline, patient):
                     raise
                 await self._runtime.sleep(_AGAIN * (0.5 + self._runtime.fraction() / 2))
         self.server = self._session.server
