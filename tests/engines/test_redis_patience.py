@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from leasehold import AsyncClient, Client, Unavailable
+from leasehold import AsyncClient, Client, Unavailable, Unsupported
 from leasehold.testing.redis_rig import ALWAYS, RedisRig
 from leasehold.testing.servers.redis import RedisServer
 from leasehold.testing.servers.redis_several import RedisCluster, Watched
@@ -131,3 +131,18 @@ def test_a_line_outlasts_that_all_servers_are_gone(several, until) -> None:
             assert mine.end.token > lease.token
             mine.end.release()
             crowd.remove(mine)
+
+
+def test_a_server_that_comes_back_without_its_log_grants_nothing_that_has_to_survive(server, until) -> None:
+    with Client(url(server), call_timeout=_CALL) as holder, Client(url(server), call_timeout=_CALL) as other:
+        lease = holder.lock("job", ttl=60).acquire()
+        waiter = InLine(other, wait=60, require={"survives-restart"})
+        until(lambda: waiting(holder))
+        server.kill()
+        look(other)
+        server._options = ["--appendonly", "no"]
+        server.start()
+        waiter.join(_ANNOYED)
+        assert isinstance(waiter.end, Unsupported), "the settings it required are gone"
+        assert lease.token
+        until(lambda: not holder.inspect())  # and what it was granted is given back

@@ -151,6 +151,8 @@ class BaseLock(Generic[L]):
         return self._claim()._replace(queue=claim.queue, until=claim.until)
 
     def _admit(self, claim: Claim, grant: Grant, asked: float, valid_until: float, doubted: object) -> L:
+        if self.options.require:  # the server may have come back with other settings while this stood in line
+            check_required(self.options.require, self._desk.traits, self._desk.name)
         lease = self._lease_type(self._desk, claim, grant, asked, valid_until, self.options.max_hold)
         self._desk.admit(lease, doubted)
         return lease
