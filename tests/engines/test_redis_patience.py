@@ -10,6 +10,7 @@ import time
 import pytest
 
 from leasehold import AsyncClient, Client, Unavailable, Unsupported
+from leasehold.engines.redis.server import Server
 from leasehold.testing.redis_rig import ALWAYS, RedisRig
 from leasehold.testing.servers.redis import RedisServer
 from leasehold.testing.servers.redis_several import RedisCluster, Watched
@@ -146,3 +147,50 @@ def test_a_server_that_comes_back_without_its_log_grants_nothing_that_has_to_sur
         assert isinstance(waiter.end, Unsupported), "the settings it required are gone"
         assert lease.token
         until(lambda: not holder.inspect())  # and what it was granted is given back
+
+
+def test_a_crowd_of_tasks_does_not_try_to_connect_one_after_the_other(monkeypatch) -> None:
+    opened = []
+
+    async def fail(self, runtime, deadline):
+        opened.append(self)
+        await runtime.sleep(0.05)
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(Server, "_open", fail)
+
+    async def story() -> None:
+        async with AsyncClient("redis://127.0.0.1:1", call_timeout=5) as client:
+            tries = [client.lock("job").acquire(wait=0) for _ in range(100)]
+            for each in await asyncio.gather(*tries, return_exceptions=True):
+                assert isinstance(each, Unavailable)
+                assert "nobody is there" in str(each)
+
+    asyncio.run(story())
+    mine = len(opened)
+    assert mine < 20, f"{mine} for a hundred who all failed at the same moment"
+
+
+def test_who_has_more_time_than_the_one_that_connects_for_it_tries_for_itself(monkeypatch) -> None:
+    opened, silent = [], Server._open
+
+    async def fall_silent(self, runtime, deadline):
+        opened.append(deadline)
+        if len(opened) == 1:
+            await runtime.sleep(0.1)
+            raise TimeoutError("no answer")
+        return await silent(self, runtime, deadline)
+
+    monkeypatch.setattr(Server, "_open", fall_silent)
+    server = made(RedisRig).server
+
+    async def story() -> None:
+        async with AsyncClient(url(server), namespace="more-time", call_timeout=5) as client:
+            first = asyncio.create_task(client.ping())
+            await asyncio.sleep(0)
+            second = asyncio.create_task(client.ping())
+            with pytest.raises(Unavailable):
+                await first
+            assert await second >= 0
+
+    asyncio.run(story())

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from leasehold.book import every
 from leasehold.engines.redis.server import Server
 from leasehold.engines.redis.settings import Unreached
+from leasehold.errors import LeaseholdError
 from leasehold.runtime.base import Runtime, Signal, settle
 from leasehold.runtime.loopstream import LoopStream
 from leasehold.runtime.streams import SocketStream
@@ -140,6 +142,14 @@ class PoolWire:
             stream.after_fork()
 
 
+class Opening:
+    """A connection that one task makes for all who come meanwhile."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Signal] = []
+        self.failure: LeaseholdError | None = None  # for all of them
+
+
 class SharedWire:
     """Of the asyncio runtime."""
 
@@ -150,8 +160,7 @@ class SharedWire:
         self._spare: list[LoopStream] = []  # nobody is using them
         self._lent: list[LoopStream] = []  # each used by one task
         self._turns = Turns(runtime, _ALONE)
-        self._opening = False
-        self._waiting: list[Signal] = []  # for the task that opens the shared one
+        self._opening: Opening | None = None  # of the shared one
 
     def call(self, packed: bytes, deadline: float, regret: Regret = None) -> Awaitable[Any]:
         stream = self._stream
@@ -164,23 +173,29 @@ class SharedWire:
         return await stream.call(packed, deadline)
 
     async def _shared(self, deadline: float) -> LoopStream:
-        """One task opens the connection for all. If it fails, the next one tries: its deadline may be a later one."""
+        """One task opens the connection for all. If it fails, it fails for all: a crowd does not try one by one. If it
+        ran out of time, or was cancelled, the next one tries: its deadline may be a later one."""
         while self._stream is None or not self._stream.good:
-            if self._opening:
+            if (opening := self._opening) is not None:
                 signal = self._runtime.signal()
-                self._waiting.append(signal)
+                opening.waiting.append(signal)
                 if not await signal.wait(deadline - self._runtime.now()):
                     raise Unreached(f"{self.server} cannot be reached: no connection in time", engine="redis")
+                if opening.failure is not None:
+                    raise copy(opening.failure) from opening.failure
                 continue
-            self._opening = True
+            self._opening = opening = Opening()
             try:
                 stream = await self._open(deadline)
                 if self._stream is not None:
                     self._left = [each for each in (*self._left, self._stream) if each.open]
                 self._stream = stream
+            except LeaseholdError as failure:
+                opening.failure = None if isinstance(failure.__cause__, TimeoutError) else failure
+                raise
             finally:
-                self._opening, waiting, self._waiting = False, self._waiting, []
-                for each in waiting:
+                self._opening = None
+                for each in opening.waiting:
                     each.set()
         return self._stream
 
@@ -235,8 +250,8 @@ class SharedWire:
         for stream in (self._stream, *self._left, *self._spare, *self._lent):
             if stream is not None:
                 stream.after_fork()
-        self._stream, self._opening, self._turns = None, False, Turns(self._runtime, _ALONE)
-        for each in (self._left, self._spare, self._lent, self._waiting):
+        self._stream, self._opening, self._turns = None, None, Turns(self._runtime, _ALONE)
+        for each in (self._left, self._spare, self._lent):
             each.clear()
 
 
