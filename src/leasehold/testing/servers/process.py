@@ -30,7 +30,6 @@ S = TypeVar("S", bound="Server")
 _POLL: Final = 0.02
 _TAIL: Final = 2_000  # bytes of a log worth showing
 _PORTS: Final = range(10_000, 32_000)  # below those of outgoing connections, one of which might take it at a bad moment
-_NAMES: Final[list[socket.socket]] = []  # of the ports that are reserved
 
 
 def free_ports(count: int) -> list[int]:
@@ -44,8 +43,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def _reserved(port: int) -> bool:
-    """Whether this process has it now, among all that start servers by this module. A name without a file, which goes
-    with the process, stands for the port."""
+    """Whether this process has it now, among all that start servers by this module. A name without a file stands for
+    the port, and goes with the process."""
     if sys.platform != "linux":
         return True
     name = socket.socket(socket.AF_UNIX)
@@ -54,7 +53,7 @@ def _reserved(port: int) -> bool:
     except OSError:
         name.close()
         return False
-    _NAMES.append(name)
+    name.detach()  # never closed
     return True
 
 
