@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet
 
 from leasehold.core.timing import BEAT, BEAT_EVERY, LATE
 from leasehold.model import Busy, Claim, Reason
@@ -50,6 +51,8 @@ class Book:
         self.held: dict[str, Callable[[], Losable | None]] = {}  # by mark: leases, weakly
         self.owed: dict[str, Owed] = {}
         self.shelf: dict[str, object] = {}  # what else the twins of an engine share
+        self.twins: WeakSet[object] = WeakSet()  # the client's engines; a task left in a loop of before may keep one
+        self.over = False  # the client is closed
         self.lingers = BEAT  # how long a claim may stay at the engine that nothing more is heard of
         self.stir: Callable[[float], None] = _nobody  # has the watchdog look by an instant; safe inside a finaliser
         self.doubted: object = None  # another one each time the engine lost its way
@@ -76,6 +79,11 @@ class Book:
         if soon:
             self.stir(now)
         return owed
+
+    def last(self, engine: object) -> bool:
+        """An engine is closed. True: so is what its twins share. The watchdog's twin comes and goes."""
+        self.twins.discard(engine)
+        return self.over or not self.twins
 
     def knows(self, mark: str) -> bool:
         return mark in self.waiting or mark in self.held or mark in self.owed

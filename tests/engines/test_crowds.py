@@ -179,9 +179,17 @@ def test_cancelled_in_a_crowd_the_line_goes_on_and_nothing_stays(rig, namespace,
     until(lambda: rig.residue(namespace) == 0)
 
 
+def ours() -> set[threading.Thread]:
+    """The threads of clients."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("leasehold-") or "zk_" in thread.name}
+
+
 @every
-def test_a_client_goes_with_its_last_loop(rig, client, namespace) -> None:
-    """Also where that loop was closed with a task of it still in line."""
+def test_a_client_goes_with_its_last_loop(rig, client, namespace, until) -> None:
+    """Also where that loop was closed with a task of it still in line, which knows the engine of that time."""
+    with client.lock("a", ttl=60):
+        client.inspect()
+    others = ours()
     moved = rig.async_client(namespace=namespace)
 
     async def use() -> int:
@@ -208,6 +216,7 @@ def test_a_client_goes_with_its_last_loop(rig, client, namespace) -> None:
     waiting.get_coro().close()
     del waiting
     gc.collect()
+    until(lambda: ours() <= others)
 
 
 # ----------------------------------------------------------------- two clients

@@ -193,6 +193,7 @@ class Desk:
         await self._settle_owed(until)
         await self.dog.stop(max(until - self.runtime.now(), 0.1))
         self.teller.retire()
+        self.book.over = True
         await self._engine.close()
         self.runtime.close()
         self._shut = True

@@ -47,7 +47,7 @@ class EtcdEngine:
     def __init__(self, runtime: Runtime, book: Book, shared: Shared) -> None:
         self._runtime, self._book, self._shared = runtime, book, shared
         self._calls = Calls(shared.address, runtime, shared.login)
-        shared.twins.add(self)
+        book.twins.add(self)
 
     @property
     def traits(self) -> Traits:
@@ -145,8 +145,7 @@ class EtcdEngine:
         self._shared.after_fork()
 
     async def close(self) -> None:
-        self._shared.twins.discard(self)
-        if not self._shared.twins:  # the watchdog's twin comes and goes
+        if self._book.last(self):
             self._shared.watcher.close()
             await self._shared.leases.close(self._calls, self._runtime.now() + _CLOSING)
         self._calls.close()

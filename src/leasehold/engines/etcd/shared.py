@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final, Literal
-from weakref import WeakSet, ref
+from weakref import ref
 
 from leasehold.book import Book, every
 from leasehold.engines.etcd import line, wire
@@ -71,7 +71,6 @@ class Shared:
         self._runtime, self._guard = runtime, runtime.guard()
         self.leases = Leases(runtime)
         self.login = Login()
-        self.twins: WeakSet[object] = WeakSet()
         self.base = b""  # as it stands at etcd; empty: not read yet
         self.members = len(address.endpoints)
         self._now, self._book = runtime.now, ref(book)

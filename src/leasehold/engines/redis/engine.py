@@ -58,7 +58,7 @@ class RedisEngine:
         self._scripts = self._requests.scripts
         self._asking = Asking(runtime, self._topology, deployment.options.min_replicas)
         self._refused: set[str] = set()  # marks of attempts that were never carried out
-        self._listener.twins.add(self)
+        book.twins.add(self)
 
     @property
     def traits(self) -> Traits:
@@ -231,8 +231,7 @@ class RedisEngine:
 
     async def close(self) -> None:
         self._topology.close()
-        self._listener.twins.discard(self)
-        if not self._listener.twins:  # the watchdog's twin comes and goes
+        if self._book.last(self):
             self._listener.close()
 
     # -------------------------------------------------------------- answers

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, Literal, Protocol, cast
-from weakref import WeakSet, ref
+from weakref import ref
 
 import hiredis
 
@@ -57,8 +57,6 @@ class Ear(Protocol):
 
 class Listening(Protocol):
     """All ears of a client: on the shelf of its book, shared by both twins."""
-
-    twins: WeakSet[object]
 
     def at(self, tag: str) -> Ear:
         """For the names of this bucket."""
@@ -152,7 +150,6 @@ class Listener(Hearing):
     def __init__(self, server: Opens, publishing: Publishing, runtime: Runtime, book: Book, patience: float) -> None:
         self._server, self._publishing, self._runtime = server, publishing, runtime
         self._book, self._patience = ref(book, lambda _: self.close()), patience  # a dropped client listens no more
-        self.twins: WeakSet[object] = WeakSet()
         self.after_fork()
 
     def after_fork(self) -> None:

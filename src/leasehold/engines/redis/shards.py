@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
-from weakref import WeakSet, ref
+from weakref import ref
 
 import hiredis
 
@@ -57,7 +57,6 @@ class Shards:
 
     def __init__(self, slots: Slots, runtime: Runtime, book: Book, patience: float) -> None:
         self.slots, self._runtime, self._book, self._patience = slots, runtime, ref(book), patience
-        self.twins: WeakSet[object] = WeakSet()
         self._channels: dict[str, Channel] = {}
         self._nodes: dict[Address, Node] = {}
 

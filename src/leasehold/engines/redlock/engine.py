@@ -69,7 +69,7 @@ class RedlockEngine:
         self._quorum = self._asking.quorum
         self._renewing = Renewing(book, self._requests, self._asking, self._numbers)
         self._looking = Looking(self._requests, self._asking)
-        self._listener.twins.add(self)
+        book.twins.add(self)
 
     @property
     def traits(self) -> Traits:
@@ -303,8 +303,7 @@ class RedlockEngine:
 
     async def close(self) -> None:
         self._asking.close()
-        self._listener.twins.discard(self)
-        if not self._listener.twins:  # the watchdog's twin comes and goes
+        if self._book.last(self):
             self._listener.close()
 
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, ref
 
 from leasehold.book import Book, every
 from leasehold.core.timing import BEAT
@@ -45,7 +45,6 @@ class Ear(ABC):
         self.deaf = not listens
         self.address = ""  # empty: cannot be told anything
         self._place = ""  # of the server it is listened to at
-        self.twins: WeakSet[object] = WeakSet()
 
     @abstractmethod
     async def _open(self, runtime: Runtime, deadline: float) -> Session:

@@ -44,7 +44,7 @@ class SqlEngine:
         self._runtime, self._book, self._lane, self._ear, self._best = runtime, book, lane, ear, best
         self._attempts = 0
         self._refused: set[str] = set()  # marks of attempts that were never carried out
-        ear.twins.add(self)
+        book.twins.add(self)
 
     @property
     def traits(self) -> Traits:
@@ -163,8 +163,7 @@ class SqlEngine:
 
     async def close(self) -> None:
         self._lane.close()
-        self._ear.twins.discard(self)
-        if not self._ear.twins:  # the watchdog's twin comes and goes
+        if self._book.last(self):
             self._ear.close()
 
     def _sweeps(self) -> int:

@@ -60,7 +60,7 @@ class SqliteEngine:
     def __init__(self, runtime: Runtime, book: Book, file: File, mail: Mail) -> None:
         self._runtime, self._book, self._file, self._mail = runtime, book, file, mail
         self._host = file.host
-        mail.twins.add(self)
+        book.twins.add(self)
         self._attempts = 0
         self._swept = ("", "")
         # Verbs that found the file occupied. Together they ask as often as one alone would: fifty threads of each of
@@ -146,8 +146,7 @@ class SqliteEngine:
 
     async def close(self) -> None:
         await self._runtime.call(self._file.close)
-        self._mail.twins.discard(self)
-        if not self._mail.twins:  # the watchdog's twin comes and goes
+        if self._book.last(self):
             self._mail.close()
 
     # ------------------------------------------------- the same, on a thread

@@ -19,7 +19,7 @@ from contextlib import suppress
 from hashlib import sha256
 from struct import pack
 from typing import Any, Final, Literal, cast
-from weakref import WeakSet, ref
+from weakref import ref
 
 from leasehold.book import Book, every
 from leasehold.core.party import Word
@@ -49,7 +49,6 @@ class Mail:
         self._folder_fd = -1
         self._round = 0
         self._deaf = False
-        self.twins: WeakSet[object] = WeakSet()
         self.address = ""  # empty: cannot be told anything
 
     def ready(self, runtime: Runtime) -> str:

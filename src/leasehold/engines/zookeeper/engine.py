@@ -55,7 +55,7 @@ class ZookeeperEngine:
     def __init__(self, runtime: Runtime, book: Book, session: Session) -> None:
         self._runtime, self._book, self._session = runtime, book, session
         self.traits = TRAITS
-        session.twins.add(self)
+        book.twins.add(self)
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         asked = self._runtime.now()
@@ -175,8 +175,7 @@ class ZookeeperEngine:
         self._session.after_fork()
 
     async def close(self) -> None:
-        self._session.twins.discard(self)
-        if not self._session.twins:  # the watchdog's twin comes and goes
+        if self._book.last(self):
             await self._session.close(self._runtime)
 
     # --------------------------------------------------------------- flights

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
-from weakref import WeakSet, ref
+from weakref import ref
 
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete
@@ -78,7 +78,6 @@ class Watch:
 class Session:
     def __init__(self, address: Address, runtime: Runtime, book: Book, call_timeout: float) -> None:
         self.address, self.book = address, book
-        self.twins: WeakSet[object] = WeakSet()
         self._runtime, self._call_timeout = runtime, call_timeout
         self.now = runtime.now
         self._start()
@@ -140,7 +139,7 @@ class Session:
         try:
             while True:
                 with self._guard:
-                    if not self.twins:  # a call that was under way when the client was closed
+                    if self.book.over or not self.book.twins:  # a call that was under way when the client was closed
                         raise ConfigError("this client is closed: make a new one")
                     keeper = self._keeper or self._open()
                 if self._connected:
