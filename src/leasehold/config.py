@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, TypedDict, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -124,12 +125,20 @@ def refuse_unknown(where: str, names: Collection[str]) -> None:
 
 def lock_options(where: str, default_ttl: float, arguments: Mapping[str, Any]) -> LockOptions:
     """Checked options from keyword arguments. A misspelt one is a TypeError, as for any function."""
+    if not arguments:
+        return _usual(default_ttl)
     refuse_unknown(where, set(arguments) - set(LockArguments.__annotations__))
     given = dict(arguments)
     if given.get("ttl") is None:
         given["ttl"] = default_ttl
     given["require"] = requirements(given.get("require", ()))
     return LockOptions(**given)
+
+
+@lru_cache(maxsize=64, typed=True)
+def _usual(ttl: float) -> LockOptions:
+    """Of a lock that nothing is said about, as most are: to check them anew took as long as to make the lock."""
+    return LockOptions(ttl)
 
 
 @dataclass(frozen=True, slots=True)

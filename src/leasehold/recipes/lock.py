@@ -64,7 +64,8 @@ class BaseLock(Generic[L]):
         if missing:
             text = f"{engine} does not support {' or '.join(missing)}: use another engine"
             raise Unsupported(text, engine=engine, missing=tuple(missing))
-        check_required(self.options.require, traits, engine)
+        if self.options.require:
+            check_required(self.options.require, traits, engine)
 
     def __repr__(self) -> str:
         what = "shared lock" if self.shape.mode == "shared" else described(self.shape.kind, self.shape.limit)
