@@ -113,10 +113,13 @@ class ZookeeperMachine(ProxiedMachine):
         return engine
 
     def kill_session(self) -> None:
-        """As somebody who knows the session's password may do it: come in its name, and say goodbye."""
+        """As somebody who knows the session's password may do it: come in its name, and say goodbye. Its owner must not
+        hear of it before that: it would connect anew, and take the session back."""
+        self.cut()
         for session in self._sessions:
             if session._keeper is not None and session._keeper.client_id:
                 thief = KazooClient(f"127.0.0.1:{self._ports[0]}", client_id=session._keeper.client_id)
                 thief.start()
                 thief.stop()
                 thief.close()
+        self.mend()

@@ -53,9 +53,9 @@ def test_a_stray_gives_up_a_place_and_never_a_grant(url, until, in_line, session
         deadline = one._desk.deadline()
         assert not step(one._desk._engine.release(stray, deadline))
         lease.renew()
-        thread = threading.Thread(target=gives_up, args=(two.lock("a", wait=2),))
+        thread = threading.Thread(target=gives_up, args=(two.lock("a", wait=5),))
         thread.start()
-        until(lambda: in_line(one) == 1)
+        until(lambda: in_line(one) == 1 and session_of(two).mine)
         mark = next(iter(session_of(two).mine))
         step(one._desk._engine.release(stray._replace(mark=mark), deadline))
         assert two.inspect("a")[0].state == "held"
