@@ -389,7 +389,6 @@ def test_forks_in_the_midst_of_a_busy_client(client, in_fork) -> None:
     assert client.inspect("busy") == []
 
 
-@pytest.mark.parametrize("rig", FAIR, indirect=True)
 def test_eight_processes_count_in_one_plain_file(rig, child, tmp_path) -> None:
     machine = rig.machine()
     rig.join(machine, machine)

@@ -1,20 +1,16 @@
 """The Redis engine hurt: killed and restarted, stopped, cut off, full, its clock stepped. On servers of its own.
 
-What a redlock suffers as well is in test_redis_hurt.py.
+What a redlock suffers as well is in test_redis_hurt.py; what those in line do meanwhile in test_redis_patience.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from contextlib import asynccontextmanager
 
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Unavailable
-from leasehold.engines.redis import asking
-from leasehold.engines.redis.topology import pause_before
 from leasehold.testing.redis_rig import RedisRig
 from leasehold.testing.servers.process import poll
 from leasehold.testing.servers.proxy import Proxy
@@ -89,126 +85,6 @@ def await_rest(server, holder) -> None:
 
     poll(lambda: waiting(holder), 10, lambda: "it stands in line")
     poll(rests, 10, lambda: "it waits to be woken")
-
-
-def look(client) -> None:
-    """Have all its waiters ask again now."""
-    for mark in list(client._desk.book.waiting):
-        client._desk.book.deliver("head", mark, 0.0, None)
-
-
-@pytest.fixture
-def asks(monkeypatch) -> list[int]:
-    """An entry each time somebody goes on asking a server that cannot be reached."""
-    counted: list[int] = []
-
-    async def pause(runtime, turn, deadline) -> bool:
-        counted.append(turn)
-        return await pause_before(runtime, turn, deadline)
-
-    monkeypatch.setattr(asking, "pause_before", pause)
-    return counted
-
-
-def test_a_waiter_outlives_a_restart_of_the_server(server, beside, asks, until) -> None:
-    with Client(url(server), call_timeout=20) as holder, Client(url(server), call_timeout=20) as other:
-        lease = holder.lock("job", ttl=60).acquire()
-        waiter = beside("others").Waiter(other)
-        until(lambda: waiting(holder))
-        server.kill()
-        look(other)
-        until(lambda: len(asks) >= 3)
-        server.start()
-        assert waiter.got().token > lease.token  # nothing is left that could keep it from it
-
-
-@asynccontextmanager
-async def without_server(server, call_timeout):
-    """A lease, and a task that stands in line behind it and looks, with their server gone."""
-    async with AsyncClient(url(server), call_timeout=call_timeout) as client, asyncio.timeout(30):
-        lease = await client.lock("job", ttl=60).acquire()
-        waiter = asyncio.create_task(client.lock("job").acquire(wait=60))
-        while not any(holding.state == "waiting" for holding in await client.inspect()):
-            await asyncio.sleep(0.01)
-        server.kill()
-        look(client)
-        yield lease, waiter
-
-
-def test_a_waiter_of_a_loop_outlives_a_restart_of_the_server(server, asks) -> None:
-    async def story() -> None:
-        async with without_server(server, 20) as (lease, waiter):
-            while len(asks) < 3:
-                await asyncio.sleep(0.01)
-            server.start()
-            assert (await waiter).token > lease.token
-
-    asyncio.run(story())
-
-
-def test_a_waiter_keeps_its_place_while_the_server_reads_its_log(beside, asks, until) -> None:
-    made(RedisRig)
-    slowly = ("--key-load-delay", "30000", "--loading-process-events-interval-bytes", "1024")  # 30 ms each
-    server = RedisServer("--appendonly", "yes", "--appendfsync", "always", *slowly).start()
-    try:
-        with Client(url(server), call_timeout=20) as holder, Client(url(server), call_timeout=20) as other:
-            lease = holder.lock("job", ttl=60).acquire()
-            waiter = beside("others").Waiter(other)
-            until(lambda: waiting(holder))
-            for number in range(50):
-                server.ask("SET", f"filler:{number}", "x" * 2000)
-            server.ask("BGREWRITEAOF")  # to a form during whose reading it answers
-            until(lambda: server.info("persistence")["aof_rewrite_in_progress"] == "0")
-            server.kill()
-            look(other)
-            until(lambda: len(asks) >= 3)
-            asked = len(asks)
-            server.start()  # once it has read all of it
-            assert len(asks) > asked, "nobody asked while it read"
-            assert waiter.is_alive()
-            assert lease.release()
-            assert waiter.got().token > lease.token
-    finally:
-        server.kill()
-
-
-def test_a_waiter_is_told_in_time_that_its_server_does_not_come_back(server, asks) -> None:
-    async def story() -> None:
-        began = time.monotonic()
-        async with without_server(server, 1) as (lease, waiter):
-            with pytest.raises(Unavailable, match="cannot be reached"):
-                await waiter
-            assert asks, "it went on asking"
-            assert time.monotonic() - began < 10
-            assert lease.lost_reason in (None, "unreachable")
-
-    asyncio.run(story())
-
-
-def test_a_client_can_be_closed_while_a_waiter_outlasts_a_restart(server, asks, until) -> None:
-    holder, other = Client(url(server), call_timeout=20), Client(url(server), call_timeout=20)
-    lease, ended = holder.lock("job", ttl=60).acquire(), []
-
-    def wait_in_line() -> None:
-        with pytest.raises((ConfigError, Unavailable)) as told:
-            other.lock("job").acquire(wait=60)
-        ended.append(told.value)
-
-    thread = threading.Thread(target=wait_in_line, daemon=True)
-    thread.start()
-    until(lambda: waiting(holder))
-    server.kill()
-    look(other)
-    until(lambda: asks)
-    closing = threading.Thread(target=other.close, daemon=True)
-    closing.start()
-    thread.join(10)
-    assert ended, "it goes on asking for a client that is closed"
-    server.start()
-    closing.join(10)
-    assert not closing.is_alive(), "what it owed is settled"
-    assert lease.token
-    holder.close()
 
 
 def test_stopped_past_the_ttl_a_holder_is_lost_by_its_own_clock(server) -> None:
