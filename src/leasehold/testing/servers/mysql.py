@@ -56,10 +56,8 @@ class MariaDB(Server):
             install = program("mariadb-install-db", package=self.package)
             made = [install, "--no-defaults", f"--datadir={self.data}", "--skip-test-db", *user]
             made.append("--auth-root-authentication-method=normal")
-            own = {
-                **os.environ,
-                "TMPDIR": folder,
-            }  # where they share one, each that starts removes what others keep there
+            # Where they share a folder for temporary files, each that starts removes those of the others.
+            own = {**os.environ, "TMPDIR": folder}
             done = subprocess.run(made, cwd="/", env=own, capture_output=True, text=True, timeout=120, check=False)
             if done.returncode:
                 raise RuntimeError(f"mariadb-install-db failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -37,7 +37,7 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         port = random.choice(_PORTS)
-        if _reserved(port) and _unused(port):
+        if port not in found and _reserved(port) and _unused(port):
             found.append(port)
     return found
 
