@@ -18,7 +18,7 @@ PACKED := pyproject.toml $(wildcard README.md LICENSE) \
 
 # Branch coverage, in per cent, that each of these must reach.
 GATE := 95
-GATED := 'src/leasehold/recipes/*' src/leasehold/recipes/watchdog.py src/leasehold/engines/memory.py
+GATED := 'src/leasehold/client/*,src/leasehold/records/*.py' src/leasehold/client/watchdog.py src/leasehold/engines/memory.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

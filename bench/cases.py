@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from leasehold.speed.rounds import Result, table
+from leasehold.cli.bench.measurement import BenchResult, format_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class Table:
     """Cases measured side by side: the first is the base."""
 
     title: str
-    results: Sequence[Result]
+    results: Sequence[BenchResult]
 
     def __str__(self) -> str:
-        return table(self.title, self.results)
+        return format_results(self.title, self.results)
 
     def as_json(self) -> dict[str, Any]:
         return {"title": self.title, "results": [asdict(result) for result in self.results]}
@@ -43,11 +43,11 @@ class Notes:
 Part: TypeAlias = Table | Notes
 
 
-def part_of(said: dict[str, Any]) -> Part:
+def part_from_json(data: dict[str, Any]) -> Part:
     """The other way round."""
-    if "lines" in said:
-        return Notes(said["title"], said["lines"])
-    return Table(said["title"], [Result(**result) for result in said["results"]])
+    if "lines" in data:
+        return Notes(data["title"], data["lines"])
+    return Table(data["title"], [BenchResult(**result) for result in data["results"]])
 
 
 @contextmanager
@@ -61,16 +61,16 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def working(
-    makers: Mapping[str, Callable[[], Any]], inside: Callable[[], None] = lambda: None
+def usable_peers(
+    makers: Mapping[str, Callable[[], Any]], while_held: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[str, Any]]:
-    """Other packages' locks, as they come: those that work here. The others are named, with the reason. `inside` is
+    """Other packages' locks, as they come: those that work here. The others are named, with the reason. `while_held` is
     called while one is held, and may object."""
     for name, make in makers.items():
         try:
             lock = make()
             with lock:
-                inside()
+                while_held()
         except Exception as error:
             why = " ".join(str(error).split())
             print(f"left out: {name} ({type(error).__name__}: {why})", file=sys.stderr)
@@ -78,7 +78,7 @@ def working(
             yield name, lock
 
 
-def repeated(lock: Any) -> Callable[[int], None]:
+def repeat_with(lock: Any) -> Callable[[int], None]:
     """A lock taken and given back so many times."""
 
     def pair(times: int) -> None:

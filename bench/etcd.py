@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from bench.cases import Notes, Part, Table
+from harness.servers.etcd import Cluster, Etcd
+from harness.servers.process import program
 from leasehold import AsyncClient, Client
+from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 from leasehold.config import EngineConfig
-from leasehold.engines.etcd import wire
-from leasehold.engines.etcd.address import address
-from leasehold.engines.etcd.calls import Calls, Login
-from leasehold.runtime.base import step
+from leasehold.engines.etcd import messages
+from leasehold.engines.etcd.rpc import Login, RpcClient
+from leasehold.engines.etcd.url import parse_url
+from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
-from leasehold.speed.rounds import Case, Result, measure
-from leasehold.testing.servers.etcd import Cluster, Etcd
-from leasehold.testing.servers.process import program
 
 TITLE = "etcd: acquire + release, against two Puts (aim: at most 1.20)"
 TITLE_HAND_OFF = "etcd hand-off: N workers of four clients ask again at once; from release to the next grant"
@@ -42,11 +42,11 @@ def url() -> str:
     return f"etcd://127.0.0.1:{member().port}/bench-{os.urandom(4).hex()}"
 
 
-def run(rounds: int) -> list[Result]:
+def run(rounds: int) -> list[BenchResult]:
     return measure(list(cases()), rounds)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[BenchCase]:
     yield from puts()
     lock = Client(url()).lock("bench")
 
@@ -55,7 +55,7 @@ def cases() -> Iterator[Case]:
             with lock:
                 pass
 
-    yield Case("leasehold etcd://, with", ours, 60)
+    yield BenchCase("leasehold etcd://, with", ours, 60)
     where = url()
 
     def awaited(times: int) -> None:
@@ -68,42 +68,44 @@ def cases() -> Iterator[Case]:
 
         asyncio.run(main())
 
-    yield Case("leasehold etcd://, async with, connecting too", awaited, 60)
-    yield from others()
+    yield BenchCase("leasehold etcd://, async with, connecting too", awaited, 60)
+    yield from peers()
 
 
-PUT = wire.Put(b"bench/lh1/q/bench", b"v" * 150)
+PUT = messages.PutRequest(b"bench/lh1/q/bench", b"v" * 150)
 
 
-def puts() -> Iterator[Case]:
-    body = wire.encode(PUT)
+def puts() -> Iterator[BenchCase]:
+    body = messages.encode(PUT)
     with contextlib.suppress(ImportError):
         import grpc
 
         channel = grpc.insecure_channel(f"127.0.0.1:{member().port}")
-        call = channel.unary_unary("/etcdserverpb.KV/Put", None, lambda data: wire.decode(wire.PutDone, data))
+        call = channel.unary_unary(
+            "/etcdserverpb.KV/Put", None, lambda data: messages.decode(messages.PutResponse, data)
+        )
 
         def with_grpcio(times: int) -> None:
             for _ in range(2 * times):
                 call(body, timeout=5)
 
-        yield Case("two Puts, grpcio", with_grpcio, 60)
-    yield Case("two Puts, our own wire", two_puts(), 60)
+        yield BenchCase("two Puts, grpcio", with_grpcio, 60)
+    yield BenchCase("two Puts, our own wire", two_puts(), 60)
 
 
 def two_puts() -> Callable[[int], None]:
     runtime = Threads()
-    calls = Calls(address(EngineConfig.parse(url(), 5.0)), runtime, Login())
-    method = wire.Method("/etcdserverpb.KV/Put", wire.PutDone)
+    calls = RpcClient(parse_url(EngineConfig.parse(url(), 5.0)), runtime, Login())
+    method = messages.RpcMethod("/etcdserverpb.KV/Put", messages.PutResponse)
 
     def put(times: int) -> None:
         for _ in range(2 * times):
-            step(calls.ask(method, PUT, runtime.now() + 5))
+            run_sync(calls.call(method, PUT, runtime.now() + 5))
 
     return put
 
 
-def others() -> Iterator[Case]:
+def peers() -> Iterator[BenchCase]:
     """What else can lock here; each leaves leases behind, which end by themselves. What cannot is named, with why."""
     for name, make, times in (
         ("etcd3gw", etcd3gw_pairs, 20),
@@ -117,7 +119,7 @@ def others() -> Iterator[Case]:
         except Exception as error:
             print(f"left out: {name} ({type(error).__name__}: {error})", file=sys.stderr)
         else:
-            yield Case(name, pairs, times)
+            yield BenchCase(name, pairs, times)
 
 
 def etcd3gw_pairs() -> Callable[[int], None]:
@@ -161,11 +163,11 @@ def etcd_client_pairs() -> Callable[[int], None]:
 
 def etcdctl_pairs() -> Callable[[int], None]:
     ctl = program("etcdctl", package="etcd-client")
-    words = [ctl, "--endpoints", f"127.0.0.1:{member().port}", "lock", "ctl-bench", "true"]
+    command = [ctl, "--endpoints", f"127.0.0.1:{member().port}", "lock", "ctl-bench", "true"]
 
     def pairs(times: int) -> None:
         for _ in range(times):
-            subprocess.run(words, env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True)
+            subprocess.run(command, env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True)
 
     return pairs
 
@@ -177,7 +179,7 @@ def hand_offs(workers: int, grants: int) -> list[float]:
     """Seconds from each release to the next grant, sorted. A relay in which everybody asks again at once."""
     where = url()
     clients = [Client(where) for _ in range(min(4, workers))]
-    took: list[float] = []
+    durations: list[float] = []
     released, left = [0.0], [grants]
 
     def work(client: Client) -> None:
@@ -186,37 +188,37 @@ def hand_offs(workers: int, grants: int) -> list[float]:
             with lock:
                 now = time.perf_counter()
                 if released[0]:
-                    took.append(now - released[0])
+                    durations.append(now - released[0])
                 left[0] -= 1
                 released[0] = time.perf_counter()
 
-    crowd = [threading.Thread(target=work, args=(clients[number % len(clients)],)) for number in range(workers)]
-    for one in crowd:
-        one.start()
-    for one in crowd:
-        one.join()
+    threads = [threading.Thread(target=work, args=(clients[number % len(clients)],)) for number in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for client in clients:
         client.close()
-    return sorted(took[workers:])
+    return sorted(durations[workers:])
 
 
-def least(times: int) -> list[float]:
+def two_puts_times(times: int) -> list[float]:
     """What no hand-off can be faster than: a write that ends one grant and a write that begins the next."""
-    put, took = two_puts(), []
+    put, durations = two_puts(), []
     for _ in range(times):
         began = time.perf_counter()
         put(1)
-        took.append(time.perf_counter() - began)
-    return sorted(took)
+        durations.append(time.perf_counter() - began)
+    return sorted(durations)
 
 
 def hand_off_table(grants: int) -> Notes:
     lines = [f"{'N':>8} {'p50':>9} {'p99':>9} {'a second':>9}   (aim: p99 at most 10 ms)"]
     for workers in (0, 2, 10, 50):
-        took = hand_offs(workers, grants) if workers else least(grants)
-        middle, late = took[len(took) // 2], took[len(took) * 99 // 100]
+        durations = hand_offs(workers, grants) if workers else two_puts_times(grants)
+        median, p99 = durations[len(durations) // 2], durations[len(durations) * 99 // 100]
         name = workers or "two Puts"
-        lines.append(f"{name:>8} {middle * 1e3:>6.2f} ms {late * 1e3:>6.2f} ms {len(took) / sum(took):>9.0f}")
+        lines.append(f"{name:>8} {median * 1e3:>6.2f} ms {p99 * 1e3:>6.2f} ms {len(durations) / sum(durations):>9.0f}")
     return Notes(TITLE_HAND_OFF, lines)
 
 

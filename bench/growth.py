@@ -16,94 +16,94 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from bench.places import PLACES
 from bench.plot import svg
+from bench.server_setups import SETUPS
 from leasehold import Client
-from leasehold.engine import Engine
+from leasehold.engines.base import Engine
 from leasehold.model import Claim, Grant
-from leasehold.runtime.base import step
+from leasehold.runtime.base import run_sync
 
 HELD: Final = (10, 100, 1_000, 10_000, 100_000)
 WAITING: Final = (1, 10, 100, 1_000)
 PAIRS: Final = 200
-PATIENCE: Final = 20.0  # seconds that filling up may take: an engine that needs longer is not asked for more
+FILL_LIMIT: Final = 20.0  # seconds that filling up may take: an engine that needs longer is not asked for more
 TTL: Final = 3600.0
 
 EVIDENCE: Final = Path(__file__).parents[1] / "docs" / "evidence"
 
-Line = list[tuple[float, float]]  # how many, microseconds
+Series = list[tuple[float, float]]  # how many, microseconds
 
 
-class Desk:
+class EngineDriver:
     """One client's engine, asked verb by verb."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._desk = client._desk
-        self.engine: Engine = client._desk.engine()
+        self._core = client._core
+        self.engine: Engine = client._core.engine()
 
     def claim(self, name: str, *, queue: bool = False) -> Claim:
-        return self._client.lock(name, ttl=TTL)._claim()._replace(queue=queue)
+        return self._client.lock(name, ttl=TTL)._new_claim()._replace(queue=queue)
 
     def attempt(self, claim: Claim) -> bool:
-        return isinstance(step(self.engine.attempt(claim, self._desk.deadline())), Grant)
+        return isinstance(run_sync(self.engine.attempt(claim, self._core.deadline())), Grant)
 
     def release(self, claim: Claim) -> None:
-        step(self.engine.release(claim, self._desk.deadline()))
+        run_sync(self.engine.release(claim, self._core.deadline()))
 
-    def beat(self, claims: list[Claim]) -> None:
+    def heartbeat(self, claims: list[Claim]) -> None:
         for start in range(0, len(claims), 500):
-            step(self.engine.renew(claims[start : start + 500], self._desk.deadline()))
+            run_sync(self.engine.renew(claims[start : start + 500], self._core.deadline()))
 
 
-def held(place: str) -> Iterator[tuple[float, float]]:
+def measure_held(url: str) -> Iterator[tuple[float, float]]:
     """A pair of acquire and release of another name, while so many are held."""
-    with Client(place, ttl=TTL) as client:
-        desk = Desk(client)
+    with Client(url, ttl=TTL) as client:
+        driver = EngineDriver(client)
         taken = 0
-        for many in HELD:
+        for count in HELD:
             began = time.monotonic()
-            while taken < many and time.monotonic() < began + PATIENCE:
-                assert desk.attempt(desk.claim(f"held/{taken}"))
+            while taken < count and time.monotonic() < began + FILL_LIMIT:
+                assert driver.attempt(driver.claim(f"held/{taken}"))
                 taken += 1
-            if taken < many:
+            if taken < count:
                 return
-            yield many, _middle(_pair, desk)
+            yield count, _median(_pair, driver)
 
 
-def waiting(place: str) -> Iterator[tuple[float, float]]:
+def measure_waiting(url: str) -> Iterator[tuple[float, float]]:
     """A hand-off, its release, its claim and the way back into line, while so many wait."""
-    for many in WAITING:
-        with Client(place, ttl=TTL, namespace=f"line-{many}") as client:
-            desk = Desk(client)
-            line = [desk.claim("hot", queue=True) for _ in range(many + 1)]
+    for count in WAITING:
+        with Client(url, ttl=TTL, namespace=f"line-{count}") as client:
+            driver = EngineDriver(client)
+            queue = [driver.claim("hot", queue=True) for _ in range(count + 1)]
             began = time.monotonic()
-            for number, claim in enumerate(line):
-                assert desk.attempt(claim) == (number == 0)
+            for number, claim in enumerate(queue):
+                assert driver.attempt(claim) == (number == 0)
                 if number % 100 == 99:
-                    desk.beat(line[1:number])
-            if time.monotonic() > began + PATIENCE:
+                    driver.heartbeat(queue[1:number])
+            if time.monotonic() > began + FILL_LIMIT:
                 return
-            yield many, _middle(_hand_off, desk, line)
+            yield count, _median(_hand_off, driver, queue)
 
 
-def _pair(desk: Desk) -> None:
-    claim = desk.claim("pair")
-    assert desk.attempt(claim)
-    desk.release(claim)
+def _pair(driver: EngineDriver) -> None:
+    claim = driver.claim("pair")
+    assert driver.attempt(claim)
+    driver.release(claim)
 
 
-def _hand_off(desk: Desk, line: list[Claim]) -> None:
-    holder = line.pop(0)
-    desk.release(holder)
-    while not desk.attempt(line[0]):  # it is its turn; a watch may need a moment to say so
+def _hand_off(driver: EngineDriver, queue: list[Claim]) -> None:
+    holder = queue.pop(0)
+    driver.release(holder)
+    while not driver.attempt(queue[0]):  # it is its turn; a watch may need a moment to say so
         time.sleep(0)
-    back = desk.claim("hot", queue=True)
-    assert not desk.attempt(back)
-    line.append(back)
+    requeued = driver.claim("hot", queue=True)
+    assert not driver.attempt(requeued)
+    queue.append(requeued)
 
 
-def _middle(work: Callable[..., None], *args: object) -> float:
+def _median(work: Callable[..., None], *args: object) -> float:
     times = []
     for _ in range(PAIRS):
         began = time.perf_counter()
@@ -114,28 +114,28 @@ def _middle(work: Callable[..., None], *args: object) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
-    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"any of: {', '.join(PLACES)} (default: all)")
-    for name in parser.parse_args().engines or PLACES:
+    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"any of: {', '.join(SETUPS)} (default: all)")
+    for name in parser.parse_args().engines or SETUPS:
         print(f"measuring {name} ...", file=sys.stderr)
-        with PLACES[name]() as place:
-            keep(name, {"held": list(held(place)), "waiting": list(waiting(place))})
+        with SETUPS[name]() as url:
+            save_results(name, {"held": list(measure_held(url)), "waiting": list(measure_waiting(url))})
     for what, (across, title) in {"held": ("locks held", "a pair"), "waiting": ("waiters", "a hand-off")}.items():
-        lines = {name: found[what] for name, found in measured().items()}
+        lines = {name: found[what] for name, found in load_results().items()}
         plot = svg(f"{title}, microseconds", across, "microseconds", lines)
         (EVIDENCE / f"growth-{what}.svg").write_text(plot, encoding="utf-8")
 
 
-def measured() -> dict[str, dict[str, Line]]:
+def load_results() -> dict[str, dict[str, Series]]:
     """By engine and what grows."""
-    place = EVIDENCE / "growth.json"
-    found: dict[str, dict[str, Line]] = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+    path = EVIDENCE / "growth.json"
+    found: dict[str, dict[str, Series]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
 
-def keep(name: str, lines: dict[str, Line]) -> None:
-    rounded = {what: [(many, round(micros, 1)) for many, micros in line] for what, line in lines.items()}
-    found = {**measured(), name: rounded}
-    text = json.dumps({each: found[each] for each in PLACES if each in found}, indent=1)
+def save_results(name: str, lines: dict[str, Series]) -> None:
+    rounded = {what: [(count, round(micros, 1)) for count, micros in series] for what, series in lines.items()}
+    found = {**load_results(), name: rounded}
+    text = json.dumps({each: found[each] for each in SETUPS if each in found}, indent=1)
     (EVIDENCE / "growth.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 
 from bench.cases import Part, Table
-from leasehold.speed.rounds import Case, measure
+from leasehold.cli.bench.measurement import BenchCase, measure
 
 TITLE = "import: a fresh interpreter, against one that imports nothing"
-OTHERS = ("redis", "redis.asyncio", "kazoo.client", "psycopg", "filelock", "sqlalchemy")
+PEERS = ("redis", "redis.asyncio", "kazoo.client", "psycopg", "filelock", "sqlalchemy")
 
 
-def started(statement: str) -> Callable[[int], None]:
+def import_in_new_interpreter(statement: str) -> Callable[[int], None]:
     def run(times: int) -> None:
         for _ in range(times):
             subprocess.run([sys.executable, "-c", statement], check=True)
@@ -25,9 +25,12 @@ def started(statement: str) -> Callable[[int], None]:
 
 
 def parts(rounds: int) -> Iterator[Part]:
-    cases = [Case("nothing", started("pass"), 3), Case("asyncio", started("import asyncio"), 3)]
-    cases += [Case("leasehold", started("import leasehold"), 3)]
-    for name in OTHERS:
+    cases = [
+        BenchCase("nothing", import_in_new_interpreter("pass"), 3),
+        BenchCase("asyncio", import_in_new_interpreter("import asyncio"), 3),
+    ]
+    cases += [BenchCase("leasehold", import_in_new_interpreter("import leasehold"), 3)]
+    for name in PEERS:
         if subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0:
-            cases.append(Case(name, started(f"import {name}"), 3))
+            cases.append(BenchCase(name, import_in_new_interpreter(f"import {name}"), 3))
     yield Table(TITLE, measure(cases, rounds))

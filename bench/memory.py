@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 from bench.cases import Part, Table
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure
+from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "memory: acquire + release, against threading.Lock (aim: at most 80)"
 
 
-def run(rounds: int) -> list[Result]:
+def run(rounds: int) -> list[BenchResult]:
     plain = threading.Lock()
-    with Client("memory://") as client, Client("memory://", on_event=lambda _event: None) as told:
-        ours, hooked = client.lock("bench"), told.lock("bench")
+    with Client("memory://") as client, Client("memory://", on_event=lambda _event: None) as observed:
+        ours, hooked = client.lock("bench"), observed.lock("bench")
 
         def base(times: int) -> None:
             for _ in range(times):
@@ -49,11 +49,11 @@ def run(rounds: int) -> list[Result]:
 
         return measure(
             [
-                Case("threading.Lock, with", base, 200_000),
-                Case("leasehold memory://, with", pair, 5_000),
-                Case("leasehold memory://, acquire() and release()", by_hand, 5_000),
-                Case("leasehold memory://, with, and an event hook", with_hook, 5_000),
-                Case("leasehold memory://, async with", awaited, 5_000),
+                BenchCase("threading.Lock, with", base, 200_000),
+                BenchCase("leasehold memory://, with", pair, 5_000),
+                BenchCase("leasehold memory://, acquire() and release()", by_hand, 5_000),
+                BenchCase("leasehold memory://, with, and an event hook", with_hook, 5_000),
+                BenchCase("leasehold memory://, async with", awaited, 5_000),
             ],
             rounds,
         )

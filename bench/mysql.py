@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-from bench.cases import Part, Table, repeated
-from bench.sql import blocked, counted
+from bench.cases import Part, Table, repeat_with
+from bench.sql import blocked_hand_off, server_counts
+from harness.servers.mysql import MariaDB
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure
-from leasehold.testing.servers.mysql import MariaDB
+from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "mysql: acquire + release, against a bare upsert and delete, both durable (aim: at most 1.3)"
 
@@ -26,7 +26,7 @@ def url(server: MariaDB, more: str = "") -> str:
     return f"mysql://root@127.0.0.1:{server.port}/leasehold{more}"
 
 
-def run(rounds: int) -> list[Result]:
+def run(rounds: int) -> list[BenchResult]:
     server = MariaDB().start()
     try:
         return measure(list(pairs(server, 100)), rounds)
@@ -34,7 +34,7 @@ def run(rounds: int) -> list[Result]:
         server.kill()
 
 
-def pairs(server: MariaDB, times: int) -> Iterator[Case]:
+def pairs(server: MariaDB, times: int) -> Iterator[BenchCase]:
     server.run(
         "create database bench",
         "create table bench.bare (name varbinary(255) primary key, owner varbinary(64), until bigint) engine = InnoDB",
@@ -46,8 +46,8 @@ def pairs(server: MariaDB, times: int) -> Iterator[Case]:
             assert cursor.execute(_TAKE, ("me",))
             cursor.execute(_GIVE, ("me",))
 
-    yield Case("bare upsert and delete, PyMySQL", bare, times)
-    yield Case("leasehold mysql://, with", repeated(Client(url(server)).lock("bench")), times)
+    yield BenchCase("bare upsert and delete, PyMySQL", bare, times)
+    yield BenchCase("leasehold mysql://, with", repeat_with(Client(url(server)).lock("bench")), times)
 
     loop = asyncio.new_event_loop()
     theirs = AsyncClient(url(server)).lock("bench")
@@ -57,11 +57,11 @@ def pairs(server: MariaDB, times: int) -> Iterator[Case]:
             async with theirs:
                 pass
 
-    yield Case("leasehold mysql://, async with", lambda times: loop.run_until_complete(main(times)), times)
-    yield Case(
-        "leasehold mysql://, procedures=no", repeated(Client(url(server, "?procedures=no")).lock("plain")), times
+    yield BenchCase("leasehold mysql://, async with", lambda times: loop.run_until_complete(main(times)), times)
+    yield BenchCase(
+        "leasehold mysql://, procedures=no", repeat_with(Client(url(server, "?procedures=no")).lock("plain")), times
     )
-    yield Case("GET_LOCK: no lease, no token, no line", get_lock(server), times)
+    yield BenchCase("GET_LOCK: no lease, no token, no line", get_lock(server), times)
 
 
 def get_lock(server: MariaDB) -> Callable[[int], None]:
@@ -81,13 +81,13 @@ def get_lock(server: MariaDB) -> Callable[[int], None]:
 def statements(server: MariaDB) -> dict[str, int]:
     """What clients sent, by verb, from the server's own log."""
     query = "select count(*) from mysql.general_log where command_type = 'Query' and argument like %s"
-    verbs = ("attempt", "release", "beat", "renew", "listen")
+    verbs = ("attempt", "release", "heartbeat", "renew", "listen")
     return {verb: server.ask(query, f"call `leasehold`.lh_{verb}_v1(%")[0][0] for verb in verbs}
 
 
 def blocked_get_lock(server: MariaDB, times: int) -> float:
-    one, two = server.connect().cursor(), server.connect().cursor()
-    return blocked(one, two, "select get_lock('line', 10)", "select release_lock('line')", times)
+    first, second = server.connect().cursor(), server.connect().cursor()
+    return blocked_hand_off(first, second, "select get_lock('line', 10)", "select release_lock('line')", times)
 
 
 def parts(rounds: int) -> Iterator[Part]:
@@ -96,6 +96,6 @@ def parts(rounds: int) -> Iterator[Part]:
     try:
         server.run("set global log_output = 'TABLE'", "set global general_log = 1")
         waking = f"a blocked GET_LOCK wakes in {blocked_get_lock(server, 20) * 1000:.2f} ms: a connection per waiter"
-        yield counted("mysql", url(server), lambda: statements(server), waking)
+        yield server_counts("mysql", url(server), lambda: statements(server), waking)
     finally:
         server.kill()

@@ -52,10 +52,10 @@ def svg(title: str, across: str, up: str, lines: Mapping[str, Sequence[tuple[flo
         parts += [_rule(x.start, y.at(tick), x.end, y.at(tick)), _text(x.start - 6, y.at(tick) + 4, f"{tick:g}", "end")]
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
-        places = [(x.at(a), y.at(b)) for a, b in line]
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+        pixels = [(x.at(a), y.at(b)) for a, b in line]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in pixels)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in places]
+        parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in pixels]
         parts.append(_text(x.end + 12, TOP + 10 + 18 * number, name, "start", f'fill="{colour}"'))
     return "\n".join([*parts, "</svg>\n"])
 

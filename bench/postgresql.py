@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.cases import Part, Table, repeated, working
-from bench.sql import blocked, counted
+from bench.cases import Part, Table, repeat_with, usable_peers
+from bench.sql import blocked_hand_off, server_counts
+from harness.servers.postgresql import PostgreSQL
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure
-from leasehold.testing.servers.postgresql import PostgreSQL
+from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "postgresql: acquire + release, against a bare upsert and delete, both durable (aim: at most 1.3)"
 
@@ -22,7 +22,7 @@ _TAKE = """insert into bare values ('bench', %s, clock_timestamp() + interval '3
 _GIVE = "delete from bare where name = 'bench' and owner = %s"
 
 
-def run(rounds: int) -> list[Result]:
+def run(rounds: int) -> list[BenchResult]:
     server = PostgreSQL().start()
     try:
         return measure(list(pairs(server, 100)), rounds)
@@ -30,7 +30,7 @@ def run(rounds: int) -> list[Result]:
         server.kill()
 
 
-def pairs(server: PostgreSQL, times: int) -> Iterator[Case]:
+def pairs(server: PostgreSQL, times: int) -> Iterator[BenchCase]:
     db = server.connect(prepare_threshold=0)
     db.execute("create table bare (name text primary key, owner text, until timestamptz) with (fillfactor = 50)")
 
@@ -39,9 +39,9 @@ def pairs(server: PostgreSQL, times: int) -> Iterator[Case]:
             assert db.execute(_TAKE, ("me",)).rowcount
             db.execute(_GIVE, ("me",))
 
-    yield Case("bare upsert and delete, psycopg", bare, times)
+    yield BenchCase("bare upsert and delete, psycopg", bare, times)
     ours = Client(server.url()).lock("bench")
-    yield Case("leasehold postgresql://, with", repeated(ours), times)
+    yield BenchCase("leasehold postgresql://, with", repeat_with(ours), times)
 
     loop = asyncio.new_event_loop()
     theirs = AsyncClient(server.url()).lock("bench")
@@ -51,10 +51,10 @@ def pairs(server: PostgreSQL, times: int) -> Iterator[Case]:
             async with theirs:
                 pass
 
-    yield Case("leasehold postgresql://, async with", lambda times: loop.run_until_complete(main(times)), times)
-    yield Case("advisory lock: no lease, no token, no line", advisory(server), times)
-    for name, lock in others(server):
-        yield Case(name, repeated(lock), times)
+    yield BenchCase("leasehold postgresql://, async with", lambda times: loop.run_until_complete(main(times)), times)
+    yield BenchCase("advisory lock: no lease, no token, no line", advisory(server), times)
+    for name, lock in peers(server):
+        yield BenchCase(name, repeat_with(lock), times)
 
 
 def advisory(server: PostgreSQL) -> Callable[[int], None]:
@@ -68,7 +68,7 @@ def advisory(server: PostgreSQL) -> Callable[[int], None]:
     return pair
 
 
-def others(server: PostgreSQL) -> Iterator[tuple[str, Any]]:
+def peers(server: PostgreSQL) -> Iterator[tuple[str, Any]]:
     def pals() -> Any:
         import pals
 
@@ -81,7 +81,7 @@ def others(server: PostgreSQL) -> Iterator[tuple[str, Any]]:
         coordinator.start()
         return coordinator.get_lock(b"bench")
 
-    yield from working({"pals (advisory locks)": pals, "tooz (advisory locks)": tooz})
+    yield from usable_peers({"pals (advisory locks)": pals, "tooz (advisory locks)": tooz})
 
 
 # ------------------------------------------------------------------ hand-off
@@ -95,8 +95,8 @@ def statements(server: PostgreSQL) -> dict[str, int]:
 
 
 def blocked_advisory(server: PostgreSQL, times: int) -> float:
-    with server.connect() as one, server.connect() as two:
-        return blocked(one, two, "select pg_advisory_lock(9)", "select pg_advisory_unlock(9)", times)
+    with server.connect() as first, server.connect() as second:
+        return blocked_hand_off(first, second, "select pg_advisory_lock(9)", "select pg_advisory_unlock(9)", times)
 
 
 def parts(rounds: int) -> Iterator[Part]:
@@ -106,6 +106,6 @@ def parts(rounds: int) -> Iterator[Part]:
         server.ask("create extension pg_stat_statements")
         took = blocked_advisory(server, 20) * 1000
         waking = f"a blocked advisory lock wakes in {took:.2f} ms: a connection per waiter"
-        yield counted("postgresql", server.url(), lambda: statements(server), waking)
+        yield server_counts("postgresql", server.url(), lambda: statements(server), waking)
     finally:
         server.kill()

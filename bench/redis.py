@@ -24,13 +24,13 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from bench.cases import Notes, Part, Table, one_core, repeated, working
+from bench.cases import Notes, Part, Table, one_core, repeat_with, usable_peers
+from harness.servers.redis import RedisServer
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure
-from leasehold.testing.servers.redis import RedisServer
+from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "redis: acquire + release, blocking, against two EVALSHA of redis-py (aim: at most 0.85)"
-TITLE_FACE = "redis: the blocking face against the same requests on the same connection (aim: at most 1.35)"
+TITLE_API = "redis: the blocking face against the same requests on the same connection (aim: at most 1.35)"
 TITLE_COUNTS = "redis: many keys, and what the server counts"
 TITLE_ASYNC = "redis: the same under asyncio, against two EVALSHA of redis.asyncio (aim: at most 0.75)"
 
@@ -40,15 +40,15 @@ TAKE = "if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 
 GIVE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
-def run(rounds: int) -> list[Result]:
+def run(rounds: int) -> list[BenchResult]:
     server = RedisServer().start()
     try:
-        return measure(list(blocking(server.port)), rounds)
+        return measure(list(blocking_cases(server.port)), rounds)
     finally:
         server.stop()
 
 
-def blocking(port: int) -> Iterator[Case]:
+def blocking_cases(port: int) -> Iterator[BenchCase]:
     plain = redis.Redis(port=port)
     bare, take, give = (plain.script_load(text) for text in (BARE, TAKE, GIVE))
 
@@ -62,47 +62,47 @@ def blocking(port: int) -> Iterator[Case]:
             plain.evalsha(take, 1, "least", "me", 30_000)
             plain.evalsha(give, 1, "least", "me")
 
-    yield Case("two EVALSHA of redis-py", two, 300)
-    yield Case("the least lock, by redis-py", least, 300)
+    yield BenchCase("two EVALSHA of redis-py", two, 300)
+    yield BenchCase("the least lock, by redis-py", least, 300)
     client = Client(f"redis://127.0.0.1:{port}")
     ours = client.lock("bench")
-    yield Case("leasehold redis://, acquire and release", taken(ours), 300)
-    yield Case("leasehold redis://, with", repeated(ours), 300)
+    yield BenchCase("leasehold redis://, acquire and release", acquire_release(ours), 300)
+    yield BenchCase("leasehold redis://, with", repeat_with(ours), 300)
     for name, lock in peers(port, plain):
-        yield Case(name, repeated(lock), 100)
+        yield BenchCase(name, repeat_with(lock), 100)
 
 
-def run_face(rounds: int) -> list[Result]:
+def run_api(rounds: int) -> list[BenchResult]:
     server = RedisServer().start()
     try:
         with Client(f"redis://127.0.0.1:{server.port}") as client:
-            return measure(list(face(client)), rounds)
+            return measure(list(api_cases(client)), rounds)
     finally:
         server.stop()
 
 
-def face(client: Client) -> Iterator[Case]:
+def api_cases(client: Client) -> Iterator[BenchCase]:
     """What claims, leases and the watchdog cost on top of the scripts."""
     lock = client.lock("bench")
-    repeated(lock)(10)
-    claim, engine = lock._claim(), client._desk._engine
-    name, requests = engine._requests.name("", "bench"), engine._requests  # type: ignore[attr-defined]
-    (stream,) = engine._topology.wire(name.tag)._idle  # type: ignore[attr-defined]
-    mark, now = bytes.fromhex(claim.mark), client._desk.runtime.now
-    take, give = (packed.split(mark) for packed in (requests.attempt(name, claim), requests.release(name, claim)))
+    repeat_with(lock)(10)
+    claim, engine = lock._new_claim(), client._core._engine
+    name, requests = engine._requests.name_keys("", "bench"), engine._requests  # type: ignore[attr-defined]
+    (stream,) = engine._topology.connections(name.tag)._idle  # type: ignore[attr-defined]
+    id_hash, now = bytes.fromhex(claim.id_hash), client._core.runtime.now
+    take, give = (packed.split(id_hash) for packed in (requests.attempt(name, claim), requests.release(name, claim)))
 
     def bare(times: int) -> None:
         for _ in range(times):
-            mine = os.urandom(16)
-            stream.call(mine.join(take), now() + 5)
-            stream.call(mine.join(give), now() + 5)
+            new_id_hash = os.urandom(16)
+            stream.call(new_id_hash.join(take), now() + 5)
+            stream.call(new_id_hash.join(give), now() + 5)
 
-    yield Case("the same two requests, packed before", bare, 300)
-    yield Case("leasehold redis://, acquire and release", taken(lock), 300)
-    yield Case("leasehold redis://, with", repeated(lock), 300)
+    yield BenchCase("the same two requests, packed before", bare, 300)
+    yield BenchCase("leasehold redis://, acquire and release", acquire_release(lock), 300)
+    yield BenchCase("leasehold redis://, with", repeat_with(lock), 300)
 
 
-def taken(lock: Any) -> Callable[[int], None]:
+def acquire_release(lock: Any) -> Callable[[int], None]:
     def pair(times: int) -> None:
         for _ in range(times):
             lock.acquire().release()
@@ -110,7 +110,7 @@ def taken(lock: Any) -> Callable[[int], None]:
     return pair
 
 
-class Again:
+class MakeEachTime:
     """A context manager made anew each time."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -150,7 +150,7 @@ def peers(port: int, plain: Any) -> Iterator[tuple[str, Any]]:
             yield
             manager.unlock(held)
 
-        return Again(lock)
+        return MakeEachTime(lock)
 
     def sherlock() -> Any:
         import sherlock
@@ -164,26 +164,26 @@ def peers(port: int, plain: Any) -> Iterator[tuple[str, Any]]:
         coordinator.start()
         return coordinator.get_lock(b"bench")
 
-    def took_a_key() -> None:
+    def check_key_exists() -> None:
         if not plain.keys("*bench*"):
             raise RuntimeError("it says that it holds, and took no key")
 
     makers = (python_redis_lock, pottery, redlock_py, sherlock, tooz)
-    yield from working({make.__name__.replace("_", "-"): make for make in makers}, took_a_key)
+    yield from usable_peers({make.__name__.replace("_", "-"): make for make in makers}, check_key_exists)
 
 
 # ------------------------------------------------------------------ asyncio
 
 
-def run_async(rounds: int) -> list[Result]:
+def run_async(rounds: int) -> list[BenchResult]:
     server = RedisServer().start()
     with asyncio.Runner() as runner:
         plain = redis.asyncio.Redis(port=server.port)
         client = AsyncClient(f"redis://127.0.0.1:{server.port}")
         try:
             cases = [
-                Case(name, lambda times, work=work: runner.run(work(times)), 300)  # type: ignore[misc]
-                for name, work in runner.run(awaited(plain, client))
+                BenchCase(name, lambda times, work=work: runner.run(work(times)), 300)  # type: ignore[misc]
+                for name, work in runner.run(async_cases(plain, client))
             ]
             return measure(cases, rounds)
         finally:
@@ -192,7 +192,7 @@ def run_async(rounds: int) -> list[Result]:
             server.stop()
 
 
-async def awaited(plain: Any, client: AsyncClient) -> list[tuple[str, Callable[[int], Awaitable[None]]]]:
+async def async_cases(plain: Any, client: AsyncClient) -> list[tuple[str, Callable[[int], Awaitable[None]]]]:
     bare = await plain.script_load(BARE)
     ours, theirs = client.lock("bench"), plain.lock("bench:redis-py", timeout=30)
 
@@ -226,7 +226,7 @@ def many_keys(rounds: int, keys: int = 10_000, at_once: int = 100) -> str:
     """Ten thousand names, each taken and given back once, a hundred tasks at a time."""
     server = RedisServer().start()
 
-    async def crowd(pair: Callable[[str], Awaitable[None]]) -> float:
+    async def run_workers(pair: Callable[[str], Awaitable[None]]) -> float:
         names = iter([f"key/{number}" for number in range(keys)])
 
         async def worker() -> None:
@@ -249,7 +249,7 @@ def many_keys(rounds: int, keys: int = 10_000, at_once: int = 100) -> str:
                 async with plain.lock(name, timeout=30):
                     pass
 
-            found = [(await crowd(ours), await crowd(theirs)) for _ in range(rounds)]
+            found = [(await run_workers(ours), await run_workers(theirs)) for _ in range(rounds)]
         await plain.aclose()
         return found
 
@@ -272,25 +272,25 @@ def commands(pairs: int = 500) -> list[str]:
     try:
         with Client(f"redis://127.0.0.1:{server.port}") as client:
             lock = client.lock("pair")
-            repeated(lock)(10)
+            repeat_with(lock)(10)
             before = server.calls().get("evalsha", 0)
-            repeated(lock)(pairs)
+            repeat_with(lock)(pairs)
             lines.append(f"commands per pair: {(server.calls()['evalsha'] - before) / pairs:.2f} (aim: 2.0)")
-        for crowd in (2, 20, 200):
-            lines.append(hand_offs(server, crowd))
+        for waiters in (2, 20, 200):
+            lines.append(hand_offs(server, waiters))
     finally:
         server.stop()
     return lines
 
 
-def hand_offs(server: RedisServer, crowd: int) -> str:
-    with Client(f"redis://127.0.0.1:{server.port}", namespace=f"crowd-{crowd}") as client:
+def hand_offs(server: RedisServer, waiters: int) -> str:
+    with Client(f"redis://127.0.0.1:{server.port}", namespace=f"crowd-{waiters}") as client:
         lock = client.lock("hot")
         held = lock.acquire()
-        threads = [threading.Thread(target=repeated(lock), args=(1,)) for _ in range(crowd)]
+        threads = [threading.Thread(target=repeat_with(lock), args=(1,)) for _ in range(waiters)]
         for thread in threads:
             thread.start()
-        while sum(one.state == "waiting" for one in client.inspect()) < crowd:
+        while sum(holding.state == "waiting" for holding in client.inspect()) < waiters:
             time.sleep(0.05)
         before, began = server.calls(), time.perf_counter()
         held.release()
@@ -299,8 +299,8 @@ def hand_offs(server: RedisServer, crowd: int) -> str:
         took, after = time.perf_counter() - began, server.calls()
     made = {name: after.get(name, 0) - before.get(name, 0) for name in ("evalsha", "publish")}
     made["evalsha"] -= 1  # the last release hands over to nobody
-    each = f"{made['evalsha'] / crowd:.2f} commands and {made['publish'] / crowd:.2f} messages"
-    return f"hand-off among {crowd:>3} waiters: {each}, {took / crowd * 1e6:.0f} us (aim: at most 2.1 and messages)"
+    each = f"{made['evalsha'] / waiters:.2f} commands and {made['publish'] / waiters:.2f} messages"
+    return f"hand-off among {waiters:>3} waiters: {each}, {took / waiters * 1e6:.0f} us (aim: at most 2.1 and messages)"
 
 
 def sizes(locks: int = 10_000) -> str:
@@ -334,6 +334,6 @@ def sizes(locks: int = 10_000) -> str:
 def parts(rounds: int) -> Iterator[Part]:
     with one_core():
         yield Table(TITLE, run(rounds))
-        yield Table(TITLE_FACE, run_face(rounds))
+        yield Table(TITLE_API, run_api(rounds))
         yield Table(TITLE_ASYNC, run_async(rounds))
     yield Notes(TITLE_COUNTS, [many_keys(rounds), *commands(), sizes()])

@@ -21,11 +21,11 @@ from typing import Any
 import hiredis
 import redis
 
-from bench.cases import Notes, Part, Table, repeated
+from bench.cases import Notes, Part, Table, repeat_with
+from harness.servers.redlock import RedlockNodes
 from leasehold import AsyncClient, Client
-from leasehold.engines.redis.server import pack
-from leasehold.speed.rounds import Case, Result, measure
-from leasehold.testing.servers.redlock import Nodes
+from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
+from leasehold.engines.redis.server import encode_command
 
 TITLE = "redlock: acquire + release on five nodes, blocking, against a bare scatter (aim: at most 2.0)"
 TITLE_COUNTS = "redlock: what the servers count"
@@ -36,16 +36,16 @@ class Scatter:
     """The least there is: all sends, then all reads."""
 
     def __init__(self, ports: list[int]) -> None:
-        self._lines = [(socket.create_connection(("127.0.0.1", port)), hiredis.Reader()) for port in ports]
-        for sock, _ in self._lines:
+        self._connections = [(socket.create_connection(("127.0.0.1", port)), hiredis.Reader()) for port in ports]
+        for sock, _ in self._connections:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        (sha, *_) = self.ask(pack("SCRIPT", "LOAD", "return 1"))
-        self._bare = pack("EVALSHA", sha, 1, "bare", "me")
+        (sha, *_) = self.ask(encode_command("SCRIPT", "LOAD", "return 1"))
+        self._bare = encode_command("EVALSHA", sha, 1, "bare", "me")
 
     def ask(self, data: bytes) -> list[Any]:
-        for sock, _ in self._lines:
+        for sock, _ in self._connections:
             sock.sendall(data)
-        return [self._read(sock, reader) for sock, reader in self._lines]
+        return [self._read(sock, reader) for sock, reader in self._connections]
 
     @staticmethod
     def _read(sock: socket.socket, reader: Any) -> Any:
@@ -59,29 +59,29 @@ class Scatter:
             self.ask(self._bare)
 
 
-def run(rounds: int) -> list[Result]:
-    nodes = Nodes()
+def run(rounds: int) -> list[BenchResult]:
+    nodes = RedlockNodes()
     try:
         return measure(list(blocking(nodes)), rounds)
     finally:
         nodes.close()
 
 
-def blocking(nodes: Nodes) -> Iterator[Case]:
+def blocking(nodes: RedlockNodes) -> Iterator[BenchCase]:
     ports = [node.port for node in nodes.all]
-    yield Case("two bare EVALSHA to each of five, raw sockets", Scatter(ports).pairs, 200)
+    yield BenchCase("two bare EVALSHA to each of five, raw sockets", Scatter(ports).pairs, 200)
     ours = Client(nodes.url).lock("bench")
 
     def acquired(times: int) -> None:
         for _ in range(times):
             ours.acquire().release()
 
-    yield Case("leasehold redlock://, acquire and release", acquired, 200)
-    yield Case("leasehold redlock://, with", repeated(ours), 200)
+    yield BenchCase("leasehold redlock://, acquire and release", acquired, 200)
+    yield BenchCase("leasehold redlock://, with", repeat_with(ours), 200)
     yield from peers(ports)
 
 
-def peers(ports: list[int]) -> Iterator[Case]:
+def peers(ports: list[int]) -> Iterator[BenchCase]:
     try:
         from redlock import Redlock
     except ImportError:
@@ -93,18 +93,18 @@ def peers(ports: list[int]) -> Iterator[Case]:
             for _ in range(times):
                 manager.unlock(manager.lock("redlock-py", 30_000))
 
-        yield Case("redlock-py, without a token", pairs, 50)
+        yield BenchCase("redlock-py, without a token", pairs, 50)
     try:
         from pottery import Redlock as Pottery
     except ImportError:
         print("not installed: pottery", file=sys.stderr)
     else:
         masters = {redis.Redis(port=port) for port in ports}
-        yield Case("pottery, without a token", repeated(Pottery(key="pottery", masters=masters)), 20)
+        yield BenchCase("pottery, without a token", repeat_with(Pottery(key="pottery", masters=masters)), 20)
 
 
-def run_async(rounds: int) -> list[Result]:
-    nodes = Nodes()
+def run_async(rounds: int) -> list[BenchResult]:
+    nodes = RedlockNodes()
 
     async def pairs(times: int) -> float:
         async with AsyncClient(nodes.url) as client:
@@ -121,21 +121,23 @@ def run_async(rounds: int) -> list[Result]:
         asyncio.run(pairs(times))
 
     try:
-        base = Case("two bare EVALSHA to each of five, raw sockets", Scatter([n.port for n in nodes.all]).pairs, 200)
-        return measure([base, Case("leasehold redlock://, async with", ours, 200)], rounds)
+        base = BenchCase(
+            "two bare EVALSHA to each of five, raw sockets", Scatter([n.port for n in nodes.all]).pairs, 200
+        )
+        return measure([base, BenchCase("leasehold redlock://, async with", ours, 200)], rounds)
     finally:
         nodes.close()
 
 
 def commands(pairs: int = 500) -> str:
     """By the count of each server, its scripts' inner commands left out."""
-    nodes = Nodes()
+    nodes = RedlockNodes()
     try:
         with Client(nodes.url) as client:
             lock = client.lock("pair")
-            repeated(lock)(10)
+            repeat_with(lock)(10)
             before = [node.calls().get("evalsha", 0) for node in nodes.all]
-            repeated(lock)(pairs)
+            repeat_with(lock)(pairs)
             each = [(node.calls()["evalsha"] - old) / pairs for node, old in zip(nodes.all, before, strict=True)]
     finally:
         nodes.close()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bench.cases import Notes, Part
-from bench.places import PLACES
+from bench.server_setups import SETUPS
 from leasehold import Client
 
 HELD: Final = 10_000
@@ -21,15 +21,15 @@ ENGINES: Final = ("memory", "redis")
 
 def parts(_rounds: int) -> Iterator[Part]:
     """A ttl long, however many rounds: nothing here is compared."""
-    said = []
+    lines = []
     for engine in ENGINES:
-        with PLACES[engine]() as place:
-            said.append(f"{engine}: {share(place):.2%} of a core")
-    yield Notes(f"{HELD:,} held leases, ttl {TTL:.0f} s: CPU time of the client (aim on Redis: at most 2 %)", said)
+        with SETUPS[engine]() as url:
+            lines.append(f"{engine}: {share(url):.2%} of a core")
+    yield Notes(f"{HELD:,} held leases, ttl {TTL:.0f} s: CPU time of the client (aim on Redis: at most 2 %)", lines)
 
 
-def share(place: str) -> float:
-    with Client(place, ttl=TTL) as client:
+def share(url: str) -> float:
+    with Client(url, ttl=TTL) as client:
         leases = [client.lock(f"held/{number}").acquire() for number in range(HELD)]
         time.sleep(TTL / 2)
         began, used = time.monotonic(), time.process_time()

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.__main__ import TABLES
-from bench.cases import Table, part_of
+from bench.cases import Table, part_from_json
 from bench.plot import bars
 
-PAGE: Final = Path(__file__).with_name("RESULTS.md")
-KEPT: Final = PAGE.with_name("results.json")
-PLOTS: Final = PAGE.with_name("plots")
-LONGEST: Final = 900.0  # seconds of one table
+RESULTS_PAGE: Final = Path(__file__).with_name("RESULTS.md")
+RESULTS_FILE: Final = RESULTS_PAGE.with_name("results.json")
+PLOTS: Final = RESULTS_PAGE.with_name("plots")
+TABLE_TIMEOUT: Final = 900.0  # seconds of one table
 
 PACKAGES: Final = (
     *("redis", "hiredis", "kazoo", "psycopg", "pymysql", "filelock", "python-redis-lock", "pottery", "redlock-py"),
@@ -47,28 +47,30 @@ faster it says so.
 
 def main() -> None:
     chosen = sys.argv[1:] or TABLES
-    kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    results: dict[str, Any] = json.loads(RESULTS_FILE.read_text(encoding="utf-8")) if RESULTS_FILE.exists() else {}
     for name in chosen:
         print(f"measuring {name} ...", file=sys.stderr)
-        kept[name] = {"date": date.today().isoformat(), **measured(name)}
-        KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(kept), encoding="utf-8")
+        results[name] = {"date": date.today().isoformat(), **run_table(name)}
+        RESULTS_FILE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    RESULTS_PAGE.write_text(page(results), encoding="utf-8")
 
 
-def page(kept: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """Also draws a plot of each table."""
     PLOTS.mkdir(exist_ok=True)
-    said = ["# Results\n\nBy `make bench ARGS=report`.\n", READING, machine()]
-    for name in (name for name in TABLES if name in kept):
-        said.append(f"## {name}\n\nOf {kept[name]['date']}.\n")
-        for number, part in enumerate(map(part_of, kept[name]["parts"])):
+    sections = ["# Results\n\nBy `make bench ARGS=report`.\n", READING, machine()]
+    for name in (name for name in TABLES if name in results):
+        sections.append(f"## {name}\n\nOf {results[name]['date']}.\n")
+        for number, part in enumerate(map(part_from_json, results[name]["parts"])):
             if isinstance(part, Table):
                 plot = PLOTS / f"{name}-{number}.svg"
-                plot.write_text(bars(part.title, [(one.name, one.ratio) for one in part.results]), encoding="utf-8")
-                said.append(f"![{part.title}](plots/{plot.name})\n")
-            said.append(f"```text\n{part}\n```\n")
-        said += [f"{line}\n" for line in kept[name]["left_out"]]
-    return "\n".join(said)
+                plot.write_text(
+                    bars(part.title, [(result.name, result.ratio) for result in part.results]), encoding="utf-8"
+                )
+                sections.append(f"![{part.title}](plots/{plot.name})\n")
+            sections.append(f"```text\n{part}\n```\n")
+        sections += [f"{line}\n" for line in results[name]["left_out"]]
+    return "\n".join(sections)
 
 
 def machine() -> str:
@@ -87,10 +89,10 @@ def servers() -> list[str]:
     found = []
     for name, command in SERVERS.items():
         try:
-            said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         except OSError:
             continue
-        if number := re.search(r"\d+\.\d+(\.\d+)?", said):
+        if number := re.search(r"\d+\.\d+(\.\d+)?", output):
             found.append(f"{name} {number.group()}")
     return found
 
@@ -105,13 +107,13 @@ def packages() -> list[str]:
     return found
 
 
-def measured(name: str) -> dict[str, Any]:
+def run_table(name: str) -> dict[str, Any]:
     """What it printed; and what was left out, with the reason."""
     command = [sys.executable, "-m", "bench", "--json", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TABLE_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        return {"parts": [], "left_out": [f"Not done after {LONGEST:.0f} s."]}
+        return {"parts": [], "left_out": [f"Not done after {TABLE_TIMEOUT:.0f} s."]}
     left_out = [line for line in done.stderr.splitlines() if line.startswith("left out")]
     failed = [] if done.returncode == 0 else [f"Failed: {done.stderr.splitlines()[-1]}"]
     return {"parts": [json.loads(line) for line in done.stdout.splitlines()], "left_out": [*left_out, *failed]}

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from bench.cases import Notes, repeated
+from bench.cases import Notes, repeat_with
 from leasehold import Client, NotAcquired
 
 PAIRS: Final = 200
 
 
-def counted(name: str, url: str, statements: Callable[[], dict[str, int]], other: str) -> Notes:
+def server_counts(name: str, url: str, statements: Callable[[], dict[str, int]], other: str) -> Notes:
     """By the server's own count: a pair, and hand-offs of several lines. `other`: what a blocked session reaches."""
     with Client(url) as client:
         client.inspect()
         before = statements()
-        repeated(client.lock("warm"))(PAIRS)
+        repeat_with(client.lock("warm"))(PAIRS)
     after = statements()
     pair = sum(after[verb] - before.get(verb, 0) for verb in ("attempt", "release")) / PAIRS
     lines = [f"a pair: {pair:.2f} statements (aim: 2.0); hand-offs among waiters in line (aim: at most 2.1):"]
@@ -49,31 +49,31 @@ def hand_offs(url: str, statements: Callable[[], dict[str, int]], waiters: int) 
         for thread in threads:
             thread.join()
         took, after = time.perf_counter() - began, statements()
-    grown = {verb: after[verb] - before.get(verb, 0) for verb in after}
-    calls = (grown["attempt"] + grown["release"] - 1) / waiters
-    beats = grown.get("beat", 0) + grown.get("renew", 0)
-    woken = f", {grown['listen'] / waiters:.2f} wake-ups" if "listen" in grown else ""
-    each = f"{calls:.2f} statements{woken} each, {beats} heart-beats and renewals"
+    increase = {verb: after[verb] - before.get(verb, 0) for verb in after}
+    calls = (increase["attempt"] + increase["release"] - 1) / waiters
+    heartbeats = increase.get("heartbeat", 0) + increase.get("renew", 0)
+    woken = f", {increase['listen'] / waiters:.2f} wake-ups" if "listen" in increase else ""
+    each = f"{calls:.2f} statements{woken} each, {heartbeats} heart-beats and renewals"
     return f"{waiters:>4} waiters: {took / waiters * 1000:6.2f} ms and {each}"
 
 
-def blocked(one: Any, two: Any, take: str, give: str, times: int) -> float:
+def blocked_hand_off(first: Any, second: Any, take: str, give: str, times: int) -> float:
     """Released in one session until held in another that was blocked: seconds. Both execute statements."""
-    lasted = []
+    durations = []
     for _ in range(times):
-        one.execute(take)
+        first.execute(take)
         got: list[float] = []
 
         def wait(got: list[float] = got) -> None:
-            two.execute(take)
+            second.execute(take)
             got.append(time.perf_counter())
-            two.execute(give)
+            second.execute(give)
 
         thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.02)
         began = time.perf_counter()
-        one.execute(give)
+        first.execute(give)
         thread.join()
-        lasted.append(got[0] - began)
-    return sorted(lasted)[len(lasted) // 2]
+        durations.append(got[0] - began)
+    return sorted(durations)[len(durations) // 2]

@@ -14,26 +14,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.cases import Notes, Part, Table, repeated, working
+from bench.cases import Notes, Part, Table, repeat_with, usable_peers
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure
+from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "sqlite: acquire + release, against two bare immediate transactions of equal durability (aim: at most 1.5)"
 TITLE_QUICK = "sqlite with durable=no: the same, the bare ones with synchronous=NORMAL too"
 TITLE_HAND_OFF = "sqlite hand-off: released in one process until held in another, against filelock"
 
 
-def run(rounds: int) -> list[Result]:
+def run(rounds: int) -> list[BenchResult]:
     with tempfile.TemporaryDirectory() as folder:
         return measure(list(pairs(folder, "", "full", 30)), rounds)
 
 
-def quick(rounds: int) -> list[Result]:
+def run_quick(rounds: int) -> list[BenchResult]:
     with tempfile.TemporaryDirectory() as folder:
         return measure(list(pairs(folder, "?durable=no", "normal", 300)), rounds)
 
 
-def pairs(folder: str, options: str, synchronous: str, times: int) -> Iterator[Case]:
+def pairs(folder: str, options: str, synchronous: str, times: int) -> Iterator[BenchCase]:
     db = sqlite3.connect(f"{folder}/bare.db", isolation_level=None)
     db.execute("pragma journal_mode = wal")
     db.execute(f"pragma synchronous = {synchronous}")
@@ -48,9 +48,9 @@ def pairs(folder: str, options: str, synchronous: str, times: int) -> Iterator[C
             db.execute("delete from held where name = 'bench'")
             db.execute("commit")
 
-    yield Case("two bare immediate transactions", bare, times)
+    yield BenchCase("two bare immediate transactions", bare, times)
     ours = Client(f"sqlite://{folder}/ours.db{options}").lock("bench")
-    yield Case("leasehold sqlite://, with", repeated(ours), times)
+    yield BenchCase("leasehold sqlite://, with", repeat_with(ours), times)
 
     def awaited(times: int) -> None:
         import asyncio
@@ -64,12 +64,12 @@ def pairs(folder: str, options: str, synchronous: str, times: int) -> Iterator[C
 
         asyncio.run(main())
 
-    yield Case("leasehold sqlite://, async with", awaited, times)
-    for name, lock in others(folder):
-        yield Case(name, repeated(lock), 300)
+    yield BenchCase("leasehold sqlite://, async with", awaited, times)
+    for name, lock in peers(folder):
+        yield BenchCase(name, repeat_with(lock), 300)
 
 
-def others(folder: str) -> Iterator[tuple[str, Any]]:
+def peers(folder: str) -> Iterator[tuple[str, Any]]:
     def filelock() -> Any:
         from filelock import FileLock
 
@@ -81,7 +81,7 @@ def others(folder: str) -> Iterator[tuple[str, Any]]:
         sherlock.configure(backend=sherlock.backends.FILE, expire=60)
         return sherlock.FileLock("bench", client=Path(folder))
 
-    yield from working({"filelock: no lease, no token, no line": filelock, "sherlock's file lock": sherlock})
+    yield from usable_peers({"filelock: no lease, no token, no line": filelock, "sherlock's file lock": sherlock})
 
 
 # ------------------------------------------------------------------ hand-off
@@ -95,7 +95,7 @@ def lock_of(kind: str, folder: str) -> Any:
     return Client(f"sqlite://{folder}/{kind}.db{'?durable=no' if kind == 'quick' else ''}").lock("bench")
 
 
-def other_side(kind: str, folder: str, pipe: Any) -> None:
+def waiter_process(kind: str, folder: str, pipe: Any) -> None:
     lock = lock_of(kind, folder)
     while pipe.recv():
         with lock:
@@ -106,18 +106,18 @@ def hand_offs(kind: str, folder: str) -> Callable[[int], float]:
     """A function that hands over so many times, and says how long each took."""
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    context.Process(target=other_side, args=(kind, folder, there), daemon=True).start()
+    context.Process(target=waiter_process, args=(kind, folder, there), daemon=True).start()
     lock = lock_of(kind, folder)
 
     def run(times: int) -> float:
-        lasted = []
+        durations = []
         for _ in range(times):
             with lock:
                 here.send(True)
                 time.sleep(0.02)  # the other stands in line by now
                 began = time.clock_gettime(time.CLOCK_BOOTTIME)
-            lasted.append(here.recv() - began)
-        return sorted(lasted)[len(lasted) // 2]
+            durations.append(here.recv() - began)
+        return sorted(durations)[len(durations) // 2]
 
     run(3)
     return run
@@ -146,5 +146,5 @@ def hand_off_table(rounds: int) -> Notes:
 
 def parts(rounds: int) -> Iterator[Part]:
     yield Table(TITLE, run(rounds))
-    yield Table(TITLE_QUICK, quick(rounds))
+    yield Table(TITLE_QUICK, run_quick(rounds))
     yield hand_off_table(rounds)

@@ -14,18 +14,18 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from bench.cases import Notes, Part, Table, repeated
+from bench.cases import Notes, Part, Table, repeat_with
+from harness.rigs.zookeeper import shared_server
 from leasehold import AsyncClient, Client
-from leasehold.speed.rounds import Case, Result, measure
-from leasehold.testing.zookeeper_rig import alone
+from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "zookeeper: acquire + release, against a bare create and a bare delete by kazoo (aim: at most 1.30)"
 TITLE_HAND_OFF = "zookeeper hand-off: released by one until held by the next, N waiters on two clients"
 SIZES = (2, 10, 50, 200)
 
 
-def run(rounds: int) -> list[Result]:
-    port = alone().port
+def run(rounds: int) -> list[BenchResult]:
+    port = shared_server().port
     kazoo = KazooClient(f"127.0.0.1:{port}")
     kazoo.start()
     try:
@@ -36,7 +36,7 @@ def run(rounds: int) -> list[Result]:
         kazoo.close()
 
 
-def pairs(port: int, kazoo: KazooClient, client: Client) -> Iterator[Case]:
+def pairs(port: int, kazoo: KazooClient, client: Client) -> Iterator[BenchCase]:
     def bare(times: int) -> None:
         for _ in range(times):
             kazoo.create("/bare", b"{}", ephemeral=True)
@@ -52,10 +52,10 @@ def pairs(port: int, kazoo: KazooClient, client: Client) -> Iterator[Case]:
 
         asyncio.run(main())
 
-    yield Case("kazoo: create, delete", bare, 100)
-    yield Case("leasehold zookeeper://, with", repeated(client.lock("bench")), 100)
-    yield Case("leasehold zookeeper://, async with", awaited, 100)
-    yield Case("kazoo's Lock: no lease, no token", repeated(kazoo.Lock("/kazoo-lock", "bench")), 100)
+    yield BenchCase("kazoo: create, delete", bare, 100)
+    yield BenchCase("leasehold zookeeper://, with", repeat_with(client.lock("bench")), 100)
+    yield BenchCase("leasehold zookeeper://, async with", awaited, 100)
+    yield BenchCase("kazoo's Lock: no lease, no token", repeat_with(kazoo.Lock("/kazoo-lock", "bench")), 100)
 
 
 # ------------------------------------------------------------------ hand-off
@@ -63,33 +63,33 @@ def pairs(port: int, kazoo: KazooClient, client: Client) -> Iterator[Case]:
 
 def hand_offs(locks: list[Any], size: int) -> list[float]:
     """How long each hand-off took among so many threads that all stood in line before the first."""
-    lasted: list[float] = []
+    durations: list[float] = []
     released = [0.0]
     first = locks[0]()
     first.acquire()
-    in_line = threading.Barrier(size + 1)
+    all_queued = threading.Barrier(size + 1)
 
     def work(number: int) -> None:
         lock = locks[number % len(locks)]()
-        in_line.wait()
+        all_queued.wait()
         lock.acquire()
-        lasted.append(time.perf_counter() - released[0])
+        durations.append(time.perf_counter() - released[0])
         released[0] = time.perf_counter()
         lock.release()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(size)]
     for thread in threads:
         thread.start()
-    in_line.wait()
+    all_queued.wait()
     time.sleep(0.3 + size * 0.01)  # all stand in line by now
     released[0] = time.perf_counter()
     first.release()
     for thread in threads:
         thread.join(60)
-    return lasted
+    return durations
 
 
-class Held:
+class KazooStyleLock:
     """Ours with the shape of kazoo's: the lease kept in between."""
 
     def __init__(self, client: Client) -> None:
@@ -103,26 +103,26 @@ class Held:
 
 
 def hand_off_table(rounds: int) -> Notes:
-    port = alone().port
+    port = shared_server().port
     ours = [Client(f"zookeeper://127.0.0.1:{port}") for _ in range(2)]
     theirs = [KazooClient(f"127.0.0.1:{port}") for _ in range(2)]
-    for each in theirs:
-        each.start()
+    for kazoo in theirs:
+        kazoo.start()
     kinds = {
-        "leasehold zookeeper://": [lambda client=client: Held(client) for client in ours],
+        "leasehold zookeeper://": [lambda client=client: KazooStyleLock(client) for client in ours],
         "kazoo's Lock": [lambda client=client: client.Lock("/kazoo-hand-off", "bench") for client in theirs],
     }
     lines = [f"{'':<28} {'N':>4} {'median':>10} {'99 %':>10}"]
     for size in SIZES:
         for name, locks in kinds.items():
-            lasted = sorted(one for _ in range(rounds) for one in hand_offs(locks, size))
-            middle, most = statistics.median(lasted), lasted[int(len(lasted) * 0.99)]
-            lines.append(f"{name:<28} {size:>4} {middle * 1e3:>7.2f} ms {most * 1e3:>7.2f} ms")
+            durations = sorted(duration for _ in range(rounds) for duration in hand_offs(locks, size))
+            median, p99 = statistics.median(durations), durations[int(len(durations) * 0.99)]
+            lines.append(f"{name:<28} {size:>4} {median * 1e3:>7.2f} ms {p99 * 1e3:>7.2f} ms")
     for client in ours:
         client.close()
-    for each in theirs:
-        each.stop()
-        each.close()
+    for kazoo in theirs:
+        kazoo.stop()
+        kazoo.close()
     return Notes(TITLE_HAND_OFF, lines)
 
 

@@ -7,16 +7,16 @@ import json
 import sys
 from typing import Any
 
-from comparison.faults import counted
-from comparison.table import FAULTS, ROWS, keep
+from comparison.faults import count_faults
+from comparison.table import FAULTS, ROWS, save_results
 from leasehold.testing import Absent
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     row = ROWS[name]
     faults = [fault for fault in FAULTS if row.fails_over or fault != "fail-over"]
-    tell = lambda text: print(f"{name}, {text}", file=sys.stderr, flush=True)  # noqa: E731
-    return {fault: counted(row.maker, row.scene, fault, rounds, tell)._asdict() for fault in faults}
+    report = lambda text: print(f"{name}, {text}", file=sys.stderr, flush=True)  # noqa: E731
+    return {fault: count_faults(row.approach, row.setup, fault, rounds, report)._asdict() for fault in faults}
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         except Absent as missing:
             print(f"{name} is left as it was: {missing}", file=sys.stderr)
         if not chosen.json:
-            keep(results)
+            save_results(results)
     if chosen.json:
         print(json.dumps(results))
 

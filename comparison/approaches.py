@@ -1,7 +1,7 @@
 """What a process does under each approach: wait for its turn, read, and later write one more.
 
 All of them keep the same account, in a database of its own, but for the row lock, which needs the account beside it.
-`MAKERS` says which is which: an approach more is a class here, or an engine's URL, and a line in `table.py`.
+`APPROACHES` says which is which: an approach more is a class here, or an engine's URL, and a line in `table.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from leasehold.fences import SQLFence
 
 TTL: Final = 2.0
 _POLL: Final = 0.02
-_ANSWER: Final = 0.2  # seconds for one of several servers
-_OPEN: Final = "select v from account"
+_REPLY_TIMEOUT: Final = 0.2  # seconds for one of several servers
+_SELECT: Final = "select v from account"
 _WRITE: Final = "update account set v = ?"
 _DELETE: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
@@ -29,41 +29,41 @@ _DELETE: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.cal
 class Approach:
     """No lock at all."""
 
-    def __init__(self, where: list[str], ledger: str) -> None:
-        self.where, self.db = where, sqlite3.connect(ledger, timeout=60, isolation_level=None)
+    def __init__(self, urls: list[str], account_db: str) -> None:
+        self.urls, self.db = urls, sqlite3.connect(account_db, timeout=60, isolation_level=None)
 
-    def enter(self) -> int:
+    def acquire_and_read(self) -> int:
         """Wait for its turn; the account as it is."""
-        self.take()
-        return int(self.db.execute(_OPEN).fetchone()[0])
+        self.acquire()
+        return int(self.db.execute(_SELECT).fetchone()[0])
 
-    def take(self) -> None: ...
+    def acquire(self) -> None: ...
 
     def write(self, value: int) -> bool:
         """Whether it was accepted."""
         self.db.execute(_WRITE, (value,))
         return True
 
-    def leave(self) -> None: ...
+    def release(self) -> None: ...
 
 
 class SetNX(Approach):
     """`SET name value NX PX`, given back by whoever's value it is: the recipe of Redis for one server."""
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         self.value = secrets.token_hex(16)
-        self.servers = [redis.Redis.from_url(url, socket_timeout=_ANSWER) for url in self.where]
-        while sum(map(self._taken, self.servers)) <= len(self.servers) // 2:
-            self.leave()
+        self.servers = [redis.Redis.from_url(url, socket_timeout=_REPLY_TIMEOUT) for url in self.urls]
+        while sum(map(self._set_if_absent, self.servers)) <= len(self.servers) // 2:
+            self.release()
             time.sleep(_POLL + secrets.randbelow(50) / 1000)
 
-    def _taken(self, server: Any) -> bool:
+    def _set_if_absent(self, server: Any) -> bool:
         try:
             return bool(server.set("account", self.value, nx=True, px=round(1000 * TTL)))
         except redis.RedisError:
             return False
 
-    def leave(self) -> None:
+    def release(self) -> None:
         for server in self.servers:
             try:
                 server.eval(_DELETE, 1, "account", self.value)
@@ -74,11 +74,11 @@ class SetNX(Approach):
 class RowLock(Approach):
     """`SELECT ... FOR UPDATE`, and the write in the same transaction."""
 
-    def __init__(self, where: list[str], ledger: str) -> None:  # noqa: ARG002
-        self.db: Any = psycopg.connect(where[0])
+    def __init__(self, urls: list[str], account_db: str) -> None:  # noqa: ARG002
+        self.db: Any = psycopg.connect(urls[0])
 
-    def enter(self) -> int:
-        return int(self.db.execute(f"{_OPEN} for update").fetchone()[0])
+    def acquire_and_read(self) -> int:
+        return int(self.db.execute(f"{_SELECT} for update").fetchone()[0])
 
     def write(self, value: int) -> bool:
         self.db.execute(_WRITE.replace("?", "%s"), (value,))
@@ -91,8 +91,8 @@ class Unfenced(Approach):
 
     lease: Lease
 
-    def take(self) -> None:
-        self.client = Client(self.where[0], ttl=TTL, call_timeout=1.0)
+    def acquire(self) -> None:
+        self.client = Client(self.urls[0], ttl=TTL, call_timeout=1.0)
         end = time.monotonic() + 60
         while True:
             try:
@@ -103,7 +103,7 @@ class Unfenced(Approach):
                     raise
                 time.sleep(_POLL)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self.lease.release()
         self.client.close()
 
@@ -111,10 +111,10 @@ class Unfenced(Approach):
 class Fenced(Unfenced):
     """A lease of ours, and a fence at the resource."""
 
-    def enter(self) -> int:
-        self.take()
+    def acquire_and_read(self) -> int:
+        self.acquire()
         self.fence = SQLFence(self.db, "account")
-        return int(self.fence.read(self.lease, _OPEN)[0][0])
+        return int(self.fence.read(self.lease, _SELECT)[0][0])
 
     def write(self, value: int) -> bool:
         try:
@@ -124,7 +124,7 @@ class Fenced(Unfenced):
         return True
 
 
-MAKERS: Final[dict[str, Callable[[list[str], str], Approach]]] = {
+APPROACHES: Final[dict[str, Callable[[list[str], str], Approach]]] = {
     "naive": Approach,
     "set-nx": SetNX,
     "row-lock": RowLock,

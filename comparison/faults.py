@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from comparison.approaches import TTL
-from comparison.scenes import SCENES, balance
+from comparison.server_setups import SETUPS, balance
 
-_SLOW: Final = 90.0  # seconds for what must happen, however busy the machine
+_DEADLINE: Final = 90.0  # seconds for what must happen, however busy the machine
 _PAUSED: Final = 6 * TTL  # how long a holder is stopped for the next one's sake; where a lock has no ttl, all of it
 _SURVIVED: Final = 3 * TTL  # a lock that nobody else was granted for so long has survived its fail-over
 
@@ -36,23 +36,23 @@ class Count(NamedTuple):
 class Worker:
     """A process under an approach."""
 
-    def __init__(self, maker: str, where: list[str], ledger: str) -> None:
-        words = [sys.executable, "-m", "comparison.worker", maker, json.dumps(where), ledger, str(os.getpid())]
+    def __init__(self, approach: str, urls: list[str], account_db: str) -> None:
+        command = [sys.executable, "-m", "comparison.worker", approach, json.dumps(urls), account_db, str(os.getpid())]
         self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
         )
 
-    def hear(self, word: str, seconds: float = _SLOW) -> dict[str, Any] | None:
+    def receive(self, message: str, seconds: float = _DEADLINE) -> dict[str, Any] | None:
         """What it says; None: nothing yet."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
-            assert seconds < _SLOW, f"it never said {word}"
+            assert seconds < _DEADLINE, f"it never said {message}"
             return None
         line = self._process.stdout.readline()
-        assert line, f"it ended with {self._process.wait()} before it said {word}"
-        said: dict[str, Any] = json.loads(line)
-        assert said["word"] == word, said
-        return said
+        assert line, f"it ended with {self._process.wait()} before it said {message}"
+        reply: dict[str, Any] = json.loads(line)
+        assert reply["word"] == message, reply
+        return reply
 
     def send(self, signum: int) -> None:
         self._process.send_signal(signum)
@@ -61,7 +61,7 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return self.hear("done") or {}
+        return self.receive("done") or {}
 
     def end(self) -> None:
         self._process.kill()
@@ -71,46 +71,46 @@ class Worker:
                 pipe.close()  # type: ignore[union-attr]
 
 
-def played(maker: str, scene_name: str, fault: str) -> tuple[list[dict[str, Any]], int, float]:
+def run_round(approach: str, setup_name: str, fault: str) -> tuple[list[dict[str, Any]], int, float]:
     """One round: what became of each write, what the account says, how long the second waited."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-comparison-"))
-        scene = stack.enter_context(SCENES[scene_name](f"{folder}/ledger"))
-        where = scene.where
+        setup = stack.enter_context(SETUPS[setup_name](f"{folder}/ledger"))
+        urls = setup.urls
 
         def worker() -> Worker:
-            made = Worker(maker, where, scene.ledger)
-            stack.callback(made.end)
-            return made
+            new_worker = Worker(approach, urls, setup.account_db)
+            stack.callback(new_worker.end)
+            return new_worker
 
         if fault == "fail-over":
-            scene.ready()
+            setup.prepare()
         first = worker()
-        first.hear("holds")
+        first.receive("holds")
         if fault == "fail-over":
-            where = scene.fail_over()
+            urls = setup.fail_over()
         else:
             first.send(signal.SIGSTOP if fault == "pause" else signal.SIGKILL)
         second = worker()
-        holds = second.hear("holds", {"pause": _PAUSED, "crash": _SLOW, "fail-over": _SURVIVED}[fault])
+        holds = second.receive("holds", {"pause": _PAUSED, "crash": _DEADLINE, "fail-over": _SURVIVED}[fault])
         done = [second.write()] if holds else []
         if fault != "crash":
             first.send(signal.SIGCONT)
             done.append(first.write())
         if not holds:  # it was kept out until now, as it should be
-            holds = second.hear("holds")
+            holds = second.receive("holds")
             done.append(second.write())
-        return done, balance(scene), holds["waited"] if holds else 0.0
+        return done, balance(setup), holds["waited"] if holds else 0.0
 
 
-def counted(maker: str, scene: str, fault: str, rounds: int, tell: Callable[[str], None]) -> Count:
+def count_faults(approach: str, setup: str, fault: str, rounds: int, report: Callable[[str], None]) -> Count:
     written = lost = refused = failed = 0
     waited = 0.0
-    for turn in range(rounds):
-        done, value, second = played(maker, scene, fault)
-        accepted = sum(one["accepted"] for one in done)
+    for round_number in range(rounds):
+        done, value, second = run_round(approach, setup, fault)
+        accepted = sum(result["accepted"] for result in done)
         written, lost, waited = written + accepted, lost + accepted - value, max(waited, second)
-        refused += sum(one["why"] == "stale" for one in done)
-        failed += sum(one["why"] not in ("", "stale") for one in done)
-        tell(f"{fault} {turn + 1} of {rounds}: {accepted} accepted, the account says {value}")
+        refused += sum(result["why"] == "stale" for result in done)
+        failed += sum(result["why"] not in ("", "stale") for result in done)
+        report(f"{fault} {round_number + 1} of {rounds}: {accepted} accepted, the account says {value}")
     return Count(rounds, written, lost, refused, failed, round(waited, 1))

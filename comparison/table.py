@@ -15,8 +15,8 @@ FAULTS: Final = ("pause", "crash", "fail-over")
 
 class Row(NamedTuple):
     title: str
-    maker: str  # of approaches.MAKERS
-    scene: str  # of scenes.SCENES
+    approach: str  # of approaches.MAKERS
+    setup: str  # of scenes.SCENES
     fails_over: bool = True
 
 
@@ -36,15 +36,15 @@ ROWS: Final[dict[str, Row]] = {
 }
 
 
-def measured() -> dict[str, dict[str, Any]]:
+def load_results() -> dict[str, dict[str, Any]]:
     """By row and fault."""
     found: dict[str, dict[str, Any]] = json.loads(EVIDENCE.read_text()) if EVIDENCE.exists() else {}
     return found
 
 
-def keep(results: dict[str, dict[str, Any]]) -> None:
+def save_results(results: dict[str, dict[str, Any]]) -> None:
     EVIDENCE.parent.mkdir(exist_ok=True)
-    merged = {**measured(), **results}
+    merged = {**load_results(), **results}
     EVIDENCE.write_text(json.dumps({name: merged[name] for name in ROWS if name in merged}, indent=1) + "\n")
 
 
@@ -59,7 +59,7 @@ def cell(fault: str, count: dict[str, Any] | None) -> str:
     return ", ".join(parts)
 
 
-def lines(results: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+def table_rows(results: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     """Title and cells of every row that was measured."""
     known = [(row, results[name]) for name, row in ROWS.items() if name in results]
     return [(row.title, *(cell(fault, found.get(fault)) for fault in FAULTS)) for row, found in known]

@@ -6,29 +6,29 @@ import json
 import sys
 import time
 
-from comparison.approaches import MAKERS
-from leasehold.tie import die_with
+from comparison.approaches import APPROACHES
+from leasehold.cli.run.parent_death import die_with_parent
 
 
-def say(word: str, **facts: object) -> None:
-    sys.stdout.write(json.dumps({"word": word, **facts}) + "\n")
+def say(message: str, **facts: object) -> None:
+    sys.stdout.write(json.dumps({"word": message, **facts}) + "\n")
     sys.stdout.flush()
 
 
-def main(maker: str, where: str, ledger: str, parent: str) -> None:
-    die_with(int(parent))
-    approach = MAKERS[maker](json.loads(where), ledger)
+def main(name: str, urls: str, account_db: str, parent: str) -> None:
+    die_with_parent(int(parent))
+    approach = APPROACHES[name](json.loads(urls), account_db)
     began = time.monotonic()
-    value = approach.enter()
+    value = approach.acquire_and_read()
     say("holds", waited=time.monotonic() - began)
     sys.stdin.readline()
     try:
         accepted = approach.write(value + 1)
-    except Exception as failed:  # of whatever driver: it did not get through, and knows it
-        say("done", accepted=False, why=repr(failed))
+    except Exception as error:  # of whatever driver: it did not get through, and knows it
+        say("done", accepted=False, why=repr(error))
         return
     say("done", accepted=accepted, why="" if accepted else "stale")
-    approach.leave()
+    approach.release()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import kazoo.protocol.connection
 import kazoo.retry
 import pytest
 
+import harness.rigs  # noqa: F401  # makes the rigs of real servers known by name
+
 # kazoo's threads draw from the program's own generator, whenever they like. Hypothesis looks whether a strategy does,
 # and would take them for one: they get a generator of their own.
 kazoo.protocol.connection.random = kazoo.retry.random = random.Random()

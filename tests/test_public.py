@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 import leasehold
-from leasehold import aio, blocking, once_aio, once_blocking
-from leasehold.many_aio import AsyncTerms
-from leasehold.many_blocking import Terms
+from leasehold import aio, blocking
 
 NAMES = [
     "AsyncClient",
@@ -63,20 +61,19 @@ NAMES = [
     "versioned",
 ]
 
-TWINS = [
+API_PAIRS = [
     (blocking.Client, aio.AsyncClient),
     (blocking.Lock, aio.AsyncLock),
     (blocking.RWLock, aio.AsyncRWLock),
     (blocking.Lease, aio.AsyncLease),
-    (once_blocking.OnceClient, once_aio.AsyncOnceClient),
-    (once_blocking.Schedule, once_aio.AsyncSchedule),
-    (once_blocking.Status, once_aio.AsyncStatus),
+    (blocking.Schedule, aio.AsyncSchedule),
+    (blocking.Status, aio.AsyncStatus),
     (blocking.MultiLock, aio.AsyncMultiLock),
     (blocking.Leases, aio.AsyncLeases),
     (blocking.Election, aio.AsyncElection),
-    (Terms, AsyncTerms),
+    (blocking.Terms, aio.AsyncTerms),
 ]
-both_twins = pytest.mark.parametrize(("face", "twin"), TWINS, ids=lambda each: each.__name__)
+each_api_pair = pytest.mark.parametrize(("api_class", "async_class"), API_PAIRS, ids=lambda each: each.__name__)
 
 BLOCKING_ONLY = {"as_threading"}
 # They ask neither engine nor store.
@@ -86,70 +83,74 @@ NEVER_AWAITED |= {"__init__", "__iter__", "once_per", "schedule", "status"}
 # ------------------------------------------------------------------------ names
 
 
-def test_the_public_names():
+def test_all_lists_the_public_names():
     assert leasehold.__all__ == NAMES
 
 
-def test_the_version_is_that_of_the_package():
+def test_version_matches_package_metadata():
     from importlib.metadata import version
 
     assert leasehold.__version__ == version("leasehold")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_public_name_says_what_it_is(name):
-    thing = getattr(leasehold, name)
-    own = thing.__doc__ if inspect.isfunction(thing) else vars(thing).get("__doc__")
+def test_every_public_name_has_a_docstring(name):
+    value = getattr(leasehold, name)
+    own = value.__doc__ if inspect.isfunction(value) else vars(value).get("__doc__")
     assert own, f"{name} has no docstring of its own"
 
 
-@pytest.mark.parametrize("face", [face for pair in TWINS for face in pair])
-def test_every_method_says_what_it_promises(face):
-    methods = {name: member for name, member in vars(face).items() if inspect.isfunction(member) and name[0] != "_"}
+@pytest.mark.parametrize("api_class", [api_class for pair in API_PAIRS for api_class in pair])
+def test_every_public_method_has_a_docstring(api_class):
+    methods = {
+        name: member for name, member in vars(api_class).items() if inspect.isfunction(member) and name[0] != "_"
+    }
     assert [name for name, method in methods.items() if not method.__doc__] == []
 
 
 # ------------------------------------------------------------------------ twins
 
 
-def methods(face: type) -> dict[str, object]:
+def methods(api_class: type) -> dict[str, object]:
     """What a face adds to the code it shares with its twin; `__aenter__` counts as `__enter__`."""
-    found = {name: member for name, member in vars(face).items() if inspect.isfunction(member)}
+    found = {name: member for name, member in vars(api_class).items() if inspect.isfunction(member)}
     return {re.sub("^__a(enter|exit|iter|next)__$", r"__\1__", name): member for name, member in found.items()}
 
 
 def shape(method: Callable[..., object]) -> tuple[list[tuple[object, ...]], str]:
     signature = inspect.signature(method)
-    parameters = [(p.name, p.kind, p.default, in_blocking_words(p.annotation)) for p in signature.parameters.values()]
-    return parameters, in_blocking_words(signature.return_annotation)
+    parameters = [
+        (p.name, p.kind, p.default, as_blocking_annotation(p.annotation)) for p in signature.parameters.values()
+    ]
+    return parameters, as_blocking_annotation(signature.return_annotation)
 
 
-def in_blocking_words(annotation: object) -> str:
+def as_blocking_annotation(annotation: object) -> str:
     """An annotation (text: both modules defer them) as the blocking face writes it. Functions that are handed in may be
     plain or async on the other: those types are the business of `tests/typing`."""
     text = str(annotation).replace("Async", "")
     return "a function's" if re.search(r"\b(Any|Awaitable|Callable|Decorator|T)\b", text) else text
 
 
-@both_twins
-def test_twins_have_the_same_methods(face, twin):
-    assert methods(face).keys() - BLOCKING_ONLY == methods(twin).keys()
+@each_api_pair
+def test_blocking_and_async_api_have_the_same_methods(api_class, async_class):
+    assert methods(api_class).keys() - BLOCKING_ONLY == methods(async_class).keys()
 
 
-@both_twins
-def test_twins_have_the_same_signatures(face, twin):
-    for name, method in methods(twin).items():
-        assert shape(methods(face)[name]) == shape(method), name
+@each_api_pair
+def test_blocking_and_async_api_have_the_same_signatures(api_class, async_class):
+    for name, method in methods(async_class).items():
+        assert shape(methods(api_class)[name]) == shape(method), name
 
 
-@both_twins
-def test_twins_differ_in_what_is_awaited_alone(face, twin):
-    assert not any(inspect.iscoroutinefunction(method) for method in methods(face).values())
-    plain = {name for name, method in methods(twin).items() if not inspect.iscoroutinefunction(method)}
+@each_api_pair
+def test_blocking_and_async_api_differ_only_in_what_is_awaited(api_class, async_class):
+    assert not any(inspect.iscoroutinefunction(method) for method in methods(api_class).values())
+    plain = {name for name, method in methods(async_class).items() if not inspect.iscoroutinefunction(method)}
     assert {name for name in plain if name in NEVER_AWAITED or name == "_lock"} == plain
 
 
-def test_a_difference_between_twins_is_found():
+def test_signature_comparison_detects_a_difference():
     class One:
         def renew(self, ttl: "float | None" = None) -> "leasehold.Lease": ...
 
@@ -166,7 +167,7 @@ def test_a_difference_between_twins_is_found():
 # ------------------------------------------------------------------- options
 
 
-def ways_to_build_a_lock(client):
+def lock_builders(client):
     return {
         "lock()": lambda **options: client.lock("a", **options),
         "semaphore()": lambda **options: client.semaphore("a", 2, **options),
@@ -178,7 +179,7 @@ def ways_to_build_a_lock(client):
     }
 
 
-WAYS = ["lock()", "semaphore()", "multilock()", "election()", "read()", "write()", "locked()"]
+LOCK_BUILDERS = ["lock()", "semaphore()", "multilock()", "election()", "read()", "write()", "locked()"]
 
 
 @pytest.fixture(params=[leasehold.Client, leasehold.AsyncClient])
@@ -191,16 +192,16 @@ def client(request):
         asyncio.run(client.close())
 
 
-@pytest.mark.parametrize("where", WAYS)
-def test_timeout_is_refused_by_naming_ttl_and_wait(client, where):
-    with pytest.raises(TypeError, match=rf"{re.escape(where)} has no 'timeout': use ttl= .* wait= "):
-        ways_to_build_a_lock(client)[where](timeout=3)
+@pytest.mark.parametrize("method", LOCK_BUILDERS)
+def test_timeout_option_is_refused_with_hint_to_ttl_and_wait(client, method):
+    with pytest.raises(TypeError, match=rf"{re.escape(method)} has no 'timeout': use ttl= .* wait= "):
+        lock_builders(client)[method](timeout=3)
 
 
-@pytest.mark.parametrize("where", WAYS)
-def test_a_misspelt_option_is_a_type_error(client, where):
-    with pytest.raises(TypeError, match=rf"{re.escape(where)} got an unexpected keyword argument 'tll'"):
-        ways_to_build_a_lock(client)[where](tll=3)
+@pytest.mark.parametrize("method", LOCK_BUILDERS)
+def test_misspelt_option_raises_type_error(client, method):
+    with pytest.raises(TypeError, match=rf"{re.escape(method)} got an unexpected keyword argument 'tll'"):
+        lock_builders(client)[method](tll=3)
 
 
 def test_options_are_keyword_only(client):
@@ -219,7 +220,7 @@ def test_options_are_keyword_only(client):
 
 # ------------------------------------------------------- nothing but the standard library
 
-LOCKING = """
+LOCKING_PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import asyncio, leasehold
@@ -236,10 +237,10 @@ print(*{name.partition(".")[0] for name in sys.modules})
 """
 
 
-def test_both_faces_work_where_nothing_else_is_installed(tmp_path):
+def test_both_clients_work_with_standard_library_only(tmp_path):
     (tmp_path / "leasehold").symlink_to(Path(leasehold.__file__).parent, target_is_directory=True)
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-W", "error", "-c", LOCKING, str(tmp_path)],  # -S: no site-packages
+        [sys.executable, "-I", "-S", "-W", "error", "-c", LOCKING_PROGRAM, str(tmp_path)],  # -S: no site-packages
         env={key: value for key, value in os.environ.items() if not key.startswith("COV")},
         capture_output=True,
         text=True,

@@ -15,11 +15,26 @@ from leasehold.aio import (
     AsyncLock,
     AsyncMultiLock,
     AsyncRWLock,
+    AsyncSchedule,
+    AsyncStatus,
+    optimistic_async,
 )
-from leasehold.blocking import Client, Election, Lease, Leases, Lock, MultiLock, RWLock
+from leasehold.blocking import (
+    Client,
+    Election,
+    Lease,
+    Leases,
+    Lock,
+    MultiLock,
+    RWLock,
+    Schedule,
+    Status,
+    optimistic,
+)
+from leasehold.client.lease import LeaseState
 from leasehold.core.deadlocks import Deadlock
 from leasehold.core.timing import advise_ttl
-from leasehold.current import CurrentLease, current_lease
+from leasehold.environment import CurrentLease, current_lease
 from leasehold.errors import (
     ConfigError,
     Conflict,
@@ -35,9 +50,6 @@ from leasehold.errors import (
 )
 from leasehold.events import Event
 from leasehold.model import Holder, Holding, Outcome, Term, Traits
-from leasehold.once_aio import AsyncSchedule, AsyncStatus, optimistic_async
-from leasehold.once_blocking import Schedule, Status, optimistic
-from leasehold.recipes.lease import LeaseState
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypedDict, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasehold.core.names import check_namespace
-from leasehold.core.timing import LEAST_DRIFT
+from leasehold.core.timing import MIN_DRIFT
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
 from leasehold.model import Traits
@@ -47,28 +47,28 @@ class EngineConfig:
     def parse(cls, url: str, call_timeout: float) -> EngineConfig:
         if not isinstance(url, str) or "://" not in url:
             raise ConfigError('an engine URL looks like "memory://" or "redis://host:6379/0"; this one has no "://"')
-        scheme, _, rest = url.partition("://")
+        scheme, _, remainder = url.partition("://")
         try:
-            query = urlsplit(f"//{rest}").query
+            query = urlsplit(f"//{remainder}").query
             pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
         except ValueError as bad:
             raise ConfigError(f"the options of this {scheme}:// URL cannot be read: {bad}") from None
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):
             raise ConfigError(f"an option is given twice in this {scheme}:// URL")
-        target = unquote(rest.partition("?")[0])
+        target = unquote(remainder.partition("?")[0])
         return cls(url, scheme.lower(), target, MappingProxyType(dict(pairs)), call_timeout)
 
-    def accept(self, **kinds: Callable[[str], T]) -> dict[str, T]:
+    def accept(self, **converters: Callable[[str], T]) -> dict[str, T]:
         """The URL's options, each through its converter; an unknown one is a ConfigError that names the known."""
         for name in self.options:
-            if name not in kinds:
-                known = ", ".join(sorted(kinds)) or "none"
+            if name not in converters:
+                known = ", ".join(sorted(converters)) or "none"
                 raise ConfigError(f"{self.scheme}:// has no option {name!r}; known options: {known}")
         found = {}
         for name, text in self.options.items():
             try:
-                found[name] = kinds[name](text)
+                found[name] = converters[name](text)
             except ValueError as bad:
                 raise ConfigError(f"the option {name} of this {self.scheme}:// URL: {bad}") from None
         return found
@@ -88,12 +88,12 @@ class ClientOptions:
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
         check_ttl(self.ttl)
-        check_seconds("call_timeout", self.call_timeout, zero=False)
+        check_seconds("call_timeout", self.call_timeout, allow_zero=False)
         if self.on_event is not None and not callable(self.on_event):
             raise ConfigError("on_event is a function that takes one event")
         _check_label("holder", self.holder)
 
-    def engine(self) -> EngineConfig:
+    def engine_config(self) -> EngineConfig:
         url = self.url if self.url is not None else os.environ.get(URL_VARIABLE)
         return EngineConfig.parse(url or DEFAULT_URL, self.call_timeout)
 
@@ -126,17 +126,17 @@ def refuse_unknown(where: str, names: Collection[str]) -> None:
 def lock_options(where: str, default_ttl: float, arguments: Mapping[str, Any]) -> LockOptions:
     """Checked options from keyword arguments. A misspelt one is a TypeError, as for any function."""
     if not arguments:
-        return _usual(default_ttl)
+        return _default_options(default_ttl)
     refuse_unknown(where, set(arguments) - set(LockArguments.__annotations__))
     given = dict(arguments)
     if given.get("ttl") is None:
         given["ttl"] = default_ttl
-    given["require"] = requirements(given.get("require", ()))
+    given["require"] = parse_requirements(given.get("require", ()))
     return LockOptions(**given)
 
 
 @lru_cache(maxsize=64, typed=True)
-def _usual(ttl: float) -> LockOptions:
+def _default_options(ttl: float) -> LockOptions:
     """Of a lock that nothing is said about, as most are: to check them anew took as long as to make the lock."""
     return LockOptions(ttl)
 
@@ -161,7 +161,7 @@ class LockOptions:
         check_seconds("min_hold", self.min_hold)
         check_seconds("delay", self.delay)
         if self.max_hold is not None:
-            check_seconds("max_hold", self.max_hold, zero=False)
+            check_seconds("max_hold", self.max_hold, allow_zero=False)
             if self.min_hold > self.max_hold:
                 raise ConfigError(f"min_hold ({self.min_hold} s) must not exceed max_hold ({self.max_hold} s)")
         _check_label("holder", self.holder)
@@ -176,7 +176,7 @@ REQUIREMENTS: Final[Mapping[str, Callable[[Traits], bool]]] = MappingProxyType(
         "shared": lambda traits: traits.shared,
         "slots": lambda traits: traits.slots,
         "outlives": lambda traits: traits.outlives,
-        "told": lambda traits: traits.told,
+        "break-notice": lambda traits: traits.break_notice,
         "engine-clock": lambda traits: traits.clock == "engine",
         "survives-restart": lambda traits: traits.survives in ("restart", "minority"),
         "survives-minority": lambda traits: traits.survives == "minority",
@@ -184,9 +184,9 @@ REQUIREMENTS: Final[Mapping[str, Callable[[Traits], bool]]] = MappingProxyType(
 )
 
 
-def check_required(words: Collection[str], traits: Traits, engine: str) -> None:
+def check_required(required: Collection[str], traits: Traits, engine: str) -> None:
     """Refuse a lock whose requirements the engine's traits do not meet."""
-    missing = tuple(word for word in sorted(words) if not REQUIREMENTS[word](traits))
+    missing = tuple(requirement for requirement in sorted(required) if not REQUIREMENTS[requirement](traits))
     if missing:
         raise Unsupported(
             f"{engine} does not promise {', '.join(missing)}, which this lock requires: use another engine, "
@@ -196,13 +196,13 @@ def check_required(words: Collection[str], traits: Traits, engine: str) -> None:
         )
 
 
-def requirements(words: Collection[str]) -> frozenset[str]:
-    if isinstance(words, str):
-        raise ConfigError(f"require is a set of words, such as {{{words!r}}}, not one text")
-    unknown = sorted(set(words) - set(REQUIREMENTS))
+def parse_requirements(names: Collection[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise ConfigError(f"require is a set of words, such as {{{names!r}}}, not one text")
+    unknown = sorted(set(names) - set(REQUIREMENTS))
     if unknown:
         raise ConfigError(f"require knows {', '.join(REQUIREMENTS)}; not {', '.join(unknown)}")
-    return frozenset(words)
+    return frozenset(names)
 
 
 def check_limit(limit: int) -> int:
@@ -212,9 +212,9 @@ def check_limit(limit: int) -> int:
 
 
 def check_ttl(ttl: float) -> None:
-    check_seconds("ttl", ttl, zero=False)
-    if ttl <= LEAST_DRIFT:
-        raise ConfigError(f"a ttl of {ttl!r} s is too short: clocks are not trusted to less than {LEAST_DRIFT} s")
+    check_seconds("ttl", ttl, allow_zero=False)
+    if ttl <= MIN_DRIFT:
+        raise ConfigError(f"a ttl of {ttl!r} s is too short: clocks are not trusted to less than {MIN_DRIFT} s")
 
 
 def check_wait(wait: float | None) -> None:
@@ -222,12 +222,12 @@ def check_wait(wait: float | None) -> None:
         check_seconds("wait", wait)
 
 
-def check_seconds(what: str, value: float, zero: bool = True) -> None:
+def check_seconds(what: str, value: float, allow_zero: bool = True) -> None:
     """A number of seconds: finite, not negative, and above 0 where 0 makes no sense."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e15 < value < 1e15:
         raise ConfigError(f"{what} is a finite number of seconds, not {str(value)[:40]}")
-    if value < 0 or (value == 0 and not zero):
-        raise ConfigError(f"{what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r}")
+    if value < 0 or (value == 0 and not allow_zero):
+        raise ConfigError(f"{what} must be {'0 or more' if allow_zero else 'more than 0'} seconds, not {value!r}")
 
 
 def _check_label(what: str, text: str | None) -> None:

@@ -62,10 +62,10 @@ class NotAcquired(LeaseholdError, TimeoutError):
         holder: Holder | None = None,
         token: int | None = None,
         left: float | None = None,
-        place: int | None = None,
+        position: int | None = None,
         waited: float = 0.0,
     ) -> None:
-        self.name, self.token, self.left, self.place, self.waited = name, token, left, place, waited
+        self.name, self.token, self.left, self.position, self.waited = name, token, left, position, waited
         self.holder = holder.label if holder else None
         self.host = holder.host if holder else None
         self.pid = holder.pid if holder else None
@@ -86,7 +86,7 @@ class NotAcquired(LeaseholdError, TimeoutError):
         text = f"{self.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
         if self.waited > 0:
             text += f"; gave up after {self.waited:.1f} s"
-            text += f" at place {self.place + 1} in line" if self.place is not None else ""
+            text += f" at place {self.position + 1} in line" if self.position is not None else ""
             return text
         return text + "; pass wait=seconds to stand in line"
 
@@ -94,8 +94,8 @@ class NotAcquired(LeaseholdError, TimeoutError):
 class LeaseLost(LeaseholdError):
     """The lease can no longer be trusted: stop, another holder may exist from now on."""
 
-    MEANING: ClassVar[dict[Reason, str]] = {
-        "lapsed": "the engine says it lapsed",
+    EXPLANATIONS: ClassVar[dict[Reason, str]] = {
+        "expired": "the engine says it lapsed",
         "broken": "an operator broke it",
         "unreachable": "the engine did not answer before the lease ran out",
         "stalled": "this process did not run in time to renew it",
@@ -108,7 +108,9 @@ class LeaseLost(LeaseholdError):
     def __init__(self, name: str, *, reason: Reason = "unknown", token: int | None = None) -> None:
         self.name, self.reason, self.token = name, reason, token
         with_token = f" (token {token})" if token else ""
-        super().__init__(f"the lease of {name}{with_token} is lost: {self.MEANING[reason]}; stop the work it protects")
+        super().__init__(
+            f"the lease of {name}{with_token} is lost: {self.EXPLANATIONS[reason]}; stop the work it protects"
+        )
 
 
 class Unavailable(LeaseholdError):

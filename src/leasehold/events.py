@@ -24,7 +24,7 @@ EventKind: TypeAlias = Literal[
     "at_risk",
     "lost",  # with `reason`
     "released",  # `seconds` held
-    "owed",  # a release could not be confirmed and is repeated
+    "release_pending",  # a release could not be confirmed and is repeated
     "broken",  # this client broke somebody's lock
     "stale_token",  # a fence refused the lease's token; with what it has seen as `reason`
     "ran",  # `once` ran its function and recorded the result; `seconds` it took
@@ -54,7 +54,7 @@ class Event:
 Hook: TypeAlias = Callable[[Event], None]
 
 
-def safely(hook: Hook, event: Event) -> None:
+def call_hook(hook: Hook, event: Event) -> None:
     """Call the hook; whatever it raises is its own affair, never the lock's."""
     try:
         hook(event)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 Mode: TypeAlias = Literal["exclusive", "shared"]
 Kind: TypeAlias = Literal["lock", "semaphore"]
 HoldingState: TypeAlias = Literal["held", "reserved", "cooling", "waiting", "passed over"]
-Reason: TypeAlias = Literal["lapsed", "broken", "unreachable", "stalled", "max_hold", "forked", "unknown", "released"]
+Reason: TypeAlias = Literal["expired", "broken", "unreachable", "stalled", "max_hold", "forked", "unknown", "released"]
 
 
 class Holder(NamedTuple):
@@ -25,12 +25,12 @@ class Holder(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One request for one name. `id` is the secret that owns it; `mark`, its hash, is what engines store."""
+    """One request for one name. `id` is the secret that owns it; `id_hash`, its hash, is what engines store."""
 
     namespace: str
     name: str
     id: str
-    mark: str
+    id_hash: str
     holder: Holder
     ttl: float
     mode: Mode = "exclusive"
@@ -40,12 +40,12 @@ class Claim(NamedTuple):
     min_hold: float = 0.0
     queue: bool = False  # join the line, or keep the place in it, when the name is not free
     token: int = 0  # the grant this claim was given; 0 until then
-    until: float = inf  # of one that queues: its `wait` is over then, by `runtime.now()`; nobody else is told
+    wait_deadline: float = inf  # of one that queues: its `wait` is over then, by `runtime.now()`; nobody else is told
 
     @property
     def fingerprint(self) -> str:
         """What may be shown of the id: enough to tell claims apart, not enough to release one."""
-        return self.mark[:16]
+        return self.id_hash[:16]
 
     def __repr__(self) -> str:
         # The tuple's own repr would show the id.
@@ -64,7 +64,7 @@ class Busy(NamedTuple):
     """The engine's not now: what is in the way, and when it is worth asking again at the latest."""
 
     left: float | None = None  # seconds until the first thing in the way ends by itself
-    place: int | None = None  # 0 is the head of the line; None: not in line
+    position: int | None = None  # 0 is the head of the line; None: not in line
     token: int | None = None
     holder: Holder | None = None
 
@@ -73,13 +73,13 @@ class Alive(NamedTuple):
     """The claim stands: a grant lives `ttl` seconds more, or a waiter keeps its place that long."""
 
     ttl: float
-    place: int | None = None  # of a waiter; None: it was given its turn or passed over, and has to ask
+    position: int | None = None  # of a waiter; None: it was given its turn or passed over, and has to ask
 
 
 class Gone(NamedTuple):
     """The engine does not have the claim. Not a guess: it answered (E5)."""
 
-    reason: Literal["lapsed", "broken", "unknown"] = "unknown"
+    reason: Literal["expired", "broken", "unknown"] = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Holding:
     left: float  # until it ends unless renewed
     token: int | None = None
     slot: int | None = None
-    place: int | None = None
+    position: int | None = None
     owner: str = ""  # eight hex digits, the same for every claim of one thread or task: who waits for what across names
 
 
@@ -118,7 +118,7 @@ class Outcome:
     """Where a key of `once` stands, as `outcome` shows it."""
 
     key: str
-    state: Literal["running", "done", "failed", "lapsed"]  # lapsed: its runner is gone, the next caller takes it over
+    state: Literal["running", "done", "failed", "expired"]  # lapsed: its runner is gone, the next caller takes it over
     token: int  # of its last runner
     runs: int  # how often it was begun
     holder: str  # who ran it last, for people
@@ -140,7 +140,7 @@ class Traits:
     max_limit: int | None  # 1: locks only, None: any semaphore
     slots: bool  # permits are numbered, so they can be fenced one by one
     outlives: bool  # a grant may outlive its client (min_hold, delay, `leasehold acquire`)
-    told: bool  # a break is pushed to the holder
+    break_notice: bool  # a break is pushed to the holder
     min_ttl: float  # with ttl_step: what the engine makes of a ttl
     ttl_step: float
     survives: Literal["nothing", "restart", "minority"]

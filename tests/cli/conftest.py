@@ -21,10 +21,10 @@ PROGRAM = [sys.executable, "-m", "leasehold"]
 SECONDS = 60.0  # how long a test waits for what must happen; a slow machine is no failure
 
 
-def until(true: Callable[[], Any], seconds: float = SECONDS) -> Any:
+def poll_until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
     """Poll with a deadline; gives what was found."""
     end = time.monotonic() + seconds
-    while not (found := true()):
+    while not (found := condition()):
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds} s")
         time.sleep(0.01)
@@ -36,8 +36,8 @@ class Shell:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("LEASEHOLD", "PYTEST"))}
-        self.environment = {**kept, "LEASEHOLD_URL": url, "COLUMNS": "100", "TERM": "xterm", "HOME": str(folder)}
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("LEASEHOLD", "PYTEST"))}
+        self.environment = {**inherited, "LEASEHOLD_URL": url, "COLUMNS": "100", "TERM": "xterm", "HOME": str(folder)}
         self.environment["PYTHONWARNINGS"] = "error"  # they end up on stderr, which the tests compare
         self._started: list[subprocess.Popen[Any]] = []
         self._terminals: list[Terminal] = []
@@ -113,57 +113,57 @@ class Terminal:
         """Read on until the screen has shown `expected`."""
         end = time.monotonic() + seconds
         while expected not in self.seen:
-            left = end - time.monotonic()
-            assert left > 0, f"no {expected!r} on the screen:\n{self.seen}"
-            assert self._more(left), f"it ended without {expected!r}:\n{self.seen}"
+            remaining = end - time.monotonic()
+            assert remaining > 0, f"no {expected!r} on the screen:\n{self.seen}"
+            assert self._read_chunk(remaining), f"it ended without {expected!r}:\n{self.seen}"
 
-    def _more(self, seconds: float) -> bool:
+    def _read_chunk(self, seconds: float) -> bool:
         if not select.select([self._fd], [], [], seconds)[0]:
             return True
         try:
-            found = os.read(self._fd, 65536)
+            data = os.read(self._fd, 65536)
         except OSError:  # Linux, at the end
             return False
-        self.seen += found.decode(errors="replace")
-        return bool(found)
+        self.seen += data.decode(errors="replace")
+        return bool(data)
 
     def wait(self, seconds: float = SECONDS) -> int:
         """Its exit code, once everything it wrote has been read."""
         end = time.monotonic() + seconds
-        while self._more(0.05):
+        while self._read_chunk(0.05):
             assert time.monotonic() < end, f"it does not end:\n{self.seen}"
             if self._ended():
                 break
-        until(self._ended, seconds)
-        while select.select([self._fd], [], [], 0)[0] and self._more(0):
+        poll_until(self._ended, seconds)
+        while select.select([self._fd], [], [], 0)[0] and self._read_chunk(0):
             pass
         assert self.status is not None
         return os.waitstatus_to_exitcode(self.status)
 
     def _ended(self) -> bool:
         if self.status is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            if found:
+            ended_pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended_pid:
                 self.status = status
         return self.status is not None
 
     def end(self) -> None:
         if not self._ended():
             os.kill(self.pid, signal.SIGKILL)
-            until(self._ended)
+            poll_until(self._ended)
         os.close(self._fd)
 
 
 @pytest.fixture(autouse=True)
-def nothing_ignored() -> Iterator[None]:
+def default_signal_handlers() -> Iterator[None]:
     """A run in the background of a script has SIGINT and SIGQUIT ignored, and would hand that down."""
     names = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-    before = [signal.getsignal(signum) for signum in names]
-    for signum, handler in zip(names, before, strict=True):
+    handlers = [signal.getsignal(signum) for signum in names]
+    for signum, handler in zip(names, handlers, strict=True):
         if handler is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     yield
-    for signum, handler in zip(names, before, strict=True):
+    for signum, handler in zip(names, handlers, strict=True):
         signal.signal(signum, handler)
 
 
@@ -180,7 +180,7 @@ def shell(tmp_path: Path, url: str) -> Iterator[Shell]:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Shell]:
+def memory_shell(tmp_path: Path) -> Iterator[Shell]:
     """A shell for tests of one process: it needs no database."""
     shell = Shell(tmp_path, "memory://")
     yield shell
@@ -189,7 +189,7 @@ def alone(tmp_path: Path) -> Iterator[Shell]:
 
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    return until
+    return poll_until
 
 
 def alive(pid: int) -> bool:
@@ -208,5 +208,5 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def lives() -> Callable[[int], bool]:
+def is_alive() -> Callable[[int], bool]:
     return alive

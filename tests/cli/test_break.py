@@ -7,7 +7,7 @@ def token_of(shell, name="j"):
     return shell.json("get", name)["holders"][0]["token"]
 
 
-def test_a_token_needs_no_question(shell):
+def test_break_with_token_does_not_prompt(shell):
     shell.hold("j", "--holder", "web-3")
     token = token_of(shell)
     done = shell("break", "j", "--token", str(token))
@@ -16,7 +16,7 @@ def test_a_token_needs_no_question(shell):
     assert shell.json("get", "j")["holders"] == []
 
 
-def test_a_token_that_is_over_hits_nobody(shell):
+def test_break_with_old_token_leaves_the_holder(shell):
     shell.hold("j")
     token = token_of(shell)
     done = shell("break", "j", "--token", str(token - 1))
@@ -25,7 +25,7 @@ def test_a_token_that_is_over_hits_nobody(shell):
     assert token_of(shell) == token
 
 
-def test_without_token_and_terminal_it_refuses_and_names_the_way_out(shell):
+def test_break_without_token_and_terminal_is_refused_with_a_hint(shell):
     shell.hold("j", "--holder", "web-3")
     token = token_of(shell)
     done = shell("break", "j")
@@ -36,14 +36,14 @@ def test_without_token_and_terminal_it_refuses_and_names_the_way_out(shell):
     assert token_of(shell) == token
 
 
-def test_yes_hits_whoever_holds_it(shell):
+def test_break_with_yes_breaks_the_current_holder(shell):
     shell.hold("j")
     assert shell("break", "--yes", "j").returncode == 0
     assert shell.json("get", "j")["locked"] is False
 
 
 @pytest.mark.parametrize(("answer", "code", "locked"), [("y", 0, False), ("n", 77, True), ("", 77, True)])
-def test_a_terminal_is_asked(shell, answer, code, locked):
+def test_break_on_terminal_prompts_before_it_breaks(shell, answer, code, locked):
     shell.hold("j", "--holder", "web-3")
     token = token_of(shell)
     screen = shell.terminal("break", "j")
@@ -54,7 +54,7 @@ def test_a_terminal_is_asked(shell, answer, code, locked):
     assert shell.json("get", "j")["locked"] is locked
 
 
-def test_several_holders_need_a_choice(shell):
+def test_break_of_several_holders_requires_a_token(shell):
     shell.hold("j", "-s")
     shell.hold("j", "-s")
     done = shell("break", "--yes", "j")
@@ -65,13 +65,13 @@ def test_several_holders_need_a_choice(shell):
     assert [holding["token"] for holding in shell.json("get", "j")["holders"]] == tokens[1:]
 
 
-def test_nothing_to_break(shell):
+def test_break_of_free_name_succeeds(shell):
     done = shell("break", "j")
     assert done.returncode == 0
     assert "j is free" in done.stderr
 
 
-def test_as_json(shell):
+def test_break_prints_json(shell):
     shell.hold("j")
     token = token_of(shell)
     found = shell.json("break", "j", "--token", str(token))

@@ -9,9 +9,9 @@ from leasehold import Client, LeaseLost
 
 
 @pytest.fixture
-def circle(url, shell, wait_until):
+def deadlock_outcomes(url, shell, wait_until):
     """Two threads that wait for each other, until one of their grants is broken."""
-    ready, ends = threading.Barrier(2), []
+    ready, outcomes = threading.Barrier(2), []
 
     def work(client, first, second):
         try:
@@ -19,21 +19,21 @@ def circle(url, shell, wait_until):
                 ready.wait(30)
                 with client.lock(second, wait=60):
                     pass
-            ends.append("done")
+            outcomes.append("done")
         except LeaseLost:
-            ends.append("lost")
+            outcomes.append("lost")
 
     with Client(url, holder="web-3") as client:
         threads = [threading.Thread(target=work, args=(client, *pair)) for pair in (("a", "b c"), ("b c", "a"))]
         for thread in threads:
             thread.start()
-        wait_until(lambda: sum(one["state"] == "waiting" for one in shell.json("ls")) == 2)
-        yield ends
+        wait_until(lambda: sum(holding["state"] == "waiting" for holding in shell.json("ls")) == 2)
+        yield outcomes
         for thread in threads:
             thread.join(60)
 
 
-def test_a_circle_as_json_and_its_way_out(shell, circle, wait_until):
+def test_deadlocks_json_names_victim_whose_break_resolves_the_cycle(shell, deadlock_outcomes, wait_until):
     (deadlock,) = shell.json("deadlocks")
     assert list(deadlock) == ["waits", "victim"]
     first, second = deadlock["waits"]
@@ -43,27 +43,27 @@ def test_a_circle_as_json_and_its_way_out(shell, circle, wait_until):
     victim = deadlock["victim"]
     assert victim["token"] == max(wait["holder"]["token"] for wait in deadlock["waits"])
     assert shell("break", victim["name"], "--token", str(victim["token"])).returncode == 0
-    wait_until(lambda: len(circle) == 2)
-    assert sorted(circle) == ["done", "lost"]
+    wait_until(lambda: len(deadlock_outcomes) == 2)
+    assert sorted(deadlock_outcomes) == ["done", "lost"]
     assert shell.json("deadlocks") == []
 
 
-def test_a_circle_for_people(shell, circle, wait_until):
+def test_deadlocks_text_ends_with_a_break_command_that_works(shell, deadlock_outcomes, wait_until):
     done = shell("deadlocks")
     assert done.returncode == 0
-    head, one, two, out = done.stdout.splitlines()
+    head, first, second, hint = done.stdout.splitlines()
     assert head == "deadlock 1: 2 in a circle"
-    for line in (one, two):
+    for line in (first, second):
         assert "web-3 [" in line
         assert " waits for " in line
         assert "held by web-3 [" in line
-    assert out.startswith("  way out: leasehold break ")
-    command = out.partition("leasehold ")[2]
+    assert hint.startswith("  way out: leasehold break ")
+    command = hint.partition("leasehold ")[2]
     assert shell(*shlex.split(command)).returncode == 0
-    wait_until(lambda: len(circle) == 2)
+    wait_until(lambda: len(deadlock_outcomes) == 2)
 
 
-def test_nothing_to_be_seen(shell):
+def test_deadlocks_without_a_cycle_prints_nothing(shell):
     done = shell("deadlocks")
     assert (done.returncode, done.stdout) == (0, "")
     assert "nobody waits in a circle" in done.stderr

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from leasehold.cli.app import leasehold
-from leasehold.cli.manual import WIDTH
+from leasehold.cli.help import WIDTH
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 COMMANDS = list(leasehold.commands)
@@ -38,12 +38,12 @@ def manual() -> str:
     return "\n".join(parts)
 
 
-def test_the_page_is_the_help():
+def test_cli_reference_page_equals_the_help():
     assert PAGE.read_text(encoding="utf-8") == manual(), "run: python tests/cli/test_help.py"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_examples_and_exit_codes(name):
+def test_every_command_help_has_examples_and_exit_codes(name):
     text = help_of(name)
     assert "\nExamples:\n" in text
     assert f"leasehold {name}" in text.partition("Examples:")[2]
@@ -52,13 +52,13 @@ def test_every_command_has_examples_and_exit_codes(name):
     assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
-def test_every_option_says_what_it_does():
+def test_every_option_has_help():
     for command in (leasehold, *leasehold.commands.values()):
         for param in command.params:
             assert not isinstance(param, click.Option) or param.help, (command.name, param.name)
 
 
-def test_variables_stand_beside_their_flags():
+def test_help_names_environment_variable_of_each_flag():
     text = " ".join(help_of().split())
     for variable in ("LEASEHOLD_URL", "LEASEHOLD_NAMESPACE", "LEASEHOLD_OUTPUT", "NO_COLOR"):
         assert f"[env var: {variable}]" in text, variable
@@ -66,20 +66,20 @@ def test_variables_stand_beside_their_flags():
         assert "[env var: LEASEHOLD_LEASE]" in " ".join(help_of(name).split())
 
 
-def test_the_list_of_commands_is_not_cut_off():
+def test_help_does_not_truncate_the_list_of_commands():
     assert "..." not in help_of().partition("Commands:")[2].partition("Examples:")[0]
 
 
-def test_help_goes_to_stdout(alone):
+def test_help_goes_to_stdout(memory_shell):
     for arguments in (["--help"], ["-h"], ["run", "-h"], ["run", "j", "--help"]):
-        done = alone(*arguments)
+        done = memory_shell(*arguments)
         assert done.returncode == 0
         assert done.stdout.startswith("Usage: leasehold")
         assert done.stderr == ""
 
 
-def test_no_command_shows_the_help_and_is_64(alone):
-    done = alone()
+def test_missing_command_prints_help_to_stderr_and_is_64(memory_shell):
+    done = memory_shell()
     assert done.returncode == 64
     assert "Commands:" in done.stderr
     assert done.stdout == ""
@@ -89,8 +89,8 @@ def test_no_command_shows_the_help_and_is_64(alone):
 
 
 @pytest.mark.parametrize(("name", "check"), [("bash", ["-n"]), ("zsh", ["-n"]), ("fish", ["--no-execute"])])
-def test_a_completion_script_parses(alone, tmp_path, name, check):
-    script = alone("completion", name)
+def test_completion_script_parses(memory_shell, tmp_path, name, check):
+    script = memory_shell("completion", name)
     assert script.returncode == 0
     assert "_LEASEHOLD_COMPLETE" in script.stdout
     found = shutil.which(name)
@@ -100,20 +100,20 @@ def test_a_completion_script_parses(alone, tmp_path, name, check):
     subprocess.run([found, *check, tmp_path / "script"], check=True, timeout=60)
 
 
-def completed(shell, *words):
+def complete(shell, *words):
     done = shell(
         COMP_WORDS=" ".join(("leasehold", *words)), COMP_CWORD=str(len(words)), _LEASEHOLD_COMPLETE="bash_complete"
     )
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
-def test_commands_options_and_live_names_are_completed(shell):
-    assert completed(shell, "re") == ["renew", "release", "rebase"]
-    assert "--kill-after" in completed(shell, "run", "--k")
+def test_completion_offers_commands_options_and_held_names(shell):
+    assert complete(shell, "re") == ["renew", "release", "rebase"]
+    assert "--kill-after" in complete(shell, "run", "--k")
     shell.hold("orders/42")
-    assert completed(shell, "get", "or") == ["orders/42"]
+    assert complete(shell, "get", "or") == ["orders/42"]
     shell.environment["LEASEHOLD_URL"] = "nope://"
-    assert completed(shell, "get", "or") == []
+    assert complete(shell, "get", "or") == []
 
 
 if __name__ == "__main__":

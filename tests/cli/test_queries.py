@@ -16,7 +16,7 @@ HOLDING = {
     "limit": int,
     "token": int | None,
     "slot": int | None,
-    "place": int | None,
+    "position": int | None,
     "holder": str,
     "host": str | None,
     "pid": int | None,
@@ -47,24 +47,24 @@ def busy(shell, wait_until):
     return holder
 
 
-def test_ls_as_json(shell, busy):
+def test_ls_prints_json(shell, busy):
     first, second, third = map(check, shell.json("ls"))
-    assert (first["name"], first["state"], first["place"]) == ("orders/42", "held", None)
+    assert (first["name"], first["state"], first["position"]) == ("orders/42", "held", None)
     assert (first["holder"], first["purpose"], first["pid"]) == ("web-3", "nightly", busy.pid)
     assert (first["mode"], first["kind"], first["limit"], first["slot"]) == ("exclusive", "lock", 1, None)
     assert 0 < first["left"] <= 30
     assert first["age"] >= 0
-    assert (second["name"], second["state"], second["place"], second["token"]) == ("orders/42", "waiting", 0, None)
+    assert (second["name"], second["state"], second["position"], second["token"]) == ("orders/42", "waiting", 0, None)
     assert (third["name"], third["kind"], third["limit"], third["slot"]) == ("other", "semaphore", 2, 0)
 
 
-def test_ls_of_a_prefix(shell, busy):
+def test_ls_with_prefix_lists_only_matching_names(shell, busy):
     assert {holding["name"] for holding in shell.json("ls", "ord")} == {"orders/42"}
     assert shell.json("ls", "no such") == []
     assert json.loads(shell("ls", "-o", "json", "other").stdout)[0]["name"] == "other"
 
 
-def test_ls_as_a_table(shell, busy):
+def test_ls_prints_table(shell, busy):
     done = shell("ls")
     assert done.returncode == 0
     head, first, second, third = done.stdout.splitlines()
@@ -76,14 +76,14 @@ def test_ls_as_a_table(shell, busy):
     assert done.stderr == ""
 
 
-def test_nothing_to_list_is_no_failure(shell):
+def test_ls_of_empty_namespace_succeeds(shell):
     done = shell("ls")
     assert (done.returncode, done.stdout) == (0, "")
     assert "nothing is held" in done.stderr
     assert shell("-q", "ls").stderr == ""
 
 
-def test_get_as_json(shell, busy):
+def test_get_prints_json(shell, busy):
     found = shell.json("get", "orders/42")
     assert list(found) == ["namespace", "name", "locked", "holders", "waiters"]
     assert (found["namespace"], found["name"], found["locked"]) == ("", "orders/42", True)
@@ -91,20 +91,20 @@ def test_get_as_json(shell, busy):
     assert check(found["waiters"][0])["state"] == "waiting"
 
 
-def test_get_of_a_free_name_is_no_failure(shell):
+def test_get_of_free_name_succeeds(shell):
     assert shell.json("get", "j") == {"namespace": "", "name": "j", "locked": False, "holders": [], "waiters": []}
     done = shell("get", "j")
     assert (done.returncode, done.stdout) == (0, "")
     assert "j is free" in done.stderr
 
 
-def test_a_name_cannot_play_with_the_terminal(shell):
+def test_control_characters_in_a_name_are_escaped(shell):
     shell.hold("evil\x1b[2J\nname")
     assert r"evil\x1b[2J\nname" in shell("ls").stdout
     assert r"evil\x1b[2J\nname is held by" in shell("run", "-n", "evil\x1b[2J\nname", "true").stderr
 
 
-def test_colours_are_for_terminals(shell):
+def test_colours_are_printed_only_on_terminals_without_no_color(shell):
     shell.hold("j")
     screen = shell.terminal("ls")
     assert screen.wait() == 0
@@ -116,7 +116,7 @@ def test_colours_are_for_terminals(shell):
     assert "held" in screen.seen
 
 
-def test_a_reader_that_has_seen_enough(shell, busy):
+def test_ls_into_closed_pipe_is_141_without_message(shell, busy):
     reader, writer = os.pipe()
     os.close(reader)
     process = shell.start("ls", stdout=writer)
@@ -129,7 +129,7 @@ def test_a_reader_that_has_seen_enough(shell, busy):
 # ------------------------------------------------------------------------- watch
 
 
-def test_watch_tells_changes_as_json_lines(shell):
+def test_watch_prints_changes_as_json_lines(shell):
     first = shell.hold("j")
     watch = shell.start("-o", "json", "watch", "--interval", "0.05")
     present = json.loads(watch.stdout.readline())
@@ -148,26 +148,26 @@ def test_watch_tells_changes_as_json_lines(shell):
     assert appeared["token"] > gone["token"]
 
 
-def test_watch_tells_when_a_waiter_is_granted(shell, wait_until):
+def test_watch_reports_granted_waiter_as_changed(shell, wait_until):
     first = shell.hold("j")
     shell.start("run", "j", "--", "cat")
     wait_until(lambda: shell.json("get", "j")["waiters"])
     watch = shell.start("-o", "json", "watch", "j", "--interval", "0.02")
     assert [json.loads(watch.stdout.readline())["state"] for _ in range(2)] == ["held", "waiting"]
     first.stdin.close()
-    seen = [json.loads(watch.stdout.readline()) for _ in range(2)]
-    assert [one["change"] for one in seen] == ["gone", "changed"]
-    assert seen[1]["token"] > seen[0]["token"]
+    changes = [json.loads(watch.stdout.readline()) for _ in range(2)]
+    assert [change["change"] for change in changes] == ["gone", "changed"]
+    assert changes[1]["token"] > changes[0]["token"]
 
 
-def test_watch_in_words(shell):
+def test_watch_prints_text_lines(shell):
     shell.hold("j")
     done = shell("watch", "--for", "0.05")
     assert done.returncode == 0
     assert re.fullmatch(r"\d\d:\d\d:\d\d  present   j  held  token \d+  .+:\d+\n", done.stdout)
 
 
-def test_watch_on_a_terminal_is_a_fresh_table(shell):
+def test_watch_on_terminal_redraws_table(shell):
     shell.hold("j")
     screen = shell.terminal("watch", "--interval", "0.05")
     screen.read("NAME")
@@ -179,7 +179,7 @@ def test_watch_on_a_terminal_is_a_fresh_table(shell):
 # ---------------------------------------------------------------------- the page
 
 
-def test_the_page_names_every_field():
+def test_json_reference_page_names_every_field():
     page = PAGE.read_text()
     described = re.findall(r"^\| `(\w+)` \|", page, re.M)
     for field in HOLDING:

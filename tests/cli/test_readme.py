@@ -23,32 +23,32 @@ def commands() -> list[str]:
     return [re.sub(r"\s+# .*", "", line) for line in block[1].splitlines()]
 
 
-def clean(**more: str) -> dict[str, str]:
+def clean_environment(**variables: str) -> dict[str, str]:
     """Without what pytest, make and a user's own settings would hand down."""
     dropped = ("LEASEHOLD", "PYTEST", "MAKE", "MFLAGS", "XDG", "PIP", "VIRTUAL_ENV", "COV")
-    return {key: value for key, value in os.environ.items() if not key.startswith(dropped)} | more
+    return {key: value for key, value in os.environ.items() if not key.startswith(dropped)} | variables
 
 
-def test_there_are_two():
+def test_readme_first_block_has_two_commands():
     install, test = commands()
     assert install.startswith("pip install . && leasehold run ")
     assert test == "make test"
 
 
-def test_the_first_one_works_offline(tmp_path):
+def test_readme_install_command_works_offline(tmp_path):
     """In a fresh environment. What pip would fetch, hatchling and click, is lent from this one."""
     pytest.importorskip("hatchling", reason="`make test` installs it")
     venv.create(tmp_path / "venv", with_pip=True)
-    (lent,) = {sysconfig.get_path("purelib")}
+    (outer_site,) = {sysconfig.get_path("purelib")}
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    (site / "lent.pth").write_text(f"{lent}\n")
+    (site / "lent.pth").write_text(f"{outer_site}\n")
     tree = tmp_path / "leasehold"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__"))
 
     done = subprocess.run(
         ["sh", "-ec", commands()[0]],
         cwd=tree,
-        env=clean(
+        env=clean_environment(
             PATH=f"{tmp_path}/venv/bin:{os.environ['PATH']}",
             HOME=str(tmp_path),
             PIP_NO_INDEX="1",
@@ -64,25 +64,29 @@ def test_the_first_one_works_offline(tmp_path):
     assert re.search(r"^one at a time, token \d+$", done.stdout, re.M)
     assert (tmp_path / "venv/bin/leasehold").exists()
     assert (tmp_path / ".local/state/leasehold/locks.db").exists()
-    assert list(site.glob("leasehold/cli/run.py")), "it ran what it had installed"
+    assert list(site.glob("leasehold/cli/run/command.py")), "it ran what it had installed"
 
 
-def test_the_second_one_runs_pytest():
+def test_readme_test_command_runs_pytest():
     """All of it would be this very run: what it would do is looked at, and a small part is done."""
     make = shutil.which("make")
     if make is None:
         pytest.skip("make is not installed here")
     words = commands()[1].split()
-    plan = subprocess.run([*words, "-n"], cwd=ROOT, env=clean(), capture_output=True, text=True, timeout=120)
+    plan = subprocess.run(
+        [*words, "-n"], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120
+    )
     assert plan.returncode == 0, plan.stderr
     assert "-m pytest" in plan.stdout
 
-    ready = subprocess.run([make, "-q", ".venv/.installed"], cwd=ROOT, env=clean(), capture_output=True, timeout=120)
-    if ready.returncode != 0 or Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+    installed = subprocess.run(
+        [make, "-q", ".venv/.installed"], cwd=ROOT, env=clean_environment(), capture_output=True, timeout=120
+    )
+    if installed.returncode != 0 or Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
         pytest.skip("this is not a run of `make test`: a part of it would make .venv first")
     part = subprocess.run(
         [*words, "ARGS=tests/core/test_names.py", "JOBS=0"],
-        cwd=ROOT, env=clean(), capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert part.returncode == 0, part.stdout + part.stderr
     assert " passed" in part.stdout

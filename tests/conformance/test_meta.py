@@ -8,13 +8,13 @@ import pytest
 
 from leasehold.engines import BUILT_IN
 from leasehold.model import Traits
-from leasehold.runtime.base import step
+from leasehold.runtime.base import run_sync
 from leasehold.testing import RIGS, Rig
-from leasehold.testing.choosing import WORDS, unexercised
-from leasehold.testing.memory_rig import MemoryRig
-from leasehold.testing.rig import rig_type
-from leasehold.testing.suite import all_cases, made
-from leasehold.testing.trial import Trial
+from leasehold.testing.conformance.case import CASE_REQUIREMENTS, unexercised_promises
+from leasehold.testing.conformance.context import CaseContext
+from leasehold.testing.conformance.memory_rig import MemoryRig
+from leasehold.testing.conformance.rig import rig_type
+from leasehold.testing.conformance.suite import all_cases, rig_or_skip
 
 PAGES = Path(__file__).parents[2] / "docs" / "guarantees"
 
@@ -26,28 +26,30 @@ def gaps(engines, rigs, pages, cases, traits_of):
         engine = module.rpartition(".")[2]  # several schemes may lead to one engine: redis, rediss
         if not (pages / f"{engine}.md").is_file():
             found.append(f"{scheme}:// has no guarantees page {engine}.md")
-        mine = {name: rig for name, rig in rigs.items() if engines.get(rig.scheme) == module}
-        if not mine:
+        engine_rigs = {name: rig for name, rig in rigs.items() if engines.get(rig.scheme) == module}
+        if not engine_rigs:
             found.append(f"{scheme}:// has no rig")
-        for name, rig in mine.items():
-            found += [f"no case exercises {what} of {name}" for what in unexercised(traits_of(rig), rig, cases)]
+        for name, rig in engine_rigs.items():
+            found += [
+                f"no case exercises {what} of {name}" for what in unexercised_promises(traits_of(rig), rig, cases)
+            ]
     return found
 
 
 def traits_of(rig: type[Rig]) -> Traits:
-    trial = Trial(made(rig), "blocking")
+    context = CaseContext(rig_or_skip(rig), "blocking")
     try:
-        return step(trial.traits())
+        return run_sync(context.traits())
     finally:
-        step(trial.close())
+        run_sync(context.close())
 
 
-def test_no_engine_is_left_out():
+def test_every_engine_has_rig_guarantees_page_and_trait_cases():
     rigs = {name: rig_type(name) for name in RIGS}
     assert gaps(BUILT_IN, rigs, PAGES, all_cases(), traits_of) == []
 
 
-def test_every_case_says_what_it_shows_and_every_promise_is_shown():
+def test_every_case_names_promises_and_every_promise_has_a_case():
     for case in all_cases():
         assert inspect.iscoroutinefunction(case.run), case.name
         assert case.shows, case.name
@@ -58,7 +60,7 @@ def test_every_case_says_what_it_shows_and_every_promise_is_shown():
 
 
 @dataclass
-class World:
+class Inventory:
     """A whole world without gaps, to plant one in."""
 
     engines: dict
@@ -72,42 +74,48 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path):
+def inventory(tmp_path):
     (tmp_path / "memory.md").write_text("# memory")
-    return World({"memory": "x.memory"}, {"memory": MemoryRig}, tmp_path, all_cases(), traits_of(MemoryRig))
+    return Inventory({"memory": "x.memory"}, {"memory": MemoryRig}, tmp_path, all_cases(), traits_of(MemoryRig))
 
 
-def test_a_world_without_gaps(world):
-    assert world.gaps() == []
+def test_complete_inventory_has_no_gaps(inventory):
+    assert inventory.gaps() == []
 
 
-def test_an_engine_without_a_rig_is_found(world):
-    world.engines["other"] = "x.memory"
-    assert world.gaps() == []
-    world.engines["other"] = "x.other"
-    assert world.gaps() == ["other:// has no guarantees page other.md", "other:// has no rig"]
+def test_gaps_names_engine_without_rig(inventory):
+    inventory.engines["other"] = "x.memory"
+    assert inventory.gaps() == []
+    inventory.engines["other"] = "x.other"
+    assert inventory.gaps() == ["other:// has no guarantees page other.md", "other:// has no rig"]
 
 
-def test_an_engine_without_a_page_is_found(world):
-    (world.pages / "memory.md").unlink()
-    assert world.gaps() == ["memory:// has no guarantees page memory.md"]
+def test_gaps_names_engine_without_guarantees_page(inventory):
+    (inventory.pages / "memory.md").unlink()
+    assert inventory.gaps() == ["memory:// has no guarantees page memory.md"]
 
 
-PROMISED = [word for word in WORDS if word not in ("session", "survives-restart", "survives-minority")]
+MEMORY_TRAITS = [
+    requirement
+    for requirement in CASE_REQUIREMENTS
+    if requirement not in ("session", "survives-restart", "survives-minority")
+]
 
 
-@pytest.mark.parametrize("word", PROMISED)
-def test_a_trait_that_no_case_exercises_is_found(world, word):
-    world.cases = [case for case in world.cases if word not in case.needs]
-    assert f"no case exercises the trait {word!r} of memory" in world.gaps()
+@pytest.mark.parametrize("requirement", MEMORY_TRAITS)
+def test_gaps_names_trait_that_no_case_exercises(inventory, requirement):
+    inventory.cases = [case for case in inventory.cases if requirement not in case.needs]
+    assert f"no case exercises the trait {requirement!r} of memory" in inventory.gaps()
 
 
-def test_a_trait_whose_cases_all_need_what_the_rig_cannot_do_is_found(world):
-    world.traits = replace(world.traits, survives="restart")
-    assert world.gaps() == ["no case exercises the trait 'survives-restart' of memory"]
+def test_gaps_names_trait_whose_cases_the_rig_cannot_run(inventory):
+    inventory.traits = replace(inventory.traits, survives="restart")
+    assert inventory.gaps() == ["no case exercises the trait 'survives-restart' of memory"]
 
 
-def test_a_trait_that_no_word_stands_for_is_found(world):
-    more = make_dataclass("Traits", [("telepathic", bool)], bases=(Traits,), frozen=True)
-    world.traits = more(**{name: getattr(world.traits, name) for name in Traits.__dataclass_fields__}, telepathic=True)
-    assert world.gaps() == ["no case exercises the field 'telepathic' of Traits of memory"]
+def test_gaps_names_traits_field_without_requirement(inventory):
+    extended_traits = make_dataclass("Traits", [("telepathic", bool)], bases=(Traits,), frozen=True)
+    inventory.traits = extended_traits(
+        **{name: getattr(inventory.traits, name) for name in Traits.__dataclass_fields__}, telepathic=True
+    )
+    assert inventory.gaps() == ["no case exercises the field 'telepathic' of Traits of memory"]

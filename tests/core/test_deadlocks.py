@@ -10,7 +10,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.core.deadlocks import Deadlock, deadlocks, still_there
+from leasehold.core.deadlocks import Deadlock, deadlocks, seen_in_both
 from leasehold.model import Holder, Holding
 
 TOKENS = iter(range(1, 10**9))
@@ -35,105 +35,136 @@ def claim(owner: str, name: str, state: str = "held", *, mode="exclusive", limit
     )
 
 
-def waits(owner: str, name: str, **more) -> Holding:
-    return claim(owner, name, "waiting", **more)
+def waiting_claim(owner: str, name: str, **fields) -> Holding:
+    return claim(owner, name, "waiting", **fields)
 
 
-def found(*claims: Holding) -> list[list[tuple[str, str]]]:
+def find_cycles(*claims: Holding) -> list[list[tuple[str, str]]]:
     """Circles as (who, for what), each from its first in the alphabet."""
-    circles = []
-    for deadlock in deadlocks(sorted(claims, key=lambda one: one.name)):
+    cycles = []
+    for deadlock in deadlocks(sorted(claims, key=lambda holding: holding.name)):
         pairs = [(wait.waiter.holder.label, wait.name) for wait in deadlock.waits]
         first = pairs.index(min(pairs))
-        circles.append(pairs[first:] + pairs[:first])
-    return sorted(circles)
+        cycles.append(pairs[first:] + pairs[:first])
+    return sorted(cycles)
 
 
-def test_two_that_wait_for_each_other() -> None:
-    assert found(claim("p", "a"), claim("q", "b"), waits("p", "b"), waits("q", "a")) == [[("p", "b"), ("q", "a")]]
+def test_two_owners_waiting_for_each_other_are_a_deadlock() -> None:
+    assert find_cycles(claim("p", "a"), claim("q", "b"), waiting_claim("p", "b"), waiting_claim("q", "a")) == [
+        [("p", "b"), ("q", "a")]
+    ]
 
 
-def test_a_line_is_no_circle() -> None:
-    assert found(claim("p", "a"), waits("q", "a"), waits("r", "a"), claim("q", "b"), waits("s", "b")) == []
-
-
-def test_who_only_waits_behind_a_circle_is_not_in_it() -> None:
-    behind = [waits("r", "a"), claim("r", "c"), waits("s", "c")]
-    two = [claim("p", "a"), claim("q", "b"), waits("p", "b"), waits("q", "a")]
-    assert found(*two, *behind) == [[("p", "b"), ("q", "a")]]
-
-
-def test_every_circle_is_named() -> None:
-    claims = []
-    for number in range(5):
-        size = number + 2
-        names = [f"{number}{place}" for place in range(size)]
-        for place in range(size):
-            claims += [claim(f"o{names[place]}", names[place]), waits(f"o{names[place]}", names[(place + 1) % size])]
-    assert sorted(len(circle) for circle in found(*claims)) == [2, 3, 4, 5, 6]
-
-
-def test_a_thread_that_waits_for_itself() -> None:
-    assert found(claim("p", "a"), waits("p", "a")) == [[("p", "a")]]
-
-
-def test_two_threads_of_one_process_are_two() -> None:
-    # They share label, host and pid: only the owner tells them apart.
-    assert found(claim("p1", "a"), claim("p2", "b"), waits("p1", "b"), waits("p3", "a")) == []
-
-
-def test_a_permit_is_had_as_soon_as_one_of_its_holders_goes_on() -> None:
-    half = [claim("p", "pool", limit=2), claim("q", "pool", limit=2), waits("r", "pool", limit=2)]
-    assert found(*half, claim("r", "a"), waits("p", "a")) == [], "q goes on"
-    both = found(*half, claim("r", "a"), waits("p", "a"), waits("q", "a"))
-    assert both == [[("p", "a"), ("r", "pool")], [("q", "a"), ("r", "pool")]]
-    cooling = claim("s", "pool", "cooling", limit=3)
-    assert found(*half, cooling, claim("r", "a"), waits("p", "a"), waits("q", "a")) == [], "time alone frees a permit"
-
-
-def test_a_permit_that_is_free_is_waited_for_by_nobody() -> None:
-    """Whoever has the turn did not come for it: it sleeps, and needs no one to go on."""
-    asleep = claim("r", "pool", "passed over", limit=2)
-    assert found(claim("p", "pool", limit=2), asleep, claim("r", "a"), waits("p", "a")) == []
-
-
-def test_a_writer_waits_for_every_reader() -> None:
-    readers = [claim("p", "doc", mode="shared"), claim("q", "doc", mode="shared")]
-    assert found(*readers, waits("r", "doc"), claim("r", "a"), waits("q", "a")) == [[("q", "a"), ("r", "doc")]]
-
-
-def test_a_reader_that_only_the_line_keeps_out_waits_for_the_writer_before_it() -> None:
-    line = [claim("p", "doc", mode="shared"), waits("w", "doc"), waits("r", "doc", mode="shared")]
-    circle = [("p", "a"), ("r", "doc"), ("w", "doc")]
-    assert found(*line, claim("r", "a"), waits("p", "a")) == [circle]
-    (deadlock,) = deadlocks([claim("r", "a"), waits("p", "a"), *line])
-    assert "stands in line before it" in str(deadlock)
+def test_queue_without_cycle_is_not_a_deadlock() -> None:
     assert (
-        found(claim("p", "doc", mode="shared"), waits("r", "doc", mode="shared"), claim("r", "a"), waits("p", "a"))
+        find_cycles(
+            claim("p", "a"), waiting_claim("q", "a"), waiting_claim("r", "a"), claim("q", "b"), waiting_claim("s", "b")
+        )
         == []
     )
 
 
-def test_what_cools_is_waited_for_by_time_alone() -> None:
-    assert found(claim("p", "a", "cooling"), waits("q", "a"), claim("q", "b"), waits("p", "b")) == []
+def test_owner_waiting_behind_a_cycle_is_not_part_of_it() -> None:
+    behind = [waiting_claim("r", "a"), claim("r", "c"), waiting_claim("s", "c")]
+    cycle_claims = [claim("p", "a"), claim("q", "b"), waiting_claim("p", "b"), waiting_claim("q", "a")]
+    assert find_cycles(*cycle_claims, *behind) == [[("p", "b"), ("q", "a")]]
 
 
-def test_the_way_out_is_the_youngest_grant() -> None:
-    claims = [claim("p", "a", age=50), waits("q", "a"), claim("q", "b", age=5), waits("p", "b", age=0.1)]
+def test_every_cycle_is_reported() -> None:
+    claims = []
+    for number in range(5):
+        size = number + 2
+        names = [f"{number}{position}" for position in range(size)]
+        for position in range(size):
+            claims += [
+                claim(f"o{names[position]}", names[position]),
+                waiting_claim(f"o{names[position]}", names[(position + 1) % size]),
+            ]
+    assert sorted(len(cycle) for cycle in find_cycles(*claims)) == [2, 3, 4, 5, 6]
+
+
+def test_owner_waiting_for_itself_is_a_deadlock() -> None:
+    assert find_cycles(claim("p", "a"), waiting_claim("p", "a")) == [[("p", "a")]]
+
+
+def test_threads_of_one_process_are_distinct_owners() -> None:
+    # They share label, host and pid: only the owner tells them apart.
+    assert find_cycles(claim("p1", "a"), claim("p2", "b"), waiting_claim("p1", "b"), waiting_claim("p3", "a")) == []
+
+
+def test_semaphore_waiter_is_stuck_only_if_all_holders_are() -> None:
+    pool_claims = [claim("p", "pool", limit=2), claim("q", "pool", limit=2), waiting_claim("r", "pool", limit=2)]
+    assert find_cycles(*pool_claims, claim("r", "a"), waiting_claim("p", "a")) == [], "q goes on"
+    both = find_cycles(*pool_claims, claim("r", "a"), waiting_claim("p", "a"), waiting_claim("q", "a"))
+    assert both == [[("p", "a"), ("r", "pool")], [("q", "a"), ("r", "pool")]]
+    cooling = claim("s", "pool", "cooling", limit=3)
+    assert (
+        find_cycles(*pool_claims, cooling, claim("r", "a"), waiting_claim("p", "a"), waiting_claim("q", "a")) == []
+    ), "time alone frees a permit"
+
+
+def test_free_permit_blocks_no_waiter() -> None:
+    """Whoever has the turn did not come for it: it sleeps, and needs no one to go on."""
+    asleep = claim("r", "pool", "passed over", limit=2)
+    assert find_cycles(claim("p", "pool", limit=2), asleep, claim("r", "a"), waiting_claim("p", "a")) == []
+
+
+def test_writer_waits_for_every_reader() -> None:
+    readers = [claim("p", "doc", mode="shared"), claim("q", "doc", mode="shared")]
+    assert find_cycles(*readers, waiting_claim("r", "doc"), claim("r", "a"), waiting_claim("q", "a")) == [
+        [("q", "a"), ("r", "doc")]
+    ]
+
+
+def test_queued_reader_waits_for_the_writer_ahead_of_it() -> None:
+    queue = [claim("p", "doc", mode="shared"), waiting_claim("w", "doc"), waiting_claim("r", "doc", mode="shared")]
+    cycle = [("p", "a"), ("r", "doc"), ("w", "doc")]
+    assert find_cycles(*queue, claim("r", "a"), waiting_claim("p", "a")) == [cycle]
+    (deadlock,) = deadlocks([claim("r", "a"), waiting_claim("p", "a"), *queue])
+    assert "stands in line before it" in str(deadlock)
+    assert (
+        find_cycles(
+            claim("p", "doc", mode="shared"),
+            waiting_claim("r", "doc", mode="shared"),
+            claim("r", "a"),
+            waiting_claim("p", "a"),
+        )
+        == []
+    )
+
+
+def test_cooling_claim_is_not_part_of_a_deadlock() -> None:
+    assert (
+        find_cycles(claim("p", "a", "cooling"), waiting_claim("q", "a"), claim("q", "b"), waiting_claim("p", "b")) == []
+    )
+
+
+def test_deadlock_victim_is_the_youngest_grant() -> None:
+    claims = [
+        claim("p", "a", age=50),
+        waiting_claim("q", "a"),
+        claim("q", "b", age=5),
+        waiting_claim("p", "b", age=0.1),
+    ]
     (deadlock,) = deadlocks(claims)
     assert (deadlock.victim.name, deadlock.victim.holder.label) == ("b", "q")
     assert str(deadlock).count("waits for") == 2
 
 
-def test_only_what_both_looks_show_is_there() -> None:
+def test_deadlock_must_be_seen_in_both_inspections() -> None:
     a, b = claim("p", "a"), claim("q", "b")
-    circle = [a, waits("q", "a"), b, waits("p", "b")]
-    first = deadlocks(circle)
-    assert still_there(first, deadlocks(circle)) == first
-    assert still_there(first, []) == []
-    again = [claim("p", "a"), waits("q", "a"), b, waits("p", "b")]  # released and taken anew between the looks
-    assert still_there(first, deadlocks(again)) == []
-    assert still_there([], deadlocks(circle)) == []
+    cycle = [a, waiting_claim("q", "a"), b, waiting_claim("p", "b")]
+    first = deadlocks(cycle)
+    assert seen_in_both(first, deadlocks(cycle)) == first
+    assert seen_in_both(first, []) == []
+    again = [
+        claim("p", "a"),
+        waiting_claim("q", "a"),
+        b,
+        waiting_claim("p", "b"),
+    ]  # released and taken anew between the looks
+    assert seen_in_both(first, deadlocks(again)) == []
+    assert seen_in_both([], deadlocks(cycle)) == []
 
 
 names = st.sampled_from("abcdef")
@@ -143,27 +174,27 @@ names = st.sampled_from("abcdef")
     st.permutations("abcdef"),
     st.lists(st.tuples(st.sampled_from("uvwxyz"), names), max_size=6, unique_by=lambda t: t[0]),
 )
-def test_of_plain_locks_every_circle_is_named_and_nothing_else(held, wanted) -> None:
+def test_cycles_of_exclusive_locks_are_reported_exactly(held, wanted) -> None:
     # Each owner holds one name and waits for at most one: the circles are those of a function, found by walking it.
     owner_of = dict(zip(held, "uvwxyz", strict=True))
     wants = dict(wanted)
-    circles = set()
+    cycles = set()
     for start in wants:
         path = [start]
         while path[-1] in wants and owner_of[wants[path[-1]]] not in path:
             path.append(owner_of[wants[path[-1]]])
         if path[-1] in wants and owner_of[wants[path[-1]]] == start:
-            circles.add(frozenset(path))
-    claims = [claim(owner, name) for name, owner in owner_of.items()] + [waits(*one) for one in wants.items()]
-    said = deadlocks(sorted(claims, key=lambda one: one.name))
-    assert {frozenset(wait.waiter.holder.label for wait in one.waits) for one in said} == circles
-    assert len(said) == len(circles)
-    assert all(_goes_round(one) for one in said)
+            cycles.add(frozenset(path))
+    claims = [claim(owner, name) for name, owner in owner_of.items()] + [waiting_claim(*item) for item in wants.items()]
+    reported = deadlocks(sorted(claims, key=lambda item: item.name))
+    assert {frozenset(wait.waiter.holder.label for wait in item.waits) for item in reported} == cycles
+    assert len(reported) == len(cycles)
+    assert all(_is_cycle(item) for item in reported)
 
 
-def _goes_round(deadlock: Deadlock) -> bool:
+def _is_cycle(deadlock: Deadlock) -> bool:
     ring = [*deadlock.waits, deadlock.waits[0]]
-    return all(one.holder.owner == two.waiter.owner for one, two in pairwise(ring))
+    return all(wait.holder.owner == next_wait.waiter.owner for wait, next_wait in pairwise(ring))
 
 
 # ------------------------------------------------------------- played out
@@ -178,15 +209,15 @@ steps = st.lists(
 released = st.lists(st.tuples(st.sampled_from(OWNERS), st.sampled_from("abcpq")), max_size=4)
 
 
-class Play:
+class LockSimulation:
     """Owners that go on until they wait; each name has its holders and its line."""
 
     def __init__(self) -> None:
         self.held: dict[str, list[tuple[str, str]]] = {name: [] for name in LIMITS}
-        self.line: dict[str, list[tuple[str, str]]] = {name: [] for name in LIMITS}
+        self.queues: dict[str, list[tuple[str, str]]] = {name: [] for name in LIMITS}
 
-    def waiting(self) -> set[str]:
-        return {owner for line in self.line.values() for owner, _ in line}
+    def waiting_owners(self) -> set[str]:
+        return {owner for queue in self.queues.values() for owner, _ in queue}
 
     def admits(self, name: str, mode: str) -> bool:
         holders = self.held[name]
@@ -194,49 +225,49 @@ class Play:
             return len(holders) < LIMITS[name]
         return not holders or (mode == "shared" and all(other == "shared" for _, other in holders))
 
-    def ask(self, owner: str, name: str, mode: str) -> None:
+    def acquire(self, owner: str, name: str, mode: str) -> None:
         mode = "exclusive" if LIMITS[name] else mode
-        mine = any(one == owner for one, _ in self.held[name])
-        if owner in self.waiting() or (mine and not LIMITS[name]):
+        holds_already = any(holder == owner for holder, _ in self.held[name])
+        if owner in self.waiting_owners() or (holds_already and not LIMITS[name]):
             return
-        fits = self.admits(name, mode) and not self.line[name]
-        (self.held if fits else self.line)[name].append((owner, mode))
+        fits = self.admits(name, mode) and not self.queues[name]
+        (self.held if fits else self.queues)[name].append((owner, mode))
 
-    def give_back(self, owner: str, name: str) -> None:
+    def release(self, owner: str, name: str) -> None:
         """Without telling those in line: as if they did not hear it."""
-        if owner not in self.waiting():
-            self.held[name] = [one for one in self.held[name] if one[0] != owner]
+        if owner not in self.waiting_owners():
+            self.held[name] = [entry for entry in self.held[name] if entry[0] != owner]
 
-    def stuck(self) -> set[str]:
+    def stuck_owners(self) -> set[str]:
         """Those who wait when nothing goes on any more."""
         while True:
-            before = repr((self.held, self.line))
-            for name, line in self.line.items():
-                while line and self.admits(name, line[0][1]):
-                    self.held[name].append(line.pop(0))
-            waiting = self.waiting()
-            self.held = {name: [one for one in held if one[0] in waiting] for name, held in self.held.items()}
-            if repr((self.held, self.line)) == before:
+            before = repr((self.held, self.queues))
+            for name, queue in self.queues.items():
+                while queue and self.admits(name, queue[0][1]):
+                    self.held[name].append(queue.pop(0))
+            waiting = self.waiting_owners()
+            self.held = {name: [entry for entry in held if entry[0] in waiting] for name, held in self.held.items()}
+            if repr((self.held, self.queues)) == before:
                 return waiting
 
-    def shown(self) -> list[Holding]:
-        found = []
+    def holdings(self) -> list[Holding]:
+        holdings = []
         for name, limit in LIMITS.items():
-            for parties, state in ((self.held[name], "held"), (self.line[name], "passed over")):
-                found += [claim(owner, name, state, mode=mode, limit=limit) for owner, mode in parties]
-        return found
+            for owners_and_modes, state in ((self.held[name], "held"), (self.queues[name], "passed over")):
+                holdings += [claim(owner, name, state, mode=mode, limit=limit) for owner, mode in owners_and_modes]
+        return holdings
 
 
 @settings(max_examples=500, deadline=None)
 @given(steps, released)
-def test_who_is_named_is_stuck_and_where_anybody_is_stuck_a_circle_is_named(steps, released) -> None:
-    play = Play()
+def test_reported_owners_are_stuck_and_every_stuck_state_is_reported(steps, released) -> None:
+    simulation = LockSimulation()
     for step in steps:
-        play.ask(*step)
-    for one in released:
-        play.give_back(*one)
-    said = deadlocks(play.shown())
-    named = {wait.waiter.owner for circle in said for wait in circle.waits}
-    stuck = play.stuck()
+        simulation.acquire(*step)
+    for release in released:
+        simulation.release(*release)
+    reported = deadlocks(simulation.holdings())
+    named = {wait.waiter.owner for cycle in reported for wait in cycle.waits}
+    stuck = simulation.stuck_owners()
     assert named <= stuck, "nobody is named who would go on"
     assert bool(named) == bool(stuck)

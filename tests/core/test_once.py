@@ -4,34 +4,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.once import Run, as_json, begun, failed, packed, unpacked
+from leasehold.core.once import RunRecord, dump, failed_run, json_round_trip, load, next_run
 from leasehold.errors import ConfigError
 
-FIRST = begun(None, token=7, holder="web-1", at=1.0, request="r")
+FIRST = next_run(None, token=7, holder="web-1", at=1.0, request="r")
 
 
-def test_a_first_run():
-    assert Run("running", 7, 1, "web-1", 1.0, "r") == FIRST
-    assert not FIRST.settled
+def test_first_run_has_given_token_and_is_unfinished():
+    assert RunRecord("running", 7, 1, "web-1", 1.0, "r") == FIRST
+    assert not FIRST.finished
 
 
 @pytest.mark.parametrize(("token", "given"), [(9, 9), (8, 8), (7, 8), (3, 8)])
-def test_tokens_rise_with_every_take_over_also_where_the_locks_do_not(token, given):
-    taken = begun(FIRST, token=token, holder="web-2", at=2.0, request="r")
+def test_token_rises_with_every_take_over(token, given):
+    taken = next_run(FIRST, token=token, holder="web-2", at=2.0, request="r")
     assert (taken.token, taken.runs, taken.holder, taken.state) == (given, 2, "web-2", "running")
 
 
-def test_what_is_settled():
+def test_run_is_finished_when_done_or_finally_failed():
     error = ValueError("x" * 1000)
-    assert not failed(FIRST, error, final=False).settled
-    assert failed(FIRST, error, final=True).settled
-    assert len(failed(FIRST, error, final=True).error) == 500
-    assert FIRST._replace(state="done").settled
+    assert not failed_run(FIRST, error, final=False).finished
+    assert failed_run(FIRST, error, final=True).finished
+    assert len(failed_run(FIRST, error, final=True).error) == 500
+    assert FIRST._replace(state="done").finished
 
 
-def test_a_failure_leaves_no_trace_in_the_next_run():
-    again = begun(failed(FIRST, ValueError("x"), final=False), token=8, holder="b", at=2.0, request="r")
-    assert again == Run("running", 8, 2, "b", 2.0, "r")
+def test_failure_leaves_no_trace_in_next_run():
+    again = next_run(failed_run(FIRST, ValueError("x"), final=False), token=8, holder="b", at=2.0, request="r")
+    assert again == RunRecord("running", 8, 2, "b", 2.0, "r")
 
 
 JSON = st.recursive(
@@ -42,11 +42,11 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_results_come_back_as_they_were_kept(value):
+def test_results_survive_dump_and_load(value):
     try:
-        kept = as_json(value, 10_000)
+        kept = json_round_trip(value, 10_000)
     except ConfigError:
         return  # a lone surrogate
     run = FIRST._replace(state="done", result=kept)
-    assert unpacked(packed(run)) == run
-    assert as_json(kept, 10_000) == kept
+    assert load(dump(run)) == run
+    assert json_round_trip(kept, 10_000) == kept

@@ -6,7 +6,7 @@ What a page may write:
   with warnings as errors. What a block prints must stand in a ```text block right below it; `...` there stands for any
   text. A log of level ERROR, an exception in another thread or a lease left behind fails the page as well.
 - A ```python pytest block is a test file, run by pytest.
-- A page that starts a server of `leasehold.testing.servers` is skipped where that is not installed; in CI it fails.
+- A page that starts a server of `harness.servers` is skipped where that is not installed; in CI it fails.
 - A page that speaks of `REDIS_URL` finds it in its environment, with a server behind it.
 - A block that cannot run says why in the line above it: <!-- not run: needs a server -->
 - A page that needs a server says which: <!-- server: postgresql -->. Its blocks find one by $DATABASE_URL.
@@ -25,8 +25,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from leasehold.testing.rig import Absent, rig_type
-from leasehold.testing.suite import made
+from leasehold.testing.conformance.rig import Absent, rig_type
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.paths import child_environment
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,7 +45,7 @@ class Block:
     language: str
     text: str
     reason: str | None = None  # why it is not run
-    shown: str | None = None  # what the page says it prints
+    expected_output: str | None = None  # what the page says it prints
 
     @property
     def padded(self) -> str:
@@ -71,7 +72,7 @@ def blocks(page: Path) -> list[Block]:
         if block.language == "text" and before is not None and before.end() == match.start():
             last = found[-1]
             if last.language == "python" and last.reason is None:
-                found[-1] = Block(last.line, last.language, last.text, shown=block.text)
+                found[-1] = Block(last.line, last.language, last.text, expected_output=block.text)
         found.append(block)
         before = match
     return found
@@ -113,62 +114,66 @@ json.dump((results, trouble), sys.stdout)
 
 def environment_of(page: Path) -> dict[str, str]:
     """Where the servers are that a page needs; skips where one is absent."""
-    needed = re.findall(r"^<!-- server: (\w+) -->$", page.read_text(encoding="utf-8"), re.M)
-    assert needed in ([], ["mysql"], ["postgresql"]), needed
-    if not needed:
+    servers = re.findall(r"^<!-- server: (\w+) -->$", page.read_text(encoding="utf-8"), re.M)
+    assert servers in ([], ["mysql"], ["postgresql"]), servers
+    if not servers:
         return {}
-    from leasehold.testing import mysql_rig, postgresql_rig
+    from harness.rigs import mysql, postgresql
 
     try:
-        if needed == ["mysql"]:
-            mariadb = mysql_rig.server()
+        if servers == ["mysql"]:
+            mariadb = mysql.server()
             mariadb.run("drop database if exists leasehold")
             return {"DATABASE_URL": f"mysql://root@127.0.0.1:{mariadb.port}/leasehold"}
-        server = postgresql_rig.server()
+        server = postgresql.server()
     except Absent as absent:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
     server.ask("drop schema if exists leasehold cascade")
     return {"DATABASE_URL": server.url()}
 
 
-def run(page: Path, folder: Path) -> Iterator[str]:
+def run_page(page: Path, folder: Path) -> Iterator[str]:
     """What is wrong with the snippets of a page."""
-    found, more = blocks(page), environment_of(page)
+    found, extra_environment = blocks(page), environment_of(page)
     todo = [block for block in found if block.language == "python" and block.reason is None]
     if todo:
-        order = json.dumps((str(page), [block.padded for block in todo]))
-        done = python("-c", RUNNER, folder=folder, stdin=order, **more)
+        request = json.dumps((str(page), [block.padded for block in todo]))
+        done = run_python("-c", RUNNER, folder=folder, stdin=request, **extra_environment)
         if done.returncode:
             yield f"{page.name}: the snippets ended the process: {done.stderr}"
             return
         results, trouble = json.loads(done.stdout)
         for block, (printed, raised) in zip(todo, results, strict=False):  # none after one that raised
-            yield from verdict(f"{page.name}:{block.line}", block, printed, raised)
-        yield from (f"{page.name}: {each}" for each in trouble)
+            yield from output_errors(f"{page.name}:{block.line}", block, printed, raised)
+        yield from (f"{page.name}: {problem}" for problem in trouble)
     tests = [block for block in found if block.language == "python pytest" and block.reason is None]
     for block in tests:
         (folder / f"test_line_{block.line}.py").write_text(block.padded, encoding="utf-8")
     if tests:
-        done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", ".", folder=folder)
+        done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", ".", folder=folder)
         if done.returncode:
             yield f"{page.name}: {done.stdout}{done.stderr}"
 
 
-def verdict(where: str, block: Block, printed: str, raised: str | None) -> Iterator[str]:
+def output_errors(where: str, block: Block, printed: str, raised: str | None) -> Iterator[str]:
     if raised:
         yield f"{where}: {raised}"
-    elif block.shown is None:
+    elif block.expected_output is None:
         if printed:
             yield f"{where}: prints what the page does not show:\n{printed}"
-    elif not doctest.OutputChecker().check_output(block.shown, printed, doctest.ELLIPSIS):
-        yield f"{where}: the page shows\n{block.shown}but it prints\n{printed}"
+    elif not doctest.OutputChecker().check_output(block.expected_output, printed, doctest.ELLIPSIS):
+        yield f"{where}: the page shows\n{block.expected_output}but it prints\n{printed}"
 
 
-def python(*arguments: str, folder: Path, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "LEASEHOLD"))}
-    environment |= more
+def run_python(
+    *arguments: str, folder: Path, stdin: str = "", **extra_environment: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        key: value for key, value in child_environment().items() if not key.startswith(("PYTEST", "LEASEHOLD"))
+    }
+    environment |= extra_environment
     if "REDIS_URL" in stdin:
-        environment["REDIS_URL"] = f"redis://127.0.0.1:{made(rig_type('redis')).server.port}"
+        environment["REDIS_URL"] = f"redis://127.0.0.1:{rig_or_skip(rig_type('redis')).server.port}"
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=folder,
@@ -182,8 +187,8 @@ def python(*arguments: str, folder: Path, stdin: str = "", **more: str) -> subpr
 
 @each_page
 def test_snippets_run(page, tmp_path):
-    found = "\n".join(run(page, tmp_path))
-    if (absent := re.search(r"testing\.rig\.Absent: (.*)", found)) and not os.environ.get("CI"):
+    found = "\n".join(run_page(page, tmp_path))
+    if (absent := re.search(r"rig\.Absent: (.*)", found)) and not os.environ.get("CI"):
         pytest.skip(absent[1])
     assert found == ""
 
@@ -191,16 +196,16 @@ def test_snippets_run(page, tmp_path):
 # ------------------------------------------------------------- the form of a page
 
 
-def misshapen(page: Path) -> Iterator[str]:
+def format_errors(page: Path) -> Iterator[str]:
     """What the reader above would pass over in silence."""
     found = blocks(page)
     for block in found:
         if block.language not in LANGUAGES:
             yield f"{page.name}:{block.line}: a block of {block.language!r}; known: {', '.join(sorted(LANGUAGES))}"
     text = page.read_text(encoding="utf-8")
-    marks = len(re.findall(r"^ *(?:```|~~~)", text, re.M))
-    if marks != 2 * len(found):
-        yield f"{page.name}: {marks} fences make {len(found)} blocks: indented, or one not closed"
+    fence_count = len(re.findall(r"^ *(?:```|~~~)", text, re.M))
+    if fence_count != 2 * len(found):
+        yield f"{page.name}: {fence_count} fences make {len(found)} blocks: indented, or one not closed"
     outside = FENCE.sub("", text)
     skips = len(re.findall("<!-- not run", outside))
     if skips != sum(block.reason is not None for block in found):
@@ -209,7 +214,7 @@ def misshapen(page: Path) -> Iterator[str]:
 
 @each_page
 def test_pages_are_well_formed(page):
-    assert "\n".join(misshapen(page)) == ""
+    assert "\n".join(format_errors(page)) == ""
 
 
 # ---------------------------------------------------------------------- links
@@ -224,10 +229,10 @@ def broken_links(page: Path, root: Path) -> Iterator[str]:
         if re.match(r"(https?|mailto):", target):
             continue
         file, _, anchor = unquote(target).partition("#")
-        goal = (page.parent / file).resolve() if file else page
-        if file.startswith("/") or not goal.is_relative_to(root) or not goal.exists():
+        target_path = (page.parent / file).resolve() if file else page
+        if file.startswith("/") or not target_path.is_relative_to(root) or not target_path.exists():
             yield f"{page.name}: {target} leads nowhere"
-        elif anchor and anchor not in anchors(goal):
+        elif anchor and anchor not in anchors(target_path):
             yield f"{page.name}: {target}: no such heading"
 
 
@@ -238,7 +243,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @each_page
-def test_links_lead_somewhere(page):
+def test_page_links_resolve(page):
     assert "\n".join(broken_links(page, ROOT)) == ""
 
 
@@ -251,7 +256,7 @@ def test_every_page_can_be_reached_from_the_readme():
         seen.add(page)
         targets = LINK.findall(page.read_text(encoding="utf-8"))
         found = [(page.parent / target.partition("#")[0]).resolve() for target in targets if "://" not in target]
-        todo += [goal for goal in found if goal.is_file()]
+        todo += [target_path for target_path in found if target_path.is_file()]
     assert set(PAGES) <= seen
 
 
@@ -277,13 +282,13 @@ PYTHON, TEXT, END = "```python\n", "```text\n", "```\n"
     ],
     ids=["raises", "line", "unshown", "differs", "silent", "warns", "thread", "logs", "drops", "exits", "test"],
 )
-def test_a_false_snippet_is_found(tmp_path, text, complaint):
+def test_failing_snippet_is_reported(tmp_path, text, complaint):
     page = tmp_path / "page.md"
     page.write_text(text)
-    assert complaint in "\n".join(run(page, tmp_path))
+    assert complaint in "\n".join(run_page(page, tmp_path))
 
 
-TRUE = """
+VALID_PAGE = """
 ```python
 x = 1
 print("token", id(x))
@@ -315,10 +320,10 @@ def test_a():
 """
 
 
-def test_true_snippets_pass(tmp_path):
+def test_valid_snippets_are_not_reported(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(TRUE)
-    assert list(run(page, tmp_path)) == list(misshapen(page)) == []
+    page.write_text(VALID_PAGE)
+    assert list(run_page(page, tmp_path)) == list(format_errors(page)) == []
 
 
 @pytest.mark.parametrize(
@@ -332,14 +337,14 @@ def test_true_snippets_pass(tmp_path):
     ],
     ids=["language", "indented", "open", "reason", "apart"],
 )
-def test_a_misshapen_page_is_found(tmp_path, text, complaint):
+def test_malformed_page_is_reported(tmp_path, text, complaint):
     page = tmp_path / "page.md"
     page.write_text(text)
-    assert complaint in "\n".join(misshapen(page))
+    assert complaint in "\n".join(format_errors(page))
 
 
 @pytest.mark.parametrize("target", ["other.md", "#no", "page.md#no", "/page.md", "../outside.md"])
-def test_a_broken_link_is_found(tmp_path, target):
+def test_broken_link_is_reported(tmp_path, target):
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "outside.md").touch()

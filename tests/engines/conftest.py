@@ -11,62 +11,40 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
 
-from leasehold.runtime.base import step
-from leasehold.testing.redis_rig import RedisRig
-from leasehold.testing.redis_several_rig import trio
-from leasehold.testing.rig import Absent
-from leasehold.testing.servers.mysql import MariaDB
-from leasehold.testing.servers.redis import RedisServer
-from leasehold.testing.servers.redis_several import RedisCluster
-from leasehold.testing.suite import made
-
-
-def load(name: str) -> ModuleType:
-    """A file beside this one: tests are no package, and other folders have files of the same name."""
-    known = f"beside_engines_{name}"
-    if known not in sys.modules:
-        spec = spec_from_file_location(known, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[known] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[known])
-    return sys.modules[known]
-
-
-Bare = load("bare").Bare
-Child = load("children").Child
-Database = load("databases").Database
-DATABASES = load("databases").DATABASES
-
-
-@pytest.fixture(scope="session")
-def beside() -> Callable[[str], ModuleType]:
-    return load
+from harness.rigs.redis import RedisRig
+from harness.rigs.redis_ha import three_node_cluster
+from harness.servers.mysql import MariaDB
+from harness.servers.redis import RedisServer
+from harness.servers.redis_ha import RedisCluster
+from leasehold.runtime.base import run_sync
+from leasehold.testing.conformance.rig import Absent
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.bare_engine import BareEngineDriver
+from tests.support.child_process import Child
+from tests.support.databases import DATABASES, Database
 
 
 @pytest.fixture
 def child() -> Iterator[Callable[..., Child]]:
     started: list[Child] = []
 
-    def start(*args: object, **more: Any) -> Child:
-        started.append(Child(*args, **more))
+    def start(*args: object, **kwargs: Any) -> Child:
+        started.append(Child(*args, **kwargs))
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for process in started:
+        process.close()
 
 
 @pytest.fixture
-def in_fork() -> Callable[[Callable[[], object]], None]:
+def run_in_fork() -> Callable[[Callable[[], object]], None]:
     """Runs a function in a forked child; what it raises fails the test (in a thread: its warning does)."""
 
     def run(body: Callable[[], object]) -> None:
@@ -94,10 +72,10 @@ def in_fork() -> Callable[[Callable[[], object]], None]:
 
 
 @pytest.fixture
-def until() -> Callable[..., None]:
-    def wait(true: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> None:
+def wait_until() -> Callable[..., None]:
+    def wait(condition: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> None:
         end = time.monotonic() + seconds
-        while not true():
+        while not condition():
             assert time.monotonic() < end, "it did not come true in time"
             time.sleep(every)
 
@@ -115,7 +93,7 @@ def url(path: str) -> str:
 
 
 @contextmanager
-def server_needed() -> Iterator[None]:
+def skip_without_server() -> Iterator[None]:
     """A server that is not installed is a reason to skip; in CI it is a failure."""
     try:
         yield
@@ -124,20 +102,20 @@ def server_needed() -> Iterator[None]:
 
 
 @pytest.fixture
-def present() -> Callable[[], AbstractContextManager[None]]:
-    return server_needed
+def require_server() -> Callable[[], AbstractContextManager[None]]:
+    return skip_without_server
 
 
 def _database(kind: str) -> Iterator[Database]:
-    rig, made = DATABASES[kind]
-    with server_needed():
-        running = rig.server()
-    found = made(running, f"test-{uuid4().hex[:8]}")
-    yield found
-    running.resume()
-    if not running.running:
-        running.start()
-    found.drop()
+    rig, make_database = DATABASES[kind]
+    with skip_without_server():
+        server = rig.server()
+    instance = make_database(server, f"test-{uuid4().hex[:8]}")
+    yield instance
+    server.resume()
+    if not server.running:
+        server.start()
+    instance.drop()
 
 
 @pytest.fixture
@@ -150,13 +128,13 @@ def mariadb() -> Iterator[Callable[..., MariaDB]]:
     """Starts servers of the test's own, to be hurt."""
     started: list[MariaDB] = []
 
-    def start(*settings: str, **more: Any) -> MariaDB:
-        started.append(MariaDB(*settings, **more).start())
+    def start(*settings: str, **kwargs: Any) -> MariaDB:
+        started.append(MariaDB(*settings, **kwargs).start())
         return started[-1]
 
     yield start
-    for each in started:
-        each.kill()
+    for server in started:
+        server.kill()
 
 
 @pytest.fixture
@@ -171,27 +149,27 @@ def sql(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 
 @pytest.fixture
-def bare() -> Iterator[Callable[[str], Bare]]:
-    made: list[Bare] = []
+def make_driver() -> Iterator[Callable[[str], BareEngineDriver]]:
+    drivers: list[BareEngineDriver] = []
 
-    def make(url: str) -> Bare:
-        made.append(Bare(url))
-        return made[-1]
+    def make(url: str) -> BareEngineDriver:
+        drivers.append(BareEngineDriver(url))
+        return drivers[-1]
 
     yield make
-    for one in made:
-        step(one.engine.close())
+    for driver in drivers:
+        run_sync(driver.engine.close())
 
 
 @pytest.fixture
 def start_redis() -> Iterator[Callable[..., RedisServer]]:
     """Starts Redis servers of the test's own, to be hurt as it likes."""
-    made(RedisRig)  # a skip where there is no Redis
-    with ExitStack() as ends:
+    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    with ExitStack() as exit_stack:
 
-        def run(*options: str, **more: Any) -> RedisServer:
-            server = RedisServer(*options, **more).start()
-            ends.callback(server.kill)
+        def run(*options: str, **kwargs: Any) -> RedisServer:
+            server = RedisServer(*options, **kwargs).start()
+            exit_stack.callback(server.kill)
             return server
 
         yield run
@@ -200,10 +178,10 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
     """Of Redis: three nodes, slow to see a failure."""
-    made(RedisRig)  # a skip where there is no Redis
-    found = trio()
-    yield found
-    for node in found.all:
+    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    redis_cluster = three_node_cluster()
+    yield redis_cluster
+    for node in redis_cluster.all:
         node.resume()
         node.ask("FLUSHALL")
 
@@ -212,9 +190,23 @@ def cluster() -> Iterator[RedisCluster]:
 def certificate(tmp_path: Path) -> tuple[str, str]:
     """A key, and its certificate."""
     key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    more = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    extra_arguments = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
     done = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert, *more],
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+            *extra_arguments,
+        ],
         capture_output=True,
     )
     if done.returncode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
@@ -16,15 +15,11 @@ from typing import Any
 
 import pytest
 
+from harness.servers.process import Server, free_ports, scratch
 from leasehold.testing import Absent
-from leasehold.testing.servers.process import Server, free_ports, scratch
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # for modules beside this one: the folder is no package
-
-
-def beside(name: str) -> ModuleType:
-    return importlib.import_module(name)
+from tests.support import fence_kinds as resource_kinds
+from tests.support import object_store
+from tests.support.paths import SUPPORT, child_environment
 
 
 class Service(Server):
@@ -34,21 +29,27 @@ class Service(Server):
 
     def __init__(self, side: str, folder: str = "") -> None:
         super().__init__(scratch(), free_ports(1)[0])
-        self._side, self._marks = side, folder
+        self._side, self._token_folder = side, folder
 
     def command(self) -> list[str]:
-        return [sys.executable, str(HERE / "service.py"), self._side, str(self.port), *filter(None, [self._marks])]
+        return [
+            sys.executable,
+            str(SUPPORT / "fenced_service.py"),
+            self._side,
+            str(self.port),
+            *filter(None, [self._token_folder]),
+        ]
 
     def ready(self) -> bool:
         from urllib.request import urlopen
 
-        with urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
-            return answer.status == 200
+        with urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as response:
+            return response.status == 200
 
 
 @pytest.fixture
 def kinds() -> ModuleType:
-    return beside("kinds")
+    return resource_kinds
 
 
 @pytest.fixture
@@ -56,31 +57,31 @@ def service() -> type[Service]:
     return Service
 
 
-def started(name: str) -> int:
+def start_server(name: str) -> int:
     """The port of a server."""
     if name == "redis":
-        from leasehold.testing.servers.redis import RedisServer
+        from harness.servers.redis import RedisServer
 
         return RedisServer().start().port
     if name == "postgresql":
-        from leasehold.testing.servers.postgresql import PostgreSQL
+        from harness.servers.postgresql import PostgreSQL
 
         return PostgreSQL().start().port
     if name == "mysql":
-        from leasehold.testing.servers.mysql import MariaDB
+        from harness.servers.mysql import MariaDB
 
         return MariaDB().start().port
     if name == "zookeeper":
-        from leasehold.testing.servers.zookeeper import Zookeeper
+        from harness.servers.zookeeper import Zookeeper
 
         return Zookeeper(scratch(), free_ports(1)[0]).start().port
     if name == "etcd":
-        from leasehold.testing.servers.etcd import Etcd
+        from harness.servers.etcd import Etcd
 
         port, peer = free_ports(2)
         return Etcd(scratch(), port, [peer]).start().port
     if name == "objects":
-        return beside("object_store").serve().server_port
+        return object_store.serve().server_port
     return Service(name).start().port
 
 
@@ -92,7 +93,7 @@ RUNS = itertools.count(1)
 def port_of(name: str) -> int:
     if name not in PORTS:
         try:
-            PORTS[name] = started(name)
+            PORTS[name] = start_server(name)
         except Absent as missing:
             if os.environ.get("CI"):
                 raise
@@ -102,8 +103,8 @@ def port_of(name: str) -> int:
 
 def spec_of(kind: str, folder: Path) -> dict[str, Any]:
     """What a kind needs to be made, in this process and in any other; a resource of its own each time."""
-    words = kind.replace("object", "objects").split("-")
-    ports = {name: port_of(name) for name in NEEDS if name in words}
+    parts = kind.replace("object", "objects").split("-")
+    ports = {name: port_of(name) for name in NEEDS if name in parts}
     run = f"{os.getpid()}_{next(RUNS)}"
     return {"run": run, "path": str(folder / f"{kind}-{run}"), **ports}
 
@@ -111,23 +112,25 @@ def spec_of(kind: str, folder: Path) -> dict[str, Any]:
 @pytest.fixture
 def resource(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     """A number of some kind, fresh: `resource("redis")`."""
-    made: list[Any] = []
+    numbers: list[Any] = []
 
     def make(kind: str) -> Any:
-        number = beside("kinds").KINDS[kind](spec_of(kind, tmp_path))
-        made.append(number)
+        number = resource_kinds.KINDS[kind](spec_of(kind, tmp_path))
+        numbers.append(number)
         number.make()
         return number
 
     yield make
-    for number in made:
+    for number in numbers:
         number.close()
 
 
 class Child:
-    def __init__(self, *words: object) -> None:
-        command = [sys.executable, str(HERE / "child.py"), *map(str, words)]
-        self.process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=None, text=True, start_new_session=True)
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", "tests.support.fence_child", *map(str, arguments)]
+        self.process = Popen(
+            command, stdin=PIPE, stdout=PIPE, stderr=None, text=True, start_new_session=True, env=child_environment()
+        )
 
     @property
     def pid(self) -> int:
@@ -139,7 +142,7 @@ class Child:
         assert line, f"the child ended with {self.process.wait(30)}"
         return json.loads(line)
 
-    def go(self) -> None:
+    def send_newline(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -155,12 +158,12 @@ class Child:
 
 @pytest.fixture
 def child() -> Iterator[Callable[..., Child]]:
-    alive: list[Child] = []
+    children: list[Child] = []
 
-    def start(*words: object) -> Child:
-        alive.append(Child(*words))
-        return alive[-1]
+    def start(*arguments: object) -> Child:
+        children.append(Child(*arguments))
+        return children[-1]
 
     yield start
-    for one in alive:
-        one.close()
+    for process in children:
+        process.close()

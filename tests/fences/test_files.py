@@ -14,10 +14,10 @@ import pytest
 
 from leasehold import ConfigError, StaleToken, Unavailable
 from leasehold.fences import File, Pass
-from leasehold.fences.marks import MarkFile
+from leasehold.fences.token_file import TokenFile
 
 
-def test_the_first_write_makes_the_file(tmp_path):
+def test_first_write_creates_the_file(tmp_path):
     file = File(tmp_path / "report.csv")
     with pytest.raises(FileNotFoundError):
         file.read(5)
@@ -30,7 +30,7 @@ def test_the_first_write_makes_the_file(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [".report.csv.fence", "report.csv"]
 
 
-def test_mode_and_links_stay(tmp_path):
+def test_file_write_keeps_mode_and_symlinks(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "real").chmod(0o640)
     (tmp_path / "link").symlink_to("real")
@@ -42,7 +42,7 @@ def test_mode_and_links_stay(tmp_path):
         File(tmp_path / "real").write(4, "by another name")
 
 
-def test_a_mark_that_is_none_fails_closed(tmp_path):
+def test_corrupt_token_file_refuses_writes(tmp_path):
     file = File(tmp_path / "a")
     file.write(5, "x")
     for text in ("garbage", "7", " " * 20 + "x" + " " * 11):
@@ -54,7 +54,7 @@ def test_a_mark_that_is_none_fails_closed(tmp_path):
     file.write(1, "z")
 
 
-def test_slots_have_records_of_their_own(tmp_path):
+def test_token_file_keeps_one_record_per_slot(tmp_path):
     file = File(tmp_path / "a")
     file.write(Pass(7, slot=3), "x")
     file.write(5, "y")
@@ -64,27 +64,27 @@ def test_slots_have_records_of_their_own(tmp_path):
         file.write(Pass(6, slot=3), "x")
 
 
-def test_a_removed_fence_file_is_made_anew_by_one(tmp_path):
-    marks = MarkFile(str(tmp_path / "m"))
-    others = []
+def test_token_file_replaced_before_its_lock_is_not_locked(tmp_path):
+    token_file = TokenFile(str(tmp_path / "m"))
+    other_fds = []
 
-    def overtaken():
+    def open_replaced():
         """Removed and made anew by another, between our open and our lock."""
-        fd = real()
-        marks._open = real
+        fd = real_open()
+        token_file._open = real_open
         os.remove(tmp_path / "m")
-        others.append(marks.try_lock())
+        other_fds.append(token_file.try_lock())
         return fd
 
-    real, marks._open = marks._open, overtaken
-    assert marks.try_lock() is None, "two hold the lock of two files of one name"
-    os.close(others[0])
-    fd = marks.try_lock()
+    real_open, token_file._open = token_file._open, open_replaced
+    assert token_file.try_lock() is None, "two hold the lock of two files of one name"
+    os.close(other_fds[0])
+    fd = token_file.try_lock()
     assert fd is not None
     os.close(fd)
 
 
-HOLDER = """
+WRITER_SCRIPT = """
 import os, sys, leasehold
 from leasehold.fences import file
 def stop(body): print("inside", flush=True); sys.stdin.readline(); real(body)
@@ -100,23 +100,23 @@ except leasehold.StaleToken:
 
 @pytest.fixture
 def holder():
-    started = []
+    writers = []
 
     def start(path: Path, token: int) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", HOLDER, str(path), str(token)]
-        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(child)
+        command = [sys.executable, "-c", WRITER_SCRIPT, str(path), str(token)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        writers.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "inside\n"
         return child
 
     yield start
-    for child in started:
+    for child in writers:
         child.kill()
         child.communicate(timeout=30)
 
 
-def test_a_writer_stopped_between_check_and_rename_lets_nobody_in(tmp_path, holder):
+def test_writer_stopped_between_check_and_rename_blocks_others(tmp_path, holder):
     """The check and the rename are one step: whoever comes meanwhile waits, and a stale one is never let through."""
     path = tmp_path / "a"
     File(path).write(1, "old")
@@ -136,7 +136,7 @@ def test_a_writer_stopped_between_check_and_rename_lets_nobody_in(tmp_path, hold
     assert path.read_text() == "newer"
 
 
-def test_a_writer_killed_between_check_and_rename_leaves_the_old_content_and_the_new_mark(tmp_path, holder):
+def test_writer_killed_before_rename_leaves_old_content_and_new_token(tmp_path, holder):
     path = tmp_path / "a"
     File(path).write(1, "old")
     child = holder(path, 5)

@@ -11,44 +11,44 @@ import threading
 import time
 
 import pytest
-from record import recorded
 
 import leasehold
+from harness.checkers.fences import check_fence
+from harness.checkers.history import History
 from leasehold import AsyncClient, Client, ConfigError, CurrentLease, Event, StaleToken, current_lease, fences
 from leasehold.fences import Pass, rules
-from leasehold.testing.fencing import check_fence
-from leasehold.testing.history import History
+from tests.support.fence_history import recorded
 
 # ----------------------------------------------------------------------------- rules
 
 
 @pytest.mark.parametrize(
-    ("token", "mark", "after"),
+    ("token", "highest_token", "new_highest"),
     [(1, 0, 1), (5, 5, 5), (6, 5, 6), (4, 5, None), (2**53 - 1, 2**53 - 2, 2**53 - 1), (2**53 - 2, 2**53 - 1, None)],
 )
-def test_lower_is_refused_equal_and_higher_pass(token, mark, after):
-    if after is None:
+def test_check_token_refuses_lower_and_accepts_equal_and_higher(token, highest_token, new_highest):
+    if new_highest is None:
         with pytest.raises(StaleToken):
-            rules.raised(token, Pass(token), mark, "r")
+            rules.check_token(token, Pass(token), highest_token, "r")
     else:
-        assert rules.raised(token, Pass(token), mark, "r") == after
-        assert rules.raised(token, Pass(token, shared=True), mark, "r") == mark
+        assert rules.check_token(token, Pass(token), highest_token, "r") == new_highest
+        assert rules.check_token(token, Pass(token, shared=True), highest_token, "r") == highest_token
 
 
-def test_the_error_names_both_and_survives_pickling():
+def test_stale_token_names_both_tokens_and_survives_pickling():
     stale = pickle.loads(pickle.dumps(StaleToken("stock/teapot", token=33, highest=34, slot=2)))
     assert (stale.resource, stale.token, stale.highest, stale.slot) == ("stock/teapot", 33, 34, 2)
     assert str(stale) == "stock/teapot, slot 2, refused token 33: it has seen 34; the lease behind it is over"
 
 
-def test_a_resource_needs_a_name():
+def test_local_fence_refuses_invalid_resource_name():
     for bad in ("", "x" * 256, "a\0b", 7, None):
         with pytest.raises(ConfigError):
             fences.Local(bad, 0)
 
 
-def test_every_public_name_is_there_and_says_what_it_is():
-    assert sorted(fences.__all__) == sorted({*fences._HOMES, "Bearer", "Pass", "Shown"})
+def test_every_public_name_of_fences_has_a_docstring():
+    assert sorted(fences.__all__) == sorted({*fences._MODULES, "Bearer", "Pass", "Shown"})
     for name in set(fences.__all__) - {"Shown"}:
         thing = getattr(fences, name)
         assert thing.__doc__ if callable(thing) and not isinstance(thing, type) else vars(thing).get("__doc__"), name
@@ -59,20 +59,20 @@ def test_every_public_name_is_there_and_says_what_it_is():
 
 
 @pytest.mark.parametrize("name", [name for name in fences.__all__ if name.startswith("Async")])
-def test_twins_have_the_same_calls(name):
+def test_async_fence_has_the_methods_of_the_blocking_fence(name):
     def calls(thing):
         methods = {verb: method for verb, method in vars(thing).items() if inspect.isfunction(method)}
         return {verb: str(inspect.signature(method)).replace("Async", "") for verb, method in methods.items()}
 
-    face, twin = getattr(fences, name.removeprefix("Async")), getattr(fences, name)
-    assert calls(face) == calls(twin)
-    assert [verb for verb, method in vars(face).items() if inspect.iscoroutinefunction(method)] == []
-    plain = [verb for verb, method in vars(twin).items() if inspect.isfunction(method)]
-    assert {verb for verb in plain if not inspect.iscoroutinefunction(vars(twin)[verb])} <= {"transaction"}
-    assert str(inspect.signature(face)) == str(inspect.signature(twin))
+    blocking_class, async_class = getattr(fences, name.removeprefix("Async")), getattr(fences, name)
+    assert calls(blocking_class) == calls(async_class)
+    assert [verb for verb, method in vars(blocking_class).items() if inspect.iscoroutinefunction(method)] == []
+    plain = [verb for verb, method in vars(async_class).items() if inspect.isfunction(method)]
+    assert {verb for verb in plain if not inspect.iscoroutinefunction(vars(async_class)[verb])} <= {"transaction"}
+    assert str(inspect.signature(blocking_class)) == str(inspect.signature(async_class))
 
 
-def test_the_fences_of_the_base_install_load_the_standard_library_alone():
+def test_base_fences_import_only_the_standard_library():
     code = """
 import sys
 from leasehold import fences
@@ -88,7 +88,7 @@ print(*{name.partition(".")[0] for name in sys.modules if name.partition(".")[0]
 # ------------------------------------------------------------------------- leases and events
 
 
-def test_a_lease_is_shown_as_it_is():
+def test_local_fence_refuses_broken_lease_and_sends_event():
     seen: list[Event] = []
     with Client("memory://", on_event=seen.append) as client:
         value = fences.Local("stock/teapot", 10)
@@ -107,7 +107,7 @@ def test_a_lease_is_shown_as_it_is():
         assert value.peek() == 8
 
 
-def test_a_lease_of_asyncio_and_its_event():
+def test_local_fence_refuses_broken_async_lease_and_sends_event():
     seen: list[Event] = []
 
     async def main() -> None:
@@ -124,54 +124,54 @@ def test_a_lease_of_asyncio_and_its_event():
     assert [event.kind for event in seen].count("stale_token") == 1
 
 
-def test_permits_and_readers_of_real_locks():
+def test_local_fence_with_semaphore_permits_and_readers():
     with Client("memory://") as client:
         value = fences.Local("pool", 0)
-        with client.semaphore("pool", 2) as one, client.semaphore("pool", 2) as two:
-            for permit in (one, two, one, two):
+        with client.semaphore("pool", 2) as first, client.semaphore("pool", 2) as second:
+            for permit in (first, second, first, second):
                 value.write(permit, value.read(permit) + 1)
-        with client.semaphore("pool", 2) as next_one:
-            assert next_one.slot == 0
-            value.read(next_one)
+        with client.semaphore("pool", 2) as successor:
+            assert successor.slot == 0
+            value.read(successor)
             with pytest.raises(StaleToken):
-                value.write(one, 0)
-            value.write(two, 5)
-        book = fences.Local("book", "text")
+                value.write(first, 0)
+            value.write(second, 5)
+        document = fences.Local("book", "text")
         rwlock = client.rwlock("book")
         with rwlock.write() as writer:
-            book.write(writer, "new text")
+            document.write(writer, "new text")
         with rwlock.read() as early, client.rwlock("book").read() as later:
             assert early.shared
             assert not writer.shared
-            assert book.read(later) == book.read(early) == "new text"
+            assert document.read(later) == document.read(early) == "new text"
             with pytest.raises(ConfigError, match="write side"):
-                book.write(early, "mine")
+                document.write(early, "mine")
         with rwlock.write() as writer:
-            book.claim(writer)
+            document.claim(writer)
             with pytest.raises(StaleToken):
-                book.read(early)
+                document.read(early)
 
 
 # -------------------------------------------------------------------------- in process
 
 
-def test_threads_lose_nothing_at_a_local_fence():
+def test_local_fence_loses_no_update_of_threads():
     number, tokens = fences.Local("n", 0), iter(range(1, 100_000))
-    history, done = History(time.monotonic), []
+    history, accepted = History(time.monotonic), []
 
     def call(who, action, token, work, **detail):
         return recorded(history, who, action, "n", token, work, **detail)
 
     def work(who):
         token = 0
-        for turn in range(60):
-            if turn % 3 == 0 or not token:
+        for round_number in range(60):
+            if round_number % 3 == 0 or not token:
                 token = next(tokens)
             value = call(who, "read", token, lambda token=token: number.read(token))
             if value is not None:
                 time.sleep(0.0002)  # long enough for another to come between
                 write = lambda token=token, value=value: number.write(token, value + 1) or True  # noqa: E731
-                done.append(call(who, "write", token, write, based_on=value))
+                accepted.append(call(who, "write", token, write, based_on=value))
 
     threads = [threading.Thread(target=work, args=[str(n)]) for n in range(8)]
     for thread in threads:
@@ -180,10 +180,10 @@ def test_threads_lose_nothing_at_a_local_fence():
         thread.join(60)
     verdict = check_fence(history)
     assert verdict.result == "valid", verdict
-    assert number.peek() == sum(bool(one) for one in done)
+    assert number.peek() == sum(bool(result) for result in accepted)
 
 
-def test_nobody_comes_in_while_an_object_is_held():
+def test_local_fence_write_waits_while_object_is_held():
     stack = fences.Local("stack", [])
     entered, go, order = threading.Event(), threading.Event(), []
 
@@ -208,42 +208,42 @@ def test_nobody_comes_in_while_an_object_is_held():
 # -------------------------------------------------------------------- the judge can fail
 
 
-def judged(*calls):
+def violated_rules(*calls):
     """Calls as (began, ended, action, token, accepted, based_on)."""
     now, ops = [0.0], {}
     history = History(lambda: now[0])
-    moments = [(call[0], 0, place) for place, call in enumerate(calls)]
-    moments += [(call[1], 1, place) for place, call in enumerate(calls)]
-    for at, ends, place in sorted(moments):
-        now[0], call = at, calls[place]
+    moments = [(call[0], 0, index) for index, call in enumerate(calls)]
+    moments += [(call[1], 1, index) for index, call in enumerate(calls)]
+    for at, ends, index in sorted(moments):
+        now[0], call = at, calls[index]
         if not ends:
             detail = {} if call[5] is None else {"based_on": call[5]}
-            ops[place] = history.invoke("p", call[2], "r", token=call[3], **detail)
+            ops[index] = history.invoke("p", call[2], "r", token=call[3], **detail)
         elif call[4]:
-            ops[place].ok(token=call[3])
+            ops[index].ok(token=call[3])
         else:
-            ops[place].fail("stale")
+            ops[index].fail("stale")
     return {violation.rule for violation in check_fence(history).violations}
 
 
-def test_the_judge_of_fences():
-    assert judged((0, 1, "write", 5, True, 0), (2, 3, "write", 4, True, 1)) == {"token"}
-    assert judged((0, 1, "read", 5, True, None), (2, 3, "write", 4, True, 0)) == {"token"}
-    assert judged((0, 2.5, "write", 5, True, 0), (2, 3, "write", 4, True, 1)) == set()  # they overlap
-    assert judged((0, 1, "write", 5, True, 0), (2, 3, "write", 6, True, 0)) == {"update"}
-    assert judged((0, 1, "write", 5, True, 0), (2, 3, "write", 6, False, 1)) == {"refusal"}
-    assert judged((0, 1, "write", 5, True, 0), (2, 3, "write", 4, False, 1)) == set()
-    assert judged((0, 1, "write", 4, False, 0), (2, 3, "write", 5, True, 1)) == {"refusal"}
+def test_fence_checker_finds_each_violation():
+    assert violated_rules((0, 1, "write", 5, True, 0), (2, 3, "write", 4, True, 1)) == {"token"}
+    assert violated_rules((0, 1, "read", 5, True, None), (2, 3, "write", 4, True, 0)) == {"token"}
+    assert violated_rules((0, 2.5, "write", 5, True, 0), (2, 3, "write", 4, True, 1)) == set()  # they overlap
+    assert violated_rules((0, 1, "write", 5, True, 0), (2, 3, "write", 6, True, 0)) == {"update"}
+    assert violated_rules((0, 1, "write", 5, True, 0), (2, 3, "write", 6, False, 1)) == {"refusal"}
+    assert violated_rules((0, 1, "write", 5, True, 0), (2, 3, "write", 4, False, 1)) == set()
+    assert violated_rules((0, 1, "write", 4, False, 0), (2, 3, "write", 5, True, 1)) == {"refusal"}
     # 7 waits behind 5, and so 6 is refused; then 8 comes, and 7 is refused as well.
     queued = (1, 5, "write", 7, False, 0), (2, 3, "write", 6, False, 0), (4, 8, "write", 8, True, 1)
-    assert judged((0, 6, "write", 5, True, 0), *queued) == set()
-    assert judged((0, 6, "write", 5, True, 0), *queued[:2]) == {"refusal"}  # of 7: nothing newer came
+    assert violated_rules((0, 6, "write", 5, True, 0), *queued) == set()
+    assert violated_rules((0, 6, "write", 5, True, 0), *queued[:2]) == {"refusal"}  # of 7: nothing newer came
 
 
 # ------------------------------------------------------------------------- current_lease
 
 
-def test_outside_of_run_there_is_no_current_lease(monkeypatch):
+def test_current_lease_requires_complete_environment_of_run(monkeypatch):
     for name in ("HELD", "LOCK", "TOKEN", "HOLDER", "TTL", "SLOT", "SHARED"):
         monkeypatch.delenv(f"LEASEHOLD_{name}", raising=False)
     with pytest.raises(ConfigError, match="leasehold run NAME"):
@@ -269,22 +269,22 @@ leasehold.fences.File("out").read(lease) if lease.shared else leasehold.fences.F
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "output"),
     [
         ((), "job web-3 12.0 None False True"),
         (("--slots", "2"), "job web-3 12.0 0 False True"),
         (("-s",), "job web-3 12.0 None True True"),
     ],
 )
-def test_the_lease_of_a_child_of_run(tmp_path, options, said):
+def test_current_lease_in_child_of_run_passes_the_fence(tmp_path, options, output):
     (tmp_path / "out").write_text("old")
     command = [sys.executable, "-m", "leasehold", "-u", f"sqlite://{tmp_path}/locks.db", "run", "--ttl", "12"]
-    words = [*command, "--holder", "web-3", *options, "job", "--", sys.executable, "-c", CHILD]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
+    arguments = [*command, "--holder", "web-3", *options, "job", "--", sys.executable, "-c", CHILD]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, output), done.stderr
     assert (tmp_path / "out").read_text() == ("old" if "-s" in options else "done")
 
 
-def test_nothing_secret_is_in_it():
+def test_current_lease_has_no_secret_fields():
     assert CurrentLease._fields == ("name", "token", "holder", "ttl", "slot", "shared")
     assert leasehold.fences.Bearer

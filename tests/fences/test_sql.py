@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from leasehold import ConfigError, StaleToken, fences
-from leasehold.fences.sql.dialect import rendered
+from leasehold.fences.sql.dialect import render
 
 DATABASES = ("sqlite", "postgresql", "mysql")
 each_database = pytest.mark.parametrize("database", DATABASES)
@@ -36,7 +36,7 @@ def stock(resource):
     return make
 
 
-def another(number, resource_kinds):
+def connect_again(number, resource_kinds):
     """One more connection to the same database."""
     return resource_kinds.connected(number.database, number.spec)
 
@@ -45,7 +45,7 @@ def another(number, resource_kinds):
 
 
 @each_database
-def test_nothing_is_oversold(database, stock):
+def test_take_never_oversells(database, stock):
     number = stock(database)
     fence = fences.SQLColumn(number.connection, number.stock, key="item")
     assert fence.take(5, "teapot", quantity=2)
@@ -57,7 +57,7 @@ def test_nothing_is_oversold(database, stock):
 
 
 @each_database
-def test_word_that_not_enough_is_left_claims_the_fence(database, stock):
+def test_failed_take_raises_the_highest_token(database, stock):
     number = stock(database)
     fence = fences.SQLColumn(number.connection, number.stock, key="item")
     assert not fence.take(9, "teapot", quantity=4)
@@ -66,7 +66,7 @@ def test_word_that_not_enough_is_left_claims_the_fence(database, stock):
 
 
 @each_database
-def test_a_row_that_is_not_there(database, stock):
+def test_sql_column_raises_lookup_error_for_missing_row(database, stock):
     number = stock(database)
     fence = fences.SQLColumn(number.connection, number.stock, key="item")
     for call in (
@@ -80,7 +80,7 @@ def test_a_row_that_is_not_there(database, stock):
 
 
 @each_database
-def test_writing_what_stands_there_is_no_refusal(database, stock):
+def test_write_of_unchanged_value_succeeds(database, stock):
     """MySQL does not count a row that does not change."""
     number = stock(database)
     fence = fences.SQLColumn(number.connection, number.stock, key="item")
@@ -91,7 +91,7 @@ def test_writing_what_stands_there_is_no_refusal(database, stock):
     assert fence.read(5, "teapot", "quantity") == (3,)
 
 
-def test_names_go_into_statements_only_if_they_are_plain(resource):
+def test_table_and_column_names_must_be_identifiers(resource):
     connection = resource("sqlite-row").connection
     for bad in ("stock; drop table x", "a b", "", "1a", "a.b.c", 'a"'):
         with pytest.raises(ConfigError, match="no plain name"):
@@ -108,7 +108,7 @@ def test_names_go_into_statements_only_if_they_are_plain(resource):
 
 
 @each_database
-def test_what_a_stale_holder_did_before_its_check_is_rolled_back(database, stock):
+def test_failed_fence_transaction_is_rolled_back_with_its_token(database, stock):
     number = stock(database)
     fence = fences.SQLFence(number.connection, "stock", table=number.marks)
     fence.claim(9)
@@ -126,7 +126,7 @@ def test_what_a_stale_holder_did_before_its_check_is_rolled_back(database, stock
 
 
 @each_database
-def test_an_open_transaction_is_not_swept_along(database, stock):
+def test_fence_refuses_connection_with_open_transaction(database, stock):
     number = stock(database)
     fence = fences.SQLFence(number.connection, "stock", table=number.marks)
     number.connection.cursor().execute(f"update {number.stock} set quantity = 7")
@@ -143,7 +143,7 @@ def test_an_open_transaction_is_not_swept_along(database, stock):
 
 
 @each_database
-def test_a_claim_in_the_callers_own_transaction_ends_with_it(database, stock):
+def test_claim_is_undone_when_transaction_of_caller_rolls_back(database, stock):
     number = stock(database)
     fence = fences.SQLFence(number.connection, "stock", table=number.marks)
     fence.claim(9)
@@ -156,7 +156,7 @@ def test_a_claim_in_the_callers_own_transaction_ends_with_it(database, stock):
 
 
 @each_database
-def test_a_newer_holder_waits_for_the_transaction_of_an_older_one(database, stock, kinds):
+def test_newer_holder_waits_for_transaction_of_older_holder(database, stock, kinds):
     """Between check and commit nobody comes in: the older one's write is complete before the newer one reads."""
     number = stock(database)
     order = []
@@ -164,9 +164,9 @@ def test_a_newer_holder_waits_for_the_transaction_of_an_older_one(database, stoc
     fence.write(4, f"update {number.stock} set quantity = quantity")
 
     def newer():
-        other = another(number, kinds)
-        theirs = fences.SQLFence(other, "stock", table=number.marks)
-        order.append(("read", theirs.read(6, f"select quantity from {number.stock}")[0][0]))
+        other = connect_again(number, kinds)
+        newer_fence = fences.SQLFence(other, "stock", table=number.marks)
+        order.append(("read", newer_fence.read(6, f"select quantity from {number.stock}")[0][0]))
         other.close()
 
     thread = threading.Thread(target=newer)
@@ -182,10 +182,10 @@ def test_a_newer_holder_waits_for_the_transaction_of_an_older_one(database, stoc
         fence.write(5, f"update {number.stock} set quantity = 99")
 
 
-def test_an_older_snapshot_of_mysql_does_not_hide_a_newer_mark(stock, kinds):
+def test_mysql_claim_sees_newer_token_despite_old_snapshot(stock, kinds):
     """Repeatable read, MySQL's default: a transaction goes on seeing the mark as it was when it first looked."""
     number = stock("mysql")
-    other = another(number, kinds)
+    other = connect_again(number, kinds)
     fence = fences.SQLFence(number.connection, "stock", table=number.marks)
     fence.write(5, f"update {number.stock} set quantity = 2")
     cursor = number.connection.cursor()
@@ -201,11 +201,11 @@ def test_an_older_snapshot_of_mysql_does_not_hide_a_newer_mark(stock, kinds):
     other.close()
 
 
-def test_an_older_snapshot_of_postgresql_is_an_error_not_a_write(stock, kinds):
+def test_postgresql_claim_in_old_snapshot_is_serialization_failure(stock, kinds):
     import psycopg
 
     number = stock("postgresql")
-    other = another(number, kinds)
+    other = connect_again(number, kinds)
     number.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     fence = fences.SQLFence(number.connection, "stock", table=number.marks)
     fence.write(5, f"update {number.stock} set quantity = 2")
@@ -219,7 +219,7 @@ def test_an_older_snapshot_of_postgresql_is_an_error_not_a_write(stock, kinds):
     other.close()
 
 
-def test_connections_in_autocommit_mode(resource):
+def test_sql_fences_work_on_autocommit_connections(resource):
     import psycopg
     import pymysql
 
@@ -228,8 +228,8 @@ def test_connections_in_autocommit_mode(resource):
         if database == "sqlite":
             connection = sqlite3.connect(number.spec["path"], isolation_level=None)
         elif database == "postgresql":
-            where = f"host=127.0.0.1 port={number.spec['postgresql']} user=postgres dbname=postgres"
-            connection = psycopg.connect(where, autocommit=True, row_factory=psycopg.rows.dict_row)
+            conninfo = f"host=127.0.0.1 port={number.spec['postgresql']} user=postgres dbname=postgres"
+            connection = psycopg.connect(conninfo, autocommit=True, row_factory=psycopg.rows.dict_row)
         else:
             connection = pymysql.connect(
                 host="127.0.0.1", port=number.spec["mysql"], user="root", database="test",
@@ -249,14 +249,14 @@ def test_connections_in_autocommit_mode(resource):
         connection.close()
 
 
-def test_a_percent_sign_in_a_statement_without_parameters(resource):
+def test_statement_without_parameters_may_contain_percent_sign(resource):
     for database in DATABASES:
         number = resource(f"{database}-row")
         assert number.fence.read(5, f"select v from {number.table} where 'a%' like 'a%'")[0][0] == 0
         assert number.fence.write(5, f"update {number.table} set v = 1 where 'a%' like 'a%'") == 1
 
 
-def test_the_table_is_made_once(resource):
+def test_create_fence_table_twice_is_harmless(resource):
     for database in DATABASES:
         number = resource(f"{database}-row")
         fence = fences.SQLFence(number.connection, "a", table=f"own_{number.spec['run']}")
@@ -266,15 +266,15 @@ def test_the_table_is_made_once(resource):
         number.connection.commit()
 
 
-def test_names_of_resources_are_compared_byte_by_byte(resource):
+def test_resource_names_are_compared_byte_by_byte(resource):
     for database in DATABASES:
         number = resource(f"{database}-row")
-        for place, name in enumerate(("a", "A", "a ", "é", "e\u0301", "x" * 255)):
+        for index, name in enumerate(("a", "A", "a ", "é", "e\u0301", "x" * 255)):
             fence = fences.SQLFence(number.connection, name, table=number.marks)
-            fence.write(100 - place, f"update {number.table} set v = 1")  # stale if two were one
+            fence.write(100 - index, f"update {number.table} set v = 1")  # stale if two were one
 
 
-def test_an_unknown_driver_needs_a_word():
+def test_unknown_driver_requires_dialect():
     class Connection:
         pass
 
@@ -284,15 +284,15 @@ def test_an_unknown_driver_needs_a_word():
         fences.SQLFence(Connection(), "a", dialect="oracle")
 
 
-def test_parameters_are_put_in_order():
-    assert rendered("a :x b :y c :x", {"x": 1, "y": 2}, "?") == ("a ? b ? c ?", [1, 2, 1])
+def test_render_puts_parameters_in_order():
+    assert render("a :x b :y c :x", {"x": 1, "y": 2}, "?") == ("a ? b ? c ?", [1, 2, 1])
 
 
 # ---------------------------------------------------------------------- asyncio
 
 
 @each_database
-def test_a_cancelled_transaction_is_rolled_back(database, resource):
+def test_cancelled_async_transaction_is_rolled_back(database, resource):
     number = resource(f"{database}-row-async")
 
     async def work(entered: asyncio.Event) -> None:
@@ -319,17 +319,17 @@ def test_a_cancelled_transaction_is_rolled_back(database, resource):
 
 
 @each_database
-def test_any_update_or_delete_of_sqlalchemy(database, resource):
+def test_alchemy_column_executes_updates_and_deletes_if_token_is_current(database, resource):
     number = resource(f"alchemy-{database}-column")
     acct = number.acct
     with Session(number.engine) as session, session.begin():
         session.add_all([acct(id=2, v=10, fence=20), acct(id=3, v=10, fence=0)])
     with Session(number.engine) as session, session.begin():
         column = fences.AlchemyColumn(session, acct)
-        one = session.get_one(acct, 3)
+        account = session.get_one(acct, 3)
         assert column.execute(7, sa.update(acct).where(acct.id == 3, acct.v >= 4).values(v=acct.v - 4)) == 1
         assert column.execute(7, sa.update(acct).where(acct.id == 3, acct.v >= 100).values(v=0)) == 0
-        assert (one.v, one.fence) == (6, 7)  # objects of the session follow
+        assert (account.v, account.fence) == (6, 7)  # objects of the session follow
         assert column.take(7, 3, v=6)
         assert not column.take(7, 3, v=1)
     with pytest.raises(StaleToken) as refused, Session(number.engine) as session, session.begin():
@@ -346,7 +346,7 @@ def test_any_update_or_delete_of_sqlalchemy(database, resource):
 
 
 @each_database
-def test_core_tables_and_connections(database, resource):
+def test_alchemy_fences_work_with_core_tables_and_connections(database, resource):
     number = resource(f"alchemy-{database}-core")
     table = number.acct.__table__
     with number.engine.begin() as connection:
@@ -363,22 +363,22 @@ def test_core_tables_and_connections(database, resource):
 
 
 @each_database
-def test_the_table_as_part_of_ones_metadata(database, resource):
+def test_fence_table_can_be_created_from_metadata(database, resource):
     number = resource(f"alchemy-{database}-core")
     metadata = sa.MetaData()
     fences.fence_table(metadata, f"meta_{number.spec['run']}")
     metadata.create_all(number.engine)
     with number.engine.begin() as connection:
-        for place, name in enumerate(("a", "A", "a ")):
-            fences.AlchemyFence(connection, name, table=f"meta_{number.spec['run']}").claim(9 - place)
+        for index, name in enumerate(("a", "A", "a ")):
+            fences.AlchemyFence(connection, name, table=f"meta_{number.spec['run']}").claim(9 - index)
     with pytest.raises(StaleToken), number.engine.begin() as connection:
         fences.AlchemyFence(connection, "a", table=f"meta_{number.spec['run']}").claim(8)
 
 
-def test_a_key_of_two_columns_is_for_fence_rows():
+def test_alchemy_column_refuses_composite_primary_key():
     metadata = sa.MetaData()
     table = sa.Table("t", metadata, sa.Column("a", sa.Integer, primary_key=True), sa.Column("b", sa.Integer))
     fences.AlchemyColumn(None, table, fence="b")
-    two = sa.Table("u", metadata, *(sa.Column(name, sa.Integer, primary_key=True) for name in "ab"))
+    composite = sa.Table("u", metadata, *(sa.Column(name, sa.Integer, primary_key=True) for name in "ab"))
     with pytest.raises(ConfigError, match="one column"):
-        fences.AlchemyColumn(None, two)
+        fences.AlchemyColumn(None, composite)

@@ -8,85 +8,85 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from leasehold.runtime.loopstream import LoopStream, dial_in_loop
-from leasehold.runtime.streams import Address, SocketStream, dial
+from leasehold.runtime.net.blocking import SocketAddress, SocketStream, connect_blocking
+from leasehold.runtime.net.event_loop import LoopStream, connect_in_loop
 from leasehold.runtime.threads import boot_clock
 
 
-class Lines:
+class LineProtocol:
     """The simplest protocol there is: a reply is a line. One that says `garbage` cannot be read."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self._buffer = b""
 
     def feed(self, data: bytes) -> None:
-        self._kept += data
+        self._buffer += data
 
     def gets(self) -> object:
-        line, found, rest = self._kept.partition(b"\n")
+        line, found, remainder = self._buffer.partition(b"\n")
         if not found:
             return False
-        self._kept = rest
+        self._buffer = remainder
         if line == b"garbage":
             raise ValueError("garbage")
         return line
 
 
-class Echo:
+class EchoServer:
     """Answers each line by itself, or as `answer` says."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[socket.socket, bytes], None] = lambda near, line: near.sendall(line + b"\n")
-        self.heard: list[bytes] = []
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.address = Address(*self._door.getsockname())
-        self._near: list[socket.socket] = []
+        self.answer: Callable[[socket.socket, bytes], None] = lambda connection, line: connection.sendall(line + b"\n")
+        self.received: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = SocketAddress(*self._listener.getsockname())
+        self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         while True:
             try:
-                near, _ = self._door.accept()
+                connection, _ = self._listener.accept()
             except OSError:
                 return
-            self._near.append(near)
-            threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+            self._connections.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _serve(self, near: socket.socket) -> None:
-        kept = b""
-        with near:
+    def _serve(self, connection: socket.socket) -> None:
+        buffer = b""
+        with connection:
             while True:
                 try:
-                    data = near.recv(65536)
+                    data = connection.recv(65536)
                     if not data:
                         return
-                    *whole, kept = (kept + data).split(b"\n")
-                    for line in whole:
-                        self.heard.append(line)
-                        self.answer(near, line)
+                    *complete_lines, buffer = (buffer + data).split(b"\n")
+                    for line in complete_lines:
+                        self.received.append(line)
+                        self.answer(connection, line)
                 except OSError:
                     return
 
-    def dial(self) -> SocketStream:
-        return dial(self.address, None, Lines(), boot_clock, boot_clock() + 5.0)
+    def connect(self) -> SocketStream:
+        return connect_blocking(self.address, None, LineProtocol(), boot_clock, boot_clock() + 5.0)
 
-    async def dial_in_loop(self) -> LoopStream:
-        return await dial_in_loop(self.address, None, Lines(), boot_clock, boot_clock() + 5.0)
+    async def connect_in_loop(self) -> LoopStream:
+        return await connect_in_loop(self.address, None, LineProtocol(), boot_clock, boot_clock() + 5.0)
 
     def close(self) -> None:
-        self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
-        for near in self._near:
-            near.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
 
 
 @pytest.fixture
-def lines() -> type[Lines]:
-    return Lines
+def line_protocol() -> type[LineProtocol]:
+    return LineProtocol
 
 
 @pytest.fixture
-def echo() -> Iterator[Echo]:
-    echo = Echo()
+def echo() -> Iterator[EchoServer]:
+    echo = EchoServer()
     yield echo
     echo.close()

@@ -10,44 +10,44 @@ from collections.abc import Callable
 
 import pytest
 
-from leasehold.runtime.base import settle, step
+from leasehold.runtime.base import maybe_await, run_sync
 from leasehold.runtime.loop import Loop
-from leasehold.runtime.threads import ThreadGuard, Threads
+from leasehold.runtime.threads import ThreadMutex, Threads
 
 
-def test_step_runs_to_the_end_and_refuses_to_suspend() -> None:
+def test_run_sync_runs_to_the_end_and_refuses_to_suspend() -> None:
     async def plain() -> int:
-        return await settle(7)
+        return await maybe_await(7)
 
     async def suspends() -> None:
         await asyncio.sleep(0)
 
-    assert step(plain()) == 7
+    assert run_sync(plain()) == 7
     with pytest.raises(AssertionError, match="use the runtime, not asyncio"):
-        step(suspends())
+        run_sync(suspends())
 
 
-def test_settle_takes_a_value_or_something_to_await() -> None:
+def test_maybe_await_accepts_value_or_awaitable() -> None:
     async def main() -> None:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         future.set_result(3)
-        assert await settle(future) == 3
-        assert await settle("value") == "value"
+        assert await maybe_await(future) == 3
+        assert await maybe_await("value") == "value"
 
     asyncio.run(main())
 
 
-def test_a_signal_is_remembered_and_taken_once() -> None:
+def test_signal_is_remembered_and_consumed_once() -> None:
     signal = Threads().signal()
     signal.set()
     signal.set()
-    assert step(signal.wait(0)) is True
-    assert step(signal.wait(0)) is False
+    assert run_sync(signal.wait(0)) is True
+    assert run_sync(signal.wait(0)) is False
     threading.Timer(0.01, signal.set).start()
-    assert step(signal.wait(10)) is True
+    assert run_sync(signal.wait(10)) is True
 
 
-def test_a_wake_up_taken_without_sleeping_does_not_end_the_next_wait() -> None:
+def test_signal_consumed_without_sleep_does_not_end_next_wait() -> None:
     async def main() -> None:
         signal = Loop().signal()
         signal.set()
@@ -58,12 +58,12 @@ def test_a_wake_up_taken_without_sleeping_does_not_end_the_next_wait() -> None:
     asyncio.run(main())
 
 
-def test_a_loops_signal_is_set_from_any_thread_and_outlives_the_loop() -> None:
-    kept = []
+def test_loop_signal_is_set_from_any_thread_even_after_loop_closed() -> None:
+    signals = []
 
     async def main() -> None:
         signal = Loop().signal()
-        kept.append(signal)
+        signals.append(signal)
         threading.Timer(0.01, signal.set).start()
         assert await signal.wait(10)
         assert not await signal.wait(0.001)
@@ -71,25 +71,25 @@ def test_a_loops_signal_is_set_from_any_thread_and_outlives_the_loop() -> None:
         assert await signal.wait(0)
 
     asyncio.run(main())
-    kept[0].set()  # nobody is left to be told: no error
+    signals[0].set()  # nobody is left to be told: no error
 
 
-def test_call_blocks_no_loop_and_close_lets_the_worker_go() -> None:
+def test_call_does_not_block_loop_and_close_stops_worker() -> None:
     async def main() -> None:
         runtime = Loop()
         assert await Threads().call(lambda x: x + 1, 1) == 2
-        turns = []
+        ticks = []
 
-        async def turn() -> None:
+        async def tick() -> None:
             while True:
-                turns.append(1)
+                ticks.append(1)
                 await runtime.sleep(0.001)
 
-        beside = asyncio.create_task(turn())
+        background = asyncio.create_task(tick())
         name = await runtime.call(lambda: time.sleep(0.05) or threading.current_thread().name)
-        beside.cancel()
+        background.cancel()
         assert name.startswith("leasehold-call")
-        assert len(turns) > 3
+        assert len(ticks) > 3
         runtime.close()
         assert await runtime.call(lambda: 5) == 5  # it may be used again
         runtime.close()
@@ -98,23 +98,23 @@ def test_call_blocks_no_loop_and_close_lets_the_worker_go() -> None:
     asyncio.run(main())
 
 
-def test_a_guard_knows_its_owner() -> None:
-    guard = Threads().guard()
-    assert isinstance(guard, ThreadGuard)
-    assert not guard.mine()
-    with guard:
-        assert guard.mine()
+def test_mutex_knows_its_owner() -> None:
+    mutex = Threads().mutex()
+    assert isinstance(mutex, ThreadMutex)
+    assert not mutex.held_by_me()
+    with mutex:
+        assert mutex.held_by_me()
         seen: list[bool] = []
-        thread = threading.Thread(target=lambda: seen.append(guard.mine()))
+        thread = threading.Thread(target=lambda: seen.append(mutex.held_by_me()))
         thread.start()
         thread.join()
         assert seen == [False]
-        with guard:
-            assert guard.mine()
-    assert not guard.mine()
+        with mutex:
+            assert mutex.held_by_me()
+    assert not mutex.held_by_me()
 
 
-def test_an_owner_is_a_thread_or_a_task_and_never_reused() -> None:
+def test_owner_is_thread_or_task_and_never_reused() -> None:
     runtime = Threads()
     owners = []
     for _ in range(20):
@@ -135,23 +135,23 @@ def test_an_owner_is_a_thread_or_a_task_and_never_reused() -> None:
     asyncio.run(main())
 
 
-def test_a_task_is_known_in_the_next_loop_before_the_runtime_has_moved_there() -> None:
+def test_task_owns_in_next_loop_before_runtime_is_rebound() -> None:
     loop = Loop()
 
     async def use() -> None:
         loop.bind()
 
-    async def look() -> tuple[str, str]:
+    async def identify() -> tuple[str, str]:
         assert loop.owner() is asyncio.current_task()
         assert loop.interrupt() is not None
-        return loop.owner_mark(), Threads().owner_mark()
+        return loop.owner_id(), Threads().owner_id()
 
     asyncio.run(use())
-    task, thread = asyncio.run(look())
+    task, thread = asyncio.run(identify())
     assert task != thread
 
 
-def test_an_interrupt_fired_after_the_body_does_nothing() -> None:
+def test_interrupt_disarmed_before_delivery_cancels_nothing() -> None:
     async def main() -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -166,47 +166,47 @@ def test_an_interrupt_fired_after_the_body_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("runtime", [Threads(), Loop()], ids=["threads", "loop"])
-def test_a_descriptor_is_waited_for(runtime: Threads | Loop) -> None:
+def test_wait_fd_waits_for_readable_or_writable_descriptor(runtime: Threads | Loop) -> None:
     async def main() -> None:
-        near, far = socket.socketpair()
-        with near, far:
-            assert not await runtime.ready(near.fileno(), 0.01)
-            assert await runtime.ready(near.fileno(), 10, write=True)
-            threading.Timer(0.01, far.send, (b"!",)).start()
-            assert await runtime.ready(near.fileno(), 10)
-            assert await runtime.ready(near.fileno(), 0)
-            assert await runtime.ready(far.fileno(), 10, read=False, write=True)
-            far.shutdown(socket.SHUT_RDWR)
-            near.recv(1)
-            assert await runtime.ready(near.fileno(), 10), "a hang-up is something to read"
+        left, right = socket.socketpair()
+        with left, right:
+            assert not await runtime.wait_fd(left.fileno(), 0.01)
+            assert await runtime.wait_fd(left.fileno(), 10, write=True)
+            threading.Timer(0.01, right.send, (b"!",)).start()
+            assert await runtime.wait_fd(left.fileno(), 10)
+            assert await runtime.wait_fd(left.fileno(), 0)
+            assert await runtime.wait_fd(right.fileno(), 10, read=False, write=True)
+            right.shutdown(socket.SHUT_RDWR)
+            left.recv(1)
+            assert await runtime.wait_fd(left.fileno(), 10), "a hang-up is something to read"
 
     if runtime.blocking:
-        step(main())
+        run_sync(main())
     else:
         asyncio.run(main())
 
 
-def test_a_task_cancelled_while_it_waits_for_a_descriptor_leaves_nothing_behind() -> None:
+def test_cancelled_wait_fd_removes_its_reader() -> None:
     async def main() -> None:
-        near, far = socket.socketpair()
-        with near, far:
-            waiting = asyncio.create_task(Loop().ready(near.fileno(), 10, write=False))
+        left, right = socket.socketpair()
+        with left, right:
+            waiting = asyncio.create_task(Loop().wait_fd(left.fileno(), 10, write=False))
             await asyncio.sleep(0)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            assert not asyncio.get_running_loop().remove_reader(near.fileno())
+            assert not asyncio.get_running_loop().remove_reader(left.fileno())
 
     asyncio.run(main())
 
 
-def test_what_a_closed_loop_had_under_way_is_over_before_the_next_one_begins() -> None:
+def test_calls_of_closed_loop_finish_before_next_loop_is_bound() -> None:
     """Else a call that nobody waits for any more lands after all that was done to give it up."""
-    runtime, began, go, done = Loop(), threading.Event(), threading.Event(), []
+    runtime, began, may_finish, done = Loop(), threading.Event(), threading.Event(), []
 
     def slow() -> None:
         began.set()
-        go.wait(10)
+        may_finish.wait(10)
         done.append("slow")
 
     async def leave(*calls: Callable[[], object]) -> list[asyncio.Task[object]]:
@@ -222,7 +222,7 @@ def test_what_a_closed_loop_had_under_way_is_over_before_the_next_one_begins() -
     loop = asyncio.new_event_loop()
     tasks = loop.run_until_complete(leave(slow, lambda: done.append("never")))
     loop.close()
-    threading.Timer(0.1, go.set).start()
+    threading.Timer(0.1, may_finish.set).start()
     assert not asyncio.run(bind())
     assert done == ["slow"]
     for task in tasks:

@@ -54,27 +54,27 @@ class Locks(Scenario):
         assert len(self.served) == len(set(self.served))
 
 
-def test_unharmed_everyone_is_served() -> None:
+def test_lock_scenario_without_faults_serves_all_workers() -> None:
     scenario = Locks()
     scenario.run()
     assert len(scenario.served) >= 12
 
 
-def test_every_await_cancelled() -> None:
+def test_lock_scenario_survives_every_cancelled_await() -> None:
     assert every_await_cancelled(Locks) > 100
 
 
-def test_every_message_lost() -> None:
+def test_lock_scenario_survives_every_lost_message() -> None:
     assert every_message_lost(Locks) > 150
 
 
 @pytest.mark.parametrize("who", range(3))
 @pytest.mark.usefixtures("untraced")
-def test_an_await_cancelled_and_a_message_lost(who: int) -> None:
-    awaits_with_messages(Locks, who, step=12)
+def test_lock_scenario_survives_sampled_cancel_and_loss_pairs(who: int) -> None:
+    awaits_with_messages(Locks, who, stride=12)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("who", range(3))
-def test_every_await_cancelled_with_every_message_lost(who: int) -> None:
-    awaits_with_messages(Locks, who, step=1)
+def test_lock_scenario_survives_all_cancel_and_loss_pairs(who: int) -> None:
+    awaits_with_messages(Locks, who, stride=1)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from leasehold.testing.simulation import main, simulate
+from harness.simulator.seeds import main, simulate
 
 SEEDS = int(os.environ.get("LEASEHOLD_SEEDS", "1000"))
 CHUNK = 50
@@ -22,12 +22,12 @@ CHUNK = 50
         *(pytest.param(first, marks=pytest.mark.faults) for first in range(SEEDS, 2 * SEEDS, CHUNK)),
     ],
 )
-def test_every_seed_runs_clean(first, request):
+def test_every_seed_has_no_findings(first, request):
     if first:
         request.getfixturevalue("untraced")
     reports = [simulate(seed) for seed in range(first, min(first + CHUNK, SEEDS * (1 + (first >= SEEDS))))]
     print(*reports, f"passed over in all: {sum(report.passed_over for report in reports)}", sep="\n")
-    assert [str(report) for report in reports if report.complaints] == []
+    assert [str(report) for report in reports if report.findings] == []
     # The stories are about something: grants, losses, waiters passed over where there are faults, and only there.
     assert min(report.grants for report in reports) > 0
     assert sum(report.lost for report in reports) > 0
@@ -35,16 +35,16 @@ def test_every_seed_runs_clean(first, request):
 
 
 @pytest.mark.parametrize("seed", [69, 622, 1536])
-def test_a_seed_that_once_failed_runs_clean(seed):
-    assert not simulate(seed).complaints
+def test_formerly_failing_seed_has_no_findings(seed):
+    assert not simulate(seed).findings
 
 
-def test_a_seed_gives_the_same_story_in_every_interpreter():
+def test_seed_gives_same_report_in_every_interpreter():
     command = (
-        "from leasehold.testing.simulation import simulate;"
-        "print([(str(report), report.last_chance) for report in map(simulate, range(4))])"
+        "from harness.simulator.seeds import simulate;"
+        "print([(str(report), report.last_random) for report in map(simulate, range(4))])"
     )
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", command],
             check=True,
@@ -54,9 +54,9 @@ def test_a_seed_gives_the_same_story_in_every_interpreter():
         ).stdout
         for hash_seed in "123"
     }
-    assert len(told) == 1
+    assert len(outputs) == 1
 
 
-def test_the_command_replays_a_seed(capsys):
+def test_command_replays_a_seed(capsys):
     assert main(["--seed", "5", "-v"]) == 0
     assert "seed 5 (calm): clean" in capsys.readouterr().out

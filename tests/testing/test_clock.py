@@ -13,14 +13,14 @@ from leasehold.testing import Clock, clock, expire, lose
 from leasehold.testing.clock import ClockThreads
 
 
-def until(what, seconds=5.0):
+def wait_until(condition, seconds=5.0):
     end = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
 
 
-def beside(fn):
+def start_in_thread(fn):
     """Run it in a thread; what it returns or raises is in the list."""
     outcome = []
 
@@ -35,14 +35,14 @@ def beside(fn):
     return thread, outcome
 
 
-def waiting(client):
+def queued_names(client):
     return [holding.name for holding in client.inspect() if holding.state == "waiting"]
 
 
 # ------------------------------------------------------------------ standing still
 
 
-def test_it_stands_still_whatever_the_machine_does(leasehold_client, leasehold_clock):
+def test_clock_stands_still_while_real_time_passes(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job", ttl=0.1).acquire()
     began, left = leasehold_clock.now(), lease.remaining
     time.sleep(0.15)  # longer than the ttl: this is what must not count
@@ -51,7 +51,7 @@ def test_it_stands_still_whatever_the_machine_does(leasehold_client, leasehold_c
     lease.release()
 
 
-def test_it_moves_by_exactly_what_it_is_told(leasehold_client, leasehold_clock):
+def test_clock_advances_by_exactly_the_given_seconds(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job", ttl=30).acquire()
     began, wall = leasehold_clock.now(), leasehold_clock.wall()
     leasehold_clock.advance(5)
@@ -62,7 +62,7 @@ def test_it_moves_by_exactly_what_it_is_told(leasehold_client, leasehold_clock):
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])
-def test_it_does_not_go_back(leasehold_clock, seconds):
+def test_clock_refuses_to_go_backwards(leasehold_clock, seconds):
     with pytest.raises(ValueError, match="forward"):
         leasehold_clock.advance(seconds)
 
@@ -70,59 +70,61 @@ def test_it_does_not_go_back(leasehold_clock, seconds):
 # -------------------------------------------------------------------- going along
 
 
-def story():
+def record_lease_events():
     """What happens to a lease of 30 s in ten minutes, with the instants."""
-    now, events = Clock(), []
+    manual_clock, events = Clock(), []
 
-    def note(event):
-        events.append((event.kind, now.now()))
+    def record_event(event):
+        events.append((event.kind, manual_clock.now()))
 
-    client = leasehold.Client("memory://", engine=memory.open, runtime=ClockThreads(now), on_event=note)
+    client = leasehold.Client(
+        "memory://", engine=memory.open, runtime=ClockThreads(manual_clock), on_event=record_event
+    )
     with client, client.lock("job", ttl=30):
-        now.advance(600)
+        manual_clock.advance(600)
     return events
 
 
-def test_the_same_test_sees_the_same_instants():
-    first = story()
-    assert first == story()
+def test_repeated_runs_see_the_same_event_times():
+    first = record_lease_events()
+    assert first == record_lease_events()
     assert [kind for kind, _ in first[:2]] == ["attempted", "granted"]
     renewals = [at for kind, at in first if kind == "renewed"]
     assert 60 <= len(renewals) <= 80
     assert renewals == sorted(set(renewals))
 
 
-def test_a_healthy_lease_outlives_any_time(leasehold_client, leasehold_clock):
+def test_renewed_lease_stays_held_when_clock_advances(leasehold_client, leasehold_clock):
     with leasehold_client.lock("job", ttl=30) as lease:
         for _ in range(3):
             leasehold_clock.advance(600)
             assert lease.state is LeaseState.HELD
 
 
-def test_what_is_due_is_done_when_advance_returns(leasehold_client, leasehold_clock):
-    told = []
+def test_callbacks_that_are_due_have_run_when_advance_returns(leasehold_client, leasehold_clock):
+    notified = []
     lease = leasehold_client.lock("job", max_hold=60).acquire()
-    lease.on_lost(lambda lost: told.append((lost.lost_reason, leasehold_clock.now())))
+    lease.on_lost(lambda lost: notified.append((lost.lost_reason, leasehold_clock.now())))
     began = leasehold_clock.now()
     leasehold_clock.advance(59.9)
     assert lease.held
-    assert told == []
+    assert notified == []
     leasehold_clock.advance(100)
-    assert told == [("max_hold", began + 60)], "told at its own instant, not at the end"
+    assert notified == [("max_hold", began + 60)], "told at its own instant, not at the end"
     lease.release()
 
 
-def test_a_callback_may_move_the_clock_itself(leasehold_client, leasehold_clock):
+def test_callback_may_advance_the_clock(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job", max_hold=60).acquire()
     began = leasehold_clock.now()
     lease.on_lost(lambda _: leasehold_clock.advance(40))
     leasehold_clock.advance(61)
-    until(lambda: leasehold_clock.now() >= began + 100)
+    wait_until(lambda: leasehold_clock.now() >= began + 100)
     lease.release()
 
 
-def test_a_callback_that_blocks_is_not_waited_for_for_ever(leasehold_client, leasehold_clock, monkeypatch):
-    monkeypatch.setattr(clock, "_PATIENCE", 0.05)
+def test_blocking_callback_is_waited_for_only_briefly(leasehold_client, leasehold_clock, monkeypatch):
+    monkeypatch.setattr(clock, "_CALLBACK_TIMEOUT", 0.05)
     go = threading.Event()
     lease = leasehold_client.lock("job").acquire()
     lease.on_lost(lambda _: go.wait(30))
@@ -134,7 +136,7 @@ def test_a_callback_that_blocks_is_not_waited_for_for_ever(leasehold_client, lea
 # ------------------------------------------------------------------------ waiting
 
 
-def test_it_runs_while_a_call_waits(leasehold_client, leasehold_clock):
+def test_clock_runs_in_real_time_while_a_call_waits(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job").acquire()
     before, began = leasehold_clock.now(), time.monotonic()
     with pytest.raises(leasehold.NotAcquired):
@@ -157,10 +159,10 @@ def test_leases_are_renewed_while_a_call_waits(leasehold_client, leasehold_clock
     held.release()
 
 
-def test_a_release_wakes_who_waits(leasehold_client, leasehold_clock):
+def test_release_wakes_waiter_in_another_thread(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job").acquire()
-    thread, outcome = beside(lambda: leasehold_client.lock("job", wait=60).acquire().release())
-    until(lambda: waiting(leasehold_client))
+    thread, outcome = start_in_thread(lambda: leasehold_client.lock("job", wait=60).acquire().release())
+    wait_until(lambda: queued_names(leasehold_client))
     lease.release()
     thread.join(5)
     assert outcome == [True]
@@ -168,8 +170,8 @@ def test_a_release_wakes_who_waits(leasehold_client, leasehold_clock):
 
 def test_advance_ends_the_wait_of_another_thread(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job").acquire()
-    thread, outcome = beside(lambda: leasehold_client.lock("job", wait=60).acquire())
-    until(lambda: waiting(leasehold_client))
+    thread, outcome = start_in_thread(lambda: leasehold_client.lock("job", wait=60).acquire())
+    wait_until(lambda: queued_names(leasehold_client))
     leasehold_clock.advance(61)
     thread.join(5)
     assert isinstance(outcome[0], leasehold.NotAcquired)
@@ -177,7 +179,7 @@ def test_advance_ends_the_wait_of_another_thread(leasehold_client, leasehold_clo
     lease.release()
 
 
-def test_skipping_a_wait_in_vain(leasehold_client, leasehold_clock):
+def test_skipping_ends_a_wait_that_times_out(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job").acquire()
     before, began = leasehold_clock.now(), time.monotonic()
     with leasehold_clock.skipping(), pytest.raises(leasehold.NotAcquired):
@@ -188,7 +190,7 @@ def test_skipping_a_wait_in_vain(leasehold_client, leasehold_clock):
     lease.release()
 
 
-def test_skipping_stops_where_the_wait_is_over(leasehold_client, leasehold_clock):
+def test_skipping_stops_when_the_wait_is_over(leasehold_client, leasehold_clock):
     with leasehold_client.lock("job", min_hold=60):
         pass
     before = leasehold_clock.now()
@@ -196,7 +198,7 @@ def test_skipping_stops_where_the_wait_is_over(leasehold_client, leasehold_clock
         assert leasehold_clock.now() - before == pytest.approx(60, abs=0.1)
 
 
-def test_waiting_to_be_told(leasehold_client, leasehold_clock):
+def test_wait_lost_times_out_or_returns_at_max_hold(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job", max_hold=60).acquire()
     assert not lease.wait_lost(0.05)
     with leasehold_clock.skipping():
@@ -207,14 +209,14 @@ def test_waiting_to_be_told(leasehold_client, leasehold_clock):
 # -------------------------------------------------------------------- expire, lose
 
 
-def test_expire_ends_one_lease_as_a_stall_would(leasehold_client, leasehold_clock):
-    told = []
+def test_expire_loses_only_that_lease_as_stalled(leasehold_client, leasehold_clock):
+    notified = []
     lease, other = leasehold_client.lock("job").acquire(), leasehold_client.lock("other").acquire()
-    lease.on_lost(told.append)
+    lease.on_lost(notified.append)
     before = leasehold_clock.now()
     expire(lease)
     assert (lease.state, lease.lost_reason) == (LeaseState.LOST, "stalled")
-    assert told == [lease]
+    assert notified == [lease]
     assert leasehold_clock.now() == before
     assert other.state is LeaseState.HELD
     second = leasehold_client.lock("job").try_acquire()
@@ -222,11 +224,11 @@ def test_expire_ends_one_lease_as_a_stall_would(leasehold_client, leasehold_cloc
     assert second.token > lease.token
     assert not lease.release()
     assert second.held
-    for one in (second, other):
-        assert one.release()
+    for remaining_lease in (second, other):
+        assert remaining_lease.release()
 
 
-def test_expire_after_a_failed_renewal_and_twice(leasehold_client):
+def test_expire_after_renew_and_repeated_reports_stalled(leasehold_client):
     lease = leasehold_client.lock("job").acquire()
     lease.renew()
     expire(lease)
@@ -234,7 +236,7 @@ def test_expire_after_a_failed_renewal_and_twice(leasehold_client):
     assert lease.lost_reason == "stalled"
 
 
-def test_expire_leaves_the_delay(leasehold_client, leasehold_clock):
+def test_expire_keeps_name_busy_for_its_delay(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job", delay=10).acquire()
     expire(lease)
     assert leasehold_client.lock("job").try_acquire() is None
@@ -243,10 +245,10 @@ def test_expire_leaves_the_delay(leasehold_client, leasehold_clock):
         pass
 
 
-def test_expire_lets_the_next_in_line_go(leasehold_client, leasehold_clock):
+def test_expire_lets_the_next_waiter_acquire(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job").acquire()
-    thread, outcome = beside(lambda: leasehold_client.lock("job", wait=60).acquire())
-    until(lambda: waiting(leasehold_client))
+    thread, outcome = start_in_thread(lambda: leasehold_client.lock("job", wait=60).acquire())
+    wait_until(lambda: queued_names(leasehold_client))
     before = leasehold_clock.now()
     expire(lease)
     thread.join(5)
@@ -256,19 +258,19 @@ def test_expire_lets_the_next_in_line_go(leasehold_client, leasehold_clock):
     second.release()
 
 
-@pytest.mark.parametrize("reason", ["broken", "lapsed", "unknown"])
-def test_a_lease_lost_at_the_engine_is_free_there(leasehold_client, reason):
-    told = []
+@pytest.mark.parametrize("reason", ["broken", "expired", "unknown"])
+def test_lease_lost_at_engine_frees_the_name(leasehold_client, reason):
+    notified = []
     lease = leasehold_client.lock("job", min_hold=60).acquire()
-    lease.on_lost(lambda lost: told.append(lost.lost_reason))
+    lease.on_lost(lambda lost: notified.append(lost.lost_reason))
     lose(lease, reason)
-    assert told == [reason]
+    assert notified == [reason]
     with leasehold_client.lock("job", wait=0):
         assert not lease.release()
 
 
 @pytest.mark.parametrize("reason", ["unreachable", "stalled", "max_hold"])
-def test_a_lease_lost_to_its_holder_alone_stands_at_the_engine(leasehold_client, reason):
+def test_lease_lost_only_locally_stays_held_at_engine(leasehold_client, reason):
     lease = leasehold_client.lock("job").acquire()
     lose(lease, reason)
     assert lease.lost_reason == reason
@@ -277,12 +279,12 @@ def test_a_lease_lost_to_its_holder_alone_stands_at_the_engine(leasehold_client,
     assert not leasehold_client.lock("job").locked()
 
 
-def test_released_is_no_way_to_lose_a_lease(leasehold_client):
+def test_lose_refuses_released_as_reason(leasehold_client):
     with leasehold_client.lock("job") as lease, pytest.raises(ValueError, match="release"):
         lose(lease, "released")
 
 
-def test_only_leases_of_the_fixtures_can_be_lost():
+def test_expire_and_lose_refuse_leases_of_other_clients():
     with leasehold.Client("memory://") as client, client.lock("job") as lease:
         for call in (expire, lose):
             with pytest.raises(TypeError, match="leasehold_client"):
@@ -292,7 +294,7 @@ def test_only_leases_of_the_fixtures_can_be_lost():
 # ------------------------------------------------------------------------ asyncio
 
 
-def test_asyncio_goes_by_the_same_clock(leasehold_client, leasehold_async_client, leasehold_clock):
+def test_async_client_uses_the_same_clock(leasehold_client, leasehold_async_client, leasehold_clock):
     async def work():
         lease = await leasehold_async_client.lock("job", ttl=30).acquire()
         leasehold_clock.advance(600)
@@ -308,7 +310,7 @@ def test_asyncio_goes_by_the_same_clock(leasehold_client, leasehold_async_client
 
 
 @pytest.mark.parametrize("end", [expire, lose])
-def test_the_body_is_cancelled(leasehold_async_client, end):
+def test_async_body_is_cancelled_when_lease_is_lost(leasehold_async_client, end):
     async def work():
         async with leasehold_async_client.lock("job") as lease:
             end(lease)
@@ -323,7 +325,7 @@ def test_advance_inside_the_loop_ends_the_wait_of_a_task(leasehold_async_client,
         lease = await leasehold_async_client.lock("job").acquire()
         task = asyncio.create_task(leasehold_async_client.lock("job", wait=60).acquire())
         async with asyncio.timeout(30):
-            while not [one for one in await leasehold_async_client.inspect() if one.state == "waiting"]:
+            while not [holding for holding in await leasehold_async_client.inspect() if holding.state == "waiting"]:
                 await asyncio.sleep(0.005)
         began = time.monotonic()
         leasehold_clock.advance(61)
@@ -335,7 +337,7 @@ def test_advance_inside_the_loop_ends_the_wait_of_a_task(leasehold_async_client,
     asyncio.run(work())
 
 
-def test_skipping_inside_the_loop(leasehold_async_client, leasehold_clock):
+def test_skipping_works_inside_the_event_loop(leasehold_async_client, leasehold_clock):
     async def work():
         async with leasehold_async_client.lock("job", min_hold=60):
             pass

@@ -15,7 +15,7 @@ addopts = --strict-markers -p no:cacheprovider
 
 
 @pytest.fixture
-def users(pytester):
+def run_user_tests(pytester):
     pytester.makeini(INI)
 
     def run(text, *args, **outcomes):
@@ -28,8 +28,8 @@ def users(pytester):
     return run
 
 
-def test_fixtures_are_there_without_an_import(users):
-    users(
+def test_fixtures_are_available_without_import(run_user_tests):
+    run_user_tests(
         """
         import leasehold, pytest
         from leasehold.testing import expire
@@ -45,8 +45,8 @@ def test_fixtures_are_there_without_an_import(users):
     )
 
 
-def test_every_test_has_an_engine_of_its_own(users):
-    users(
+def test_each_test_gets_its_own_engine(run_user_tests):
+    run_user_tests(
         """
         import pytest
 
@@ -60,8 +60,8 @@ def test_every_test_has_an_engine_of_its_own(users):
     )
 
 
-def test_both_faces_meet_on_one_engine(users):
-    users(
+def test_blocking_and_async_clients_share_one_engine(run_user_tests):
+    run_user_tests(
         """
         import asyncio
 
@@ -76,8 +76,8 @@ def test_both_faces_meet_on_one_engine(users):
     )
 
 
-def test_an_async_client_is_closed_in_whatever_state_its_loop_is(users):
-    users(
+def test_async_client_is_closed_in_any_state_of_its_loop(run_user_tests):
+    run_user_tests(
         """
         import asyncio, pytest
 
@@ -108,8 +108,8 @@ def test_an_async_client_is_closed_in_whatever_state_its_loop_is(users):
     )
 
 
-def test_no_thread_stays_behind(users):
-    users(
+def test_plugin_leaves_no_threads_behind(run_user_tests):
+    run_user_tests(
         """
         import threading, time
         from leasehold.testing import lose
@@ -129,39 +129,39 @@ def test_no_thread_stays_behind(users):
     )
 
 
-def test_an_engine_author_runs_the_suite(users):
-    result = users(
+def test_conformance_suite_runs_on_a_registered_rig(run_user_tests):
+    result = run_user_tests(
         """
-        from leasehold.testing import RIGS, Machine, Rig, conformance, register
+        from leasehold.testing import RIGS, ClientPath, Rig, conformance_tests, register
 
         @register("mine")
         class MyRig(Rig):
             scheme = "memory"
-            def machine(self):
-                return Machine("memory://mine")
+            def client_path(self):
+                return ClientPath("memory://mine")
 
-        test_conformance = conformance("mine")
+        test_conformance = conformance_tests("mine")
         """,
         "-k",
-        "exclusive_grant or a_paused_engine",
+        "exclusive_grant or when_paused",
         "-rs",
         "-v",
     )
     result.stdout.fnmatch_lines(
         [
-            "*test_conformance?mine-blocking-an_exclusive_grant_stands_alone? PASSED*",
-            "*test_conformance?mine-asyncio-an_exclusive_grant_stands_alone? PASSED*",
+            "*test_conformance?mine-blocking-exclusive_grant_excludes_other_claims? PASSED*",
+            "*test_conformance?mine-asyncio-exclusive_grant_excludes_other_claims? PASSED*",
             "SKIPPED*memory: the rig does not have the ability 'pause'",
         ]
     )
 
 
-def test_the_fixtures_describe_themselves(users):
-    result = users("", "--fixtures")
+def test_fixtures_option_shows_fixture_docstrings(run_user_tests):
+    result = run_user_tests("", "--fixtures")
     result.stdout.fnmatch_lines(["leasehold_client -- *", "*blocking client on a memory engine*"])
 
 
-def test_the_plugin_loads_nothing_until_it_is_used():
+def test_plugin_imports_nothing_until_used():
     loaded = ["suite", "cases", "choosing", "clock", "fate", "rig", "trial", "seat", "faces", "simulation"]
     code = f"""
 import sys, leasehold.testing.plugin
@@ -171,7 +171,7 @@ print(*[name for name in {loaded} if "leasehold.testing." + name in sys.modules]
     assert done.stdout.split() == []
 
 
-def test_every_name_is_exported():
+def test_every_testing_name_is_exported():
     from leasehold import testing
 
     for name in testing.__all__:

@@ -9,11 +9,11 @@ import pytest
 import leasehold
 from leasehold.engines.memory import MemoryEngine
 from leasehold.model import Alive, Busy, Gone, Grant
-from leasehold.runtime.base import step
-from leasehold.testing import RIGS, Absent, Machine, Rig, Trial, conformance, register
-from leasehold.testing.memory_rig import MemoryRig
-from leasehold.testing.rig import rig_type
-from leasehold.testing.suite import Skipped, all_cases, made, run_case
+from leasehold.runtime.base import run_sync
+from leasehold.testing import RIGS, Absent, CaseContext, ClientPath, Rig, conformance_tests, register
+from leasehold.testing.conformance.memory_rig import MemoryRig
+from leasehold.testing.conformance.rig import rig_type
+from leasehold.testing.conformance.suite import Skipped, all_cases, rig_or_skip, run_case
 
 CASES = {case.name: case for case in all_cases()}
 
@@ -22,7 +22,7 @@ CASES = {case.name: case for case in all_cases()}
 def rig():
     rig = MemoryRig()
     yield rig
-    rig.heal()
+    rig.restore_all()
     rig.close()
 
 
@@ -30,7 +30,7 @@ def rig():
 def client(rig):
     with rig.client(call_timeout=0.1) as client:
         yield client
-        rig.heal()
+        rig.restore_all()
 
 
 @pytest.fixture
@@ -40,37 +40,37 @@ def other(rig):
 
 
 @pytest.fixture
-def trial(rig):
-    trial = Trial(rig, "blocking")
-    yield trial
-    step(trial.close())
+def context(rig):
+    context = CaseContext(rig, "blocking")
+    yield context
+    run_sync(context.close())
 
 
-def until(what, seconds=5.0):
+def wait_until(condition, seconds=5.0):
     end = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
 
 
-def test_clients_are_machines_of_their_own_on_one_engine(rig, client, other):
+def test_clients_of_one_rig_share_one_engine(rig, client, other):
     with client.lock("job"):
         assert other.lock("job").try_acquire() is None
     assert MemoryRig().client().lock("job").locked() is False
 
 
-def test_one_machine_is_cut_off_and_the_others_are_not(rig, client, other):
+def test_cut_disconnects_only_that_client(rig, client, other):
     rig.cut(client)
     with pytest.raises(leasehold.Unavailable):
         client.lock("job").acquire()
     with other.lock("job"):
         pass
-    rig.mend(client)
+    rig.restore(client)
     with client.lock("job"):
         pass
 
 
-def test_cutting_off_takes_calls_to_their_deadline(rig, client):
+def test_call_of_cut_off_client_lasts_until_its_deadline(rig, client):
     rig.cut(client)
     began = time.monotonic()
     with pytest.raises(leasehold.Unavailable):
@@ -78,67 +78,67 @@ def test_cutting_off_takes_calls_to_their_deadline(rig, client):
     assert time.monotonic() - began >= 0.1
 
 
-def test_wake_ups_are_lost_while_cut_off(rig, trial):
-    holder, waiter = trial.seat(), trial.seat()
-    held, claim = step(holder.takes(holder.claim())), waiter.waiter()
-    step(waiter.busy(claim))
+def test_wakeup_is_lost_while_client_is_cut_off(rig, context):
+    holder, waiter = context.driver(), context.driver()
+    held, claim = run_sync(holder.acquire(holder.claim())), waiter.waiter()
+    run_sync(waiter.busy(claim))
     rig.cut(waiter)
-    step(holder.release(held))
-    rig.mend(waiter)
-    assert not waiter.book.waiting[claim.mark].go
-    assert [holding.state for holding in step(holder.inspect())] == ["reserved"], "the engine believes it was told"
+    run_sync(holder.release(held))
+    rig.restore(waiter)
+    assert not waiter.registry.waiting[claim.id_hash].woken
+    assert [holding.state for holding in run_sync(holder.inspect())] == ["reserved"], "the engine believes it was told"
 
 
-def test_a_paused_engine_does_later_what_it_was_sent(rig, client, other):
+def test_paused_engine_executes_requests_after_resume(rig, client, other):
     rig.pause()
     for caller in (client, client):
         with pytest.raises(leasehold.Unavailable):
             caller.lock("job", ttl=60).acquire()
-    assert len(rig.letters) >= 4, "two attempts, and the releases of what nobody waits for any more"
+    assert len(rig.queued_requests) >= 4, "two attempts, and the releases of what nobody waits for any more"
     rig.resume()
-    until(lambda: other.inspect() == [])
+    wait_until(lambda: other.inspect() == [])
 
 
-def test_a_call_that_is_patient_enough_outlasts_a_pause(rig, other):
+def test_call_with_long_deadline_survives_a_pause(rig, other):
     rig.pause()
-    trial = Trial(rig, "blocking")
-    asking = trial.spawn(_inspect(other))
-    until(lambda: rig.letters)
-    assert not asking.done()
+    context = CaseContext(rig, "blocking")
+    inspection = context.spawn(_inspect(other))
+    wait_until(lambda: rig.queued_requests)
+    assert not inspection.done()
     rig.resume()
-    assert step(asking.result()) == []
+    assert run_sync(inspection.result()) == []
 
 
 async def _inspect(client):
     return client.inspect()
 
 
-def test_a_killed_session_cannot_be_told_until_it_asks_again(rig, trial):
-    holder, waiter = trial.seat(), trial.seat()
-    held, claim = step(holder.takes(holder.claim())), waiter.waiter()
-    step(waiter.busy(claim))
+def test_killed_session_is_not_notified_until_its_next_call(rig, context):
+    holder, waiter = context.driver(), context.driver()
+    held, claim = run_sync(holder.acquire(holder.claim())), waiter.waiter()
+    run_sync(waiter.busy(claim))
     rig.kill_session(waiter)
-    step(holder.release(held))
-    assert [holding.state for holding in step(holder.inspect())] == ["passed over"]
-    waiter.book.waiting[claim.mark].look_at = None
-    step(waiter.engine.ping(waiter.deadline()))
-    assert waiter.book.waiting[claim.mark].look_at is not None, "connected anew, it has its waiters ask"
-    assert isinstance(step(waiter.attempt(claim)), Grant)
+    run_sync(holder.release(held))
+    assert [holding.state for holding in run_sync(holder.inspect())] == ["passed over"]
+    waiter.registry.waiting[claim.id_hash].recheck_at = None
+    run_sync(waiter.engine.ping(waiter.deadline()))
+    assert waiter.registry.waiting[claim.id_hash].recheck_at is not None, "connected anew, it has its waiters ask"
+    assert isinstance(run_sync(waiter.attempt(claim)), Grant)
 
 
-def test_travelling_moves_engine_and_clients_and_stirs_whoever_sleeps(rig, client, other):
+def test_advance_clock_moves_engine_and_clients_and_wakes_sleepers(rig, client, other):
     lost = client.lock("max", ttl=30, max_hold=60).acquire()
     kept = client.lock("kept", ttl=30).acquire()
     for _ in range(8):
-        rig.travel(11)
-        until(lambda: kept.state == "HELD")
+        rig.advance_clock(11)
+        wait_until(lambda: kept.state == "HELD")
     assert lost.lost_reason == "max_hold"
     assert other.lock("kept").try_acquire() is None
     kept.release()
     lost.release()
 
 
-def test_residue_counts_what_inspect_might_not_show(rig, other):
+def test_residue_counts_what_a_namespace_keeps(rig, other):
     assert rig.residue("") == 0
     with other.lock("job"):
         assert rig.residue("") == 1
@@ -146,13 +146,13 @@ def test_residue_counts_what_inspect_might_not_show(rig, other):
     assert rig.residue("") == 0
 
 
-def test_an_async_client_is_cut_off_as_well(rig, other):
+def test_cut_disconnects_async_client(rig, other):
     async def work():
         async with rig.async_client(call_timeout=0.1) as client:
             rig.cut(client)
             with pytest.raises(leasehold.Unavailable):
                 await client.lock("job").acquire()
-            rig.mend(client)
+            rig.restore(client)
             async with client.lock("job"):
                 assert other.lock("job").locked()
 
@@ -162,71 +162,71 @@ def test_an_async_client_is_cut_off_as_well(rig, other):
 # -------------------------------------------------------------------- declaring
 
 
-class Bare(Rig):
+class MinimalRig(Rig):
     """The least an author writes."""
 
     scheme = "memory"
 
-    def machine(self):
-        return Machine("memory://a-bare-rig")
+    def client_path(self):
+        return ClientPath("memory://a-bare-rig")
 
 
-def test_a_rig_can_do_no_more_than_it_declares():
-    rig = Bare()
-    who = rig.client()
+def test_undeclared_ability_raises_not_implemented():
+    rig = MinimalRig()
+    client = rig.client()
     for ability, call in {
-        "cut": lambda: rig.cut(who),
+        "cut": lambda: rig.cut(client),
         "pause": rig.pause,
-        "kill": lambda: rig.kill_session(who),
-        "travel": lambda: rig.travel(1),
+        "kill": lambda: rig.kill_session(client),
+        "advance_clock": lambda: rig.advance_clock(1),
         "count": lambda: rig.residue(""),
         "restart": rig.restart,
         "lose_minority": rig.lose_minority,
     }.items():
-        assert not Bare.can(ability)
+        assert not MinimalRig.can(ability)
         with pytest.raises(NotImplementedError):
             call()
-    for call in (rig.resume, rig.regain, lambda: rig.mend(who)):
+    for call in (rig.resume, rig.restart_lost_members, lambda: rig.restore(client)):
         with pytest.raises(NotImplementedError):
             call()
-    who.close()
-    rig.heal()
+    client.close()
+    rig.restore_all()
     rig.close()
 
 
-def test_a_bare_rig_reaches_the_engine_by_its_url():
-    run_case(CASES["an_exclusive_grant_stands_alone"], Trial(Bare(), "asyncio"))
+def test_minimal_rig_reaches_the_engine_by_url():
+    run_case(CASES["exclusive_grant_excludes_other_claims"], CaseContext(MinimalRig(), "asyncio"))
 
 
-def test_what_a_case_misses_is_named(monkeypatch):
+def test_skip_names_the_missing_ability_or_trait(monkeypatch):
     with pytest.raises(Skipped, match="the rig does not have the ability 'pause'"):
-        run_case(CASES["a_paused_engine_is_unavailable_in_time"], Trial(Bare(), "blocking"))
+        run_case(CASES["engine_calls_end_unavailable_in_time_when_paused"], CaseContext(MinimalRig(), "blocking"))
     monkeypatch.setattr(MemoryEngine, "traits", replace(MemoryEngine.traits, shared=False))
     with pytest.raises(Skipped, match="the engine does not promise the trait 'shared'"):
-        run_case(CASES["readers_in_line_go_together"], Trial(Bare(), "asyncio"))
+        run_case(CASES["queued_readers_are_granted_together"], CaseContext(MinimalRig(), "asyncio"))
 
 
 def test_rigs_are_found_by_name(monkeypatch):
     assert rig_type("memory") is MemoryRig
     with pytest.raises(KeyError):
         rig_type("nobody")
-    monkeypatch.setattr("leasehold.testing.rig.RIGS", dict(RIGS))
-    assert register("bare")(Bare) is Bare
-    assert rig_type("bare") is Bare
+    monkeypatch.setattr("leasehold.testing.conformance.rig.RIGS", dict(RIGS))
+    assert register("bare")(MinimalRig) is MinimalRig
+    assert rig_type("bare") is MinimalRig
 
 
-class NotInstalled(Bare):
+class NotInstalled(MinimalRig):
     def __init__(self):
         raise Absent("no such server here")
 
 
-def test_an_absent_server_is_a_skip_and_in_ci_a_failure(monkeypatch):
+def test_absent_server_skips_locally_and_fails_in_ci(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="no such server"):
-        made(NotInstalled)
+        rig_or_skip(NotInstalled)
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="no such server"):
-        made(NotInstalled)
+        rig_or_skip(NotInstalled)
 
 
 # --------------------------------------------- what the memory engine does not need
@@ -236,93 +236,93 @@ class Durable(MemoryRig):
     """As a server with its data on disk would be."""
 
     can_restart = can_lose_minority = True
-    keeps = True
+    keeps_data = True
 
     def restart(self):
-        self.store.mailboxes.clear()
-        if not self.keeps:
-            self.store.lines.clear()
+        self.server.notify_callbacks.clear()
+        if not self.keeps_data:
+            self.server.lock_states.clear()
 
     lose_minority = restart
 
-    def regain(self):
+    def restart_lost_members(self):
         pass
 
 
 class Forgetful(Durable):
-    keeps = False
+    keeps_data = False
 
 
 @pytest.mark.parametrize("mode", ["blocking", "asyncio"])
 @pytest.mark.parametrize("name", ["grants_survive_a_restart_of_the_engine", "grants_survive_the_loss_of_a_minority"])
-def test_what_survives_is_put_to_the_test(name, mode, monkeypatch):
+def test_survival_cases_fail_on_engine_that_forgets_grants(name, mode, monkeypatch):
     monkeypatch.setattr(MemoryEngine, "traits", replace(MemoryEngine.traits, survives="minority"))
-    run_case(CASES[name], Trial(Durable(), mode))
+    run_case(CASES[name], CaseContext(Durable(), mode))
     with pytest.raises(AssertionError):
-        run_case(CASES[name], Trial(Forgetful(), mode))
+        run_case(CASES[name], CaseContext(Forgetful(), mode))
 
 
-class Session(MemoryRig):
+class SessionRig(MemoryRig):
     """As ZooKeeper, where a grant lives no longer than the session it was made in."""
 
-    def machine(self):
-        machine = super().machine()
-        machine.kill_session = lambda: [
-            self.store.release(line_claim) for line_claim in list(self.claims) if self.mortal
-        ]
-        return machine
+    def client_path(self):
+        path = super().client_path()
+        path.kill_session = lambda: [self.server.release(claim) for claim in list(self.claims) if self.frees_grants]
+        return path
 
-    mortal = True
+    frees_grants = True
     claims = ()
 
 
 @pytest.mark.parametrize("mode", ["blocking", "asyncio"])
-def test_a_dead_session_is_put_to_the_test(mode, monkeypatch):
-    rig = Session()
+def test_session_case_passes_on_rig_that_frees_grants(mode, monkeypatch):
+    rig = SessionRig()
     rig.claims = []
-    true = rig.store.attempt
-    monkeypatch.setattr(rig.store, "attempt", lambda claim, who: (rig.claims.append(claim), true(claim, who))[1])
+    original = rig.server.attempt
+    monkeypatch.setattr(
+        rig.server, "attempt", lambda claim, client_id: (rig.claims.append(claim), original(claim, client_id))[1]
+    )
     monkeypatch.setattr(MemoryEngine, "traits", replace(MemoryEngine.traits, liveness="session"))
-    run_case(CASES["a_dead_session_holds_nothing"], Trial(rig, mode))
+    run_case(CASES["killed_session_frees_its_grants"], CaseContext(rig, mode))
 
 
-class RealTime(MemoryRig):
+class RealTimeRig(MemoryRig):
     """A rig that cannot travel, as those of servers: the same cases let the time pass."""
 
-    can_travel = False
+    can_advance_clock = False
     ttl = 1.0
 
 
-test_without_travelling = conformance(
-    RealTime,
+test_timing_cases_on_rig_that_cannot_advance_the_clock = conformance_tests(
+    RealTimeRig,
     name="real-time",
     cases=[
         CASES[name]
         for name in (
-            "a_grant_lives_as_long_as_it_was_told_and_no_longer",
-            "a_delay_keeps_the_name_after_a_lapse",
-            "a_late_release_is_harmless",
-            "an_idle_name_has_no_kind",
+            "unrenewed_grant_lives_for_its_ttl_and_no_longer",
+            "delay_keeps_name_busy_after_expiry",
+            "release_after_expiry_is_harmless",
+            "idle_name_accepts_any_kind",
         )
     ],
 )
 
 
-def test_slow_cases_are_left_to_the_fault_runs_where_time_really_passes():
-    slow = CASES["a_waiter_not_heard_of_loses_its_place"]
-    for rig, marks in ((MemoryRig, []), (RealTime, ["faults"])):
-        (parameters,) = conformance(rig, cases=[slow]).pytestmark
-        assert [[mark.name for mark in one.marks] for one in parameters.args[1]] == [marks] * 2
+def test_slow_cases_are_marked_faults_on_real_time_rigs():
+    slow = CASES["waiter_without_heartbeat_loses_its_position"]
+    for rig, marks in ((MemoryRig, []), (RealTimeRig, ["faults"])):
+        (parameters,) = conformance_tests(rig, cases=[slow]).pytestmark
+        assert [[mark.name for mark in parameter_set.marks] for parameter_set in parameters.args[1]] == [marks] * 2
 
 
-def test_answers_are_what_the_store_says(trial):
+def test_rig_transport_returns_engine_answers_unchanged(context):
     """The link in between adds nothing of its own."""
-    seat = trial.seat()
-    claim = seat.claim()
-    grant = step(seat.attempt(claim))
+    driver = context.driver()
+    claim = driver.claim()
+    grant = run_sync(driver.attempt(claim))
     assert isinstance(grant, Grant)
-    assert isinstance(step(seat.attempt(seat.claim())), Busy)
-    alive, gone = step(seat.renew(claim._replace(token=grant.token), seat.claim()))
+    assert isinstance(run_sync(driver.attempt(driver.claim())), Busy)
+    alive, gone = run_sync(driver.renew(claim._replace(token=grant.token), driver.claim()))
     assert isinstance(alive, Alive)
     assert isinstance(gone, Gone)
-    assert step(seat.release(claim))
+    assert run_sync(driver.release(claim))

@@ -6,11 +6,11 @@ from typing import Any, assert_type
 from leasehold import AsyncLease, CurrentLease, Lease, StaleToken, current_lease, fences
 
 
-def showing_a_lease(lease: Lease, waited: AsyncLease, connection: sqlite3.Connection) -> None:
+def pass_lease_to_fences(lease: Lease, async_lease: AsyncLease, connection: sqlite3.Connection) -> None:
     file = fences.File("report.csv", wait=5)
     assert_type(file.read(lease), bytes)
     file.write(lease, "text")
-    file.write(waited, b"bytes")
+    file.write(async_lease, b"bytes")
     file.write(lease.token, "by its token")
     file.write(current_lease(), "of a child of leasehold run")
     file.write(fences.Pass(7, slot=2), "from a message")
@@ -35,7 +35,7 @@ def showing_a_lease(lease: Lease, waited: AsyncLease, connection: sqlite3.Connec
     assert_type(fences.headers(lease), dict[str, str])
 
 
-async def awaited(lease: AsyncLease, client: Any) -> None:
+async def use_async_fences(lease: AsyncLease, client: Any) -> None:
     fence = fences.AsyncRedisFence(client, "stock")
     await fence.write(lease, 3, "EX", 60)
     await fence.calls(lease, ("SET", "a", 1), ("GET", "a"))
@@ -43,13 +43,13 @@ async def awaited(lease: AsyncLease, client: Any) -> None:
         await cursor.execute("delete from stock")
 
 
-def what_is_told(stale: StaleToken) -> None:
+def read_slot_types(stale: StaleToken) -> None:
     assert_type(current_lease(), CurrentLease)
     assert_type(current_lease().slot, int | None)
     assert_type(stale.slot, int | None)
 
 
-class Shelf:
+class OwnObjectStore:
     """A store of one's own."""
 
     def get(self, key: str) -> fences.Stored | None:
@@ -59,4 +59,4 @@ class Shelf:
         return match
 
 
-fences.ObjectFence(Shelf(), "2026/10.csv", in_metadata=True)
+fences.ObjectFence(OwnObjectStore(), "2026/10.csv", in_metadata=True)

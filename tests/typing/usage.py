@@ -27,9 +27,9 @@ from leasehold import (
     Status,
     Term,
     Traits,
-    stores,
 )
-from leasehold.store import Store
+from leasehold.records import stores
+from leasehold.records.store import Store
 
 # -------------------------------------------------------------------------- clients
 
@@ -38,7 +38,7 @@ def report(event: Event) -> None:
     print(event.kind, event.name, event.token, event.seconds)
 
 
-def making_clients() -> None:
+def create_clients() -> None:
     Client()
     Client("memory://", namespace="shop", holder="web-3", ttl=10, call_timeout=2.5, on_event=report)
     with Client("memory://") as client:
@@ -57,10 +57,10 @@ def making_clients() -> None:
 # ------------------------------------------------------------------- many locks, one leader
 
 
-def taking_several(client: Client, other: Client) -> None:
-    many = client.multilock(["a", "b"], ttl=30, wait=5)
-    assert_type(many, MultiLock)
-    with many as leases:
+def acquire_multilock(client: Client, other: Client) -> None:
+    multilock = client.multilock(["a", "b"], ttl=30, wait=5)
+    assert_type(multilock, MultiLock)
+    with multilock as leases:
         assert_type(leases, Leases)
         assert_type(leases["a"], Lease)
         assert_type(leases.held, bool)
@@ -68,8 +68,8 @@ def taking_several(client: Client, other: Client) -> None:
     lock = client.lock("a")
     with MultiLock([lock, other.lock("a")], wait=None) as leases:
         assert_type(leases.of(lock), Lease)
-    assert_type(many.acquire(wait=0).release(), bool)
-    assert_type(many.try_acquire(), Leases | None)
+    assert_type(multilock.acquire(wait=0).release(), bool)
+    assert_type(multilock.try_acquire(), Leases | None)
     for deadlock in client.deadlocks():
         assert_type(deadlock, Deadlock)
         assert_type(deadlock.victim, Holding)
@@ -80,7 +80,7 @@ def taking_several(client: Client, other: Client) -> None:
     MultiLock(["a"])  # type: ignore[list-item]
 
 
-def leading(client: Client) -> None:
+def lead_election(client: Client) -> None:
     election = client.election("scheduler", ttl=10, max_hold=3600)
     assert_type(election, Election)
     with election.lead() as term:
@@ -103,7 +103,7 @@ def leading(client: Client) -> None:
 # ---------------------------------------------------------------------------- locks
 
 
-def taking_a_lock(client: Client) -> None:
+def acquire_lock(client: Client) -> None:
     with client.lock("orders/42", ttl=30, wait=5) as lease:
         assert_type(lease, Lease)
 
@@ -142,7 +142,7 @@ def taking_a_lock(client: Client) -> None:
         assert_type(other, Lease)
 
 
-def kinds_of_locks(client: Client) -> None:
+def acquire_other_kinds(client: Client) -> None:
     with client.semaphore("scanners", 3, wait=1) as permit:
         assert_type(permit.slot, int | None)
     with client.semaphore("scanners", limit=3):
@@ -151,19 +151,19 @@ def kinds_of_locks(client: Client) -> None:
     with settings.read(wait=1) as reader, settings.write(ttl=5) as writer:
         assert_type(reader, Lease)
         assert_type(writer, Lease)
-    plain = client.lock("legacy").as_threading()
-    assert_type(plain.acquire(timeout=3), bool)
-    assert_type(plain.lease, Lease | None)
-    with plain as taken:
-        assert_type(taken, bool)
-    threading.Condition(plain)  # type: ignore[arg-type]  # the shape of one, but not the class
+    threading_lock = client.lock("legacy").as_threading()
+    assert_type(threading_lock.acquire(timeout=3), bool)
+    assert_type(threading_lock.lease, Lease | None)
+    with threading_lock as acquired:
+        assert_type(acquired, bool)
+    threading.Condition(threading_lock)  # type: ignore[arg-type]  # the shape of one, but not the class
 
     client.semaphore("scanners")  # type: ignore[call-arg]
     client.semaphore("scanners", 3, 5)  # type: ignore[call-arg]
     client.rwlock("settings", wait=1)  # type: ignore[call-arg]  # options belong to read() and write()
 
 
-def using_a_lease(lease: Lease) -> None:
+def use_lease(lease: Lease) -> None:
     assert_type(lease.token, int)
     assert_type(lease.ttl, float)
     assert_type(lease.state, LeaseState)
@@ -188,7 +188,7 @@ def using_a_lease(lease: Lease) -> None:
     lease.renew(ttl="60")  # type: ignore[arg-type]
 
 
-def handling_errors(lock: Lock) -> None:
+def handle_errors(lock: Lock) -> None:
     try:
         lock.acquire(wait=0)
     except NotAcquired as busy:
@@ -200,7 +200,7 @@ def handling_errors(lock: Lock) -> None:
     except LeaseLost as lost:
         if lost.reason == "max_hold":
             print(lost.token)
-        if lost.reason == "expired":  # type: ignore[comparison-overlap]  # no such reason
+        if lost.reason == "lapsed":  # type: ignore[comparison-overlap]  # no such reason
             print()
     except leasehold.LeaseholdError:
         raise
@@ -208,7 +208,7 @@ def handling_errors(lock: Lock) -> None:
     assert_type(stale.highest, int)
 
 
-def looking_around(client: Client) -> None:
+def inspect_locks(client: Client) -> None:
     holdings = client.inspect("orders/", exact=False)
     assert_type(holdings, list[Holding])
     for holding in holdings:
@@ -232,7 +232,7 @@ def count_with(item: str, lease: Lease) -> int:
     return lease.token
 
 
-def running_functions(client: Client) -> None:
+def call_under_lock(client: Client) -> None:
     assert_type(client.with_lock("stock", count, "teapot"), int)
     assert_type(client.with_lock("stock", count_with, item="teapot"), int)
     assert_type(client.lock("stock", wait=1).call(count, "teapot"), int)
@@ -242,21 +242,21 @@ def running_functions(client: Client) -> None:
     client.locked("stock", timeout=3)  # type: ignore[call-overload]
 
 
-def decorating(client: Client) -> None:
+def decorate_functions(client: Client) -> None:
     @client.locked("stock/{item}", on_busy="skip", ttl=5)
-    def maybe(item: str) -> int:
+    def skipping(item: str) -> int:
         return len(item)
 
-    assert_type(maybe("teapot"), int | None)
+    assert_type(skipping("teapot"), int | None)
 
     @client.locked("stock/{item}", wait=5)
-    def surely(item: str, lease: Lease) -> int:
+    def waiting(item: str, lease: Lease) -> int:
         return lease.token
 
-    assert_type(surely("teapot"), int)
+    assert_type(waiting("teapot"), int)
 
 
-async def the_faces_do_not_mix() -> None:
+async def mix_blocking_and_async() -> None:
     client = Client("memory://")
     async with client.lock("a"):  # type: ignore[attr-defined]
         pass
@@ -276,7 +276,7 @@ def charge(amount: int) -> Receipt:
     return {"number": amount}
 
 
-def deciding_by_records(client: Client, store: Store) -> None:
+def use_records(client: Client, store: Store) -> None:
     assert_type(client.once("order-42", charge, 10), Receipt)
     client.once("order-42", charge, 10, keep=None, wait=0, ttl=5, on_failure="keep", request="10", max_result=0)
     client.once("order-42", charge, 10, store="postgresql://host/shop")

@@ -8,7 +8,7 @@ import leasehold
 from leasehold import AsyncClient, AsyncLease, AsyncLock, Holding, LeaseState, Outcome, optimistic_async, versioned
 
 
-async def making_clients() -> None:
+async def create_clients() -> None:
     async with AsyncClient("memory://", namespace="shop", ttl=10) as client:
         assert_type(client, AsyncClient)
         assert_type(await client.ping(), float)
@@ -22,7 +22,7 @@ async def making_clients() -> None:
     AsyncClient("memory://", "shop")  # type: ignore[call-arg]  # options are keyword-only
 
 
-async def taking_a_lock(client: AsyncClient) -> None:
+async def acquire_lock(client: AsyncClient) -> None:
     async with client.lock("orders/42", ttl=30, wait=5) as lease:
         assert_type(lease, AsyncLease)
     lock = client.lock("orders/42")
@@ -46,7 +46,7 @@ async def taking_a_lock(client: AsyncClient) -> None:
         pass
 
 
-async def using_a_lease(lease: AsyncLease) -> None:
+async def use_lease(lease: AsyncLease) -> None:
     assert_type(lease.token, int)
     assert_type(lease.state, LeaseState)
     assert_type(lease.remaining, float)
@@ -61,7 +61,7 @@ async def using_a_lease(lease: AsyncLease) -> None:
     await lease.check()  # type: ignore[func-returns-value, misc]  # nothing to await: it asks nobody
 
 
-async def looking_around(client: AsyncClient) -> None:
+async def inspect_locks(client: AsyncClient) -> None:
     holdings = await client.inspect("orders/")
     assert_type(holdings, list[Holding])
     assert_type(await client.break_lock("orders/42", token=7), bool)
@@ -82,28 +82,28 @@ def count(item: str) -> int:
     return len(item)
 
 
-async def running_functions(client: AsyncClient) -> None:
+async def call_under_lock(client: AsyncClient) -> None:
     assert_type(await client.with_lock("stock", count, "teapot"), int)
     assert_type(await client.with_lock("stock", fetch, "teapot"), int)
     assert_type(await client.with_lock("stock", fetch_with, item="teapot"), int)
     assert_type(await client.lock("stock", wait=1).call(fetch, "teapot"), int)
 
 
-async def decorating(client: AsyncClient) -> None:
+async def decorate_functions(client: AsyncClient) -> None:
     @client.locked("stock/{item}", on_busy="skip")
-    async def maybe(item: str) -> int:
+    async def skipping(item: str) -> int:
         return len(item)
 
-    assert_type(await maybe("teapot"), int | None)
+    assert_type(await skipping("teapot"), int | None)
 
     @client.locked("stock/{item}", wait=5)
-    def plain(item: str) -> int:
+    def waiting(item: str) -> int:
         return len(item)
 
-    assert_type(await plain("teapot"), int)
+    assert_type(await waiting("teapot"), int)
 
 
-async def several_and_one_leader(client: AsyncClient, blocking: leasehold.Client) -> None:
+async def use_multilock_and_election(client: AsyncClient, blocking: leasehold.Client) -> None:
     async with client.multilock(["a", "b"], wait=5) as leases:
         assert_type(leases, leasehold.AsyncLeases)
         assert_type(leases["a"], AsyncLease)
@@ -124,10 +124,10 @@ async def several_and_one_leader(client: AsyncClient, blocking: leasehold.Client
     leasehold.AsyncMultiLock([blocking.lock("a")])  # type: ignore[list-item]
 
 
-async def the_faces_do_not_mix(client: AsyncClient, blocking: leasehold.Client) -> None:
-    one: leasehold.Lease = await client.lock("a").acquire()  # type: ignore[assignment]
-    other: AsyncLease = blocking.lock("a").acquire()  # type: ignore[assignment]
-    print(one, other)
+async def mix_blocking_and_async(client: AsyncClient, blocking: leasehold.Client) -> None:
+    blocking_lease: leasehold.Lease = await client.lock("a").acquire()  # type: ignore[assignment]
+    async_lease: AsyncLease = blocking.lock("a").acquire()  # type: ignore[assignment]
+    print(blocking_lease, async_lease)
 
 
 # -------------------------------------------------------------------------- records
@@ -137,13 +137,13 @@ async def charge(amount: int) -> str:
     return str(amount)
 
 
-def plain(amount: int) -> int:
+def blocking_charge(amount: int) -> int:
     return amount
 
 
-async def deciding_by_records(client: AsyncClient) -> None:
+async def use_records(client: AsyncClient) -> None:
     assert_type(await client.once("order-42", charge, 10), str)
-    assert_type(await client.once("order-42", plain, 10, keep=5), int)
+    assert_type(await client.once("order-42", blocking_charge, 10, keep=5), int)
 
     decorated = client.once_per("order-{amount}")(charge)
     assert_type(await decorated(10), str)
@@ -151,7 +151,7 @@ async def deciding_by_records(client: AsyncClient) -> None:
     assert_type(await client.schedule("cleanup", 60).run_due(charge), list[datetime])
     assert_type(await client.status("order-42", {"new": {"paid"}}, "new").move("paid"), str)
     assert_type(await optimistic_async(charge, 10), str)
-    assert_type(await optimistic_async(plain, 10, attempts=3), int)
+    assert_type(await optimistic_async(blocking_charge, 10, attempts=3), int)
     stock = versioned.AsyncEtcdKey("http://127.0.0.1:2379", "/stock")
 
     async def sell(left: bytes | None) -> str:

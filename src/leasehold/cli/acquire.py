@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from leasehold.cli import exits, show
+from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.manual import Command
-from leasehold.cli.options import Taking, name_argument, refuse, taking
+from leasehold.cli.help import Command
+from leasehold.cli.options import AcquireOptions, acquire_options, name_argument, usage_error_if
+from leasehold.client import lease_document
 from leasehold.errors import NotAcquired
-from leasehold.recipes import deed
 
 EXAMPLES = """
 LEASEHOLD_LEASE=$(leasehold acquire deploy --ttl 600 -w 60) || exit
@@ -26,10 +26,10 @@ trap 'leasehold release' EXIT
     "acquire",
     cls=Command,
     examples=EXAMPLES,
-    codes=(exits.UNREACHABLE, exits.BUSY, exits.CONFIG, exits.SIGNALLED),
+    codes=(exit_codes.UNREACHABLE, exit_codes.BUSY, exit_codes.CONFIG, exit_codes.SIGNALLED),
 )
 @name_argument
-@taking
+@acquire_options
 @pass_console
 def acquire(console: Console, /, name: str, **given: Any) -> int:
     """Take NAME and print the lease as JSON.
@@ -42,15 +42,15 @@ def acquire(console: Console, /, name: str, **given: Any) -> int:
     never on a command line, where every user of the machine can read it. Its shape is described in
     docs/reference/json.md; `-o` changes nothing here.
     """
-    options = Taking(**given)
-    refuse(sys.stdout is None, "stdout is closed: nobody could read the lease")
+    options = AcquireOptions(**given)
+    usage_error_if(sys.stdout is None, "stdout is closed: nobody could read the lease")
     with console.client(ttl=options.ttl) as client:
         lock = options.lock(client, name, outlives=True)
         try:
             lease = lock.acquire()
         except NotAcquired as busy:
-            console.say(show.busy_text(busy) + ("" if busy.waited else "; -w SECS stands in line"))
-            return exits.BUSY if options.busy_code is None else options.busy_code
-        console.put_json({**deed.write(lease), "left": show.rounded(lease.remaining)})
-        deed.let_go(lease)  # only now: had nobody been there to read it, it would have been released
-    return exits.OK
+            console.say(render.busy_text(busy) + ("" if busy.waited else "; -w SECS stands in line"))
+            return exit_codes.BUSY if options.busy_code is None else options.busy_code
+        console.put_json({**lease_document.dump(lease), "left": render.rounded(lease.remaining)})
+        lease_document.detach(lease)  # only now: had nobody been there to read it, it would have been released
+    return exit_codes.OK

@@ -12,24 +12,24 @@ from collections.abc import Sequence
 import click
 
 from leasehold import __version__
-from leasehold.cli import exits, show
+from leasehold.cli import exit_codes, render
 from leasehold.cli.acquire import acquire
-from leasehold.cli.bench import bench
-from leasehold.cli.breaking import break_
+from leasehold.cli.bench.command import bench
+from leasehold.cli.break_ import break_
 from leasehold.cli.completion import completion
-from leasehold.cli.console import global_options, say, say_plainly
+from leasehold.cli.console import global_options, say, write_stderr
 from leasehold.cli.deadlocks import deadlocks
-from leasehold.cli.demo import demo
+from leasehold.cli.demo.command import demo
 from leasehold.cli.elect import elect
 from leasehold.cli.get import get
+from leasehold.cli.help import WIDTH, Group
 from leasehold.cli.ls import ls
-from leasehold.cli.manual import WIDTH, Group
 from leasehold.cli.rebase import rebase
 from leasehold.cli.release import release
 from leasehold.cli.renew import renew
-from leasehold.cli.run import run
+from leasehold.cli.run.command import run
+from leasehold.cli.run.signals import Interrupted, raise_on_signals
 from leasehold.cli.schema import schema
-from leasehold.cli.signals import Interrupted, interruptible
 from leasehold.cli.watch import watch
 from leasehold.errors import LeaseholdError, NotAcquired
 
@@ -44,7 +44,7 @@ leasehold -u sqlite:///srv/locks.db ls          of another engine than your own
 @click.group(
     cls=Group,
     examples=EXAMPLES,
-    params=global_options(of_a_command=False),
+    params=global_options(for_command=False),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "show_default": False},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="leasehold", message="%(prog)s %(version)s")
@@ -81,52 +81,52 @@ def start(arguments: Sequence[str] | None = None) -> int:
     """Run the program and give its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        interruptible()
+        raise_on_signals()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a name is any text, also where the locale has no letter
         code = leasehold.main(arguments, prog_name="leasehold", standalone_mode=False)
-        return code if isinstance(code, int) else exits.OK
+        return code if isinstance(code, int) else exit_codes.OK
     except click.UsageError as bad:
         _explain_usage(bad)
-        return exits.USAGE
+        return exit_codes.USAGE
     except click.ClickException as bad:
         say(bad.format_message())
-        return exits.USAGE
+        return exit_codes.USAGE
     except NotAcquired as busy:
-        say(show.busy_text(busy))
-        return exits.BUSY
+        say(render.busy_text(busy))
+        return exit_codes.BUSY
     except LeaseholdError as error:
-        _trace()
+        _print_traceback()
         say(str(error))
-        return exits.of(error)
+        return exit_codes.code_for(error)
     except Interrupted as interrupted:
-        return exits.SIGNALLED + interrupted.signum
+        return exit_codes.SIGNALLED + interrupted.signum
     except (KeyboardInterrupt, click.Abort):
-        return exits.SIGNALLED + signal.SIGINT
+        return exit_codes.SIGNALLED + signal.SIGINT
     except PermissionError as denied:
-        _trace()
+        _print_traceback()
         say(f"not permitted: {denied}")
-        return exits.NOT_PERMITTED
+        return exit_codes.NOT_PERMITTED
     except Exception as bug:
-        if not _trace():
+        if not _print_traceback():
             say(f"this is a fault in leasehold: {type(bug).__name__}: {bug}; -vv shows where. Please report it")
         return 70  # EX_SOFTWARE: no promise speaks of it
 
 
 def _explain_usage(bad: click.UsageError) -> None:
     if isinstance(bad, click.exceptions.NoArgsIsHelpError):
-        say_plainly(bad.format_message())
+        write_stderr(bad.format_message())
         return
     for line in filter(None, bad.format_message().split("\n")):
         say(line)
     if bad.ctx is not None:
-        say_plainly(bad.ctx.get_usage())
-        say_plainly(f"Try '{bad.ctx.command_path} --help'.")
+        write_stderr(bad.ctx.get_usage())
+        write_stderr(f"Try '{bad.ctx.command_path} --help'.")
 
 
-def _trace() -> bool:
+def _print_traceback() -> bool:
     """Show where it happened, if `-vv` asked for everything."""
     if logging.getLogger("leasehold").level != logging.DEBUG:
         return False
-    say_plainly(traceback.format_exc().rstrip("\n"))
+    write_stderr(traceback.format_exc().rstrip("\n"))
     return True

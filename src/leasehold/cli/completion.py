@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.manual import Command
+from leasehold.cli.help import Command
 
 EXAMPLES = """
 leasehold completion bash > ~/.local/share/bash-completion/completions/leasehold

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import click
 
 from leasehold.blocking import Client
-from leasehold.cli.signals import Interrupted
+from leasehold.cli.run.signals import Interrupted
 from leasehold.config import URL_VARIABLE, ClientOptions
 from leasehold.errors import ConfigError
 
@@ -58,10 +58,10 @@ class Console:
 
 
 def say(text: str) -> None:
-    say_plainly(f"leasehold: {printable(text)}")
+    write_stderr(f"leasehold: {make_printable(text)}")
 
 
-def say_plainly(line: str) -> None:
+def write_stderr(line: str) -> None:
     """To stderr, if it takes it. A pipe whose reader has gone, or a full disk, must not decide what is done next: least
     of all between TERM and KILL.
     """
@@ -71,33 +71,33 @@ def say_plainly(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """A name is any text, also one that would move the cursor or change the terminal's title."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
 def prepare_logs(quiet: bool, verbosity: int) -> None:
     """The library's own words: warnings as they are, the rest with -v and -vv."""
-    handler = _Sayer()
+    handler = _ConsoleHandler()
     if not verbosity:
-        handler.addFilter(_said_by_the_command)
+        handler.addFilter(_not_reported_by_command)
     logger = logging.getLogger("leasehold")
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel((logging.ERROR if quiet else logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
 
 
-class _Sayer(logging.Handler):
+class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())  # no traceback; `-vv` shows that of the command itself
 
 
-def _said_by_the_command(record: logging.LogRecord) -> bool:
+def _not_reported_by_command(record: logging.LogRecord) -> bool:
     """The loss of a lease is the command's to tell, with what it did about it."""
     return not str(record.msg).endswith("is lost: %s")  # which the teller's thread logs, for `Desk.lost`
 
 
-def coloured() -> bool | None:
+def use_color() -> bool | None:
     """None: as click finds the stream. https://no-color.org: any value but the empty one says no."""
     return False if os.environ.get("NO_COLOR") else None
 
@@ -105,14 +105,14 @@ def coloured() -> bool | None:
 # -- the global options: of the program, and of every command as well, because people put them there
 
 
-def global_options(*, of_a_command: bool) -> list[click.Option]:
+def global_options(*, for_command: bool) -> list[click.Option]:
     """Of the program: shown, and read from the environment. Of a command: hidden, and they override the program's."""
-    more: dict[str, Any] = {"expose_value": False, "callback": _take}
-    if of_a_command:
-        more["hidden"] = True
+    extra: dict[str, Any] = {"expose_value": False, "callback": _store_option}
+    if for_command:
+        extra["hidden"] = True
 
     def option(*names: str, env: str | None = None, **settings: Any) -> click.Option:
-        return click.Option(names, envvar=None if of_a_command else env, show_envvar=True, **settings, **more)
+        return click.Option(names, envvar=None if for_command else env, show_envvar=True, **settings, **extra)
 
     return [
         option(
@@ -141,7 +141,7 @@ def global_options(*, of_a_command: bool) -> list[click.Option]:
     ]
 
 
-def _take(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     """Into the console of this context, which a command's context takes over from the program's."""
     console = ctx.find_object(Console) or Console()
     if value and param.name == "namespace":
@@ -152,7 +152,7 @@ def _take(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     if value:
         field = "verbosity" if param.name == "verbose" else str(param.name)
         console = replace(console, **{field: value})
-    ctx.obj, ctx.color = console, coloured()
+    ctx.obj, ctx.color = console, use_color()
     prepare_logs(console.quiet, console.verbosity)
 
 

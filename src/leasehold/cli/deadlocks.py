@@ -6,9 +6,9 @@ import shlex
 
 import click
 
-from leasehold.cli import exits, show
-from leasehold.cli.console import Console, pass_console, printable
-from leasehold.cli.manual import Command
+from leasehold.cli import exit_codes, render
+from leasehold.cli.console import Console, make_printable, pass_console
+from leasehold.cli.help import Command
 from leasehold.core.deadlocks import Deadlock
 
 EXAMPLES = """
@@ -17,7 +17,7 @@ leasehold -o json deadlocks | jq -r '.[].victim | "\\(.name) \\(.token)"'
 """
 
 
-@click.command("deadlocks", cls=Command, examples=EXAMPLES, codes=(exits.UNREACHABLE, exits.CONFIG))
+@click.command("deadlocks", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @pass_console
 def deadlocks(console: Console) -> None:
     """Name the circles of threads, tasks and processes that wait for each other.
@@ -36,26 +36,30 @@ def deadlocks(console: Console) -> None:
     with console.client() as client:
         found = client.deadlocks()
     if console.json:
-        console.put_json([as_json(deadlock) for deadlock in found])
+        console.put_json([deadlock_as_json(deadlock) for deadlock in found])
     elif not found:
         console.say("nobody waits in a circle")
     for number, deadlock in enumerate([] if console.json else found, 1):
         console.put(f"deadlock {number}: {len(deadlock.waits)} in a circle")
         for part in str(deadlock).split("; "):
-            console.put(f"  {printable(part)}")
-        console.put(f"  way out: leasehold break {way_out(deadlock)}")
+            console.put(f"  {make_printable(part)}")
+        console.put(f"  way out: leasehold break {break_arguments(deadlock)}")
 
 
-def way_out(deadlock: Deadlock) -> str:
+def break_arguments(deadlock: Deadlock) -> str:
     """As it can be pasted into a shell."""
-    return f"{shlex.quote(printable(deadlock.victim.name))} --token {deadlock.victim.token}"
+    return f"{shlex.quote(make_printable(deadlock.victim.name))} --token {deadlock.victim.token}"
 
 
-def as_json(deadlock: Deadlock) -> dict[str, object]:
+def deadlock_as_json(deadlock: Deadlock) -> dict[str, object]:
     return {
         "waits": [
-            {"name": wait.name, "waiter": show.as_json(wait.waiter), "holder": show.as_json(wait.holder)}
+            {
+                "name": wait.name,
+                "waiter": render.holding_as_json(wait.waiter),
+                "holder": render.holding_as_json(wait.holder),
+            }
             for wait in deadlock.waits
         ],
-        "victim": show.as_json(deadlock.victim),
+        "victim": render.holding_as_json(deadlock.victim),
     }

@@ -12,12 +12,20 @@ from typing import Any
 import click
 
 from leasehold.blocking import Client, Lock
-from leasehold.cli import exits, show
-from leasehold.cli.console import Console, pass_console, printable
-from leasehold.cli.options import is_label, label, name_argument, refuse, refuse_ttl, seconds, some_seconds
-from leasehold.cli.result import Result
-from leasehold.cli.run import Job, RunCommand, Running
-from leasehold.cli.signals import interruptible
+from leasehold.cli import exit_codes, render
+from leasehold.cli.console import Console, make_printable, pass_console
+from leasehold.cli.options import (
+    check_ttl_option,
+    is_label,
+    label,
+    name_argument,
+    positive_seconds,
+    seconds,
+    usage_error_if,
+)
+from leasehold.cli.run.command import RunCommand, RunJob, RunOptions
+from leasehold.cli.run.result_file import RunResult
+from leasehold.cli.run.signals import raise_on_signals
 from leasehold.config import LockArguments
 from leasehold.core import timing
 from leasehold.errors import Unavailable
@@ -30,14 +38,18 @@ leasehold elect --listen scheduler                who leads, now and from now on
 leasehold -o json elect --listen scheduler | jq -r .holder
 """
 
-_LONGEST_PAUSE = 10.0
+_MAX_PAUSE = 10.0
 
 
 @click.command(
     "elect",
     cls=RunCommand,
     examples=EXAMPLES,
-    codes=tuple(code for code in exits.MEANING if code not in (exits.OK, exits.USAGE, exits.BUSY, exits.LOST)),
+    codes=tuple(
+        code
+        for code in exit_codes.MEANING
+        if code not in (exit_codes.OK, exit_codes.USAGE, exit_codes.BUSY, exit_codes.LOST)
+    ),
     options_metavar="[OPTIONS]",
 )
 @name_argument
@@ -46,7 +58,7 @@ _LONGEST_PAUSE = 10.0
 @click.option("--for", "lasting", type=seconds, metavar="SECS", help="With --listen: end after SECS.")
 @click.option(
     "--ttl",
-    type=some_seconds,
+    type=positive_seconds,
     default=30.0,
     show_default=True,
     metavar="SECS",
@@ -59,7 +71,9 @@ _LONGEST_PAUSE = 10.0
     metavar="SECS",
     help="Let nobody lead for so much longer after a leader is lost: for a resource that checks no tokens.",
 )
-@click.option("--max-hold", type=some_seconds, metavar="SECS", help="The longest a term lasts; then another may lead.")
+@click.option(
+    "--max-hold", type=positive_seconds, metavar="SECS", help="The longest a term lasts; then another may lead."
+)
 @click.option(
     "--kill-after",
     type=seconds,
@@ -93,64 +107,64 @@ def elect(
     With --listen: a line for each term, the one under way first, each once and in order. With `-o json`: a JSON
     object for each, one per line, described in docs/reference/json.md.
     """
-    refuse_ttl(given["ttl"])
+    check_ttl_option(given["ttl"])
     options: LockArguments = {**given, "max_hold": max_hold}  # type: ignore[typeddict-item]  # by click
     if listen:
-        refuse(bool(command), "--listen and CMD exclude each other: who listens does not stand for election")
-        follow(console, name, options, lasting)
-        return exits.OK
-    refuse(lasting is not None, "--for is for --listen")
-    refuse(not command, "nothing to run: give CMD after NAME, or --listen")
-    refuse(command[0].startswith("-"), f"CMD cannot begin with a dash: {command[0]}. Is it an option misspelt?")
+        usage_error_if(bool(command), "--listen and CMD exclude each other: who listens does not stand for election")
+        print_terms(console, name, options, lasting)
+        return exit_codes.OK
+    usage_error_if(lasting is not None, "--for is for --listen")
+    usage_error_if(not command, "nothing to run: give CMD after NAME, or --listen")
+    usage_error_if(command[0].startswith("-"), f"CMD cannot begin with a dash: {command[0]}. Is it an option misspelt?")
     if options.get("purpose") is None and is_label(os.path.basename(command[0])):
         options["purpose"] = os.path.basename(command[0])
-    running = Running(given["ttl"], max_hold, "term", kill_after)
-    return stand(console, name, list(command), options, running)
+    run_options = RunOptions(given["ttl"], max_hold, "term", kill_after)
+    return run_leader(console, name, list(command), options, run_options)
 
 
-def stand(console: Console, name: str, words: list[str], options: LockArguments, running: Running) -> int:
+def run_leader(console: Console, name: str, argv: list[str], options: LockArguments, run_options: RunOptions) -> int:
     """Term after term, until CMD ends by itself."""
 
     def lock(client: Client) -> Lock:
         return client.election(name, **options).lead()
 
-    with console.client(ttl=running.ttl) as client:
+    with console.client(ttl=run_options.ttl) as client:
         lock(client)
         client.ping()  # what cannot work at all is said at once
     tries = count(1)
     while True:
-        _alone()
-        interruptible()  # while CMD runs, signals are its own
-        result = Result(console.namespace, name, words, None)
+        _wait_single_threaded()
+        raise_on_signals()  # while CMD runs, signals are its own
+        result = RunResult(console.namespace, name, argv, None)
         try:
-            Job(console, name, words, lock, running, result, exits.BUSY).run()
-        except Unavailable as silent:
-            pause = timing.backoff(next(tries), 0.5, _LONGEST_PAUSE, 1.0)
-            console.say(f"{silent}; standing for election again in {pause:.1f} s", error=True)
+            RunJob(console, name, argv, lock, run_options, result, exit_codes.BUSY).run()
+        except Unavailable as unavailable:
+            pause = timing.backoff(next(tries), 0.5, _MAX_PAUSE, 1.0)
+            console.say(f"{unavailable}; standing for election again in {pause:.1f} s", error=True)
             time.sleep(pause)
             continue
         if result.outcome != "lost":
             return result.exit_code
-        if result.told_to_end is not None:
-            return exits.SIGNALLED + result.told_to_end
+        if result.end_signal is not None:
+            return exit_codes.SIGNALLED + result.end_signal
         console.say(f"{name} is lost; standing for election again")
         tries = count(1)
 
 
-def _alone() -> None:
+def _wait_single_threaded() -> None:
     """The next child is forked by a process with one thread: those of the last client end as soon as they can."""
-    end = time.monotonic() + 1.0
-    while len(sys._current_frames()) > 1 and time.monotonic() < end:
+    deadline = time.monotonic() + 1.0
+    while len(sys._current_frames()) > 1 and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
-def follow(console: Console, name: str, options: LockArguments, lasting: float | None) -> None:
+def print_terms(console: Console, name: str, options: LockArguments, lasting: float | None) -> None:
     with console.client() as client:
         for term in client.election(name, **options).observe(seconds=lasting):
-            put_term(console, term)
+            print_term(console, term)
 
 
-def put_term(console: Console, term: Term) -> None:
+def print_term(console: Console, term: Term) -> None:
     at = datetime.now(UTC)
     if console.json:
         console.put_json(
@@ -163,11 +177,11 @@ def put_term(console: Console, term: Term) -> None:
                 "host": term.holder.host or None,
                 "pid": term.holder.pid or None,
                 "purpose": term.holder.purpose or None,
-                "age": show.rounded(term.age),
+                "age": render.rounded(term.age),
                 "missed": term.missed,
             }
         )
         return
     clock = at.astimezone().strftime("%H:%M:%S")
     gap = "  (terms may have been missed before it)" if term.missed else ""
-    console.put(f"{clock}  {printable(term.name)}  token {term.token}  {printable(term.holder.label)}{gap}")
+    console.put(f"{clock}  {make_printable(term.name)}  token {term.token}  {make_printable(term.holder.label)}{gap}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from leasehold.cli import exits, show
+from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.manual import Command
+from leasehold.cli.help import Command
 from leasehold.cli.options import name_argument
 
 EXAMPLES = """
@@ -15,7 +15,7 @@ leasehold -o json get nightly-report | jq .locked
 """
 
 
-@click.command("get", cls=Command, examples=EXAMPLES, codes=(exits.UNREACHABLE, exits.CONFIG))
+@click.command("get", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @name_argument
 @pass_console
 def get(console: Console, name: str) -> None:
@@ -29,20 +29,20 @@ def get(console: Console, name: str) -> None:
     """
     with console.client() as client:
         holdings = client.inspect(name, exact=True)
-    holders = [holding for holding in holdings if show.occupies(holding)]
-    waiters = [holding for holding in holdings if not show.occupies(holding)]
+    holders = [holding for holding in holdings if render.blocks_others(holding)]
+    waiters = [holding for holding in holdings if not render.blocks_others(holding)]
     if console.json:
         console.put_json(
             {
                 "namespace": console.namespace,
                 "name": name,
                 "locked": bool(holders),
-                "holders": [show.as_json(holding) for holding in holders],
-                "waiters": [show.as_json(holding) for holding in waiters],
+                "holders": [render.holding_as_json(holding) for holding in holders],
+                "waiters": [render.holding_as_json(holding) for holding in waiters],
             }
         )
     elif holdings:
-        for line in show.table(holdings):
+        for line in render.holdings_table(holdings):
             console.put(line)
     else:
         console.say(f"{name} is free")

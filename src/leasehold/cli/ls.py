@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from leasehold.cli import exits, show
+from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.manual import Command
+from leasehold.cli.help import Command
 from leasehold.cli.options import checked_prefix
 
 EXAMPLES = """
@@ -16,7 +16,7 @@ leasehold -o json ls | jq -r '.[] | select(.state == "held") | .name'
 """
 
 
-@click.command("ls", cls=Command, examples=EXAMPLES, codes=(exits.UNREACHABLE, exits.CONFIG))
+@click.command("ls", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @click.argument("prefix", type=checked_prefix, default="")
 @pass_console
 def ls(console: Console, prefix: str) -> None:
@@ -33,9 +33,9 @@ def ls(console: Console, prefix: str) -> None:
     with console.client() as client:
         holdings = client.inspect(prefix)
     if console.json:
-        console.put_json([show.as_json(holding) for holding in holdings])
+        console.put_json([render.holding_as_json(holding) for holding in holdings])
     elif holdings:
-        for line in show.table(holdings):
+        for line in render.holdings_table(holdings):
             console.put(line)
     else:
         console.say(f"nothing is held or waited for{f' under {prefix}' if prefix else ''}")

@@ -18,7 +18,7 @@ from leasehold.errors import ConfigError, LeaseholdError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MOST_SLOTS = 2**31 - 1  # what every engine can count
+MAX_SLOTS = 2**31 - 1  # what every engine can count
 
 
 def checked_name(value: str) -> str:
@@ -56,7 +56,7 @@ def seconds(value: str | float) -> float:
     return number
 
 
-def some_seconds(value: str | float) -> float:
+def positive_seconds(value: str | float) -> float:
     """More than 0 of them."""
     number = seconds(value)
     if number == 0:
@@ -79,7 +79,7 @@ def name_argument(command: F) -> F:
     return click.argument("name", type=checked_name, shell_complete=live_names)(command)
 
 
-def taking(command: F) -> F:
+def acquire_options(command: F) -> F:
     """The options of the commands that take a name: `run` and `acquire`."""
     for option in reversed(
         [
@@ -101,7 +101,7 @@ def taking(command: F) -> F:
             ),
             click.option(
                 "--ttl",
-                type=some_seconds,
+                type=positive_seconds,
                 default=30.0,
                 show_default=True,
                 metavar="SECS",
@@ -138,7 +138,7 @@ def taking(command: F) -> F:
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class AcquireOptions:
     """The same, checked against one another."""
 
     nonblock: bool
@@ -154,15 +154,19 @@ class Taking:
     purpose: str | None
 
     def __post_init__(self) -> None:
-        refuse(self.nonblock and self.wait is not None, "-n and -w exclude each other: -n is the same as -w 0")
-        refuse(self.exclusive and self.shared, "-x and -s exclude each other")
-        refuse(self.shared and self.slots is not None, "-s and --slots exclude each other: readers are not counted")
-        refuse(
+        usage_error_if(self.nonblock and self.wait is not None, "-n and -w exclude each other: -n is the same as -w 0")
+        usage_error_if(self.exclusive and self.shared, "-x and -s exclude each other")
+        usage_error_if(
+            self.shared and self.slots is not None, "-s and --slots exclude each other: readers are not counted"
+        )
+        usage_error_if(
             self.exclusive and (self.slots or 1) > 1,
             "-x and --slots exclude each other: the holders of a slot are several",
         )
-        refuse_ttl(self.ttl)
-        refuse((self.slots or 1) > MOST_SLOTS, f"--slots {self.slots} is more than {MOST_SLOTS}, the most there can be")
+        check_ttl_option(self.ttl)
+        usage_error_if(
+            (self.slots or 1) > MAX_SLOTS, f"--slots {self.slots} is more than {MAX_SLOTS}, the most there can be"
+        )
 
     def lock(self, client: Client, name: str, *, max_hold: float | None = None, outlives: bool = False) -> Lock:
         options: LockArguments = {
@@ -185,19 +189,19 @@ class Taking:
             raise click.UsageError(str(bad)) from None
 
 
-def refuse_ttl(ttl: float) -> None:
+def check_ttl_option(ttl: float) -> None:
     try:
         check_ttl(ttl)
     except ConfigError as bad:
         raise click.UsageError(str(bad)) from None
 
 
-def refuse(wrong: bool, text: str) -> None:
-    if wrong:
+def usage_error_if(condition: bool, text: str) -> None:
+    if condition:
         raise click.UsageError(text)
 
 
-def console_of(ctx: click.Context) -> Console:
+def get_console(ctx: click.Context) -> Console:
     found = ctx.find_object(Console)
     assert found is not None, "the group makes it before any command runs"
     return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from leasehold.cli import exits
+from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.manual import Command
-from leasehold.runtime.base import step
+from leasehold.cli.help import Command
+from leasehold.runtime.base import run_sync
 
 EXAMPLES = """
 leasehold -u etcd://etcd-1:2379 rebase          after a restore, before clients are let in
@@ -15,7 +15,7 @@ leasehold rebase --above 1741000000000417       and a resource is known to have 
 """
 
 
-@click.command("rebase", cls=Command, examples=EXAMPLES, codes=(exits.UNREACHABLE, exits.CONFIG))
+@click.command("rebase", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @click.option(
     "--above",
     type=click.IntRange(min=0, max=2**53 - 2**40 - 1),
@@ -37,7 +37,7 @@ def rebase(console: Console, above: int) -> None:
     Exits 78 for engines that need no such thing.
     """
     with console.client() as client:
-        base = step(client._rebase(above))
+        base = run_sync(client._rebase(above))
     if console.json:
         console.put_json({"base": base})
     console.say(f"new tokens are greater than {base}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from leasehold.cli import exits
+from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.manual import Command
-from leasehold.cli.paper import read_deed
-from leasehold.recipes import deed
-from leasehold.runtime.base import step
+from leasehold.cli.help import Command
+from leasehold.cli.lease_input import read_lease
+from leasehold.client import lease_document
+from leasehold.runtime.base import run_sync
 
 EXAMPLES = """
 leasehold release                               the lease in $LEASEHOLD_LEASE
@@ -17,7 +17,9 @@ leasehold release < lease.json
 """
 
 
-@click.command("release", cls=Command, examples=EXAMPLES, codes=(exits.UNREACHABLE, exits.CONFIG, exits.LOST))
+@click.command(
+    "release", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST)
+)
 @pass_console
 def release(console: Console) -> int:
     """Give up a lease, so that the next in line may go on.
@@ -28,15 +30,15 @@ def release(console: Console) -> int:
     Exits 79 when the lease was over before: somebody else may have held the name meanwhile. That is said once;
     whoever releases again is told the same.
     """
-    claim = read_deed()
+    claim = read_lease()
     with console.client() as client:
-        released = step(deed.release(client._desk, claim))
+        released = run_sync(lease_document.release(client._core, claim))
     if console.json:
         console.put_json({"namespace": claim.namespace, "name": claim.name, "token": claim.token, "released": released})
     if released:
         console.say(f"released {claim.name} (token {claim.token})")
-        return exits.OK
+        return exit_codes.OK
     console.say(
         f"{claim.name} (token {claim.token}) was over already: it lapsed, was broken or was released", error=True
     )
-    return exits.LOST
+    return exit_codes.LOST

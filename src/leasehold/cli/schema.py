@@ -7,9 +7,9 @@ from importlib import import_module
 import click
 
 from leasehold import engines
-from leasehold.cli import exits
+from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.manual import Command
+from leasehold.cli.help import Command
 from leasehold.errors import ConfigError
 
 EXAMPLES = """
@@ -21,7 +21,7 @@ leasehold schema mysql --role app@10.%                   an account, and from wh
 """
 
 
-@click.command("schema", cls=Command, examples=EXAMPLES, codes=(exits.CONFIG,))
+@click.command("schema", cls=Command, examples=EXAMPLES, codes=(exit_codes.CONFIG,))
 @click.argument("engine", type=click.Choice(["mysql", "postgresql"]))
 @click.option(
     "--schema",
@@ -48,7 +48,7 @@ def schema(console: Console, engine: str, name: str, role: str | None, no_operat
     engines.opener(engine)  # says what to install, if its driver is missing
     module = import_module(f"leasehold.engines.{engine}.schema")
     try:
-        console.put(module.text(module.checked(name)).rstrip("\n"))
+        console.put(module.text(module.validate_name(name)).rstrip("\n"))
         if role is not None:
             console.put("\n" + module.grants(role, name, operator=not no_operator).rstrip("\n"))
     except ValueError as bad:

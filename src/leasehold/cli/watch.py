@@ -15,19 +15,19 @@ from typing import Literal, NamedTuple, TypeAlias
 import click
 
 from leasehold.blocking import Client
-from leasehold.cli import exits, show
-from leasehold.cli.console import Console, pass_console, printable
-from leasehold.cli.manual import Command
-from leasehold.cli.options import checked_prefix, seconds, some_seconds
+from leasehold.cli import exit_codes, render
+from leasehold.cli.console import Console, make_printable, pass_console
+from leasehold.cli.help import Command
+from leasehold.cli.options import checked_prefix, positive_seconds, seconds
 from leasehold.core import timing
 from leasehold.errors import Unavailable
 from leasehold.model import Holding
 
 Change: TypeAlias = Literal["present", "appeared", "changed", "gone"]
-Picture: TypeAlias = dict[tuple[str, str], Holding]  # by name and fingerprint
+Snapshot: TypeAlias = dict[tuple[str, str], Holding]  # by name and fingerprint
 
-SOONEST = 0.1
-CLEAR = "\x1b[H\x1b[J"
+MIN_INTERVAL = 0.1
+CLEAR_SCREEN = "\x1b[H\x1b[J"
 
 EXAMPLES = """
 leasehold watch                          a table that keeps itself fresh
@@ -36,11 +36,11 @@ leasehold -o json watch | jq -c 'select(.change == "gone") | .name'
 """
 
 
-@click.command("watch", cls=Command, examples=EXAMPLES, codes=(exits.CONFIG, exits.SIGNALLED))
+@click.command("watch", cls=Command, examples=EXAMPLES, codes=(exit_codes.CONFIG, exit_codes.SIGNALLED))
 @click.argument("prefix", type=checked_prefix, default="")
 @click.option(
     "--interval",
-    type=some_seconds,
+    type=positive_seconds,
     default=2.0,
     show_default=True,
     metavar="SECS",
@@ -60,30 +60,30 @@ def watch(console: Console, prefix: str, interval: float, lasting: float | None)
     end = float("inf") if lasting is None else time.monotonic() + lasting
     with console.client() as client:
         if not console.json and sys.stdout.isatty():
-            for holdings, _ in looks(console, client, prefix, interval, end):
-                console.put(CLEAR + "\n".join(show.table(holdings)))
+            for holdings, _ in poll(console, client, prefix, interval, end):
+                console.put(CLEAR_SCREEN + "\n".join(render.holdings_table(holdings)))
             return
-        for _, changes in looks(console, client, prefix, interval, end):
-            for one in changes:
-                put_change(console, one)
+        for _, changes in poll(console, client, prefix, interval, end):
+            for event in changes:
+                print_change(console, event)
 
 
-class Seen(NamedTuple):
+class HoldingChange(NamedTuple):
     change: Change
     holding: Holding
 
 
-def looks(
+def poll(
     console: Console, client: Client, prefix: str, interval: float, end: float
-) -> Iterator[tuple[list[Holding], list[Seen]]]:
+) -> Iterator[tuple[list[Holding], list[HoldingChange]]]:
     """What is there at each look, and how it differs from the look before."""
-    before: Picture | None = None
+    before: Snapshot | None = None
     quiet = 0
     while True:
         try:
             holdings = client.inspect(prefix)
-        except Unavailable as silent:
-            console.say(f"{silent}; asking again", error=True)
+        except Unavailable as unavailable:
+            console.say(f"{unavailable}; asking again", error=True)
             quiet += 1
         else:
             now = {(holding.name, holding.fingerprint): holding for holding in holdings}
@@ -93,34 +93,34 @@ def looks(
         left = end - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(left, timing.backoff(quiet, min(SOONEST, interval), interval, 1.0)))
+        time.sleep(min(left, timing.backoff(quiet, min(MIN_INTERVAL, interval), interval, 1.0)))
 
 
-def compare(before: Picture | None, now: Picture) -> Iterator[Seen]:
+def compare(before: Snapshot | None, now: Snapshot) -> Iterator[HoldingChange]:
     """Ends first: whoever reads the stream sees a name free before it sees the next holder."""
     for key, holding in (before or {}).items():
         if key not in now:
-            yield Seen("gone", holding)
+            yield HoldingChange("gone", holding)
     for key, holding in now.items():
         if before is None:
-            yield Seen("present", holding)
+            yield HoldingChange("present", holding)
         elif key not in before:
-            yield Seen("appeared", holding)
-        elif stance(before[key]) != stance(holding):
-            yield Seen("changed", holding)
+            yield HoldingChange("appeared", holding)
+        elif visible_state(before[key]) != visible_state(holding):
+            yield HoldingChange("changed", holding)
 
 
-def stance(holding: Holding) -> tuple[object, ...]:
+def visible_state(holding: Holding) -> tuple[object, ...]:
     """What counts as a change: not the clock, and not how far the line has moved up."""
     return holding.state, holding.token, holding.slot
 
 
-def put_change(console: Console, seen: Seen) -> None:
+def print_change(console: Console, event: HoldingChange) -> None:
     at = datetime.now(UTC)
     if console.json:
         stamp = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        console.put_json({"at": stamp, "change": seen.change, **show.as_json(seen.holding)})
+        console.put_json({"at": stamp, "change": event.change, **render.holding_as_json(event.holding)})
         return
-    name, state, token, holder, *_ = show.row(seen.holding)
+    name, state, token, holder, *_ = render.holding_row(event.holding)
     clock = at.astimezone().strftime("%H:%M:%S")
-    console.put(f"{clock}  {seen.change:<8}  {printable(name)}  {state}  token {token}  {printable(holder)}")
+    console.put(f"{clock}  {event.change:<8}  {make_printable(name)}  {state}  token {token}  {make_printable(holder)}")

@@ -1,1 +1,11 @@
-"""Pure decisions: no I/O, no clock, no threads, no randomness of its own."""
+"""Pure decisions: no I/O, no clock, no threads, no randomness of their own.
+
+lock_state.py      who may hold a name: the state machine that engines implement
+queue_entry.py     one claim in it, and the notifications it causes
+timing.py          every duration: trust, renewal, heartbeat, backoff
+names.py           names, namespaces, claim ids and their hashes
+deadlocks.py       cycles among waiters
+once.py            states of a run-once record
+ticks.py           numbered ticks of a schedule
+conflicts.py       which errors mean "somebody else was first"
+"""

@@ -9,7 +9,7 @@ from typing import Final
 
 from leasehold.errors import Conflict
 
-_NAMES: Final = frozenset(
+_ERROR_NAMES: Final = frozenset(
     {
         ("sqlalchemy.orm.exc", "StaleDataError"),  # the row's version is no longer the one that was read
         ("redis.exceptions", "WatchError"),
@@ -17,7 +17,7 @@ _NAMES: Final = frozenset(
     }
 )
 _SQLSTATES: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock: the transaction was rolled back
-_MYSQL: Final = frozenset({1020, 1213})  # record has changed since last read, deadlock
+_MYSQL_CODES: Final = frozenset({1020, 1213})  # record has changed since last read, deadlock
 _MYSQL_DRIVERS: Final = frozenset({"pymysql", "aiomysql", "MySQLdb"})
 
 
@@ -26,13 +26,13 @@ def is_conflict(error: BaseException) -> bool:
     if isinstance(error, Conflict):
         return True
     inner = getattr(error, "orig", None)  # as SQLAlchemy wraps its drivers' errors
-    return _known(error) or (isinstance(inner, BaseException) and _known(inner))
+    return _is_known_conflict(error) or (isinstance(inner, BaseException) and _is_known_conflict(inner))
 
 
-def _known(error: BaseException) -> bool:
-    if any((kind.__module__, kind.__name__) in _NAMES for kind in type(error).__mro__):
+def _is_known_conflict(error: BaseException) -> bool:
+    if any((kind.__module__, kind.__name__) in _ERROR_NAMES for kind in type(error).__mro__):
         return True
     if getattr(error, "sqlstate", None) in _SQLSTATES:
         return True
     code = error.args[0] if error.args else None
-    return code in _MYSQL and type(error).__module__.partition(".")[0] in _MYSQL_DRIVERS
+    return code in _MYSQL_CODES and type(error).__module__.partition(".")[0] in _MYSQL_DRIVERS

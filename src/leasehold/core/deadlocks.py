@@ -46,7 +46,10 @@ class Deadlock:
         return min(grants, key=lambda holding: holding.age)
 
     def __str__(self) -> str:
-        parts = [f"{_who(waiter)} waits for {holder.name}, {_stance(holder)}" for waiter, holder in self.waits]
+        parts = [
+            f"{_owner_label(waiter)} waits for {holder.name}, {_describe_holder(holder)}"
+            for waiter, holder in self.waits
+        ]
         return "; ".join(parts)
 
 
@@ -60,8 +63,10 @@ class Need(NamedTuple):
 
 def deadlocks(holdings: Iterable[Holding]) -> list[Deadlock]:
     """Every circle among these claims: for each owner in one, the shortest. Nobody is named who only waits behind."""
-    needs = [need for _, line in groupby(holdings, key=_name) for need in _needs(list(line)) if need.waiter.owner]
-    stuck = _stuck(needs)
+    needs = [
+        need for _, claims in groupby(holdings, key=_full_name) for need in _needs(list(claims)) if need.waiter.owner
+    ]
+    stuck = _stuck_owners(needs)
     waits: dict[str, dict[str, Wait]] = {}
     for waiter, holders, _ in needs:
         if waiter.owner in stuck:
@@ -70,55 +75,57 @@ def deadlocks(holdings: Iterable[Holding]) -> list[Deadlock]:
                     waits.setdefault(waiter.owner, {}).setdefault(holder.owner, Wait(waiter, holder))
     found: dict[frozenset[Wait], Deadlock] = {}
     for owner in sorted(waits):
-        circle = _shortest(owner, waits)
-        if circle:
-            found.setdefault(frozenset(circle), Deadlock(circle))
+        cycle = _shortest_cycle(owner, waits)
+        if cycle:
+            found.setdefault(frozenset(cycle), Deadlock(cycle))
     return list(found.values())
 
 
-def still_there(before: Sequence[Deadlock], after: Sequence[Deadlock]) -> list[Deadlock]:
+def seen_in_both(before: Sequence[Deadlock], after: Sequence[Deadlock]) -> list[Deadlock]:
     """Those of a second look that the first one saw, claim by claim.
 
     A look is not one moment on every engine. But a claim that stands in line in both looks stood there all the time
     between, and so does a grant with one token: all waits of such a circle were there at one moment.
     """
-    known = {_mark(wait) for deadlock in before for wait in deadlock.waits}
-    return [deadlock for deadlock in after if known.issuperset(map(_mark, deadlock.waits))]
+    known = {_identity(wait) for deadlock in before for wait in deadlock.waits}
+    return [deadlock for deadlock in after if known.issuperset(map(_identity, deadlock.waits))]
 
 
-def _needs(line: list[Holding]) -> Iterable[Need]:
+def _needs(claims: list[Holding]) -> Iterable[Need]:
     """What the waiters of one name need."""
-    holders = [holding for holding in line if holding.state in ("held", "reserved")]
-    cooling = any(holding.state == "cooling" for holding in line)
-    waiters = [holding for holding in line if holding.state in ("waiting", "passed over")]
-    for place, waiter in enumerate(waiters):
+    holders = [holding for holding in claims if holding.state in ("held", "reserved")]
+    cooling = any(holding.state == "cooling" for holding in claims)
+    waiters = [holding for holding in claims if holding.state in ("waiting", "passed over")]
+    for position, waiter in enumerate(waiters):
         if waiter.kind == "semaphore":
             if len(holders) >= waiter.limit and not cooling:  # else a permit is free, and somebody only has to look
                 yield Need(waiter, holders, one_is_enough=True)
         elif waiter.mode == "exclusive":
             yield Need(waiter, holders, one_is_enough=False)
         else:
-            writers = [one for one in holders if one.mode == "exclusive"]
-            yield Need(waiter, writers or [w for w in waiters[:place] if w.mode == "exclusive"], one_is_enough=False)
+            writers = [holder for holder in holders if holder.mode == "exclusive"]
+            yield Need(waiter, writers or [w for w in waiters[:position] if w.mode == "exclusive"], one_is_enough=False)
 
 
-def _stuck(needs: Sequence[Need]) -> set[str]:
+def _stuck_owners(needs: Sequence[Need]) -> set[str]:
     stuck = {need.waiter.owner for need in needs}
     while True:
-        hopeless = {need.waiter.owner for need in needs if need.waiter.owner in stuck and _hopeless(need, stuck)}
-        if hopeless == stuck:
+        still_stuck = {
+            need.waiter.owner for need in needs if need.waiter.owner in stuck and _cannot_proceed(need, stuck)
+        }
+        if still_stuck == stuck:
             return stuck
-        stuck = hopeless
+        stuck = still_stuck
 
 
-def _hopeless(need: Need, stuck: set[str]) -> bool:
+def _cannot_proceed(need: Need, stuck: set[str]) -> bool:
     blocked = [holder.owner in stuck for holder in need.holders]
     return all(blocked) if need.one_is_enough else any(blocked)
 
 
-def _shortest(start: str, waits: Mapping[str, Mapping[str, Wait]]) -> tuple[Wait, ...]:
+def _shortest_cycle(start: str, waits: Mapping[str, Mapping[str, Wait]]) -> tuple[Wait, ...]:
     """The shortest way from an owner back to itself; empty: there is none."""
-    came: dict[str, str] = {}
+    reached_from: dict[str, str] = {}
     todo = deque([start])
     while todo:
         owner = todo.popleft()
@@ -126,28 +133,28 @@ def _shortest(start: str, waits: Mapping[str, Mapping[str, Wait]]) -> tuple[Wait
             if other == start:
                 path = [owner]
                 while path[-1] != start:
-                    path.append(came[path[-1]])
+                    path.append(reached_from[path[-1]])
                 path = [*reversed(path), start]
-                return tuple(waits[one][two] for one, two in pairwise(path))
-            if other not in came:
-                came[other] = owner
+                return tuple(waits[source][target] for source, target in pairwise(path))
+            if other not in reached_from:
+                reached_from[other] = owner
                 todo.append(other)
     return ()
 
 
-def _name(holding: Holding) -> tuple[str, str]:
+def _full_name(holding: Holding) -> tuple[str, str]:
     return holding.namespace, holding.name
 
 
-def _mark(wait: Wait) -> tuple[object, ...]:
+def _identity(wait: Wait) -> tuple[object, ...]:
     return wait.name, wait.waiter.fingerprint, wait.holder.fingerprint, wait.holder.token
 
 
-def _who(holding: Holding) -> str:
+def _owner_label(holding: Holding) -> str:
     return f"{holding.holder.label} [{holding.owner}]"
 
 
-def _stance(holding: Holding) -> str:
+def _describe_holder(holding: Holding) -> str:
     if holding.token is None:
-        return f"for which {_who(holding)} stands in line before it"
-    return f"held by {_who(holding)} (token {holding.token})"
+        return f"for which {_owner_label(holding)} stands in line before it"
+    return f"held by {_owner_label(holding)} (token {holding.token})"

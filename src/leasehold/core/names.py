@@ -21,7 +21,7 @@ except ImportError:
         from hashlib import sha256
 
 FORMAT = "lh1"  # every engine key begins with it, so that versions can meet during a roll-out
-LONGEST = 255
+MAX_NAME_BYTES = 255
 BUCKETS = 1024
 
 _HEX = frozenset("0123456789abcdef")
@@ -31,31 +31,33 @@ _CODES = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256)
 
 def check_name(name: str) -> str:
     """The name itself, or a ConfigError that says what is wrong with it."""
-    if _checked(name, "lock name") == 0:
+    if _check_text(name, "lock name") == 0:
         raise ConfigError("a lock name needs at least one character")
     return name
 
 
 def check_namespace(namespace: str) -> str:
-    _checked(namespace, "namespace")
+    _check_text(namespace, "namespace")
     return namespace
 
 
 def check_prefix(prefix: str) -> str:
     """The beginning of a name, or nothing."""
-    _checked(prefix, "beginning of a name")
+    _check_text(prefix, "beginning of a name")
     return prefix
 
 
-def _checked(text: str, what: str) -> int:
+def _check_text(text: str, what: str) -> int:
     if not isinstance(text, str):
         raise ConfigError(f"a {what} is text, not {type(text).__name__}: {text!r}")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise ConfigError(f"a {what} must be encodable as UTF-8: {text!r} has a lone surrogate") from None
-    if size > LONGEST:
-        raise ConfigError(f"a {what} has at most {LONGEST} bytes of UTF-8, this one has {size}: {text[:40]!r}...")
+    if size > MAX_NAME_BYTES:
+        raise ConfigError(
+            f"a {what} has at most {MAX_NAME_BYTES} bytes of UTF-8, this one has {size}: {text[:40]!r}..."
+        )
     if "\0" in text:
         raise ConfigError(f"a {what} must not hold a NUL character: {text!r}")
     return size
@@ -68,12 +70,12 @@ def encode(text: str) -> str:
 
 def decode(key: str) -> str:
     """The inverse of `encode`."""
-    head, *rest = key.split("%")
-    raw = head.encode() + b"".join(bytes([int(part[:2], 16)]) + part[2:].encode() for part in rest)
+    head, *parts = key.split("%")
+    raw = head.encode() + b"".join(bytes([int(part[:2], 16)]) + part[2:].encode() for part in parts)
     return raw.decode()
 
 
-def key(namespace: str, name: str) -> str:
+def engine_key(namespace: str, name: str) -> str:
     return f"{encode(namespace)}:{encode(name)}"
 
 
@@ -82,20 +84,22 @@ def bucket(name: str) -> int:
     return zlib.crc32(name.encode()) & (BUCKETS - 1)
 
 
-def claim_id(owner: str, secret: str) -> tuple[str, str]:
+def make_claim_id(owner: str, secret: str) -> tuple[str, str]:
     """The id of a new claim: a thread or task (eight hex digits, public) and a secret of its own; and its mark."""
-    made = f"{owner}.{secret}"
-    return made, sha256(made.encode()).hexdigest()[:24] + owner  # what `mark` makes of it, without asking what it is
+    new_id = f"{owner}.{secret}"
+    return new_id, sha256(new_id.encode()).hexdigest()[
+        :24
+    ] + owner  # what `mark` makes of it, without asking what it is
 
 
-def mark(claim_id: str) -> str:
+def hash_id(claim_id: str) -> str:
     """What engines store and compare of a secret id: they could not betray it if they wished to. It ends with the
     owner, if the id names one, so that the claims of one thread or task can be told from those of others."""
-    named = claim_id[8:9] == "." and _HEX.issuperset(claim_id[:8])
-    hashed: str = sha256(claim_id.encode()).hexdigest()
-    return hashed[:24] + claim_id[:8] if named else hashed[:32]
+    has_owner = claim_id[8:9] == "." and _HEX.issuperset(claim_id[:8])
+    digest: str = sha256(claim_id.encode()).hexdigest()
+    return digest[:24] + claim_id[:8] if has_owner else digest[:32]
 
 
-def owner(mark: str) -> str:
+def owner_of(id_hash: str) -> str:
     """The thread or task that a claim with this mark is of; it may be cut short, but for its end."""
-    return mark[-8:]
+    return id_hash[-8:]

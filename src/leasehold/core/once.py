@@ -19,10 +19,10 @@ from leasehold.errors import ConfigError
 RunState: TypeAlias = Literal["running", "done", "failed"]
 
 MAX_RESULT: Final = 65_536
-_ERROR: Final = 500  # characters of an error's text worth keeping
+_MAX_ERROR_CHARS: Final = 500  # characters of an error's text worth keeping
 
 
-class Run(NamedTuple):
+class RunRecord(NamedTuple):
     """What stands in the record."""
 
     state: RunState
@@ -36,58 +36,58 @@ class Run(NamedTuple):
     final: bool = False  # a failure that is kept
 
     @property
-    def settled(self) -> bool:
+    def finished(self) -> bool:
         """Nobody runs it any more."""
         return self.state == "done" or (self.state == "failed" and self.final)
 
 
-def packed(run: Run) -> bytes:
+def dump(run: RunRecord) -> bytes:
     return json.dumps(run._asdict(), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def unpacked(data: bytes) -> Run:
+def load(data: bytes) -> RunRecord:
     """What it says, as far as this version understands it. Raises ConfigError."""
     try:
-        return Run(**{field: value for field, value in json.loads(data).items() if field in Run._fields})
+        return RunRecord(**{field: value for field, value in json.loads(data).items() if field in RunRecord._fields})
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(
             "what the store has under this key is no record of `once`: was something else kept there?"
         ) from None
 
 
-def begun(found: Run | None, *, token: int, holder: str, at: float, request: str) -> Run:
+def next_run(previous: RunRecord | None, *, token: int, holder: str, at: float, request: str) -> RunRecord:
     """What to write before running it. A lock's token may be lower than the record's: its engine may have lost data."""
-    if found is None:
-        return Run("running", token, 1, holder, at, request)
-    return Run("running", max(found.token + 1, token), found.runs + 1, holder, at, request)
+    if previous is None:
+        return RunRecord("running", token, 1, holder, at, request)
+    return RunRecord("running", max(previous.token + 1, token), previous.runs + 1, holder, at, request)
 
 
-def failed(run: Run, error: BaseException, final: bool) -> Run:
-    return run._replace(state="failed", error=_said(error), final=final)
+def failed_run(run: RunRecord, error: BaseException, final: bool) -> RunRecord:
+    return run._replace(state="failed", error=_error_text(error), final=final)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Any error has a text that can be kept, if only its name."""
     try:
         text = str(error)
     except Exception:
         text = "(it cannot say what it is)"
-    return f"{type(error).__name__}: {text}"[:_ERROR].encode(errors="backslashreplace").decode()
+    return f"{type(error).__name__}: {text}"[:_MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
 
 
-def as_json(result: object, most: int) -> Any:
+def json_round_trip(result: object, max_bytes: int) -> Any:
     """The result as every caller gets it, the first one too: through JSON and back; None where none is kept. Raises
     ConfigError."""
-    if most == 0:
+    if max_bytes == 0:
         return None
     try:
         text = json.dumps(result, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the result cannot be kept as JSON: {error}; it ran, and is not run again") from error
-    if size > most:
+    if size > max_bytes:
         raise ConfigError(
-            f"the result has {size} bytes of JSON, more than max_result={most}; it ran, and is not run again: "
+            f"the result has {size} bytes of JSON, more than max_result={max_bytes}; it ran, and is not run again: "
             "return a reference to it instead"
         )
     return json.loads(text)

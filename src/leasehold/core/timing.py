@@ -1,6 +1,6 @@
 """When to trust, when to renew, when to stop: every duration Leasehold decides, in one place.
 
-All instants are on the clock of whoever calls. `asked` is always read *before* a request leaves (E8): the engine
+All instants are on the clock of whoever calls. `asked_at` is always read *before* a request leaves (E8): the engine
 starts its count later than that, so the caller's end comes first.
 """
 
@@ -11,51 +11,51 @@ from math import ceil, inf
 from leasehold.errors import ConfigError
 
 DRIFT = 0.01  # how far two honest clocks may run apart, as a share of the time measured
-LEAST_DRIFT = 0.002
+MIN_DRIFT = 0.002
 
-RESERVATION = 3.0  # a waiter that was told its turn has this long to claim it
-PROBE = 1.0  # the next in line looks so soon whether somebody given a turn is still there to claim it
-BEAT = 15.0  # a queued claim lapses so long after it was last heard of (E7)
-BEAT_EVERY = 5.0  # the watchdog refreshes waiters, and the head of the line asks again unprompted, this often
-LOOK_EVERY = 5.0  # no sleep is longer while something is held: sleeps do not count suspend, lives do
-LINGER = 1.0  # a leader's term stays in view at least so long, however soon it resigns
-LATE = 0.002  # looking for an end a hair too early would only cost a second look
+RESERVATION_TTL = 3.0  # a waiter that was told its turn has this long to claim it
+RESERVATION_PROBE = 1.0  # the next in line looks so soon whether somebody given a turn is still there to claim it
+WAITER_TTL = 15.0  # a queued claim lapses so long after it was last heard of (E7)
+HEARTBEAT_INTERVAL = 5.0  # the watchdog refreshes waiters, and the head of the line asks again unprompted, this often
+MAX_SLEEP = 5.0  # no sleep is longer while something is held: sleeps do not count suspend, lives do
+TERM_VISIBLE = 1.0  # a leader's term stays in view at least so long, however soon it resigns
+WAKEUP_SLACK = 0.002  # looking for an end a hair too early would only cost a second look
 
 NEVER = inf  # an end that nothing brings; a name, because `float("inf")` reads a text each time
 
 _RETRY_SHARE = 0.15  # of the life left, between tries after a missed renewal
-_LEAST_RETRY = 0.01
+_MIN_RETRY = 0.01
 
 
-def valid_until(asked: float, ttl: float) -> float:
+def valid_until(asked_at: float, ttl: float) -> float:
     """Until when a grant may be trusted: the engine frees it no earlier, whatever the clocks do within drift."""
     drift = ttl * DRIFT
-    return asked + ttl - (drift if drift > LEAST_DRIFT else LEAST_DRIFT)
+    return asked_at + ttl - (drift if drift > MIN_DRIFT else MIN_DRIFT)
 
 
-def granted_ttl(ttl: float, least: float, step: float) -> float:
+def granted_ttl(ttl: float, min_ttl: float, ttl_step: float) -> float:
     """What an engine makes of a ttl, by its traits `min_ttl` and `ttl_step`."""
-    return max(least, ceil(ttl / step) * step if step else ttl)
+    return max(min_ttl, ceil(ttl / ttl_step) * ttl_step if ttl_step else ttl)
 
 
-def renew_at(asked: float, ttl: float, jitter: float) -> float:
+def renew_at(asked_at: float, ttl: float, jitter: float) -> float:
     """A third of the life, less up to a fifth of that: leases taken together are not all renewed together."""
-    return asked + ttl / 3 * (1 - 0.2 * jitter)
+    return asked_at + ttl / 3 * (1 - 0.2 * jitter)
 
 
-def overdue_at(asked: float, ttl: float) -> float:
+def overdue_at(asked_at: float, ttl: float) -> float:
     """From here on a lease not yet renewed is AT_RISK."""
-    return asked + ttl * 2 / 3
+    return asked_at + ttl * 2 / 3
 
 
 def retry_at(now: float, until: float, jitter: float) -> float:
     """After a miss: a share of the life left, so that tries get denser as the end comes nearer."""
-    return now + max((until - now) * _RETRY_SHARE * (1 - 0.5 * jitter), _LEAST_RETRY)
+    return now + max((until - now) * _RETRY_SHARE * (1 - 0.5 * jitter), _MIN_RETRY)
 
 
 def renewal_deadline(now: float, until: float, call_timeout: float) -> float:
     """A third of the life left: a silent engine still leaves time for another try."""
-    return now + min(max((until - now) / 3, _LEAST_RETRY), call_timeout)
+    return now + min(max((until - now) / 3, _MIN_RETRY), call_timeout)
 
 
 def call_deadline(now: float, call_timeout: float, ttl: float) -> float:
@@ -63,16 +63,17 @@ def call_deadline(now: float, call_timeout: float, ttl: float) -> float:
     return now + (call_timeout if call_timeout < ttl else ttl)
 
 
-def look_after(place: int | None) -> float:
+def recheck_interval(position: int | None) -> float:
     """How soon a waiter asks again unprompted. Deep in line the watchdog's batch does that for it: a thousand waiters
     must not ask one by one every few seconds. Its own look comes before its claim would lapse, should the batch fail.
     """
-    return BEAT * 0.8 if place else BEAT_EVERY
+    return WAITER_TTL * 0.8 if position else HEARTBEAT_INTERVAL
 
 
-def observe_every(seen: float) -> float:
-    """How often an observer looks for something that stays in view for `seen` seconds: twice, with time to spare."""
-    return seen * 0.4
+def observe_interval(visible_for: float) -> float:
+    """How often an observer looks for something that stays in view for `visible_for` seconds: twice, with time to
+    spare."""
+    return visible_for * 0.4
 
 
 def advise_ttl(work: float, network: float, safety: float = 3.0) -> float:
@@ -90,6 +91,6 @@ def advise_ttl(work: float, network: float, safety: float = 3.0) -> float:
     return max(1.0, safety * (work + network) / (1 - DRIFT))
 
 
-def backoff(tries: int, base: float, most: float, jitter: float) -> float:
+def backoff(tries: int, base: float, maximum: float, jitter: float) -> float:
     """Exponential, with full jitter: for what can only be polled."""
-    return min(most, base * 2.0 ** min(tries, 30)) * jitter
+    return min(maximum, base * 2.0 ** min(tries, 30)) * jitter

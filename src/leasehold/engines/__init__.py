@@ -1,4 +1,11 @@
-"""URL scheme to engine. A module is imported on first use, so a driver nobody asked for is never loaded."""
+"""URL scheme to engine. A module is imported on first use, so a driver that is not needed is never loaded.
+
+base.py        the Engine protocol, E1 to E9
+registry.py    a client's claims by state: shared by its two engine instances, the client and the watchdog
+memory.py      locks within one process; the reference
+sqlite/  redis/  redlock/  etcd/  zookeeper/  postgresql/  mysql/     one folder per engine
+sql/           what PostgreSQL and MySQL share
+"""
 
 from __future__ import annotations
 
@@ -6,10 +13,10 @@ from importlib import import_module
 from typing import Final, cast
 
 from leasehold.config import EngineConfig
-from leasehold.engine import Opener
+from leasehold.engines.base import Opener
 from leasehold.errors import ConfigError, Unsupported
 
-GROUP: Final = "leasehold.engines"  # where other packages announce engines: scheme = "package.module:open"
+ENTRY_POINT_GROUP: Final = "leasehold.engines"  # where other packages announce engines: scheme = "package.module:open"
 
 BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
@@ -41,18 +48,20 @@ EXTRAS: Final[dict[str, str]] = {
 
 
 # Engines in a database that can be asked about a lease in a transaction of the caller's own.
-INSIDE: Final = frozenset({"mariadb", "mysql", "postgresql"})
+TRANSACTION_SCHEMES: Final = frozenset({"mariadb", "mysql", "postgresql"})
 
 
-def inside(config: EngineConfig, marks: tuple[str, str, str], escape: tuple[str, str]) -> tuple[str, str]:
+def lease_check_sql(
+    config: EngineConfig, placeholders: tuple[str, str, str], escape: tuple[str, str]
+) -> tuple[str, str]:
     """Two statements, for a driver that marks namespace, name and token so, and wants this escaped so. The first gives
     a row when the lease is held; the second, right after it, when both are in one transaction."""
-    if config.scheme not in INSIDE:
+    if config.scheme not in TRANSACTION_SCHEMES:
         raise Unsupported(
             f"{config.scheme}:// keeps no leases in a database of yours: compare tokens at what you protect instead",
             engine=config.scheme,
         )
-    return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).inside(config, marks, escape))
+    return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).lease_check_sql(config, placeholders, escape))
 
 
 def opener(scheme: str) -> Opener:
@@ -63,12 +72,12 @@ def opener(scheme: str) -> Opener:
         except ModuleNotFoundError as error:
             if module not in EXTRAS or (error.name or "").startswith("leasehold"):
                 raise
-            way = f'pip install "leasehold[{EXTRAS[module]}]"'
-            raise ConfigError(f"{scheme}:// needs {error.name}, which is not installed: {way}") from error
+            hint = f'pip install "leasehold[{EXTRAS[module]}]"'
+            raise ConfigError(f"{scheme}:// needs {error.name}, which is not installed: {hint}") from error
     from importlib.metadata import entry_points  # a tenth of the time that `import leasehold` would take
 
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if point := found.get(scheme):
-        return cast(Opener, point.load())
-    known = ", ".join(f"{name}://" for name in sorted({*BUILT_IN, *found}))
+    plugins = {entry_point.name: entry_point for entry_point in entry_points(group=ENTRY_POINT_GROUP)}
+    if entry_point := plugins.get(scheme):
+        return cast(Opener, entry_point.load())
+    known = ", ".join(f"{name}://" for name in sorted({*BUILT_IN, *plugins}))
     raise ConfigError(f"no engine for {scheme}://; known: {known}")

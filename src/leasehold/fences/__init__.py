@@ -17,50 +17,56 @@ from typing import TYPE_CHECKING
 from leasehold.fences.rules import Bearer, Pass, Shown
 
 if TYPE_CHECKING:
-    from leasehold.fences.alchemy import AlchemyColumn, AlchemyFence, AsyncAlchemyColumn, AsyncAlchemyFence, fence_table
-    from leasehold.fences.calling import HTTPFence, LeaseAuth, headers, raise_for_stale
     from leasehold.fences.etcd import EtcdFence, EtcdLockFence
     from leasehold.fences.file import File
-    from leasehold.fences.local import Local
-    from leasehold.fences.objects import AsyncObjectFence, HTTPObjects, ObjectFence, Stored
+    from leasehold.fences.in_process import Local
+    from leasehold.fences.object_store import AsyncObjectFence, HTTPObjects, ObjectFence, Stored
     from leasehold.fences.redis import AsyncRedisFence, RedisFence
-    from leasehold.fences.serving import ASGIFence, FileMarks, Marks, WSGIFence
     from leasehold.fences.sql.column import AsyncSQLColumn, SQLColumn
     from leasehold.fences.sql.dialect import sql_schema
     from leasehold.fences.sql.row import AsyncSQLFence, SQLFence
+    from leasehold.fences.sqlalchemy import (
+        AlchemyColumn,
+        AlchemyFence,
+        AsyncAlchemyColumn,
+        AsyncAlchemyFence,
+        fence_table,
+    )
     from leasehold.fences.zookeeper import ZooKeeperFence, ZooKeeperLockFence
+    from leasehold.http.fence_client import HTTPFence, LeaseAuth, headers, raise_for_stale
+    from leasehold.http.fence_middleware import ASGIFence, FileMarks, Marks, WSGIFence
 
-_HOMES = {
-    "ASGIFence": "serving",
-    "AlchemyColumn": "alchemy",
-    "AlchemyFence": "alchemy",
-    "AsyncAlchemyColumn": "alchemy",
-    "AsyncAlchemyFence": "alchemy",
-    "AsyncObjectFence": "objects",
-    "AsyncRedisFence": "redis",
-    "AsyncSQLColumn": "sql.column",
-    "AsyncSQLFence": "sql.row",
-    "EtcdFence": "etcd",
-    "EtcdLockFence": "etcd",
-    "File": "file",
-    "FileMarks": "serving",
-    "HTTPFence": "calling",
-    "HTTPObjects": "objects",
-    "LeaseAuth": "calling",
-    "Local": "local",
-    "Marks": "serving",
-    "ObjectFence": "objects",
-    "RedisFence": "redis",
-    "SQLColumn": "sql.column",
-    "SQLFence": "sql.row",
-    "Stored": "objects",
-    "WSGIFence": "serving",
-    "ZooKeeperFence": "zookeeper",
-    "ZooKeeperLockFence": "zookeeper",
-    "fence_table": "alchemy",
-    "headers": "calling",
-    "raise_for_stale": "calling",
-    "sql_schema": "sql.dialect",
+_MODULES = {
+    "ASGIFence": "leasehold.http.fence_middleware",
+    "AlchemyColumn": "leasehold.fences.sqlalchemy",
+    "AlchemyFence": "leasehold.fences.sqlalchemy",
+    "AsyncAlchemyColumn": "leasehold.fences.sqlalchemy",
+    "AsyncAlchemyFence": "leasehold.fences.sqlalchemy",
+    "AsyncObjectFence": "leasehold.fences.object_store",
+    "AsyncRedisFence": "leasehold.fences.redis",
+    "AsyncSQLColumn": "leasehold.fences.sql.column",
+    "AsyncSQLFence": "leasehold.fences.sql.row",
+    "EtcdFence": "leasehold.fences.etcd",
+    "EtcdLockFence": "leasehold.fences.etcd",
+    "File": "leasehold.fences.file",
+    "FileMarks": "leasehold.http.fence_middleware",
+    "HTTPFence": "leasehold.http.fence_client",
+    "HTTPObjects": "leasehold.fences.object_store",
+    "LeaseAuth": "leasehold.http.fence_client",
+    "Local": "leasehold.fences.in_process",
+    "Marks": "leasehold.http.fence_middleware",
+    "ObjectFence": "leasehold.fences.object_store",
+    "RedisFence": "leasehold.fences.redis",
+    "SQLColumn": "leasehold.fences.sql.column",
+    "SQLFence": "leasehold.fences.sql.row",
+    "Stored": "leasehold.fences.object_store",
+    "WSGIFence": "leasehold.http.fence_middleware",
+    "ZooKeeperFence": "leasehold.fences.zookeeper",
+    "ZooKeeperLockFence": "leasehold.fences.zookeeper",
+    "fence_table": "leasehold.fences.sqlalchemy",
+    "headers": "leasehold.http.fence_client",
+    "raise_for_stale": "leasehold.http.fence_client",
+    "sql_schema": "leasehold.fences.sql.dialect",
 }
 
 __all__ = [
@@ -101,6 +107,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if home := _HOMES.get(name):
-        return getattr(import_module(f"leasehold.fences.{home}"), name)
+    if module := _MODULES.get(name):
+        return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,8 @@ import os
 import stat
 from contextlib import suppress
 
-from leasehold.fences.marks import MarkFile, sync_folder
-from leasehold.fences.rules import Shown, in_bytes, to_read, to_write
+from leasehold.fences.rules import Shown, to_bytes, token_for_read, token_for_write
+from leasehold.fences.token_file import TokenFile, sync_folder
 
 
 class File:
@@ -24,42 +24,42 @@ class File:
         self.path = os.path.realpath(path)  # a rename would replace a symbolic link, not what it points to
         self.resource = os.fspath(path)
         self._folder, name = os.path.split(self.path)
-        self._new = os.path.join(self._folder, f".{name}.new")
-        self._marks = MarkFile(os.path.join(self._folder, f".{name}.fence"))
+        self._new_path = os.path.join(self._folder, f".{name}.new")
+        self._token_file = TokenFile(os.path.join(self._folder, f".{name}.fence"))
         self._wait = wait
 
     def claim(self, lease: Shown) -> None:
         """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do; `Unavailable` after `wait`."""
-        shown = to_write(lease)
-        with self._marks.locked(self._wait) as fd:
-            self._marks.show(fd, lease, shown, self.resource)
+        token_info = token_for_write(lease)
+        with self._token_file.locked(self._wait) as fd:
+            self._token_file.check_and_raise(fd, lease, token_info, self.resource)
 
     def read(self, lease: Shown) -> bytes:
         """The content, to decide a write by: older holders write no more. FileNotFoundError: the mark is raised."""
-        shown = to_read(lease)
-        with self._marks.locked(self._wait) as fd:
-            self._marks.show(fd, lease, shown, self.resource)
+        token_info = token_for_read(lease)
+        with self._token_file.locked(self._wait) as fd:
+            self._token_file.check_and_raise(fd, lease, token_info, self.resource)
             with open(self.path, "rb") as file:
                 return file.read()
 
     def write(self, lease: Shown, data: bytes | str) -> None:
         """Replace the content; it is on the disk when this returns. Text is written as UTF-8."""
-        body, shown = in_bytes(data), to_write(lease)
-        with self._marks.locked(self._wait) as fd:
-            self._marks.show(fd, lease, shown, self.resource)
+        body, token_info = to_bytes(data), token_for_write(lease)
+        with self._token_file.locked(self._wait) as fd:
+            self._token_file.check_and_raise(fd, lease, token_info, self.resource)
             self._replace(body)
 
     def _replace(self, body: bytes) -> None:
         # One name for all: whoever is here has the lock. What a crash left behind goes, and is not written through: a
         # backup made of hard links may have it as well.
         with suppress(FileNotFoundError):
-            os.unlink(self._new)
+            os.unlink(self._new_path)
         try:
             old = os.stat(self.path)
         except FileNotFoundError:
             old = None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        new = os.open(self._new, flags, 0o666 if old is None else 0o600)  # nobody gets hold of it in between
+        new = os.open(self._new_path, flags, 0o666 if old is None else 0o600)  # nobody gets hold of it in between
         with open(new, "wb") as file:
             if old is not None:
                 with suppress(PermissionError):  # only root gives files away
@@ -68,7 +68,7 @@ class File:
             file.write(body)
             file.flush()
             os.fsync(new)
-        os.replace(self._new, self.path)
+        os.replace(self._new_path, self.path)
         sync_folder(self._folder)
 
     def __repr__(self) -> str:

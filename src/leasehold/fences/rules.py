@@ -17,10 +17,10 @@ from typing import Final, NamedTuple, NoReturn, Protocol, TypeAlias, runtime_che
 
 from leasehold.errors import ConfigError, StaleToken
 
-MOST: Final = 1 << 53  # tokens are below, so that doubles (Lua, JSON) carry them exactly
-SLOTS: Final = 1 << 31  # slots are below: an integer of every database
-_DIGITS: Final = 16  # of 2^53
-NEVER: Final = 0  # the mark of a resource that was never shown a token
+TOKEN_LIMIT: Final = 1 << 53  # tokens are below, so that doubles (Lua, JSON) carry them exactly
+SLOT_LIMIT: Final = 1 << 31  # slots are below: an integer of every database
+_MAX_DIGITS: Final = 16  # of 2^53
+NO_TOKEN: Final = 0  # the mark of a resource that was never shown a token
 
 
 @runtime_checkable
@@ -48,53 +48,53 @@ class Pass(NamedTuple):
     shared: bool = False
 
 
-def to_read(lease: Shown) -> Pass:
+def token_for_read(lease: Shown) -> Pass:
     """What a lease shows to a fence for a read that raises the mark, unless it is shared."""
     if isinstance(lease, bool) or not isinstance(lease, int | Bearer):
         raise ConfigError(f"a fence takes a lease or its token, not {lease!r}")
-    shown = Pass(lease) if isinstance(lease, int) else Pass(lease.token, lease.slot, lease.shared)
-    if not _whole(shown.token) or not NEVER < shown.token < MOST:
+    token_info = Pass(lease) if isinstance(lease, int) else Pass(lease.token, lease.slot, lease.shared)
+    if not _is_int(token_info.token) or not NO_TOKEN < token_info.token < TOKEN_LIMIT:
         raise ConfigError(
-            f"{shown.token!r} is no fencing token: tokens are whole numbers from 1 to 2^53 - 1. "
+            f"{token_info.token!r} is no fencing token: tokens are whole numbers from 1 to 2^53 - 1. "
             'An engine without tokens is refused by client.lock(..., require={"fencing"})'
         )
-    if shown.slot is not None and not (_whole(shown.slot) and 0 <= shown.slot < SLOTS):
-        raise ConfigError(f"{shown.slot!r} is no slot of a semaphore: slots are whole numbers from 0 to 2^31 - 1")
-    return shown
+    if token_info.slot is not None and not (_is_int(token_info.slot) and 0 <= token_info.slot < SLOT_LIMIT):
+        raise ConfigError(f"{token_info.slot!r} is no slot of a semaphore: slots are whole numbers from 0 to 2^31 - 1")
+    return token_info
 
 
-def _whole(number: object) -> bool:
+def _is_int(number: object) -> bool:
     """A float would pass the comparison, and be cut or rounded on its way."""
     return isinstance(number, int) and not isinstance(number, bool)
 
 
-def to_write(lease: Shown) -> Pass:
+def token_for_write(lease: Shown) -> Pass:
     """What a lease shows for a write, or to claim the fence. A shared lease cannot."""
-    shown = to_read(lease)
-    if shown.shared:
+    token_info = token_for_read(lease)
+    if token_info.shared:
         raise ConfigError("this lease is shared with other readers: writing takes the write side of the rwlock")
-    return shown
+    return token_info
 
 
-def raised(lease: Shown, shown: Pass, mark: int, resource: str) -> int:
+def check_token(lease: Shown, token_info: Pass, highest_token: int, resource: str) -> int:
     """The mark after this token was shown; raises `StaleToken` for a lower one. The whole of rule 1."""
-    if shown.token < mark:
-        refuse(lease, shown, mark, resource)
-    return mark if shown.shared else shown.token
+    if token_info.token < highest_token:
+        raise_stale(lease, token_info, highest_token, resource)
+    return highest_token if token_info.shared else token_info.token
 
 
-def refuse(lease: Shown, shown: Pass, mark: int, resource: str) -> NoReturn:
+def raise_stale(lease: Shown, token_info: Pass, highest_token: int, resource: str) -> NoReturn:
     """Raise `StaleToken`, and tell the client whose lease it is."""
-    stale = StaleToken(resource, token=shown.token, highest=mark, slot=shown.slot)
-    if (tell := getattr(lease, "_refused", None)) is not None:
-        tell(stale)
+    stale = StaleToken(resource, token=token_info.token, highest=highest_token, slot=token_info.slot)
+    if (notify := getattr(lease, "_report_stale_token", None)) is not None:
+        notify(stale)
     raise stale
 
 
-def mark_of(text: bytes | str, where: str) -> int:
+def parse_highest_token(text: bytes | str, where: str) -> int:
     """The mark that stands there. Fails closed: of anything but plain digits nobody knows what it was."""
     plain = text.decode("latin-1") if isinstance(text, bytes) else text
-    if not (plain.isascii() and plain.isdigit() and len(plain) <= _DIGITS):
+    if not (plain.isascii() and plain.isdigit() and len(plain) <= _MAX_DIGITS):
         raise ConfigError(f"{where} holds no mark of a fence: it was overwritten, or is another's")
     return int(plain)
 
@@ -112,32 +112,32 @@ def check_resource(resource: str) -> str:
     return resource
 
 
-def place_of(mark: str | None, usual: str, resource: str) -> str:
+def choose_token_key(chosen: str | None, default: str, resource: str) -> str:
     """Where the mark is kept. Not in the very place that is written to."""
-    if mark == resource:
+    if chosen == resource:
         raise ConfigError(
             f"the mark of {resource} cannot be kept in {resource} itself: what is written would replace it"
         )
-    return usual if mark is None else mark
+    return default if chosen is None else chosen
 
 
-def in_bytes(data: bytes | str) -> bytes:
+def to_bytes(data: bytes | str) -> bytes:
     """Text as UTF-8. Refused before anything is done: what is neither."""
     if not isinstance(data, str | bytes | bytearray | memoryview):
         raise TypeError(f"a fence writes bytes or text, not {type(data).__name__}")
     return data.encode() if isinstance(data, str) else bytes(data)
 
 
-def check_shared(shown: Pass, shared: bool) -> None:
+def check_shared(token_info: Pass, shared: bool) -> None:
     """For fences that know of the lock itself whether it is shared. A bare token does not say."""
-    if shared and not shown.shared:
+    if shared and not token_info.shared:
         raise ConfigError(
             "this token is of a lease shared with other readers: show the lease, or Pass(..., shared=True)"
         )
 
 
-def lacks_slots(shown: Pass, what: str) -> Pass:
+def refuse_slot(token_info: Pass, what: str) -> Pass:
     """For fences that have room for one mark alone."""
-    if shown.slot is not None:
+    if token_info.slot is not None:
         raise ConfigError(f"{what} has one mark, and a permit of a semaphore needs one for its slot: use a fence row")
-    return shown
+    return token_info

@@ -1,1 +1,9 @@
-"""The only home of threads and event loops."""
+"""The only home of threads and event loops.
+
+base.py            the Runtime protocol, `run_sync`, `maybe_await`
+threads.py         blocking mode: awaits never suspend
+loop.py            asyncio mode
+simulated.py       a seeded virtual clock, for the simulator and tests
+simulator.py       its scheduler: time, tasks, faults
+net/               sockets of both kinds
+"""

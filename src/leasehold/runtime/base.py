@@ -1,7 +1,7 @@
 """What recipes and engines need of the world: a clock, a way to wait, and a way to run something aside.
 
 Recipes and engines are written once, as coroutines, against this protocol. There are three runtimes: `threads`,
-where nothing ever suspends and `step` runs a coroutine to its end on the caller's own thread; `loop` for asyncio;
+where nothing ever suspends and `run_sync` runs a coroutine to its end on the caller's own thread; `loop` for asyncio;
 and `simulated`, a seeded world with a virtual clock.
 """
 
@@ -35,11 +35,11 @@ class Interrupt(Protocol):
         """Called by that task when it leaves the body. True: `error` is the cancellation fired here, and only that."""
 
 
-class Guard(Protocol):
+class Mutex(Protocol):
     """A short lock, never held over an await.
 
     A finaliser or a signal handler may run between any two steps of a thread, also of one that is inside. It would
-    wait for itself; so a guard is reentrant, and whoever cannot be entered twice asks `mine` first.
+    wait for itself; so a guard is reentrant, and whoever cannot be entered twice asks `held_by_me` first.
     """
 
     def __enter__(self) -> Any: ...
@@ -48,7 +48,7 @@ class Guard(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool | None: ...
 
-    def mine(self) -> bool:
+    def held_by_me(self) -> bool:
         """Whether the running thread is inside already."""
 
 
@@ -61,16 +61,16 @@ class Runtime(Protocol):
     def wall(self) -> float:
         """Seconds since 1970, as this machine believes: a floor for tokens, a column for people, nothing else."""
 
-    def entropy(self, size: int) -> bytes:
+    def random_bytes(self, size: int) -> bytes:
         """Unguessable bytes, for secret ids."""
 
-    def fraction(self) -> float:
+    def random(self) -> float:
         """A random number in [0, 1), for jitter."""
 
     def owner(self) -> Hashable:
         """The thread or task that is running."""
 
-    def owner_mark(self) -> str:
+    def owner_id(self) -> str:
         """What others may know of it: eight hex digits of its own, another in a forked child."""
 
     def bind(self) -> bool:
@@ -81,7 +81,7 @@ class Runtime(Protocol):
     async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function without blocking the other tasks."""
 
-    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+    async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
         """Wait until a socket's descriptor can be read or written, as asked for. False: the time passed.
 
         For drivers that never block: the same code then serves threads and loops. An error counts as ready.
@@ -89,12 +89,12 @@ class Runtime(Protocol):
 
     def signal(self) -> Signal: ...
 
-    def guard(self) -> Guard: ...
+    def mutex(self) -> Mutex: ...
 
     def interrupt(self) -> Interrupt | None:
         """For the task that is running; None where a body cannot be interrupted from outside."""
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+    def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         """Run `start(runtime)` on a thread of its own, with a blocking runtime (simulated: in this very process)."""
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Runtime(Protocol):
         """In a forked child: neither the parent's threads nor its loop are here."""
 
 
-def step(coro: Coroutine[Any, Any, T]) -> T:
+def run_sync(coro: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never suspends. Blocking mode's only engine room."""
     try:
         coro.send(None)
@@ -114,7 +114,7 @@ def step(coro: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("an engine suspended in blocking mode: use the runtime, not asyncio")
 
 
-async def settle(value: T | Awaitable[T]) -> T:
+async def maybe_await(value: T | Awaitable[T]) -> T:
     """Take a value or something to be awaited: drivers give one in blocking mode, the other under asyncio."""
     if hasattr(type(value), "__await__"):
         return await value  # type: ignore[misc, no-any-return]

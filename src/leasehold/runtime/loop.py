@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.threads import ThreadGuard, Threads, boot_clock
+from leasehold.runtime.threads import ThreadMutex, Threads, boot_clock
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -36,16 +36,16 @@ class LoopSignal:
 
     def _wake(self) -> None:
         if self._set:  # else this wake-up was taken already, by a wait that did not have to sleep for it
-            self._end()
+            self._end_wait()
 
-    def _end(self) -> None:
+    def _end_wait(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(True)
 
     async def wait(self, seconds: float) -> bool:
         if not self._set and seconds > 0:
             self._future = self._loop.create_future()
-            timer = self._loop.call_later(seconds, self._end)
+            timer = self._loop.call_later(seconds, self._end_wait)
             try:
                 await self._future
             finally:
@@ -58,11 +58,11 @@ class LoopSignal:
 class TaskInterrupt:
     """Cancels one task's body once, and knows its own cancellation again, as `asyncio.timeout` does."""
 
-    __slots__ = ("_armed", "_before", "_fired", "_loop", "_task")
+    __slots__ = ("_armed", "_cancels_before", "_fired", "_loop", "_task")
 
     def __init__(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
         self._task, self._loop = task, loop
-        self._before = task.cancelling()
+        self._cancels_before = task.cancelling()
         self._armed, self._fired = True, False
 
     def fire(self) -> None:
@@ -78,7 +78,7 @@ class TaskInterrupt:
         if not self._fired:
             return False
         # Somebody else may have cancelled the task as well: then that cancellation must go on.
-        only_ours = self._task.uncancel() <= self._before
+        only_ours = self._task.uncancel() <= self._cancels_before
         return only_ours and error is not None and issubclass(error, asyncio.CancelledError)
 
 
@@ -97,12 +97,12 @@ class Loop:
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
         self.now = clock
         self.wall = time.time
-        self.entropy = os.urandom
-        self.fraction = random.Random().random
+        self.random_bytes = os.urandom
+        self.random = random.Random().random
         self._threads = Threads(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: ThreadPoolExecutor | None = None
-        self._marks: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
+        self._owner_ids: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
     def _task(self) -> asyncio.Task[Any] | None:
         """The task that is running. The loop this is bound to is asked first: finding the running one costs a system
@@ -112,14 +112,14 @@ class Loop:
     def owner(self) -> Hashable:
         return self._task() or self._threads.owner()
 
-    def owner_mark(self) -> str:
+    def owner_id(self) -> str:
         task = self._task()
         if task is None:
-            return self._threads.owner_mark()
-        mark = self._marks.get(task)
-        if mark is None:
-            mark = self._marks[task] = os.urandom(4).hex()
-        return mark
+            return self._threads.owner_id()
+        owner_id = self._owner_ids.get(task)
+        if owner_id is None:
+            owner_id = self._owner_ids[task] = os.urandom(4).hex()
+        return owner_id
 
     def bind(self) -> bool:
         running = asyncio.get_running_loop()
@@ -142,20 +142,20 @@ class Loop:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="leasehold-call")
         return await asyncio.get_running_loop().run_in_executor(self._worker, partial(fn, *args, **kwargs))
 
-    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+    async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
 
-        def answer(found: bool) -> None:
+        def finish(is_ready: bool) -> None:
             if not future.done():
-                future.set_result(found)
+                future.set_result(is_ready)
 
-        timer = loop.call_later(max(0.0, seconds), answer, False)
+        timer = loop.call_later(max(0.0, seconds), finish, False)
         try:
             if read:
-                loop.add_reader(descriptor, answer, True)
+                loop.add_reader(descriptor, finish, True)
             if write:
-                loop.add_writer(descriptor, answer, True)
+                loop.add_writer(descriptor, finish, True)
             return await future
         finally:
             timer.cancel()
@@ -165,15 +165,15 @@ class Loop:
     def signal(self) -> LoopSignal:
         return LoopSignal()
 
-    def guard(self) -> ThreadGuard:
-        return ThreadGuard()
+    def mutex(self) -> ThreadMutex:
+        return ThreadMutex()
 
     def interrupt(self) -> TaskInterrupt | None:
         task = self._task()
         return None if task is None else TaskInterrupt(task, task.get_loop())
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
-        self._threads.aside(start, name)
+    def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+        self._threads.start_thread(start, name)
 
     def close(self) -> None:
         self._end_worker(wait=False)
@@ -185,4 +185,4 @@ class Loop:
 
     def after_fork(self) -> None:
         self._loop = self._worker = None
-        self._marks.clear()
+        self._owner_ids.clear()

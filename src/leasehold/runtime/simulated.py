@@ -2,7 +2,7 @@
 
 A `Process` is one machine's process, with a clock that runs a little fast or slow, and is the runtime of whatever runs
 there. It can be paused and crashed, its wall clock stepped, and its tasks cancelled at whatever they await. A minute of
-it takes milliseconds; see `world.py` for what makes a run repeatable.
+it takes milliseconds; see `simulator.py` for what makes a run repeatable.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.world import NEXT, TURN, Promise, Task, Timer, World
+from leasehold.runtime.simulator import MAX_RESUME_DELAY, MIN_DELAY, Promise, Simulator, Task, Timer
 
-__all__ = ["DRIFT", "Process", "Promise", "SimulatedSignal", "Task", "Timer", "World"]
+__all__ = ["DRIFT", "Process", "Promise", "SimulatedSignal", "Simulator", "Task", "Timer"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 DRIFT: Final = 0.004  # clocks run fast or slow by at most this share: two of them differ by less than the margin
-_LATEST: Final = 0.001  # a timer never fires early, and so much late at most
+_MAX_TIMER_DELAY: Final = 0.001  # a timer never fires early, and so much late at most
 
 
 class SimulatedSignal:
@@ -39,13 +39,13 @@ class SimulatedSignal:
     def set(self) -> None:
         self._set = True
         if self._promise is not None:
-            self._promise.keep(True)
+            self._promise.resolve(True)
 
     async def wait(self, seconds: float) -> bool:
         if not self._set and seconds > 0:
             promise: Promise[bool] = Promise(self._process)
             self._promise = promise
-            timer = self._process.later(seconds, lambda: promise.keep(False))
+            timer = self._process.call_later(seconds, lambda: promise.resolve(False))
             try:
                 await promise
             finally:
@@ -58,14 +58,14 @@ class SimulatedSignal:
 class SimulatedInterrupt:
     """Cancels one task's body once, and knows its own cancellation again, as the asyncio runtime's does."""
 
-    __slots__ = ("_armed", "_before", "_fired", "_task")
+    __slots__ = ("_armed", "_cancels_before", "_fired", "_task")
 
     def __init__(self, task: Task) -> None:
-        self._task, self._before = task, task.cancelling()
+        self._task, self._cancels_before = task, task.cancelling()
         self._armed, self._fired = True, False
 
     def fire(self) -> None:
-        self._task.process.later(0.0, self._cancel)
+        self._task.process.call_later(0.0, self._cancel)
 
     def _cancel(self) -> None:
         if self._armed and not self._fired:
@@ -75,30 +75,30 @@ class SimulatedInterrupt:
         self._armed = False
         if not self._fired:
             return False
-        only_ours = self._task.uncancel() <= self._before
+        only_ours = self._task.uncancel() <= self._cancels_before
         return only_ours and error is not None and issubclass(error, asyncio.CancelledError)
 
 
-class _Guard:
+class _SimulatedMutex:
     """Steps are atomic here, so nobody ever waits for a guard: whoever finds it taken has found a deadlock."""
 
-    __slots__ = ("_taken",)
+    __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        self._taken = False
+        self._held = False
 
     def __enter__(self) -> None:
-        if self._taken:
+        if self._held:
             raise RuntimeError("a guard was held over an await, or taken twice: with threads this would hang")
-        self._taken = True
+        self._held = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._taken = False
+        self._held = False
 
-    def mine(self) -> bool:
-        return self._taken
+    def held_by_me(self) -> bool:
+        return self._held
 
 
 class Process:
@@ -106,20 +106,20 @@ class Process:
 
     blocking = False
 
-    def __init__(self, world: World, name: str, *, rate: float | None = None) -> None:
-        self.world, self.name = world, name
-        self.rate = 1 + world.random.uniform(-DRIFT, DRIFT) if rate is None else rate
+    def __init__(self, simulator: Simulator, name: str, *, rate: float | None = None) -> None:
+        self.simulator, self.name = simulator, name
+        self.rate = 1 + simulator.random.uniform(-DRIFT, DRIFT) if rate is None else rate
         self.tasks: dict[Task, None] = {}  # in order, unlike a set
         self.paused = self.dead = False
         self.resumed_at = 0.0  # true time
         self.backlog: list[Timer] = []
-        self.when_dead: list[Callable[[], None]] = []  # whoever sees its sockets close
-        self._random = random.Random(world.random.getrandbits(64))
-        self._offset = world.random.uniform(0, 1_000_000)
-        self._wall = 1_700_000_000 + world.random.uniform(-1, 1)
-        self._numbers: dict[Task | None, int] = {}
-        self.entropy = self._random.randbytes
-        self.fraction = self._random.random
+        self.on_crash: list[Callable[[], None]] = []  # whoever sees its sockets close
+        self._random = random.Random(simulator.random.getrandbits(64))
+        self._offset = simulator.random.uniform(0, 1_000_000)
+        self._wall_offset = 1_700_000_000 + simulator.random.uniform(-1, 1)
+        self._owner_numbers: dict[Task | None, int] = {}
+        self.random_bytes = self._random.randbytes
+        self.random = self._random.random
 
     def __repr__(self) -> str:
         return f"<process {self.name}>"
@@ -127,17 +127,17 @@ class Process:
     # ------------------------------------------------------------ the runtime
 
     def now(self) -> float:
-        return self.world.time * self.rate + self._offset
+        return self.simulator.time * self.rate + self._offset
 
     def wall(self) -> float:
-        return self.world.time + self._wall
+        return self.simulator.time + self._wall_offset
 
     def owner(self) -> Hashable:
-        return self.world.current or self
+        return self.simulator.current_task or self
 
-    def owner_mark(self) -> str:
+    def owner_id(self) -> str:
         # Not drawn by chance: seeds that found something would find something else.
-        number = self._numbers.setdefault(self.world.current, len(self._numbers))
+        number = self._owner_numbers.setdefault(self.simulator.current_task, len(self._owner_numbers))
         return sha256(f"{self.name} {number}".encode()).hexdigest()[:8]
 
     def bind(self) -> bool:
@@ -145,7 +145,7 @@ class Process:
 
     async def sleep(self, seconds: float) -> None:
         promise: Promise[bool] = Promise(self)
-        timer = self.later(seconds, lambda: promise.keep(True))
+        timer = self.call_later(seconds, lambda: promise.resolve(True))
         try:
             await promise
         finally:
@@ -156,20 +156,20 @@ class Process:
         await self.sleep(0)  # as on a worker thread: a cancellation may lose the result of what has happened
         return result
 
-    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+    async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
         raise AssertionError("there are no sockets in the simulated world")
 
     def signal(self) -> SimulatedSignal:
         return SimulatedSignal(self)
 
-    def guard(self) -> _Guard:
-        return _Guard()
+    def mutex(self) -> _SimulatedMutex:
+        return _SimulatedMutex()
 
     def interrupt(self) -> SimulatedInterrupt | None:
-        task = self.world.current
+        task = self.simulator.current_task
         return None if task is None else SimulatedInterrupt(task)
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+    def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         self.spawn(start(self), name)
 
     def close(self) -> None:
@@ -189,18 +189,18 @@ class Process:
             self.tasks[task] = None
         return task
 
-    def later(self, seconds: float, fn: Callable[[], object]) -> Timer:
+    def call_later(self, seconds: float, fn: Callable[[], object]) -> Timer:
         """Have `fn` run once so many seconds have passed on this process's clock. Never early."""
-        late = self.world.random.uniform(0, _LATEST if seconds > 0 else TURN)
-        return self.world.after(max(seconds, 0.0) / self.rate + late + NEXT, fn, self)
+        delay = self.simulator.random.uniform(0, _MAX_TIMER_DELAY if seconds > 0 else MAX_RESUME_DELAY)
+        return self.simulator.schedule(max(seconds, 0.0) / self.rate + delay + MIN_DELAY, fn, self)
 
     def true_time(self, instant: float) -> float:
         """The true time at which this process's clock shows `instant`."""
         return (instant - self._offset) / self.rate
 
-    def step_wall(self, seconds: float) -> None:
+    def step_wall_clock(self, seconds: float) -> None:
         """Somebody sets the machine's clock, which must matter to nobody."""
-        self._wall += seconds
+        self._wall_offset += seconds
 
     def pause(self) -> None:
         """Stop as if by SIGSTOP: nothing runs, timers and messages pile up, the clock goes on."""
@@ -208,11 +208,11 @@ class Process:
 
     def resume(self) -> None:
         """Go on. What piled up happens at once, in no particular order."""
-        self.paused, piled, self.backlog = False, self.backlog, []
-        self.resumed_at = self.world.time
-        for timer in piled:
+        self.paused, backlog, self.backlog = False, self.backlog, []
+        self.resumed_at = self.simulator.time
+        for timer in backlog:
             if timer.fn is not None:
-                self.world.after(self.world.random.uniform(0, _LATEST), timer.fn, self)
+                self.simulator.schedule(self.simulator.random.uniform(0, _MAX_TIMER_DELAY), timer.fn, self)
 
     def crash(self) -> None:
         """Die. Nothing it does from here on, closing its coroutines included, has any effect on others."""
@@ -223,5 +223,5 @@ class Process:
         self.backlog.clear()
         for task in tasks:
             task.kill()
-        for see in self.when_dead:
-            see()
+        for callback in self.on_crash:
+            callback()

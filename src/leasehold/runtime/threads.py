@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from leasehold.runtime.base import Runtime, step
+from leasehold.runtime.base import Runtime, run_sync
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -43,26 +43,26 @@ class ThreadSignal:
         return self._lock.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
 
-class ThreadGuard(_thread.RLock):  # type: ignore[misc]  # typeshed calls it final; it is not
+class ThreadMutex(_thread.RLock):  # type: ignore[misc]  # typeshed calls it final; it is not
     """The interpreter's own reentrant lock, which knows its owner."""
 
     __slots__ = ()
-    mine = _thread.RLock._is_owned  # type: ignore[attr-defined]
+    held_by_me = _thread.RLock._is_owned  # type: ignore[attr-defined]
 
 
 class _Owner(threading.local):
     """One object per thread, for as long as the thread lives: its ident is given to the next one after that."""
 
     def __init__(self) -> None:
-        self.me = object()
-        self.mark = os.urandom(4).hex()
+        self.key = object()
+        self.id = os.urandom(4).hex()
 
 
 _owner = _Owner()
 
 
 def _after_fork_in_child() -> None:
-    _owner.mark = os.urandom(4).hex()  # the parent's thread goes on under the old one
+    _owner.id = os.urandom(4).hex()  # the parent's thread goes on under the old one
 
 
 if hasattr(os, "register_at_fork"):
@@ -77,14 +77,16 @@ class Threads:
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
         self.now = clock
         self.wall = time.time
-        self.entropy = os.urandom  # each time: a reserve would be copied with the machine, and two clones ask as one
-        self.fraction = random.Random().random
+        self.random_bytes = (
+            os.urandom
+        )  # each time: a reserve would be copied with the machine, and two clones ask as one
+        self.random = random.Random().random
 
     def owner(self) -> Hashable:
-        return _owner.me
+        return _owner.key
 
-    def owner_mark(self) -> str:
-        return _owner.mark
+    def owner_id(self) -> str:
+        return _owner.id
 
     def bind(self) -> bool:
         return True
@@ -95,7 +97,7 @@ class Threads:
     async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return fn(*args, **kwargs)
 
-    async def ready(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
+    async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
         poll = select.poll()  # not select(): a descriptor may have any number
         poll.register(descriptor, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
         return bool(poll.poll(max(0.0, min(seconds, _LONGEST_POLL)) * 1000))
@@ -103,15 +105,15 @@ class Threads:
     def signal(self) -> ThreadSignal:
         return ThreadSignal()
 
-    def guard(self) -> ThreadGuard:
-        return ThreadGuard()
+    def mutex(self) -> ThreadMutex:
+        return ThreadMutex()
 
     def interrupt(self) -> None:
         return None  # a thread cannot be stopped from outside: it asks check()
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+    def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         def run() -> None:
-            step(start(self))
+            run_sync(start(self))
 
         threading.Thread(target=run, name=name, daemon=True).start()
 

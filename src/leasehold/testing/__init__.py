@@ -1,6 +1,6 @@
 """What engine authors and users need to prove a lock.
 
-For engine authors: `conformance` runs every case over an engine, through a `Rig` that makes it and hurts it. For
+For engine authors: `conformance_tests` runs every case over an engine, through a `Rig` that makes it and hurts it. For
 everybody: `faulty` wraps an engine so that it loses, delays and repeats calls. For users' own tests: the fixtures of
 the pytest plugin, `expire` and `lose`.
 
@@ -30,29 +30,29 @@ from leasehold.testing.faulty import (
 )
 
 if TYPE_CHECKING:
-    from leasehold.testing.choosing import CASES, Case, case
     from leasehold.testing.clock import Clock
-    from leasehold.testing.fate import expire, lose
-    from leasehold.testing.rig import RIGS, Absent, Machine, Rig, register
-    from leasehold.testing.seat import Seat
-    from leasehold.testing.suite import conformance
-    from leasehold.testing.trial import Trial
+    from leasehold.testing.conformance.case import CASES, Case, case
+    from leasehold.testing.conformance.context import CaseContext
+    from leasehold.testing.conformance.engine_driver import EngineDriver
+    from leasehold.testing.conformance.rig import RIGS, Absent, ClientPath, Rig, register
+    from leasehold.testing.conformance.suite import conformance_tests
+    from leasehold.testing.lease_faults import expire, lose
 
 _HOMES = {
-    "CASES": "choosing",
-    "Case": "choosing",
-    "case": "choosing",
+    "CASES": "conformance.case",
+    "Case": "conformance.case",
+    "case": "conformance.case",
     "Clock": "clock",
-    "expire": "fate",
-    "lose": "fate",
-    "RIGS": "rig",
-    "Absent": "rig",
-    "Machine": "rig",
-    "Rig": "rig",
-    "register": "rig",
-    "conformance": "suite",
-    "Seat": "seat",
-    "Trial": "trial",
+    "expire": "lease_faults",
+    "lose": "lease_faults",
+    "RIGS": "conformance.rig",
+    "Absent": "conformance.rig",
+    "ClientPath": "conformance.rig",
+    "Rig": "conformance.rig",
+    "register": "conformance.rig",
+    "conformance_tests": "conformance.suite",
+    "EngineDriver": "conformance.engine_driver",
+    "CaseContext": "conformance.context",
 }
 
 __all__ = [
@@ -60,16 +60,16 @@ __all__ = [
     "RIGS",
     "Absent",
     "Case",
+    "CaseContext",
+    "ClientPath",
     "Clock",
+    "EngineDriver",
     "Fault",
     "Faults",
-    "Machine",
     "Rig",
-    "Seat",
-    "Trial",
     "cannot_tell",
     "case",
-    "conformance",
+    "conformance_tests",
     "delay",
     "drop_answer",
     "drop_request",

@@ -18,12 +18,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from leasehold.runtime.base import Runtime, Signal, step
+from leasehold.runtime.base import Runtime, Signal, run_sync
 from leasehold.runtime.loop import Loop, LoopSignal, _call_soon
 from leasehold.runtime.threads import Threads
 
-_PATIENCE: Final = 5.0  # real seconds; a callback that blocks for longer is not waited for
-_BACKSTOP: Final = 0.5  # how soon a sleeper looks again though nobody woke it
+_CALLBACK_TIMEOUT: Final = 5.0  # real seconds; a callback that blocks for longer is not waited for
+_RECHECK_INTERVAL: Final = 0.5  # how soon a sleeper looks again though nobody woke it
 
 
 class _Pace(NamedTuple):
@@ -36,12 +36,12 @@ class _Pace(NamedTuple):
 class _Sleep:
     """One wait upon the clock: of a thread that runs aside, or of a caller."""
 
-    __slots__ = ("aside", "deadline", "poke", "ready", "thread")
+    __slots__ = ("background", "deadline", "is_ready", "thread", "wake")
 
     def __init__(
-        self, deadline: float, ready: Callable[[], bool], aside: bool, poke: Callable[[], None] | None = None
+        self, deadline: float, is_ready: Callable[[], bool], background: bool, wake: Callable[[], None] | None = None
     ) -> None:
-        self.deadline, self.ready, self.aside, self.poke = deadline, ready, aside, poke
+        self.deadline, self.is_ready, self.background, self.wake = deadline, is_ready, background, wake
         self.thread = threading.current_thread()
 
 
@@ -49,11 +49,13 @@ class Clock:
     """Seconds that pass when `advance` says so."""
 
     def __init__(self) -> None:
-        self._turn = threading.Condition(threading.RLock())  # reentrant: a finaliser may set a signal at any moment
+        self._condition = threading.Condition(
+            threading.RLock()
+        )  # reentrant: a finaliser may set a signal at any moment
         self._start = 1_000_000.0
         self._pace = _Pace(self._start, None)
         self._sleeps: list[_Sleep] = []
-        self._asides: set[threading.Thread] = set()
+        self._background_threads: set[threading.Thread] = set()
         self._wall = time.time()
         self.skips = False
 
@@ -72,7 +74,7 @@ class Clock:
         """
         if not seconds >= 0:
             raise ValueError(f"time goes forward, not by {seconds!r} seconds")
-        self.walk(self.now() + seconds, lambda: False)
+        self.advance_until(self.now() + seconds, lambda: False)
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
@@ -84,22 +86,22 @@ class Clock:
         finally:
             self.skips = before
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until watchdogs and callbacks have done what is due by now. Takes no time on this clock."""
-        end = time.monotonic() + _PATIENCE
-        with self._turn:
+        end = time.monotonic() + _CALLBACK_TIMEOUT
+        with self._condition:
             while not self._settled() and time.monotonic() < end:
-                self._turn.wait(0.05)
+                self._condition.wait(0.05)
 
     # ------------------------------------------------------ for the runtimes
 
-    def walk(self, target: float, enough: Callable[[], bool]) -> None:
+    def advance_until(self, target: float, is_enough: Callable[[], bool]) -> None:
         """From instant to instant, until there or until enough."""
         while True:
-            self.settle()
-            with self._turn:
+            self.wait_idle()
+            with self._condition:
                 now = self.now()
-                if enough() or now >= target:
+                if is_enough() or now >= target:
                     return
                 then = min([target, *(sleep.deadline for sleep in self._sleeps if sleep.deadline > now)])
                 at, since = self._pace
@@ -109,76 +111,80 @@ class Clock:
     def _settled(self) -> bool:
         now, here, asleep = self.now(), threading.current_thread(), 0
         for sleep in self._sleeps:
-            if (sleep.ready() or sleep.deadline <= now) and sleep.thread is not here:
+            if (sleep.is_ready() or sleep.deadline <= now) and sleep.thread is not here:
                 return False
-            asleep += sleep.aside
-        return asleep >= len(self._asides) - (here in self._asides)  # a callback may itself move the clock
+            asleep += sleep.background
+        return asleep >= len(self._background_threads) - (
+            here in self._background_threads
+        )  # a callback may itself move the clock
 
     def _wake(self) -> None:
         for sleep in self._sleeps:
-            if sleep.poke is not None:
-                sleep.poke()
-        self._turn.notify_all()
+            if sleep.wake is not None:
+                sleep.wake()
+        self._condition.notify_all()
 
-    def begin(self, sleep: _Sleep) -> None:
-        with self._turn:
+    def add_sleep(self, sleep: _Sleep) -> None:
+        with self._condition:
             self._sleeps.append(sleep)
-            if not sleep.aside and self._pace.since is None:
+            if not sleep.background and self._pace.since is None:
                 self._pace = _Pace(self._pace.at, time.monotonic())
             self._wake()  # at another pace; and whoever settles counts the sleepers
 
-    def end(self, sleep: _Sleep) -> None:
-        with self._turn:
+    def remove_sleep(self, sleep: _Sleep) -> None:
+        with self._condition:
             self._sleeps.remove(sleep)
-            if all(other.aside for other in self._sleeps):
+            if all(other.background for other in self._sleeps):
                 self._pace = _Pace(self.now(), None)
-            self._turn.notify_all()
+            self._condition.notify_all()
 
-    def wait(self, ready: Callable[[], bool], seconds: float, aside: bool) -> None:
+    def wait(self, is_ready: Callable[[], bool], seconds: float, background: bool) -> None:
         """Block this thread until ready, at most so long by this clock."""
         deadline = self.now() + seconds
-        if self.skips and not aside:
-            self.walk(deadline, ready)
-        with self._turn:
-            if ready() or self.now() >= deadline:
+        if self.skips and not background:
+            self.advance_until(deadline, is_ready)
+        with self._condition:
+            if is_ready() or self.now() >= deadline:
                 return
-            sleep = _Sleep(deadline, ready, aside)
-            self.begin(sleep)
+            sleep = _Sleep(deadline, is_ready, background)
+            self.add_sleep(sleep)
             try:
-                while not ready() and (left := deadline - self.now()) > 0:
-                    self._turn.wait(_BACKSTOP if self._pace.since is None else min(left, _BACKSTOP))
+                while not is_ready() and (left := deadline - self.now()) > 0:
+                    self._condition.wait(
+                        _RECHECK_INTERVAL if self._pace.since is None else min(left, _RECHECK_INTERVAL)
+                    )
             finally:
-                self.end(sleep)
+                self.remove_sleep(sleep)
 
     def notify(self) -> None:
-        with self._turn:
-            self._turn.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
-    def run_aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+    def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         def run() -> None:
             try:
-                step(start(ClockThreads(self, aside=True)))
+                run_sync(start(ClockThreads(self, background=True)))
             finally:
-                with self._turn:
-                    self._asides.discard(thread)
-                    self._turn.notify_all()
+                with self._condition:
+                    self._background_threads.discard(thread)
+                    self._condition.notify_all()
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        with self._turn:
-            self._asides.add(thread)
+        with self._condition:
+            self._background_threads.add(thread)
         thread.start()
 
 
 class _Signal:
-    def __init__(self, clock: Clock, aside: bool) -> None:
-        self._clock, self._aside, self._set = clock, aside, False
+    def __init__(self, clock: Clock, background: bool) -> None:
+        self._clock, self._background, self._set = clock, background, False
 
     def set(self) -> None:
         self._set = True
         self._clock.notify()
 
     async def wait(self, seconds: float) -> bool:
-        self._clock.wait(lambda: self._set, seconds, self._aside)
+        self._clock.wait(lambda: self._set, seconds, self._background)
         woken, self._set = self._set, False
         return woken
 
@@ -190,45 +196,45 @@ class _LoopSignal(LoopSignal):
         super().__init__()
         self._clock = clock
 
-    def _ready(self) -> bool:
+    def _is_set(self) -> bool:
         return self._set
 
-    def _poke(self) -> None:
+    def _wake_loop(self) -> None:
         _call_soon(self._loop, self._wake)
 
     async def wait(self, seconds: float) -> bool:
         clock = self._clock
         deadline = clock.now() + seconds
         if clock.skips:
-            clock.walk(deadline, self._ready)
-        sleep = _Sleep(deadline, self._ready, False, self._poke)
-        clock.begin(sleep)
+            clock.advance_until(deadline, self._is_set)
+        sleep = _Sleep(deadline, self._is_set, False, self._wake_loop)
+        clock.add_sleep(sleep)
         try:
             woken = await super().wait(0)
             while not woken and (left := deadline - clock.now()) > 0:
                 woken = await super().wait(left)
         finally:
-            clock.end(sleep)
+            clock.remove_sleep(sleep)
         return woken
 
 
 class ClockThreads(Threads):
     """Blocking mode by a `Clock`. `aside`: of a watchdog, whose waits do not make the clock run."""
 
-    def __init__(self, clock: Clock, *, aside: bool = False) -> None:
+    def __init__(self, clock: Clock, *, background: bool = False) -> None:
         super().__init__(clock.now)
-        self.clock, self._is_aside = clock, aside
+        self.clock, self._is_background = clock, background
         self.wall = clock.wall
-        self.fraction = _half
+        self.random = _no_jitter
 
     async def sleep(self, seconds: float) -> None:
-        self.clock.wait(lambda: False, seconds, self._is_aside)
+        self.clock.wait(lambda: False, seconds, self._is_background)
 
     def signal(self) -> _Signal:  # type: ignore[override]  # the protocol is met; ThreadSignal is one way to meet it
-        return _Signal(self.clock, self._is_aside)
+        return _Signal(self.clock, self._is_background)
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
-        self.clock.run_aside(start, name)
+    def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+        self.clock.start_thread(start, name)
 
 
 class ClockLoop(Loop):
@@ -238,24 +244,24 @@ class ClockLoop(Loop):
         super().__init__(clock.now)
         self.clock, self.ended = clock, False
         self.wall = clock.wall
-        self.fraction = _half
+        self.random = _no_jitter
 
     def bind(self) -> bool:
         return self.ended or super().bind()
 
-    def owner_mark(self) -> str:
-        return self._threads.owner_mark() if self.ended else super().owner_mark()
+    def owner_id(self) -> str:
+        return self._threads.owner_id() if self.ended else super().owner_id()
 
     async def sleep(self, seconds: float) -> None:
         await self.signal().wait(seconds)
 
     def signal(self) -> Signal:  # type: ignore[override]
-        return _Signal(self.clock, aside=False) if self.ended else _LoopSignal(self.clock)
+        return _Signal(self.clock, background=False) if self.ended else _LoopSignal(self.clock)
 
-    def aside(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
-        self.clock.run_aside(start, name)
+    def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
+        self.clock.start_thread(start, name)
 
 
-def _half() -> float:
+def _no_jitter() -> float:
     """For jitter: none, so that renewals fall on the same instants in every run."""
     return 0.5

@@ -12,45 +12,51 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from leasehold.aio import AsyncClient
-from leasehold.runtime.simulated import Process, Task, World
-from leasehold.testing.network import NetworkLink, Server
+from leasehold.runtime.simulated import Process, Simulator, Task
+from leasehold.testing.network import NetworkTransport, SimulatedServer
 
 Make: TypeAlias = "Callable[..., Scenario]"
 
-_SETTLED: float = 2.5  # what was given up is released at once, or owed and repeated: long before any ttl has passed
+_SETTLE_SECONDS: float = (
+    2.5  # what was given up is released at once, or owed and repeated: long before any ttl has passed
+)
 
 
-class Losing(Server):
+class LossyServer(SimulatedServer):
     """Loses one message, by number: a request, an answer or a wake-up."""
 
-    def __init__(self, world: World, lose: int | None) -> None:
+    def __init__(self, world: Simulator, lose: int | None) -> None:
         super().__init__(world)
-        self.carried, self._lose = 0, lose
+        self.message_count, self._lost_number = 0, lose
         self._released: set[str] = set()
-        self.late: set[str] = set()  # fingerprints of claims attempted after their release, which came by another way
+        self.late_fingerprints: set[str] = (
+            set()
+        )  # fingerprints of claims attempted after their release, which came by another way
 
-    def carry(self, link: NetworkLink, fn: Callable[[], object], *, up: bool) -> None:
-        self.carried += 1
-        if self.carried != self._lose:
-            super().carry(link, fn, up=up)
+    def transmit(self, transport: NetworkTransport, fn: Callable[[], object], *, to_server: bool) -> None:
+        self.message_count += 1
+        if self.message_count != self._lost_number:
+            super().transmit(transport, fn, to_server=to_server)
 
-    def receive(self, link: NetworkLink, generation: int, number: int, verb: str, args: tuple[Any, ...]) -> None:
+    def receive(
+        self, transport: NetworkTransport, generation: int, number: int, verb: str, args: tuple[Any, ...]
+    ) -> None:
         if verb == "release":
-            self._released.add(args[0].mark)
-        elif verb == "attempt" and args[0].mark in self._released:
-            self.late.add(args[0].fingerprint)
-        super().receive(link, generation, number, verb, args)
+            self._released.add(args[0].id_hash)
+        elif verb == "attempt" and args[0].id_hash in self._released:
+            self.late_fingerprints.add(args[0].fingerprint)
+        super().receive(transport, generation, number, verb, args)
 
 
 class Scenario:
     """A few clients, each with one worker; `lose` a message, `cancel` an await of a worker, both by number."""
 
     workers: ClassVar[int] = 3
-    patience: ClassVar[float] = 120.0  # simulated
+    time_limit: ClassVar[float] = 120.0  # simulated
 
     def __init__(self, lose: int | None = None, cancel: tuple[int, int] | None = None) -> None:
-        self.world = World(7)
-        self.server = Losing(self.world, lose)
+        self.world = Simulator(7)
+        self.server = LossyServer(self.world, lose)
         self.clients: list[AsyncClient] = []
         self.tasks = [self._start(number) for number in range(self.workers)]
         if cancel is not None:
@@ -69,49 +75,53 @@ class Scenario:
     def run(self) -> None:
         for task in self.tasks:
             try:
-                self.world.finish(task, self.patience)
+                self.world.run_until_complete(task, self.time_limit)
             except asyncio.CancelledError:
                 continue
-        self.world.run(_SETTLED)
-        store = self.server.store
-        left = [holding for ns, name in list(store.lines) for holding in store.inspect(ns, name, True)]
-        left = [holding for holding in left if holding.fingerprint not in self.server.late]  # its ttl ends that (E6)
+        self.world.run(_SETTLE_SECONDS)
+        server = self.server.memory
+        left = [holding for ns, name in list(server.lock_states) for holding in server.inspect(ns, name, True)]
+        left = [
+            holding for holding in left if holding.fingerprint not in self.server.late_fingerprints
+        ]  # its ttl ends that (E6)
         assert not left, left
         for client, task in zip(self.clients, self.tasks, strict=True):
-            book = client._desk.book
-            assert not book.waiting
-            assert not book.owed
-            assert not book.held
-            assert not client._desk.entries._entries
-            self.world.finish(task.process.spawn(client.close(), "close"), 10)
+            registry = client._core.registry
+            assert not registry.waiting
+            assert not registry.pending_releases
+            assert not registry.held
+            assert not client._core.held_locks._held
+            self.world.run_until_complete(task.process.spawn(client.close(), "close"), 10)
 
 
 def every_await_cancelled(make: Make) -> int:
     """How many there were."""
-    unharmed = make()
-    unharmed.run()
-    awaits = [(who, number) for who, task in enumerate(unharmed.tasks) for number in range(1, task.awaits + 1)]
-    for who, number in awaits:
-        _report(partial(make, cancel=(who, number)), f"await {number} of worker {who} cancelled")
+    baseline = make()
+    baseline.run()
+    awaits = [
+        (worker, number) for worker, task in enumerate(baseline.tasks) for number in range(1, task.await_count + 1)
+    ]
+    for worker, number in awaits:
+        _report(partial(make, cancel=(worker, number)), f"await {number} of worker {worker} cancelled")
     return len(awaits)
 
 
 def every_message_lost(make: Make) -> int:
     """How many there were."""
-    unharmed = make()
-    unharmed.run()
-    for number in range(1, unharmed.server.carried + 1):
+    baseline = make()
+    baseline.run()
+    for number in range(1, baseline.server.message_count + 1):
         _report(partial(make, lose=number), f"message {number} lost")
-    return unharmed.server.carried
+    return baseline.server.message_count
 
 
-def awaits_with_messages(make: Make, who: int, step: int) -> None:
-    """Each await of one worker cancelled, each time with another message lost as well; `step` 1: with every one."""
-    unharmed = make()
-    unharmed.run()
-    for number in range(1, unharmed.tasks[who].awaits + 1):
-        for lost in range(1 + number % step, unharmed.server.carried + 1, step):
-            _report(partial(make, cancel=(who, number), lose=lost), f"await {number}, message {lost}")
+def awaits_with_messages(make: Make, worker: int, stride: int) -> None:
+    """Each await of one worker cancelled, each time with another message lost as well; `stride` 1: with every one."""
+    baseline = make()
+    baseline.run()
+    for number in range(1, baseline.tasks[worker].await_count + 1):
+        for message in range(1 + number % stride, baseline.server.message_count + 1, stride):
+            _report(partial(make, cancel=(worker, number), lose=message), f"await {number}, message {message}")
 
 
 def _report(make: Callable[[], Scenario], what: str) -> None:

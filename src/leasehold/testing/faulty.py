@@ -22,16 +22,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from leasehold.book import Book
 from leasehold.config import EngineConfig
-from leasehold.engine import Engine, Opener
+from leasehold.engines.base import Engine, Opener
+from leasehold.engines.registry import ClaimRegistry
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
 Verb: TypeAlias = Literal["attempt", "renew", "release", "break_", "inspect", "ping", "wait", "forget"]
-ASKING: Final[frozenset[Verb]] = frozenset({"attempt", "renew", "release", "break_", "inspect", "ping"})
+CALL_VERBS: Final[frozenset[Verb]] = frozenset({"attempt", "renew", "release", "break_", "inspect", "ping"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Faults:
     """What is to befall which call. Thread-safe; one for all engines that a test wants counted together."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._mutex = threading.Lock()
         self._next: dict[Verb, deque[Fault]] = defaultdict(deque)
         self._at: list[_Countdown] = []
         self._always: dict[Verb, Fault] = {}
@@ -95,41 +95,41 @@ class Faults:
 
     def next(self, verb: Verb, *faults: Fault) -> None:
         """The next call of this verb meets the first of these, the one after it the second, and so on."""
-        with self._guard:
+        with self._mutex:
             self._next[verb].extend(faults)
 
     def always(self, verb: Verb, fault: Fault) -> None:
         """Every call of this verb, until `clear`."""
-        with self._guard:
+        with self._mutex:
             self._always[verb] = fault
 
-    def at(self, number: int, fault: Fault, verbs: Collection[Verb] = ASKING) -> None:
+    def at(self, number: int, fault: Fault, verbs: Collection[Verb] = CALL_VERBS) -> None:
         """The call of that number, counted from 0 among these verbs only."""
-        with self._guard:
+        with self._mutex:
             self._at.append(_Countdown(number, fault, verbs))
 
     def clear(self) -> None:
         """All is well from here on."""
-        with self._guard:
+        with self._mutex:
             self._next.clear()
             self._at.clear()
             self._always.clear()
 
-    def meet(self, verb: Verb) -> Fault | None:
+    def next_fault(self, verb: Verb) -> Fault | None:
         """Called by the wrapper: what befalls this call."""
-        with self._guard:
+        with self._mutex:
             self.calls.append(verb)
             fault = self._always.get(verb)
             for countdown in self._at:
                 fault = countdown.meet(verb) or fault
-            if waiting := self._next.get(verb):
-                fault = waiting.popleft()
+            if queued := self._next.get(verb):
+                fault = queued.popleft()
             if fault is not None:
                 self.struck.append((verb, fault))
             return fault
 
 
-def each_call(fault: Fault, verbs: Collection[Verb] = ASKING) -> Iterator[Faults]:
+def each_call(fault: Fault, verbs: Collection[Verb] = CALL_VERBS) -> Iterator[Faults]:
     """One `Faults` per call of a scenario, each of which strikes one call more to the back; ends when none is left."""
     number = 0
     while True:
@@ -144,8 +144,8 @@ def each_call(fault: Fault, verbs: Collection[Verb] = ASKING) -> Iterator[Faults
 def faulty(opener: Opener, faults: Faults) -> Opener:
     """The same engine, with faults."""
 
-    def open_(config: EngineConfig, runtime: Runtime, book: Book) -> FaultyEngine:
-        return FaultyEngine(opener(config, runtime, book), runtime, book, faults)
+    def open_(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> FaultyEngine:
+        return FaultyEngine(opener(config, runtime, registry), runtime, registry, faults)
 
     return open_
 
@@ -153,10 +153,10 @@ def faulty(opener: Opener, faults: Faults) -> Opener:
 class FaultyEngine:
     """The verbs of another engine, each through `Faults`."""
 
-    def __init__(self, engine: Engine, runtime: Runtime, book: Book, faults: Faults) -> None:
-        self._engine, self._runtime, self._book, self._faults = engine, runtime, book, faults
+    def __init__(self, engine: Engine, runtime: Runtime, registry: ClaimRegistry, faults: Faults) -> None:
+        self._engine, self._runtime, self._registry, self._faults = engine, runtime, registry, faults
         self._answers: dict[tuple[Verb, str], Any] = {}
-        self._ghosts: list[tuple[int, str, Callable[[], Awaitable[object]]]] = []
+        self._repeats: list[tuple[int, str, Callable[[], Awaitable[object]]]] = []
 
     @property
     def traits(self) -> Traits:
@@ -167,35 +167,37 @@ class FaultyEngine:
         return self._engine.listening
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
-        return await self._ask("attempt", claim.mark, deadline, lambda: self._engine.attempt(claim, deadline))
+        return await self._call("attempt", claim.id_hash, deadline, lambda: self._engine.attempt(claim, deadline))
 
     async def release(self, claim: Claim, deadline: float) -> bool:
-        return await self._ask("release", claim.mark, deadline, lambda: self._engine.release(claim, deadline))
+        return await self._call("release", claim.id_hash, deadline, lambda: self._engine.release(claim, deadline))
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
-        about = f"{namespace}\0{name}"
-        return await self._ask("break_", about, deadline, lambda: self._engine.break_(namespace, name, token, deadline))
+        subject = f"{namespace}\0{name}"
+        return await self._call(
+            "break_", subject, deadline, lambda: self._engine.break_(namespace, name, token, deadline)
+        )
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
-        about = f"{namespace}\0{prefix}\0{exact}"
-        return await self._ask(
-            "inspect", about, deadline, lambda: self._engine.inspect(namespace, prefix, exact, deadline)
+        subject = f"{namespace}\0{prefix}\0{exact}"
+        return await self._call(
+            "inspect", subject, deadline, lambda: self._engine.inspect(namespace, prefix, exact, deadline)
         )
 
     async def ping(self, deadline: float) -> None:
-        await self._ask("ping", "", deadline, lambda: self._engine.ping(deadline))
+        await self._call("ping", "", deadline, lambda: self._engine.ping(deadline))
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
-        about = "\0".join(claim.mark for claim in claims)
+        subject = "\0".join(claim.id_hash for claim in claims)
         try:
-            return await self._ask("renew", about, deadline, lambda: self._engine.renew(claims, deadline))
-        except Unavailable as silence:  # the verb that raises nothing (E5)
-            return [silence] * len(claims)
+            return await self._call("renew", subject, deadline, lambda: self._engine.renew(claims, deadline))
+        except Unavailable as unavailable:  # the verb that raises nothing (E5)
+            return [unavailable] * len(claims)
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         """Dropping the request sleeps the time out, as if the wake-up were lost; dropping the answer returns nearly
         at once, for nothing. Both are allowed to a hint (E4)."""
-        fault = self._faults.meet("wait")
+        fault = self._faults.next_fault("wait")
         if fault is None or fault.answered:
             await self._engine.wait(claim, busy, seconds)
         else:
@@ -203,12 +205,12 @@ class FaultyEngine:
 
     def forget(self, claim: Claim) -> None:
         """With any fault that loses a call: as if the release could not be sent at once, it is owed."""
-        fault = self._faults.meet("forget")
+        fault = self._faults.next_fault("forget")
         if fault is None or fault.answered:
             self._engine.forget(claim)
         else:
-            self._book.leave(claim.mark)
-            self._book.owe(claim)
+            self._registry.remove_waiter(claim.id_hash)
+            self._registry.retry_release(claim)
 
     def after_fork(self) -> None:
         self._engine.after_fork()
@@ -216,24 +218,24 @@ class FaultyEngine:
     async def close(self) -> None:
         await self._engine.close()
 
-    async def _ask(self, verb: Verb, about: str, deadline: float, send: Callable[[], Awaitable[T]]) -> T:
-        fault = self._faults.meet(verb)
-        await self._haunt()
+    async def _call(self, verb: Verb, subject: str, deadline: float, send: Callable[[], Awaitable[T]]) -> T:
+        fault = self._faults.next_fault(verb)
+        await self._deliver_repeats()
         if fault is None:
             answer = await send()
         else:
-            answer = await self._suffer(fault, (verb, about), deadline, send)
-        self._answers[verb, about] = answer
+            answer = await self._call_with_fault(fault, (verb, subject), deadline, send)
+        self._answers[verb, subject] = answer
         return answer
 
-    async def _suffer(
-        self, fault: Fault, about: tuple[Verb, str], deadline: float, send: Callable[[], Awaitable[T]]
+    async def _call_with_fault(
+        self, fault: Fault, subject: tuple[Verb, str], deadline: float, send: Callable[[], Awaitable[T]]
     ) -> T:
         now = self._runtime.now
         if fault.before:
             await self._runtime.sleep(min(fault.before, deadline - now()))
         if fault.again:
-            self._ghosts.append((fault.again, about[1], send))
+            self._repeats.append((fault.again, subject[1], send))
         answer: T | None = None
         for _ in range(fault.sent):
             answer = await send()
@@ -242,19 +244,19 @@ class FaultyEngine:
         if not fault.answered or ((fault.before or fault.after) and now() >= deadline):
             if fault.silent:
                 await self._runtime.sleep(deadline - now())
-            raise Unavailable(f"{about[0]}: {fault.label}", engine="faulty")
-        if fault.echo and about in self._answers:
-            earlier: T = self._answers[about]
+            raise Unavailable(f"{subject[0]}: {fault.label}", engine="faulty")
+        if fault.echo and subject in self._answers:
+            earlier: T = self._answers[subject]
             return earlier
         return answer  # type: ignore[return-value]  # a fault that answers has sent
 
-    async def _haunt(self) -> None:
+    async def _deliver_repeats(self) -> None:
         """Requests that arrive once more, now that enough other calls have gone by."""
-        due = [ghost for ghost in self._ghosts if ghost[0] <= 1]
-        self._ghosts = [(calls - 1, mark, send) for calls, mark, send in self._ghosts if calls > 1]
-        for _, mark, send in due:
-            known = mark in self._book.waiting
+        due = [repeat for repeat in self._repeats if repeat[0] <= 1]
+        self._repeats = [(calls - 1, id_hash, send) for calls, id_hash, send in self._repeats if calls > 1]
+        for _, id_hash, send in due:
+            was_waiting = id_hash in self._registry.waiting
             with suppress(LeaseholdError):
                 await send()
-            if not known:  # only the request travelled again: its client never asked, and keeps no place for it
-                self._book.leave(mark)
+            if not was_waiting:  # only the request travelled again: its client never asked, and keeps no place for it
+                self._registry.remove_waiter(id_hash)

@@ -23,7 +23,7 @@ import pytest
 
 if TYPE_CHECKING:
     from leasehold import AsyncClient, Client
-    from leasehold.engine import Opener
+    from leasehold.engines.base import Opener
     from leasehold.testing.clock import Clock
 
 
@@ -42,17 +42,17 @@ def leasehold_clock() -> Clock:
 
 @pytest.fixture
 def _leasehold_engine(leasehold_clock: Clock) -> Opener:
-    from leasehold.book import Book
     from leasehold.config import EngineConfig
     from leasehold.engines import memory
+    from leasehold.engines.registry import ClaimRegistry
     from leasehold.runtime.base import Runtime
     from leasehold.testing.clock import ClockThreads
 
-    store = memory.Store(ClockThreads(leasehold_clock))
+    server = memory.MemoryServer(ClockThreads(leasehold_clock))
 
-    def open_(config: EngineConfig, runtime: Runtime, book: Book) -> memory.MemoryEngine:
-        book.shelf["store"] = store  # where the engine keeps a private one, and `expire` finds it
-        return memory.open(config, runtime, book)
+    def open_(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> memory.MemoryEngine:
+        registry.shared["memory_server"] = server  # where the engine keeps a private one, and `expire` finds it
+        return memory.open(config, runtime, registry)
 
     return open_
 
@@ -72,11 +72,11 @@ def leasehold_async_client(leasehold_clock: Clock, _leasehold_engine: Opener) ->
     """An asyncio client on the same engine as `leasehold_client`. Not a coroutine fixture, so it needs no plugin of its
     own; it belongs to the loop that uses it first, and is closed when the test ends, in whatever state that loop is."""
     from leasehold import AsyncClient
-    from leasehold.runtime.base import step
+    from leasehold.runtime.base import run_sync
     from leasehold.testing.clock import ClockLoop
 
     runtime = ClockLoop(leasehold_clock)
     client = AsyncClient("memory://", engine=_leasehold_engine, runtime=runtime)
     yield client
     runtime.ended = True
-    step(client._desk.close())
+    run_sync(client._core.close())

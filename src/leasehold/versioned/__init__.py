@@ -12,13 +12,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from leasehold.recipes.versioned import Versioned
+from leasehold.records.value import Versioned
 
 if TYPE_CHECKING:
     from leasehold.versioned.etcd import AsyncEtcdKey, EtcdKey
     from leasehold.versioned.zookeeper import AsyncZooKeeperNode, ZooKeeperNode
 
-_HOMES = {
+_MODULES = {
     "AsyncEtcdKey": "etcd",
     "AsyncZooKeeperNode": "zookeeper",
     "EtcdKey": "etcd",
@@ -29,6 +29,6 @@ __all__ = ["AsyncEtcdKey", "AsyncZooKeeperNode", "EtcdKey", "Versioned", "ZooKee
 
 
 def __getattr__(name: str) -> object:
-    if home := _HOMES.get(name):
-        return getattr(import_module(f"leasehold.versioned.{home}"), name)
+    if module := _MODULES.get(name):
+        return getattr(import_module(f"leasehold.versioned.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

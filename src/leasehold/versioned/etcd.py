@@ -10,28 +10,30 @@ import ssl
 from collections.abc import Mapping, Sequence
 
 from leasehold.errors import ConfigError, Conflict
-from leasehold.fences import gateway
-from leasehold.fences.gateway import Gateway
-from leasehold.recipes.versioned import BaseValue, Versioned
-from leasehold.versioned.faces import AsyncValue, Value
+from leasehold.fences import etcd_http
+from leasehold.fences.etcd_http import Gateway
+from leasehold.records.value import BaseValue, Versioned
+from leasehold.versioned.base import AsyncValue, Value
 
 
-class _Key:
+class _EtcdBackend:
     def __init__(self, gateway: Gateway, key: str) -> None:
         if not isinstance(key, str) or not key:
             raise ConfigError(f"a key is a text, not {key!r}")
         self.name, self._gateway = key, gateway
 
     def read(self) -> Versioned:
-        for found in self._gateway.txn([], [gateway.look(self.name)], []).found(0):
-            return Versioned(found.value, found.mod_revision)
+        for kv in self._gateway.txn([], [etcd_http.get(self.name)], []).key_values(0):
+            return Versioned(kv.value, kv.mod_revision)
         return Versioned(None, 0)
 
     def write(self, value: bytes, version: int) -> Versioned:
-        done = self._gateway.txn([gateway.written(self.name, version)], [gateway.put(self.name, value)], [])
-        if not done.succeeded:
+        result = self._gateway.txn(
+            [etcd_http.compare_modified(self.name, version)], [etcd_http.put(self.name, value)], []
+        )
+        if not result.succeeded:
             raise Conflict(self.name)
-        return Versioned(value, done.revision)
+        return Versioned(value, result.revision)
 
 
 class _EtcdValue(BaseValue):
@@ -45,7 +47,7 @@ class _EtcdValue(BaseValue):
         timeout: float = 5.0,
     ) -> None:
         """`endpoints`: URLs of members, tried in turn: `"http://127.0.0.1:2379"`. `headers`: such as Authorization."""
-        super().__init__(_Key(Gateway(endpoints, headers=headers, tls=tls, timeout=timeout), key))
+        super().__init__(_EtcdBackend(Gateway(endpoints, headers=headers, tls=tls, timeout=timeout), key))
 
 
 class EtcdKey(_EtcdValue, Value):

@@ -21,43 +21,43 @@ from kazoo.exceptions import (
 
 from leasehold.config import check_seconds
 from leasehold.errors import ConfigError, Conflict, Unavailable
-from leasehold.recipes.versioned import BaseValue, Versioned
-from leasehold.versioned.faces import AsyncValue, Value
+from leasehold.records.value import BaseValue, Versioned
+from leasehold.versioned.base import AsyncValue, Value
 
 T = TypeVar("T")
 
-_SILENT: Final = (ConnectionClosedError, ConnectionLoss, OperationTimeoutError, SessionExpiredError)
+_CONNECTION_ERRORS: Final = (ConnectionClosedError, ConnectionLoss, OperationTimeoutError, SessionExpiredError)
 
 
-class _Node:
+class _ZooKeeperBackend:
     def __init__(self, client: Any, path: str, timeout: float) -> None:
         if not isinstance(path, str) or not path.startswith("/") or path.endswith("/"):
             raise ConfigError(f"{path!r} is no path of a node: /a/b")
-        check_seconds("timeout", timeout, zero=False)
+        check_seconds("timeout", timeout, allow_zero=False)
         self.name, self._client, self._timeout = path, client, timeout
 
     def read(self) -> Versioned:
-        self._asked(self._client.sync_async, "/")  # the member we are connected to may be behind
+        self._call(self._client.sync_async, "/")  # the member we are connected to may be behind
         try:
-            data, about = self._asked(self._client.get_async, self.name)
+            data, stat = self._call(self._client.get_async, self.name)
         except NoNodeError:
             return Versioned(None, 0)
-        return Versioned(data, about.version + 1)
+        return Versioned(data, stat.version + 1)
 
     def write(self, value: bytes, version: int) -> Versioned:
         try:
             if version:
-                about = self._asked(self._client.set_async, self.name, value, version - 1)
-                return Versioned(value, about.version + 1)
-            self._asked(self._client.create_async, self.name, value, makepath=True)
+                stat = self._call(self._client.set_async, self.name, value, version - 1)
+                return Versioned(value, stat.version + 1)
+            self._call(self._client.create_async, self.name, value, makepath=True)
         except (BadVersionError, NodeExistsError, NoNodeError) as error:
             raise Conflict(self.name) from error
         return Versioned(value, 1)
 
-    def _asked(self, call: Callable[..., Any], *args: object, **more: object) -> Any:
+    def _call(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         try:
-            return call(*args, **more).get(timeout=self._timeout)
-        except (self._client.handler.timeout_exception, *_SILENT) as error:
+            return method(*args, **kwargs).get(timeout=self._timeout)
+        except (self._client.handler.timeout_exception, *_CONNECTION_ERRORS) as error:
             text = f"{self.name}: ZooKeeper did not say whether it was done: {type(error).__name__}"
             raise Unavailable(text, engine="zookeeper") from error
 
@@ -65,7 +65,7 @@ class _Node:
 class _ZooKeeperValue(BaseValue):
     def __init__(self, client: Any, path: str, *, timeout: float = 5.0) -> None:
         """`client`: a started `kazoo.client.KazooClient`."""
-        super().__init__(_Node(client, path, timeout))
+        super().__init__(_ZooKeeperBackend(client, path, timeout))
 
 
 class ZooKeeperNode(_ZooKeeperValue, Value):

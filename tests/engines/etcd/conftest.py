@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from harness.rigs.etcd import EtcdClusterRig, EtcdRig
+from harness.servers.etcd import Cluster, Etcd
+from harness.servers.proxy import Proxy
 from leasehold import Client, LeaseholdError
-from leasehold.testing.etcd_rig import EtcdClusterRig, EtcdRig
-from leasehold.testing.servers.etcd import Cluster, Etcd
-from leasehold.testing.servers.proxy import Proxy
-from leasehold.testing.suite import made
+from leasehold.testing.conformance.suite import rig_or_skip
 
 
 @pytest.fixture
 def member() -> Etcd:
-    return made(EtcdRig).cluster.members[0]
+    return rig_or_skip(EtcdRig).cluster.members[0]
 
 
 @pytest.fixture
@@ -49,41 +49,47 @@ def proxy(member: Etcd) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def proxied(url: str, member: Etcd, proxy: Proxy) -> str:
+def proxied_url(url: str, member: Etcd, proxy: Proxy) -> str:
     """The same place, by a way that can be hurt."""
     return url.replace(f":{member.port}", f":{proxy.port}")
 
 
 @pytest.fixture
-def trio() -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """Three members, all of them up before and after."""
-    cluster = made(EtcdClusterRig).cluster
+    cluster = rig_or_skip(EtcdClusterRig).cluster
     yield cluster
     cluster.start()
 
 
 @pytest.fixture
-def single() -> Iterator[Callable[..., Etcd]]:
+def start_member() -> Iterator[Callable[..., Etcd]]:
     """Starts members with settings of their own; ends them."""
     started: list[Etcd] = []
 
-    def start(*more: str) -> Etcd:
-        made(EtcdRig)  # or it is absent
-        cluster = Cluster(1, *more)
+    def start(*options: str) -> Etcd:
+        rig_or_skip(EtcdRig)  # or it is absent
+        cluster = Cluster(1, *options)
         started.append(cluster.members[0])
         return cluster.start().members[0]
 
     yield start
-    for each in started:
-        each.kill()
+    for member in started:
+        member.kill()
 
 
 @pytest.fixture
-def ctl() -> Callable[..., str]:
+def etcdctl() -> Callable[..., str]:
     """etcd's own tool."""
 
-    def run(member: Etcd, *words: str, user: str = "") -> str:
-        command = ["etcdctl", "--endpoints", f"127.0.0.1:{member.port}", *(["--user", user] if user else []), *words]
+    def run(member: Etcd, *arguments: str, user: str = "") -> str:
+        command = [
+            "etcdctl",
+            "--endpoints",
+            f"127.0.0.1:{member.port}",
+            *(["--user", user] if user else []),
+            *arguments,
+        ]
         environment = {**os.environ, "ETCDCTL_API": "3"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -96,11 +102,11 @@ def ctl() -> Callable[..., str]:
 def eventually() -> Callable[..., Any]:
     """What is true in the end; an engine that cannot be reached counts as not yet."""
 
-    def wait(true: Callable[[], Any], seconds: float = 30.0) -> Any:
+    def wait(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
         end = time.monotonic() + seconds
         while True:
             with suppress(LeaseholdError, OSError):
-                if found := true():
+                if found := condition():
                     return found
             assert time.monotonic() < end, "it did not come true in time"
             time.sleep(0.01)
@@ -108,7 +114,7 @@ def eventually() -> Callable[..., Any]:
     return wait
 
 
-class InLine:
+class WaitingThread:
     """Somebody who waits for a lock, in a thread of its own: what it was granted, and when."""
 
     def __init__(self, lock: Any) -> None:
@@ -127,7 +133,7 @@ class InLine:
         except LeaseholdError as error:
             self.errors.append(error)
 
-    def granted(self, seconds: float = 30.0) -> float:
+    def wait_granted(self, seconds: float = 30.0) -> float:
         """The moment of its grant."""
         self.thread.join(seconds)
         assert self.times, self.errors or f"not granted within {seconds} s"
@@ -135,12 +141,12 @@ class InLine:
 
 
 @pytest.fixture
-def in_line(eventually: Callable[..., Any]) -> Callable[..., InLine]:
-    def begin(client: Client, name: str = "job", lock: Any = None) -> InLine:
+def start_waiter(eventually: Callable[..., Any]) -> Callable[..., WaitingThread]:
+    def begin(client: Client, name: str = "job", lock: Any = None) -> WaitingThread:
         """Waits until it stands there."""
         before = len(client.inspect(name))
-        waiting = InLine(lock or client.lock(name))
-        eventually(lambda: len(client.inspect(name)) > before or waiting.times)
-        return waiting
+        waiter = WaitingThread(lock or client.lock(name))
+        eventually(lambda: len(client.inspect(name)) > before or waiter.times)
+        return waiter
 
     return begin

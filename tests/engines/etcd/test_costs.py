@@ -7,31 +7,31 @@ import time
 
 import pytest
 
+from harness.servers.etcd import Counters
 from leasehold import AsyncClient, Client
-from leasehold.core.timing import BEAT_EVERY, look_after
-from leasehold.engines.etcd.leases import POOL
-from leasehold.testing.servers.etcd import Counters
+from leasehold.core.timing import HEARTBEAT_INTERVAL, recheck_interval
+from leasehold.engines.etcd.leases import MAX_POOLED
 
 
-def test_a_pair_is_two_calls_and_leases_are_used_again(url, member, claims) -> None:
+def test_acquire_release_pair_costs_two_calls_and_reuses_leases(url, member, claims) -> None:
     with Client(url) as client:
         with client.lock("warm"):
             pass
-        there, counted = member.leases(), Counters(member)
+        leases_before, counted = member.leases(), Counters(member)
         for number in range(1000):
             with client.lock(f"n{number % 7}"):
                 pass
         per_pair = counted.calls() / 1000
-        assert per_pair <= 2.01, counted.since()
-        assert len(member.leases() - there) <= POOL
+        assert per_pair <= 2.01, counted.changes()
+        assert len(member.leases() - leases_before) <= MAX_POOLED
         with client.semaphore("s", 3), client.rwlock("r").read():
             pass
-    assert member.leases() - there == set(), "close() leaves none behind"
+    assert member.leases() - leases_before == set(), "close() leaves none behind"
     assert claims() == {}
 
 
 @pytest.mark.parametrize("waiters", [2, 50, 200])
-def test_a_hand_off_costs_the_same_however_many_wait(url, member, waiters, claims) -> None:
+def test_handoff_cost_is_independent_of_queue_length(url, member, waiters, claims) -> None:
     async def main() -> dict[str, float]:
         async with AsyncClient(url) as one, AsyncClient(url) as two:
             order: list[int] = []
@@ -46,17 +46,18 @@ def test_a_hand_off_costs_the_same_however_many_wait(url, member, waiters, claim
                 tasks.append(asyncio.create_task(work(number, (one, two)[number % 2])))
                 while len(claims()) < number + 2:
                     await asyncio.sleep(0.001)
-            await quiet(member)
+            await wait_until_idle(member)
             counted, began = Counters(member), time.monotonic()
             await held.release()
             await asyncio.gather(*tasks)
             assert order == list(range(waiters))
-            print(f"among {waiters}: {counted.since()}")
+            print(f"among {waiters}: {counted.changes()}")
             lasted = time.monotonic() - began
             return {
                 "calls": counted.calls() / waiters,
                 # On a machine so slow that it takes seconds, waiters are kept in line and look around meanwhile.
-                "looks": sum(lasted // look_after(place) for place in range(waiters)) / waiters + lasted // BEAT_EVERY,
+                "looks": sum(lasted // recheck_interval(position) for position in range(waiters)) / waiters
+                + lasted // HEARTBEAT_INTERVAL,
                 "keep-alives": counted.keep_alives() / waiters,
                 "events": counted.events() / waiters,
             }
@@ -68,7 +69,7 @@ def test_a_hand_off_costs_the_same_however_many_wait(url, member, waiters, claim
     assert per["events"] <= 1.1 + 3 / waiters  # among two, one event more is a half
 
 
-async def quiet(member) -> None:
+async def wait_until_idle(member) -> None:
     """Until nobody asks for anything any more."""
     end = time.monotonic() + 30
     while True:
@@ -79,7 +80,7 @@ async def quiet(member) -> None:
         assert time.monotonic() < end
 
 
-def test_old_claims_do_not_make_new_ones_slow(url, member, claims) -> None:
+def test_released_claim_key_is_reused_by_the_next_claim(url, member, claims) -> None:
     """Keys of its own for each would: etcd reads through all that ever were, until it compacts."""
     with Client(url) as client:
         for _ in range(300):

@@ -12,55 +12,57 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.servers.etcd import encode_base64
 from leasehold import Client, NotAcquired
-from leasehold.engines.etcd.delays import Delays
-from leasehold.engines.etcd.line import Note, Seen
-from leasehold.engines.etcd.taking import Taking
+from leasehold.engines.etcd.acquire import EtcdAttempt
+from leasehold.engines.etcd.delays import DelayTracker
+from leasehold.engines.etcd.queue import Entry, EntryValue
 from leasehold.engines.etcd.watch import Watcher
 from leasehold.model import Busy, Grant, Holder
-from leasehold.testing.servers.etcd import coded
 
 DELAY = 2.0
 
 
 @pytest.fixture
-def vanish(member, claims):
+def revoke_lease_of(member, claims):
     """Takes away the key of a grant, as an operator would; the moment it was done."""
 
-    def take(key: str) -> float:
+    def revoke(key: str) -> float:
         began = time.monotonic()
         member.revoke(claims()[key])
         return began
 
-    return take
+    return revoke
 
 
-def test_a_delay_is_kept_by_those_in_line_when_a_key_is_taken_away(url, claims, vanish, in_line, eventually) -> None:
+def test_waiter_keeps_the_delay_when_the_holders_lease_is_revoked(
+    url, claims, revoke_lease_of, start_waiter, eventually
+) -> None:
     """A revoked lease leaves no time to tell its holder: the next in line waits the holder's delay."""
     with Client(url) as client, Client(url) as other:
         lease = client.lock("job", ttl=60, delay=DELAY).acquire()
         (key,) = claims()
-        waiting = in_line(other)
-        began = vanish(key)
+        waiting = start_waiter(other)
+        began = revoke_lease_of(key)
         eventually(lambda: not lease.held, 1.0)
-        assert DELAY <= waiting.granted() - began < DELAY + 2
+        assert DELAY <= waiting.wait_granted() - began < DELAY + 2
 
 
-def test_a_clean_release_of_a_delay_wakes_the_next_at_once(url, in_line) -> None:
+def test_release_of_a_lock_with_delay_wakes_the_waiter_at_once(url, start_waiter) -> None:
     with Client(url) as client, Client(url) as other:
         for _ in range(20):  # the release falls into the beginning of the watch, more often than not
             lease = client.lock("job", delay=30).acquire()
-            waiting = in_line(other)
+            waiting = start_waiter(other)
             began = time.monotonic()
             lease.release()
-            assert waiting.granted() - began < 2
+            assert waiting.wait_granted() - began < 2
 
 
-def test_a_release_nobody_heard_of_is_found_in_history(url, bare) -> None:
+def test_missed_release_is_found_in_watch_history(url, make_driver) -> None:
     """It looks, and the holder is gone: that it was a release is history, which etcd tells."""
-    holder, other = bare(url), bare(url)
-    held, waiting = holder.takes(holder.claim(delay=30.0)), other.claim(queue=True)
-    other.engine._shared.watcher.follow = lambda *_, **__: None
+    holder, other = make_driver(url), make_driver(url)
+    held, waiting = holder.acquire(holder.claim(delay=30.0)), other.claim(queue=True)
+    other.engine._client_state.watcher.watch_conflict = lambda *_, **__: None
     assert isinstance(other.attempt(waiting), Busy)
     holder.release(held)
     busy = other.attempt(waiting)
@@ -69,107 +71,111 @@ def test_a_release_nobody_heard_of_is_found_in_history(url, bare) -> None:
     assert granted_within(other, waiting, 2.0)
 
 
-def granted_within(seat, claim, seconds: float) -> bool:
+def granted_within(driver, claim, seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if isinstance(seat.attempt(claim), Grant):
+        if isinstance(driver.attempt(claim), Grant):
             return True
         time.sleep(0.01)
     return False
 
 
-def test_what_history_has_forgotten_is_waited_out(url, bare, member, monkeypatch) -> None:
-    holder, other = bare(url), bare(url)
-    held, waiting = holder.takes(holder.claim(delay=DELAY)), other.claim(queue=True)
-    watcher, recall = other.engine._shared.watcher, Watcher.recall
-    monkeypatch.setattr(watcher, "follow", lambda *_, **__: None)
+def test_delay_is_waited_out_when_history_is_compacted(url, make_driver, member, monkeypatch) -> None:
+    holder, other = make_driver(url), make_driver(url)
+    held, waiting = holder.acquire(holder.claim(delay=DELAY)), other.claim(queue=True)
+    watcher, watch_history = other.engine._client_state.watcher, Watcher.watch_history
+    monkeypatch.setattr(watcher, "watch_conflict", lambda *_, **__: None)
     assert isinstance(other.attempt(waiting), Busy)
     holder.release(held)
 
-    def too_late(mark, key, seen) -> None:
+    def compact_first(id_hash, key, since_revision) -> None:
         member.compact()
-        recall(watcher, mark, key, seen)
+        watch_history(watcher, id_hash, key, since_revision)
 
-    monkeypatch.setattr(watcher, "recall", too_late)
+    monkeypatch.setattr(watcher, "watch_history", compact_first)
     began = time.monotonic()
     assert granted_within(other, waiting, 20.0)
     assert DELAY <= time.monotonic() - began < DELAY + 2
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_delay_is_handed_on_by_one_that_leaves_the_line(
-    url, member, prefix, claims, vanish, in_line, eventually, late
+def test_waiter_that_gives_up_hands_the_delay_to_the_next_waiter(
+    url, member, prefix, claims, revoke_lease_of, start_waiter, eventually, late
 ) -> None:
     """The first in line waits a delay out, and gives up: those behind it have not seen who it was that vanished."""
-    with Client(url) as one, Client(url) as two, Client(url) as three:
-        lease = one.lock("job", ttl=60, delay=DELAY).acquire()
+    with Client(url) as holder_client, Client(url) as first_client, Client(url) as last_client:
+        lease = holder_client.lock("job", ttl=60, delay=DELAY).acquire()
         (key,) = claims()
-        first = in_line(two, lock=two.lock("job", wait=1.0))
-        last = None if late else in_line(three)
-        began = vanish(key)
-        eventually(lambda: rests(member, prefix)[0] > 0)
-        last = last or in_line(three)
-        assert DELAY <= last.granted() - began < 1.0 + DELAY + 2
+        first = start_waiter(first_client, lock=first_client.lock("job", wait=1.0))
+        last = None if late else start_waiter(last_client)
+        began = revoke_lease_of(key)
+        eventually(lambda: remaining_delays(member, prefix)[0] > 0)
+        last = last or start_waiter(last_client)
+        assert DELAY <= last.wait_granted() - began < 1.0 + DELAY + 2
         first.thread.join(10)
         assert first.errors
         assert not lease.held
 
 
-def rests(member, prefix: str) -> list[float]:
+def remaining_delays(member, prefix: str) -> list[float]:
     """What the claims wait out themselves, in line."""
-    found = member.ask("kv/range", key=coded(f"{prefix}lh1/q/".encode()), range_end=coded(f"{prefix}lh1/q0".encode()))
-    line = sorted(found.get("kvs", []), key=lambda kv: int(kv["create_revision"]))
-    return [json.loads(base64.b64decode(kv["value"])).get("rest", 0.0) for kv in line]
+    found = member.ask(
+        "kv/range", key=encode_base64(f"{prefix}lh1/q/".encode()), range_end=encode_base64(f"{prefix}lh1/q0".encode())
+    )
+    entries = sorted(found.get("kvs", []), key=lambda kv: int(kv["create_revision"]))
+    return [json.loads(base64.b64decode(kv["value"])).get("remaining_delay", 0.0) for kv in entries]
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_reader_that_vanished_is_waited_out_though_the_others_released(url, claims, vanish, in_line, which) -> None:
+def test_delay_of_a_vanished_reader_is_kept_when_the_others_release(
+    url, claims, revoke_lease_of, start_waiter, which
+) -> None:
     """A writer is told of the last reader's end alone."""
     with Client(url) as reading, Client(url) as writer:
         leases, keys = [], []
         for _ in range(3):
             leases.append(reading.rwlock("job").read(ttl=60, delay=DELAY).acquire())
             keys += [key for key in claims() if key not in keys]
-        waiting = in_line(writer)
-        began = vanish(keys[which])
+        waiting = start_waiter(writer)
+        began = revoke_lease_of(keys[which])
         vanished = leases.pop(which)
         assert [lease.release() for lease in leases] == [True, True]
-        assert DELAY <= waiting.granted() - began < DELAY + 2
+        assert DELAY <= waiting.wait_granted() - began < DELAY + 2
         assert not vanished.held
 
 
-def test_a_permit_that_vanished_rests(url, claims, vanish, in_line) -> None:
+def test_delay_of_a_vanished_permit_is_waited_out(url, claims, revoke_lease_of, start_waiter) -> None:
     with Client(url) as one, Client(url) as two:
         permits = one.semaphore("job", 2, ttl=60, delay=DELAY)
         first = permits.acquire()
         (kept,) = claims()
         second = permits.acquire()
-        waiting = in_line(two, lock=two.semaphore("job", 2))
-        (key,) = [key for key, lease in claims().items() if key != kept and two._desk.book.client not in key]
-        began = vanish(key)
-        assert DELAY <= waiting.granted() - began < DELAY + 2
+        waiting = start_waiter(two, lock=two.semaphore("job", 2))
+        (key,) = [key for key, lease in claims().items() if key != kept and two._core.registry.client_id not in key]
+        began = revoke_lease_of(key)
+        assert DELAY <= waiting.wait_granted() - began < DELAY + 2
         assert not second.held
         assert first.release()
 
 
 @pytest.mark.parametrize("permits", [True, False])
-def test_any_holder_that_vanishes_after_the_first_look_is_missed(
-    url, bare, vanish, claims, monkeypatch, permits
+def test_holder_vanishing_while_a_waiter_enqueues_keeps_its_delay(
+    url, make_driver, revoke_lease_of, claims, monkeypatch, permits
 ) -> None:
     """A newcomer has entered the line, and before it looks again one of several holders is gone: not the oldest."""
-    holder, other = bare(url), bare(url)
+    holder, other = make_driver(url), make_driver(url)
     kind, held = ({"kind": "semaphore", "limit": 2}, {}) if permits else ({}, {"mode": "shared"})
-    kept = holder.takes(holder.claim(**kind, **held))
+    kept = holder.acquire(holder.claim(**kind, **held))
     known = set(claims())
-    holder.takes(holder.claim(**kind, **held, delay=DELAY))
+    holder.acquire(holder.claim(**kind, **held, delay=DELAY))
     (second,) = set(claims()) - known
-    settle, began = Taking._settle, list[float]()
+    requeue, began = EtcdAttempt._requeue_as_waiter, list[float]()
 
-    async def late(taking: Taking):
-        began.append(vanish(second))
-        return await settle(taking)
+    async def vanish_then_requeue(attempt: EtcdAttempt):
+        began.append(revoke_lease_of(second))
+        return await requeue(attempt)
 
-    monkeypatch.setattr(Taking, "_settle", late)
+    monkeypatch.setattr(EtcdAttempt, "_requeue_as_waiter", vanish_then_requeue)
     waiting = other.claim(queue=True, **kind)
     assert isinstance(other.attempt(waiting), Busy)
     holder.release(kept)
@@ -177,25 +183,31 @@ def test_any_holder_that_vanishes_after_the_first_look_is_missed(
     assert DELAY <= time.monotonic() - began[0] < DELAY + 2
 
 
-def test_one_that_had_its_turn_and_vanished_unheard_is_waited_out(url, bare, member, claims, monkeypatch) -> None:
+def test_delay_of_a_vanished_grant_is_kept_if_its_events_were_missed(
+    url, make_driver, member, claims, monkeypatch
+) -> None:
     """When it was last seen it still waited; of its grant, and of its end, nothing came through."""
-    first, second, last = bare(url), bare(url), bare(url)
-    held, next_one, waiting = first.takes(first.claim()), second.claim(queue=True, delay=DELAY), last.claim(queue=True)
-    monkeypatch.setattr(last.engine._shared.watcher, "follow", lambda *_, **__: None)
-    assert isinstance(second.attempt(next_one), Busy)
+    first, second, last = make_driver(url), make_driver(url), make_driver(url)
+    held, next_claim, waiting = (
+        first.acquire(first.claim()),
+        second.claim(queue=True, delay=DELAY),
+        last.claim(queue=True),
+    )
+    monkeypatch.setattr(last.engine._client_state.watcher, "watch_conflict", lambda *_, **__: None)
+    assert isinstance(second.attempt(next_claim), Busy)
     assert isinstance(last.attempt(waiting), Busy)
     first.release(held)
-    assert isinstance(second.attempt(next_one), Grant)
+    assert isinstance(second.attempt(next_claim), Grant)
     began = time.monotonic()
-    member.revoke(next(lease for key, lease in claims().items() if second.book.client in key))
+    member.revoke(next(lease for key, lease in claims().items() if second.registry.client_id in key))
     assert isinstance(last.attempt(waiting), Busy)
     assert granted_within(last, waiting, 20.0)
     assert DELAY <= time.monotonic() - began < DELAY + 2
 
 
-def test_a_waiter_whose_place_is_taken_away_too_has_not_forgotten(url, bare, member, claims) -> None:
-    holder, other = bare(url), bare(url)
-    holder.takes(holder.claim(delay=DELAY))
+def test_waiter_whose_key_is_deleted_still_waits_out_the_delay(url, make_driver, member, claims) -> None:
+    holder, other = make_driver(url), make_driver(url)
+    holder.acquire(holder.claim(delay=DELAY))
     waiting = other.claim(queue=True)
     assert isinstance(other.attempt(waiting), Busy)
     began = time.monotonic()
@@ -208,33 +220,39 @@ def test_a_waiter_whose_place_is_taken_away_too_has_not_forgotten(url, bare, mem
 
 
 @pytest.mark.faults
-def test_a_crowd_some_of_whom_vanish_and_some_give_up(url, member, claims) -> None:
+def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claims) -> None:
     """Nobody is let in before the delay of whoever vanished is over, as long as three stood in line and saw it."""
-    end, rest, inside, problems, vanished = time.monotonic() + 40, [0.0], list[int](), list[str](), list[float]()
-    guard = threading.Lock()
+    end, delayed_until, inside, problems, vanished = (
+        time.monotonic() + 40,
+        [0.0],
+        list[int](),
+        list[str](),
+        list[float](),
+    )
+    mutex = threading.Lock()
 
     def work(number: int) -> None:
-        dice = random.Random(number)
+        rng = random.Random(number)
         with Client(url) as client:
             while time.monotonic() < end:
-                wait = 60 if number < 4 else dice.random() * 1.5
+                wait = 60 if number < 4 else rng.random() * 1.5
                 try:
-                    lease = client.lock("job", ttl=20, delay=1.0 if dice.random() < 0.8 else 0, wait=wait).acquire()
+                    lease = client.lock("job", ttl=20, delay=1.0 if rng.random() < 0.8 else 0, wait=wait).acquire()
                 except NotAcquired:
                     continue
-                with guard:
-                    if inside or time.monotonic() < rest[0]:
-                        problems.append(f"{number}: {inside} {rest[0] - time.monotonic()}")
+                with mutex:
+                    if inside or time.monotonic() < delayed_until[0]:
+                        problems.append(f"{number}: {inside} {delayed_until[0] - time.monotonic()}")
                     inside.append(number)
-                time.sleep(dice.random() * 0.03)
+                time.sleep(rng.random() * 0.03)
                 found = claims()
-                mine = [key for key in found if client._desk.book.client in key]
-                vanishes = lease._claim.delay and dice.random() < 0.3 and len(found) > 3
-                with guard:
+                mine = [key for key in found if client._core.registry.client_id in key]
+                vanishes = lease._claim.delay and rng.random() < 0.3 and len(found) > 3
+                with mutex:
                     inside.remove(number)
                     if vanishes:
-                        rest[0] = time.monotonic() + 1.0
-                        vanished.append(rest[0])
+                        delayed_until[0] = time.monotonic() + 1.0
+                        vanished.append(delayed_until[0])
                 if vanishes:
                     member.revoke(found[mine[0]])
                     assert lease.wait_lost(5)
@@ -242,90 +260,98 @@ def test_a_crowd_some_of_whom_vanish_and_some_give_up(url, member, claims) -> No
                     lease.release()
 
     crowd = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for one in crowd:
-        one.start()
-    for one in crowd:
-        one.join(120)
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join(120)
     assert problems == []
     assert len(vanished) > 5
     assert claims() == {}
 
 
-def test_one_that_only_hoped_to_hold_leaves_no_delay(url, bare, monkeypatch) -> None:
+def test_optimistic_claim_that_gives_up_leaves_no_delay(url, make_driver, monkeypatch) -> None:
     """A claim stands in line as a holder until it has looked: one that gives up before that had no turn."""
-    holder, hopeful, last = bare(url), bare(url), bare(url)
-    held, hoping, waiting = holder.takes(holder.claim()), hopeful.claim(queue=True, delay=30.0), last.claim(queue=True)
-    monkeypatch.setattr(hopeful.engine._shared.leases, "take", once_only(hopeful.engine._shared.leases.take))
+    holder, optimist, last = make_driver(url), make_driver(url), make_driver(url)
+    held, optimistic_claim, waiting = (
+        holder.acquire(holder.claim()),
+        optimist.claim(queue=True, delay=30.0),
+        last.claim(queue=True),
+    )
+    monkeypatch.setattr(
+        optimist.engine._client_state.leases, "get", once_only(optimist.engine._client_state.leases.get)
+    )
     with pytest.raises(RuntimeError):
-        hopeful.attempt(hoping)
+        optimist.attempt(optimistic_claim)
     assert isinstance(last.attempt(waiting), Busy)
-    hopeful.release(hoping)
+    optimist.release(optimistic_claim)
     holder.release(held)
     assert granted_within(last, waiting, 2.0)
 
 
-def once_only(true):
+def once_only(original):
     calls: list[int] = []
 
-    async def take(*words):
+    async def fake_get(*args):
         calls.append(1)
         if len(calls) > 1:
             raise RuntimeError("interrupted")
-        return await true(*words)
+        return await original(*args)
 
-    return take
+    return fake_get
 
 
 # ------------------------------------------------------------- what is known
 
 
-def seen(created: int, state: str = "held") -> Seen:
-    note = Note(f"{created}", state, 1, 5.0, Holder("x"), 0.0, 5.0 if state == "waiting" else 0.0)
-    return Seen(b"%d" % created, "", "job", "lock", 1, "exclusive", created, 1, note)
+def make_entry(create_revision: int, state: str = "held") -> Entry:
+    value = EntryValue(f"{create_revision}", state, 1, 5.0, Holder("x"), 0.0, 5.0 if state == "waiting" else 0.0)
+    return Entry(b"%d" % create_revision, "", "job", "lock", 1, "exclusive", create_revision, 1, value)
 
 
-def test_an_end_that_was_heard_needs_no_history() -> None:
-    delays = Delays()
-    assert delays.see([seen(1)], 10, now=100.0) == []
-    assert delays.unknown
-    delays.ended(b"1", seen(1, "released"), now=101.0)
-    assert not delays.unknown
+def test_observed_release_needs_no_history() -> None:
+    delays = DelayTracker()
+    assert delays.observe([make_entry(1)], 10, now=100.0) == []
+    assert delays.has_unknown_ends
+    delays.entry_ended(b"1", make_entry(1, "released"), now=101.0)
+    assert not delays.has_unknown_ends
     assert delays.left(101.0) == 0.0
 
 
-def test_who_is_found_gone_is_asked_for_once_and_feared_until_then() -> None:
-    delays = Delays()
-    delays.see([seen(1)], 10, now=100.0)
-    assert delays.see([], 20, now=102.0) == [(b"1", 10)]
-    assert delays.see([], 21, now=103.0) == []
+def test_missing_holder_is_looked_up_once_and_delays_until_answered() -> None:
+    delays = DelayTracker()
+    delays.observe([make_entry(1)], 10, now=100.0)
+    assert delays.observe([], 20, now=102.0) == [(b"1", 10)]
+    assert delays.observe([], 21, now=103.0) == []
     assert delays.left(103.0) == 4.0
-    delays.ended(b"1", seen(1), now=104.0)
-    assert (delays.unknown, delays.left(104.0)) == (False, 3.0), "from when it was missed, not from when it was told"
+    delays.entry_ended(b"1", make_entry(1), now=104.0)
+    assert (delays.has_unknown_ends, delays.left(104.0)) == (False, 3.0), (
+        "from when it was missed, not from when it was told"
+    )
 
 
-def test_the_end_of_a_later_claim_on_the_same_chair_says_nothing() -> None:
-    delays = Delays()
-    delays.see([seen(1)], 10, now=100.0)
-    delays.ended(b"1", seen(7, "released")._replace(key=b"1", mode="shared"), now=101.0)
-    assert delays.unknown
+def test_end_of_a_later_claim_on_the_same_slot_key_is_ignored() -> None:
+    delays = DelayTracker()
+    delays.observe([make_entry(1)], 10, now=100.0)
+    delays.entry_ended(b"1", make_entry(7, "released")._replace(key=b"1", mode="shared"), now=101.0)
+    assert delays.has_unknown_ends
 
 
 ENDS = st.sampled_from(["released", "held", "waiting", "cooling", "forgotten"])
 
 
 @given(st.lists(st.tuples(ENDS, st.booleans()), min_size=1, max_size=5))
-def test_a_name_rests_unless_every_end_was_a_good_one(ends: list[tuple[str, bool]]) -> None:
+def test_name_is_delayed_unless_every_holder_ended_cleanly(ends: list[tuple[str, bool]]) -> None:
     """Readers that vanish one after the other, heard of at once, or missed and found in history."""
-    delays, now = Delays(), 100.0
-    ahead = [seen(number)._replace(mode="shared") for number in range(1, len(ends) + 1)]
-    delays.see(ahead, 10, now)
+    delays, now = DelayTracker(), 100.0
+    ahead = [make_entry(number)._replace(mode="shared") for number in range(1, len(ends) + 1)]
+    delays.observe(ahead, 10, now)
     for number, (end, missed) in enumerate(ends):
         now += 0.1
         if missed:
-            delays.see(ahead[number + 1 :], 11 + number, now)
+            delays.observe(ahead[number + 1 :], 11 + number, now)
             assert delays.left(now) >= 4.9 - 0.1 * number
-        last = None if end == "forgotten" else seen(number + 1, end)._replace(mode="shared")
-        delays.ended(ahead[number].key, last, now)
-        assert delays.unknown == (number + 1 < len(ends))
+        last = None if end == "forgotten" else make_entry(number + 1, end)._replace(mode="shared")
+        delays.entry_ended(ahead[number].key, last, now)
+        assert delays.has_unknown_ends == (number + 1 < len(ends))
     vanished = any(end in ("held", "waiting", "forgotten") for end, _ in ends)
     assert (delays.left(now) > 4.0) == vanished

@@ -10,8 +10,8 @@ import pytest
 from leasehold import Client, Unavailable
 
 
-def test_a_longer_election_timeout_makes_a_longer_least_ttl(single) -> None:
-    member = single("--heartbeat-interval", "200", "--election-timeout", "4000")
+def test_longer_election_timeout_raises_min_ttl(start_member) -> None:
+    member = start_member("--heartbeat-interval", "200", "--election-timeout", "4000")
     with Client(f"etcd://127.0.0.1:{member.port}") as client, client.lock("job", ttl=2) as lease:
         assert 5 < lease.ttl <= 6
         assert client.traits.min_ttl == 6.0
@@ -19,8 +19,8 @@ def test_a_longer_election_timeout_makes_a_longer_least_ttl(single) -> None:
         assert 5.9 < lease.ttl <= 6
 
 
-def test_a_full_database_refuses_newcomers_and_keeps_what_is_held(single, eventually, ctl) -> None:
-    member = single("--quota-backend-bytes", str(2 * 1024 * 1024))
+def test_full_database_refuses_new_claims_and_keeps_held_leases(start_member, eventually, etcdctl) -> None:
+    member = start_member("--quota-backend-bytes", str(2 * 1024 * 1024))
     with Client(f"etcd://127.0.0.1:{member.port}", call_timeout=3) as client:
         lease = client.lock("job", ttl=10).acquire()
         delayed = client.lock("delayed", ttl=10, delay=5).acquire()
@@ -37,7 +37,7 @@ def test_a_full_database_refuses_newcomers_and_keeps_what_is_held(single, eventu
         for number in range(200):
             member.delete(f"fill{number}")
         member.compact()
-        ctl(member, "defrag")
-        ctl(member, "alarm", "disarm")
+        etcdctl(member, "defrag")
+        etcdctl(member, "alarm", "disarm")
         eventually(lambda: client.lock("other").acquire(wait=0).release())
         assert client.inspect() == []

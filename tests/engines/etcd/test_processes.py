@@ -17,7 +17,7 @@ from leasehold.runtime.threads import Threads
 
 @pytest.mark.parametrize("forks", [4, pytest.param(15, marks=pytest.mark.faults)])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_child_and_parent_go_on_by_themselves(url, in_fork, forks) -> None:
+def test_parent_and_child_keep_working_after_a_fork(url, run_in_fork, forks) -> None:
     """With a watch open, a waiter in line, and threads in the midst of calls; again and again, also from the child."""
     with Client(url) as client:
         held = client.lock("held", ttl=20).acquire()
@@ -40,7 +40,7 @@ def test_child_and_parent_go_on_by_themselves(url, in_fork, forks) -> None:
             with client.lock("child", wait=20) as lease:
                 lease.renew()
                 assert {holding.name for holding in client.inspect("child")} == {"child"}
-            in_fork(grandchild)
+            run_in_fork(grandchild)
             client.close()
 
         def grandchild() -> None:
@@ -48,7 +48,7 @@ def test_child_and_parent_go_on_by_themselves(url, in_fork, forks) -> None:
                 pass
 
         for _ in range(forks):
-            in_fork(child)
+            run_in_fork(child)
             held.verify()
             with client.lock("parent", wait=20):
                 pass
@@ -61,7 +61,7 @@ def test_child_and_parent_go_on_by_themselves(url, in_fork, forks) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_fork_under_asyncio(url, in_fork) -> None:
+def test_forked_child_of_an_asyncio_client_can_lock(url, run_in_fork) -> None:
     async def main() -> None:
         async with AsyncClient(url) as client, client.lock("job") as lease:
 
@@ -75,7 +75,7 @@ def test_a_fork_under_asyncio(url, in_fork) -> None:
                     pass
 
             # A child that leaves its parent's loop behind, as a server's worker does.
-            thread = threading.Thread(target=in_fork, args=(child,))
+            thread = threading.Thread(target=run_in_fork, args=(child,))
             thread.start()
             while thread.is_alive():
                 await asyncio.sleep(0.01)
@@ -84,7 +84,7 @@ def test_a_fork_under_asyncio(url, in_fork) -> None:
     asyncio.run(main())
 
 
-def test_a_process_that_never_closes_ends_at_once(url) -> None:
+def test_process_that_never_closes_its_client_exits_at_once(url) -> None:
     code = f"""
 import leasehold, threading
 client = leasehold.Client({url!r})
@@ -99,7 +99,7 @@ while len(client.inspect()) < 2: time.sleep(0.01)
     assert time.monotonic() - began < 30
 
 
-def test_a_client_that_nobody_has_any_more_leaves_no_thread(url, eventually) -> None:
+def test_collected_client_leaves_no_thread(url, eventually) -> None:
     def names() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("leasehold")]
 
@@ -114,23 +114,23 @@ def test_a_client_that_nobody_has_any_more_leaves_no_thread(url, eventually) -> 
 
 
 @pytest.mark.parametrize("name", ["leasehold-etcd", "leasehold-etcd-watch", "leasehold-look-up"])
-def test_where_no_thread_can_be_started_nothing_breaks(url, monkeypatch, in_line, name) -> None:
+def test_client_survives_a_thread_that_cannot_be_started(url, monkeypatch, start_waiter, name) -> None:
     """Without one to read by, etcd is not there; without one to hear by, waiters look for themselves."""
     with Client(url.replace("127.0.0.1", "localhost"), call_timeout=2) as client:
-        true, limit = Threads.aside, [True]
+        original, limit = Threads.start_thread, [True]
 
-        def aside(self, start, called) -> None:
+        def start_thread(self, start, called) -> None:
             if limit[0] and called == name:
                 raise RuntimeError("can't start new thread")
-            true(self, start, called)
+            original(self, start, called)
 
-        monkeypatch.setattr(Threads, "aside", aside)
+        monkeypatch.setattr(Threads, "start_thread", start_thread)
         if name != "leasehold-etcd-watch":
             with pytest.raises(Unavailable, match="thread"):
                 client.lock("job").acquire()
             limit[0] = False
         lease = client.lock("job").acquire()
-        waiting = in_line(client)
+        waiting = start_waiter(client)
         lease.release()
-        waiting.granted(20)
+        waiting.wait_granted(20)
         limit[0] = False

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from harness.servers.etcd import Etcd
+from harness.servers.process import free_ports, scratch
 from leasehold import Client, ConfigError, Unavailable
-from leasehold.testing.servers.etcd import Etcd
-from leasehold.testing.servers.process import free_ports, scratch
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
 
-    def run(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+    def run(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
     run(
         "req",
@@ -49,7 +49,7 @@ def certificates(tmp_path_factory) -> Path:
     return folder
 
 
-class Sealed(Etcd):
+class TlsEtcd(Etcd):
     """A member that speaks TLS, and only to clients with a certificate."""
 
     def __init__(self, certificates: Path) -> None:
@@ -65,24 +65,24 @@ class Sealed(Etcd):
         super().__init__(scratch(), port, [peer], 0, *urls, *files, *trust)
 
     def command(self) -> list[str]:
-        words = list(super().command())
-        place = words.index("--client-cert-auth")
-        return [*words[:place], "--client-cert-auth=true", *words[place + 2 :]]
+        arguments = list(super().command())
+        index = arguments.index("--client-cert-auth")
+        return [*arguments[:index], "--client-cert-auth=true", *arguments[index + 2 :]]
 
     def ready(self) -> bool:
-        return "ready to serve client requests" in self.tail() or "serving client traffic" in self.tail()
+        return "ready to serve client requests" in self.log_tail() or "serving client traffic" in self.log_tail()
 
 
-def test_tls_with_certificates_on_both_sides(certificates, in_line) -> None:
-    member = Sealed(certificates).start()
+def test_tls_requires_certificates_on_both_sides(certificates, start_waiter) -> None:
+    member = TlsEtcd(certificates).start()
     try:
         own = f"ca={certificates}/ca.crt&cert={certificates}/client.crt&key={certificates}/client.key"
         for host in ("127.0.0.1", "localhost"):
             with Client(f"etcds://{host}:{member.port}/app?{own}") as client, client.lock("job") as lease:
-                waiting = in_line(client)
+                waiting = start_waiter(client)
                 lease.renew()
                 assert lease.release()
-                waiting.granted(20)
+                waiting.wait_granted(20)
         threads = []
         with Client(f"etcds://127.0.0.1:{member.port}?{own}") as client:
 

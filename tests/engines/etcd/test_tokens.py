@@ -8,56 +8,56 @@ import pytest
 
 from leasehold import Client, ConfigError, LeaseLost, Unsupported
 from leasehold.model import Busy
-from leasehold.runtime.base import step
+from leasehold.runtime.base import run_sync
 
 
-def test_rebase_lets_tokens_rise_and_keeps_what_is_held(url) -> None:
+def test_rebase_raises_tokens_and_keeps_held_leases(url) -> None:
     with Client(url) as client, Client(url) as other:
         before = client.lock("kept").acquire()
         with client.lock("a") as lease:
             old = lease.token
         floor = old + 10**12
-        assert step(other._rebase(floor)) == floor
+        assert run_sync(other._rebase(floor)) == floor
         with client.lock("a") as lease:
             assert lease.token > floor, "also of a client that knew the old base"
         before.renew()
         assert client.inspect("kept")[0].token == before.token, "a token once given stays"
         assert other.break_lock("kept", token=before.token)
-        assert step(other._rebase(0)) > floor
+        assert run_sync(other._rebase(0)) > floor
         with pytest.raises(ConfigError):
-            step(other._rebase(2**53 - 1))
+            run_sync(other._rebase(2**53 - 1))
     with Client("memory://") as client, pytest.raises(Unsupported):
-        step(client._rebase(0))
+        run_sync(client._rebase(0))
 
 
-def test_a_base_that_is_no_number_is_a_config_error(url, member, prefix) -> None:
+def test_base_that_is_not_a_number_is_a_config_error(url, member, prefix) -> None:
     member.put(f"{prefix}lh1/base", "x")
     with Client(url) as client:
         with pytest.raises(ConfigError, match="rebase"):
             client.lock("a").acquire()
-        step(client._rebase(0))
+        run_sync(client._rebase(0))
     with Client(url) as client, client.lock("a"):
         pass
 
 
-def test_a_turn_after_a_rebase_has_a_token_above_it(url, bare) -> None:
+def test_waiter_granted_after_a_rebase_has_a_token_above_it(url, make_driver) -> None:
     """The base that counts is the one of the grant, not the one of the day it joined the line."""
-    holder, other = bare(url), bare(url)
-    held, waiting = holder.takes(holder.claim()), other.claim(queue=True)
+    holder, other = make_driver(url), make_driver(url)
+    held, waiting = holder.acquire(holder.claim()), other.claim(queue=True)
     assert isinstance(other.attempt(waiting), Busy)
     floor = held.token + 10**9
-    step(holder.engine.rebase(floor, holder.by()))
+    run_sync(holder.engine.rebase(floor, holder.deadline()))
     holder.release(held)
     assert other.attempt(waiting).token > floor
 
 
-def test_a_restore_from_a_snapshot_is_noticed_and_mended(single, tmp_path, ctl) -> None:
-    member = single()
+def test_restore_from_a_snapshot_is_detected_and_fixed_by_rebase(start_member, tmp_path, etcdctl) -> None:
+    member = start_member()
     url = f"etcd://127.0.0.1:{member.port}"
     with Client(url, call_timeout=5) as live:
         with live.lock("job"):
             pass
-        ctl(member, "snapshot", "save", str(tmp_path / "snapshot"))
+        etcdctl(member, "snapshot", "save", str(tmp_path / "snapshot"))
         tokens = []
         for _ in range(20):
             with live.lock("job") as lease:
@@ -66,7 +66,7 @@ def test_a_restore_from_a_snapshot_is_noticed_and_mended(single, tmp_path, ctl) 
         member.stop()
         os.rename(member.data, f"{member.data}.old")
         peer = f"http://127.0.0.1:{member.peers[0]}"
-        ctl(
+        etcdctl(
             member,
             *("snapshot", "restore", str(tmp_path / "snapshot"), "--name", "e0", "--data-dir", member.data),
             *("--initial-cluster", f"e0={peer}", "--initial-advertise-peer-urls", peer),
@@ -82,6 +82,6 @@ def test_a_restore_from_a_snapshot_is_noticed_and_mended(single, tmp_path, ctl) 
     with Client(url) as new:
         with new.lock("job") as lease:
             assert lease.token <= tokens[-1], "this is why"
-        step(new._rebase(0))
+        run_sync(new._rebase(0))
         with new.lock("job") as lease:
             assert lease.token > tokens[-1]

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from harness.servers.process import free_ports
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.config import EngineConfig
-from leasehold.engines.etcd.address import address
-from leasehold.testing.servers.process import free_ports
+from leasehold.engines.etcd.url import parse_url
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ from leasehold.testing.servers.process import free_ports
         ("etcd://u%40x:p%3A%2F%3F@[::1]:9,[fe80::1]/x%20y", ["[::1]:9", "[fe80::1]:2379"], "x y/lh1/"),
     ],
 )
-def test_urls(text, hosts, root) -> None:
-    found = address(EngineConfig.parse(text, 5.0))
+def test_url_is_parsed_into_endpoints_and_root(text, hosts, root) -> None:
+    found = parse_url(EngineConfig.parse(text, 5.0))
     assert ([str(each) for each in found.endpoints], found.root) == (hosts, root)
     if "%3A" in text:
         assert (found.user, found.password) == ("u@x", "p:/?")
@@ -51,12 +51,12 @@ def test_urls(text, hosts, root) -> None:
         "etcd://a/%00",
     ],
 )
-def test_bad_urls_are_refused_when_the_client_is_made(text) -> None:
+def test_invalid_url_is_refused_when_the_client_is_built(text) -> None:
     with pytest.raises(ConfigError):
         Client(text)
 
 
-def test_nobody_there_is_unavailable_at_once() -> None:
+def test_refused_connection_is_unavailable_at_once() -> None:
     (port,) = free_ports(1)
     began = time.monotonic()
     with Client(f"etcd://user:hunter2@127.0.0.1:{port}", call_timeout=5) as client:
@@ -67,16 +67,16 @@ def test_nobody_there_is_unavailable_at_once() -> None:
     assert time.monotonic() - began < 2, "nothing was sent: there is nothing to give up either"
 
 
-def test_no_secret_reaches_etcd_the_logs_or_errors(proxied, proxy, caplog) -> None:
+def test_no_secret_reaches_etcd_the_logs_or_errors(proxied_url, proxy, caplog) -> None:
     caplog.set_level(logging.DEBUG)
-    heard: list[bytes] = []
-    proxy.watch = lambda outward, data: heard.append(data)
-    with Client(proxied) as client:
+    captured: list[bytes] = []
+    proxy.watch = lambda outward, data: captured.append(data)
+    with Client(proxied_url) as client:
         lease = client.lock("job").acquire()
         lease.renew()
-        secret, shown = lease._claim.id, f"{client.inspect()} {lease!r} {client!r}"
-        assert not any(secret.encode() in data for data in heard)
-        assert secret not in shown + caplog.text
-        assert lease._claim.mark not in shown
+        secret, output = lease._claim.id, f"{client.inspect()} {lease!r} {client!r}"
+        assert not any(secret.encode() in data for data in captured)
+        assert secret not in output + caplog.text
+        assert lease._claim.id_hash not in output
         pickle.loads(pickle.dumps(client)).close()
         lease.release()

@@ -11,26 +11,26 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
+from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig, shared_ensemble, shared_server
+from harness.servers.proxy import Proxy
+from harness.servers.zookeeper import Ensemble, Zookeeper
 from leasehold import AsyncClient, Client
-from leasehold.engines.zookeeper.session import Session
-from leasehold.testing.servers.proxy import Proxy
-from leasehold.testing.servers.zookeeper import Ensemble, Zookeeper
-from leasehold.testing.suite import made
-from leasehold.testing.zookeeper_rig import ZookeeperEnsembleRig, ZookeeperRig, alone, ensemble
+from leasehold.engines.zookeeper.session import ZookeeperSession
+from leasehold.testing.conformance.suite import rig_or_skip
 
 
 @pytest.fixture(scope="session")
 def server() -> Zookeeper:
-    made(ZookeeperRig)
-    return alone()
+    rig_or_skip(ZookeeperRig)
+    return shared_server()
 
 
 @pytest.fixture
-def three() -> Iterator[Ensemble]:
+def three_servers() -> Iterator[Ensemble]:
     """An ensemble, all of it up before and after."""
-    made(ZookeeperEnsembleRig)
-    yield ensemble()
-    ensemble().heal()
+    rig_or_skip(ZookeeperEnsembleRig)
+    yield shared_ensemble()
+    shared_ensemble().restore()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def proxy(server: Zookeeper) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def raw(server: Zookeeper) -> Iterator[KazooClient]:
+def kazoo(server: Zookeeper) -> Iterator[KazooClient]:
     """A plain kazoo client, for looking at what is there."""
     client = KazooClient(f"127.0.0.1:{server.port}")
     client.start()
@@ -75,81 +75,81 @@ def raw(server: Zookeeper) -> Iterator[KazooClient]:
 
 
 @pytest.fixture
-def tree(raw: KazooClient, root: str) -> Callable[[], dict[str, bytes]]:
+def read_tree(kazoo: KazooClient, root: str) -> Callable[[], dict[str, bytes]]:
     """Every node of the test, and what it says; one may go while it is looked at."""
 
-    def look(path: str = root) -> dict[str, bytes]:
+    def read_nodes(path: str = root) -> dict[str, bytes]:
         try:
-            found = {path: raw.get(path)[0]}
-            for child in raw.get_children(path):
-                found |= look(f"{path}/{child}")
+            found = {path: kazoo.get(path)[0]}
+            for child in kazoo.get_children(path):
+                found |= read_nodes(f"{path}/{child}")
         except NoNodeError:
             return {}
         return found
 
-    return look
+    return read_nodes
 
 
 @pytest.fixture
-def session_of() -> Callable[[Client | AsyncClient], Session]:
-    def session(client: Client | AsyncClient) -> Session:
-        found = client._desk.book.shelf["zookeeper"]
-        assert isinstance(found, Session)
+def session_of() -> Callable[[Client | AsyncClient], ZookeeperSession]:
+    def session(client: Client | AsyncClient) -> ZookeeperSession:
+        found = client._core.registry.shared["zookeeper"]
+        assert isinstance(found, ZookeeperSession)
         return found
 
     return session
 
 
 @pytest.fixture
-def in_line() -> Callable[..., int]:
+def count_waiters() -> Callable[..., int]:
     """How many wait for a name."""
-    return lambda client, name="a": sum(one.state == "waiting" for one in client.inspect(name, exact=True))
+    return lambda client, name="a": sum(holding.state == "waiting" for holding in client.inspect(name, exact=True))
 
 
 # ---------------------------------------------------------------------------------------------------------- two clients
 
 
-class Watcher:
+class ClientPair:
     """Two clients after one name; notes whenever both trust a lease at once."""
 
     def __init__(self, one: Client, two: Client, ttl: float = 30.0) -> None:
         self.clients, self.ttl = (one, two), ttl
         self.overlaps: list = []
         self.granted_at = 0.0
-        self._over = threading.Event()
-        self.first = one.lock("a", ttl=ttl).acquire(wait=30)
-        self.leases = [self.first]
-        self._thread = threading.Thread(target=self._look)
+        self._stopping = threading.Event()
+        self.first_lease = one.lock("a", ttl=ttl).acquire(wait=30)
+        self.leases = [self.first_lease]
+        self._thread = threading.Thread(target=self._watch_overlaps)
         self._thread.start()
 
-    def follow(self, wait: float = 200.0) -> threading.Thread:
+    def start_second(self, wait: float = 200.0) -> threading.Thread:
         """The second one stands in line from now on."""
 
-        def take() -> None:
+        def acquire_second() -> None:
             lease = self.clients[1].lock("a", ttl=self.ttl).acquire(wait=wait)
             self.granted_at = time.monotonic()
             self.leases.append(lease)
 
-        thread = threading.Thread(target=take)
+        thread = threading.Thread(target=acquire_second)
         thread.start()
         return thread
 
     def stop_renewing(self) -> None:
         """As if the first one's watchdog were dead; its session lives."""
-        dog = self.clients[0]._desk.dog
-        dog._stopped = True
-        dog._signal.set()
+        watchdog = self.clients[0]._core.watchdog
+        watchdog._stopped = True
+        watchdog._signal.set()
 
-    def _look(self) -> None:
-        over = False
-        while not over:
-            over = self._over.wait(0.001)  # and then looks once more, after whatever came last
+    def _watch_overlaps(self) -> None:
+        stopping = False
+        while not stopping:
+            stopping = self._stopping.wait(0.001)  # and then looks once more, after whatever came last
             trusted = [lease for lease in self.leases if lease.held]
             if len(trusted) > 1:
                 self.overlaps.append(trusted)
 
     def close(self) -> None:
-        self._over.set()
+        self._stopping.set()
         self._thread.join(10)
         assert self.overlaps == [], "two trusted their lease at once"
         tokens = [lease.token for lease in self.leases]
@@ -157,13 +157,13 @@ class Watcher:
 
 
 @pytest.fixture
-def watcher() -> Iterator[Callable[..., Watcher]]:
-    started: list[Watcher] = []
+def client_pair() -> Iterator[Callable[..., ClientPair]]:
+    started: list[ClientPair] = []
 
-    def start(*args: Client, **more: float) -> Watcher:
-        started.append(Watcher(*args, **more))
+    def start(*args: Client, **options: float) -> ClientPair:
+        started.append(ClientPair(*args, **options))
         return started[-1]
 
     yield start
-    for each in started:
-        each.close()
+    for pair in started:
+        pair.close()

@@ -10,45 +10,43 @@ import pytest
 from leasehold import AsyncClient, Client
 from leasehold.core import timing
 from leasehold.engines.zookeeper import engine as engine_module
-from leasehold.engines.zookeeper.session import Session
+from leasehold.engines.zookeeper.session import ZookeeperSession
 
 
 @pytest.fixture
-def flights(monkeypatch) -> list[int]:
+def pipelines(monkeypatch) -> list[int]:
     """Every flight of this process from now on, by how many requests it carried."""
     found: list[int] = []
-    true = Session.flight
+    original = ZookeeperSession.pipeline
 
-    async def counted(self, runtime, requests, deadline, **more):
+    async def counted(self, runtime, requests, deadline, **options):
         found.append(len(requests))
-        return await true(self, runtime, requests, deadline, **more)
+        return await original(self, runtime, requests, deadline, **options)
 
-    monkeypatch.setattr(Session, "flight", counted)
+    monkeypatch.setattr(ZookeeperSession, "pipeline", counted)
     return found
 
 
-def test_a_pair_costs_four_requests_in_two_flights(url, root, raw, server, flights) -> None:
+def test_acquire_release_pair_costs_four_requests_in_two_pipelines(url, root, kazoo, server, pipelines) -> None:
     with Client(url) as client:
         lock = client.lock("a", wait=0)
         with lock:
-            raw.create(f"{root}/lh1/:a/kept")  # the server of these tests sweeps an empty line at any moment
-        flights.clear()
-        before = server.counted("packets_received")
+            kazoo.create(f"{root}/lh1/:a/kept")  # the server of these tests sweeps an empty line at any moment
+        pipelines.clear()
+        before = server.counter("packets_received")
         for _ in range(200):
             with lock:
                 pass
-        spent = server.counted("packets_received") - before
-        assert flights == [3, 1] * 200
-        print(f"a pair: {spent / 200:.2f} requests by the server's count, heart-beats among them")
-        assert spent / 200 < 4.1
+        request_count = server.counter("packets_received") - before
+        assert pipelines == [3, 1] * 200
+        print(f"a pair: {request_count / 200:.2f} requests by the server's count, heart-beats among them")
+        assert request_count / 200 < 4.1
 
 
-def test_a_hand_off_costs_the_same_for_two_waiters_and_for_two_hundred(
-    url, server, flights, monkeypatch, session_of
-) -> None:
+def test_handoff_cost_is_independent_of_queue_length(url, server, pipelines, monkeypatch, session_of) -> None:
     """Heart-beats apart: nobody looks unprompted while this is measured."""
-    monkeypatch.setattr(engine_module, "BEAT_EVERY", 60.0)
-    monkeypatch.setattr(timing, "BEAT_EVERY", 60.0)
+    monkeypatch.setattr(engine_module, "HEARTBEAT_INTERVAL", 60.0)
+    monkeypatch.setattr(timing, "HEARTBEAT_INTERVAL", 60.0)
 
     async def measure(size: int) -> tuple[float, float]:
         async with AsyncClient(url) as holder, AsyncClient(url) as one, AsyncClient(url) as two:
@@ -60,20 +58,22 @@ def test_a_hand_off_costs_the_same_for_two_waiters_and_for_two_hundred(
 
             tasks = [asyncio.create_task(wait((one, two)[n % 2])) for n in range(size)]
             end = time.monotonic() + 60
-            while sum(len(session_of(each).mine) for each in (one, two)) < size or not all(map(settled, (one, two))):
+            while sum(len(session_of(each).own_nodes) for each in (one, two)) < size or not all(
+                map(is_settled, (one, two))
+            ):
                 assert time.monotonic() < end
                 await asyncio.sleep(0.01)
-            flights.clear()
-            before = server.counted("packets_received")
+            pipelines.clear()
+            before = server.counter("packets_received")
             await held.release()
             await asyncio.gather(*tasks)
-            return (server.counted("packets_received") - before) / size, len(flights) / size
+            return (server.counter("packets_received") - before) / size, len(pipelines) / size
 
-    def settled(client) -> bool:
+    def is_settled(client) -> bool:
         """All its claims say that they wait, and nothing is on its way: the last watch is set."""
         session = session_of(client)
-        quiet = not session._keeper._queue and not session._keeper._pending
-        return quiet and all(mine.waits for mine in session.mine.values())
+        is_idle = not session._kazoo._queue and not session._kazoo._pending
+        return is_idle and all(mine.waits for mine in session.own_nodes.values())
 
     for size in (2, 20, 200):
         requests, count = asyncio.run(measure(size))

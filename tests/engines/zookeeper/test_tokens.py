@@ -11,22 +11,22 @@ import time
 
 import pytest
 
+from harness.rigs.zookeeper import ZookeeperRig
+from harness.servers.process import free_ports, program, scratch
+from harness.servers.zookeeper import Zookeeper, class_path
 from leasehold import Client, ConfigError, NotAcquired
-from leasehold.engines.zookeeper import line as line_module
-from leasehold.runtime.base import step
-from leasehold.testing.rig import Absent
-from leasehold.testing.servers.process import free_ports, program, scratch
-from leasehold.testing.servers.zookeeper import Zookeeper, class_path
-from leasehold.testing.suite import made
-from leasehold.testing.zookeeper_rig import ZookeeperRig
+from leasehold.engines.zookeeper import attempt as attempt_module
+from leasehold.runtime.base import run_sync
+from leasehold.testing.conformance.rig import Absent
+from leasehold.testing.conformance.suite import rig_or_skip
 
 
-def test_rebase_lifts_every_token_and_never_lowers_one(url) -> None:
+def test_rebase_raises_tokens_and_never_lowers_them(url) -> None:
     with Client(url) as client:
-        engine = client._desk._engine
+        engine = client._core._engine
 
         def rebase(floor: int) -> int:
-            return step(engine.rebase(floor, client._desk.deadline()))
+            return run_sync(engine.rebase(floor, client._core.deadline()))
 
         with client.lock("a") as lease:
             first = lease.token
@@ -36,40 +36,40 @@ def test_rebase_lifts_every_token_and_never_lowers_one(url) -> None:
             assert lease.token > floor > first
             assert client.inspect()[0].token == lease.token
             assert rebase(floor // 2) == floor
-            lifted = rebase(2 * floor)
+            raised = rebase(2 * floor)
             lease.renew()  # a grant keeps the token it was given
             assert not client.break_lock("a", token=lease.token + 1)
         with client.lock("a") as lease:
-            assert lifted < lease.token < 2**53
+            assert raised < lease.token < 2**53
         for bad in (-1, 2**53 - 2**40, 2**53):
             with pytest.raises(ConfigError):
                 rebase(bad)
 
 
-def test_rebase_without_a_token_begins_far_above_the_clock(url) -> None:
+def test_rebase_without_a_floor_starts_far_above_the_clock(url) -> None:
     with Client(url) as client:
-        base = step(client._rebase(0))
+        base = run_sync(client._rebase(0))
         assert base > time.time() * 1e6 + 2000 * 2**32
         with client.lock("a") as lease:
             assert base < lease.token < 2**53
-        assert step(client._rebase(5)) == base
+        assert run_sync(client._rebase(5)) == base
 
 
-def test_rebase_by_many_at_once(url) -> None:
+def test_concurrent_rebases_keep_the_highest_floor(url) -> None:
     with Client(url) as client:
-        engine = client._desk._engine
+        engine = client._core._engine
         threads = [
-            threading.Thread(target=lambda n=n: step(engine.rebase(10**12 + n, client._desk.deadline())))
+            threading.Thread(target=lambda n=n: run_sync(engine.rebase(10**12 + n, client._core.deadline())))
             for n in range(8)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert step(engine.rebase(1, client._desk.deadline())) == 10**12 + 7
+        assert run_sync(engine.rebase(1, client._core.deadline())) == 10**12 + 7
 
 
-def test_the_command_that_rebases(url) -> None:
+def test_rebase_command_raises_tokens(url) -> None:
     command = [sys.executable, "-m", "leasehold", "-u", url, "-o", "json", "rebase", "--above", str(10**15)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"base": 10**15}
@@ -77,41 +77,41 @@ def test_the_command_that_rebases(url) -> None:
         assert lease.token > 10**15
 
 
-def test_tokens_that_would_not_stay_below_two_to_the_53_are_not_given(url, root, raw, until) -> None:
+def test_token_of_two_to_the_53_or_more_is_not_granted(url, root, kazoo, wait_until) -> None:
     with Client(url) as client:
         client.lock("a").acquire().release()
-        raw.create(f"{root}/lh1/base", str(2**53 - 1).encode())
+        kazoo.create(f"{root}/lh1/base", str(2**53 - 1).encode())
         with pytest.raises(ConfigError, match="too high"):
             client.lock("a").acquire(wait=0)
-        until(lambda: not client.inspect())
+        wait_until(lambda: not client.inspect())
 
 
-@pytest.mark.parametrize("said", [b"-1", b"-99999999999", b"1_0", b"", b"1e3"])
-def test_a_base_that_would_lower_tokens_is_refused(said, url, root, raw, session_of) -> None:
+@pytest.mark.parametrize("data", [b"-1", b"-99999999999", b"1_0", b"", b"1e3"])
+def test_base_that_would_lower_tokens_is_refused(data, url, root, kazoo, session_of) -> None:
     with Client(url) as client:
         client.lock("a").call(lambda: None)
-        raw.create(f"{root}/lh1/base", said)
+        kazoo.create(f"{root}/lh1/base", data)
         with pytest.raises(ConfigError, match="base"):
             client.lock("a").acquire(wait=0)
-        assert not session_of(client).doubts
+        assert not session_of(client).unconfirmed
 
 
 # ------------------------------------------------------------------------------------------------------- out of numbers
 
 
-def test_a_line_out_of_numbers_drains_and_begins_anew(url, root, raw, monkeypatch) -> None:
-    monkeypatch.setattr(line_module, "LAST", 40)
-    tokens, failed, over = [], [], threading.Event()
+def test_queue_out_of_sequence_numbers_drains_and_restarts(url, root, kazoo, monkeypatch) -> None:
+    monkeypatch.setattr(attempt_module, "LAST_SEQUENCE", 40)
+    tokens, failed, stop = [], [], threading.Event()
 
     def work() -> None:
         try:
             with Client(url, call_timeout=30) as client:
-                while not over.is_set():
+                while not stop.is_set():
                     with client.lock("a", ttl=60, wait=60) as lease:
                         tokens.append(lease.token)
                         assert tokens[-1] == lease.token
                         if len(tokens) >= 150:
-                            over.set()
+                            stop.set()
         except BaseException as error:
             failed.append(error)
 
@@ -121,25 +121,25 @@ def test_a_line_out_of_numbers_drains_and_begins_anew(url, root, raw, monkeypatc
     for thread in threads:
         thread.join(120)
     assert failed == []
-    assert over.is_set()
+    assert stop.is_set()
     assert tokens == sorted(set(tokens))
-    assert raw.get_children(f"{root}/lh1/:a") == []
+    assert kazoo.get_children(f"{root}/lh1/:a") == []
 
 
-def test_a_line_out_of_numbers_with_a_strangers_node_in_it_is_said(url, root, raw, monkeypatch) -> None:
+def test_exhausted_queue_with_a_foreign_node_is_a_config_error(url, root, kazoo, monkeypatch) -> None:
     """It cannot be made anew, and only an operator can tell why: waiting would never end."""
-    monkeypatch.setattr(line_module, "LAST", 2)
+    monkeypatch.setattr(attempt_module, "LAST_SEQUENCE", 2)
     with Client(url) as client:
         client.lock("a").call(lambda: None)
-        raw.create(f"{root}/lh1/:a/junk", makepath=True)
+        kazoo.create(f"{root}/lh1/:a/junk", makepath=True)
         with pytest.raises(ConfigError, match="not ours"):
             for _ in range(5):
                 client.lock("a", wait=1).call(lambda: None)
-        raw.delete(f"{root}/lh1/:a/junk")
+        kazoo.delete(f"{root}/lh1/:a/junk")
         client.lock("a", wait=5).call(lambda: None)
 
 
-_NEAR_THE_END = """
+_JAVA_SOURCE = """
 import java.io.*; import java.util.concurrent.*; import org.apache.zookeeper.ZooDefs;
 import org.apache.zookeeper.server.*; import org.apache.zookeeper.server.persistence.*;
 public class NearTheEnd { public static void main(String[] a) throws Exception {
@@ -152,9 +152,9 @@ public class NearTheEnd { public static void main(String[] a) throws Exception {
 """
 
 
-def near_the_end(count: int) -> Zookeeper:
+def start_server_near_last_sequence(count: int) -> Zookeeper:
     """A real server that has numbered so many nodes of the line of "a" already."""
-    made(ZookeeperRig)
+    rig_or_skip(ZookeeperRig)
     folder = scratch()
     try:
         javac = program("javac", package="default-jdk-headless")
@@ -162,16 +162,16 @@ def near_the_end(count: int) -> Zookeeper:
         pytest.skip(str(absent))
     server = Zookeeper(folder, free_ports(1)[0], {"snapshot.trust.empty": "true"}, {"snapshot.trust.empty": "true"})
     source = os.path.join(folder, "NearTheEnd.java")
-    with open(source, "w") as written:
-        written.write(_NEAR_THE_END)
+    with open(source, "w") as file:
+        file.write(_JAVA_SOURCE)
     path = f"{folder}:{class_path()}"
     subprocess.run([javac, "-cp", path, "-d", folder, source], check=True, capture_output=True)
     subprocess.run(["java", "-cp", path, "NearTheEnd", server.data, str(count)], check=True, capture_output=True)
     return server.start()
 
 
-def test_a_real_line_at_its_last_numbers_drains_and_begins_anew(session_of) -> None:
-    server = near_the_end(2**31 - 10**6 - 5)
+def test_real_queue_at_its_last_sequence_numbers_drains_and_restarts(session_of) -> None:
+    server = start_server_near_last_sequence(2**31 - 10**6 - 5)
     try:
         url = f"zookeeper://127.0.0.1:{server.port}"
         tokens = []
@@ -180,19 +180,19 @@ def test_a_real_line_at_its_last_numbers_drains_and_begins_anew(session_of) -> N
                 with (one, two)[number % 2].lock("a", ttl=60, wait=10) as lease:
                     tokens.append(lease.token)
             last = one.lock("a", ttl=60).acquire(wait=10)
-            assert next(iter(session_of(one).mine.values())).name.endswith("-2146483648"), "the last good number"
+            assert next(iter(session_of(one).own_nodes.values())).name.endswith("-2146483648"), "the last good number"
             with pytest.raises(NotAcquired):
                 two.lock("a", wait=0.5).acquire()
-            taken = []
-            thread = threading.Thread(target=lambda: taken.append(two.lock("a", ttl=60).acquire(wait=30)))
+            leases = []
+            thread = threading.Thread(target=lambda: leases.append(two.lock("a", ttl=60).acquire(wait=30)))
             thread.start()
             with pytest.raises(NotAcquired):
                 one.lock("a", wait=0).acquire()
             assert last.release()
             thread.join(30)
-            assert next(iter(session_of(two).mine.values())).name.endswith("-0000000000"), "it begins anew"
-            tokens += [last.token, taken[0].token]
-            assert taken[0].release()
+            assert next(iter(session_of(two).own_nodes.values())).name.endswith("-0000000000"), "it begins anew"
+            tokens += [last.token, leases[0].token]
+            assert leases[0].release()
             with one.lock("a", wait=0) as lease:
                 tokens.append(lease.token)
         assert tokens == sorted(set(tokens))

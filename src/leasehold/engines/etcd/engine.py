@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from leasehold.book import Book, turn
 from leasehold.config import EngineConfig
-from leasehold.engines.etcd import line, wire
-from leasehold.engines.etcd.address import address
-from leasehold.engines.etcd.calls import Calls
-from leasehold.engines.etcd.ending import Ending, break_grant
-from leasehold.engines.etcd.leases import LEAST
-from leasehold.engines.etcd.renewing import Renewing
-from leasehold.engines.etcd.shared import Shared
-from leasehold.engines.etcd.showing import holdings
-from leasehold.engines.etcd.taking import Taking, read_base
+from leasehold.engines.etcd import messages, queue
+from leasehold.engines.etcd.acquire import EtcdAttempt, read_base
+from leasehold.engines.etcd.client_state import EtcdClientState
+from leasehold.engines.etcd.inspect import list_holdings
+from leasehold.engines.etcd.leases import MIN_TTL
+from leasehold.engines.etcd.release import EtcdRelease, break_grant
+from leasehold.engines.etcd.renew import EtcdRenewal
+from leasehold.engines.etcd.rpc import RpcClient
+from leasehold.engines.etcd.url import parse_url
+from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
@@ -31,133 +31,145 @@ TRAITS: Final = Traits(
     max_limit=None,
     slots=False,
     outlives=True,
-    told=True,
-    min_ttl=float(LEAST),
+    break_notice=True,
+    min_ttl=float(MIN_TTL),
     ttl_step=1.0,
     survives="restart",
 )
 
-_BATCH: Final = 100  # keys read in one transaction; etcd allows 128 operations
-_CLOSING: Final = 2.0
+_RENEW_BATCH: Final = 100  # keys read in one transaction; etcd allows 128 operations
+_CLOSE_TIMEOUT: Final = 2.0
 
 
 class EtcdEngine:
     listening = True  # a watch needs no preparation: every claim that may wait stands in line at once
 
-    def __init__(self, runtime: Runtime, book: Book, shared: Shared) -> None:
-        self._runtime, self._book, self._shared = runtime, book, shared
-        self._calls = Calls(shared.address, runtime, shared.login)
-        book.twins.add(self)
+    def __init__(self, runtime: Runtime, registry: ClaimRegistry, client_state: EtcdClientState) -> None:
+        self._runtime, self._registry, self._client_state = runtime, registry, client_state
+        self._rpc = RpcClient(client_state.url, runtime, client_state.login)
+        registry.engines.add(self)
 
     @property
     def traits(self) -> Traits:
-        shared = self._shared
-        members, known = shared.members, len(shared.address.endpoints)
-        safe = members >= 3 and known > (members - 1) // 2  # some member this client knows of is always left
-        if (shared.leases.least, safe) == (LEAST, False):
+        client_state = self._client_state
+        member_count, endpoint_count = client_state.member_count, len(client_state.url.endpoints)
+        survives_minority = (
+            member_count >= 3 and endpoint_count > (member_count - 1) // 2
+        )  # some member this client knows of is always left
+        if (client_state.leases.min_ttl, survives_minority) == (MIN_TTL, False):
             return TRAITS
-        return replace(TRAITS, min_ttl=float(shared.leases.least), survives="minority" if safe else "restart")
+        return replace(
+            TRAITS, min_ttl=float(client_state.leases.min_ttl), survives="minority" if survives_minority else "restart"
+        )
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
-        waiter = self._book.waiting.get(claim.mark)
-        told = waiter is not None and waiter.go
-        self._shared.sound()
-        taking = Taking(self._shared, self._calls, self._runtime, claim, deadline)
+        waiter = self._registry.waiting.get(claim.id_hash)
+        notified = waiter is not None and waiter.woken
+        self._client_state.check_history()
+        attempt = EtcdAttempt(self._client_state, self._rpc, self._runtime, claim, deadline)
         if claim.queue:
-            self._book.enter(claim, self._runtime)  # before asking (E4), and after it is known here that it will be
+            self._registry.add_waiter(
+                claim, self._runtime
+            )  # before asking (E4), and after it is known here that it will be
         try:
-            return await taking.run(told)
-        except wire.Malformed as error:
-            raise _unreadable(error) from error
+            return await attempt.run(notified)
+        except messages.MalformedReply as error:
+            raise _to_unavailable(error) from error
         except ConfigError:  # refused: nothing was written, and nothing is to be given up
-            party = self._shared.parties.get(claim.mark)
-            if party is not None and not party.created and not party.unsure:
-                self._shared.leave(claim)
+            claim_state = self._client_state.claim_states.get(claim.id_hash)
+            if claim_state is not None and not claim_state.create_revision and not claim_state.has_unconfirmed_write:
+                self._client_state.remove_claim(claim)
             raise
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
-        if waiter := self._book.waiting.get(claim.mark):
-            await turn(self._runtime, waiter, busy, seconds)
+        if waiter := self._registry.waiting.get(claim.id_hash):
+            await wait_for_wakeup(self._runtime, waiter, busy, seconds)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         replies: list[Alive | Gone | Unavailable] = []
-        for begin in range(0, len(claims), _BATCH):
-            batch = claims[begin : begin + _BATCH]
+        for begin in range(0, len(claims), _RENEW_BATCH):
+            batch = claims[begin : begin + _RENEW_BATCH]
             try:
-                replies += await Renewing(self._shared, self._calls, self._runtime, batch, deadline).run()
+                replies += await EtcdRenewal(self._client_state, self._rpc, self._runtime, batch, deadline).run()
             except LeaseholdError as error:
-                silence = error if isinstance(error, Unavailable) else Unavailable(str(error), engine="etcd")
-                replies += [silence] * len(batch)
-            except wire.Malformed as error:
-                replies += [_unreadable(error)] * len(batch)
+                unavailable = error if isinstance(error, Unavailable) else Unavailable(str(error), engine="etcd")
+                replies += [unavailable] * len(batch)
+            except messages.MalformedReply as error:
+                replies += [_to_unavailable(error)] * len(batch)
         return replies
 
     async def release(self, claim: Claim, deadline: float) -> bool:
-        self._book.leave(claim.mark)
+        self._registry.remove_waiter(claim.id_hash)
         try:
-            return await Ending(self._shared, self._calls, self._runtime, claim, deadline).run()
+            return await EtcdRelease(self._client_state, self._rpc, self._runtime, claim, deadline).run()
         except ConfigError as error:  # it was permitted when the claim was granted, and may be so again
             raise Unavailable(str(error), engine="etcd") from error
-        except wire.Malformed as error:
-            raise _unreadable(error) from error
+        except messages.MalformedReply as error:
+            raise _to_unavailable(error) from error
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         try:
-            return await break_grant(self._shared, self._calls, namespace, name, token, deadline)
-        except wire.Malformed as error:
-            raise _unreadable(error) from error
+            return await break_grant(self._client_state, self._rpc, namespace, name, token, deadline)
+        except messages.MalformedReply as error:
+            raise _to_unavailable(error) from error
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
-        return await holdings(self._shared, self._calls, namespace, prefix, exact, self._runtime.wall(), deadline)
+        return await list_holdings(
+            self._client_state, self._rpc, namespace, prefix, exact, self._runtime.wall(), deadline
+        )
 
     async def ping(self, deadline: float) -> None:
         try:
-            self._shared.base = await read_base(self._shared, self._calls, self._runtime, deadline)
-            listed = await self._calls.ask(wire.MEMBERS, wire.Nothing(), deadline)
-        except wire.Malformed as error:
-            raise _unreadable(error) from error
-        self._shared.members = max(1, len(listed.members))
+            self._client_state.base = await read_base(self._client_state, self._rpc, self._runtime, deadline)
+            listed = await self._rpc.call(messages.MEMBERS, messages.EmptyMessage(), deadline)
+        except messages.MalformedReply as error:
+            raise _to_unavailable(error) from error
+        self._client_state.member_count = max(1, len(listed.members))
 
     async def rebase(self, floor: int, deadline: float) -> int:
         """Have every new token exceed `floor`, and all that were given by the clock: after data were restored from a
         snapshot. Gives the number that tokens now begin after."""
-        key = line.base_key(self._shared.address.root)
+        key = queue.base_key(self._client_state.url.root)
         while True:
-            (found,) = (await self._calls.ask(wire.RANGE, wire.Range(key), deadline)).kvs or (wire.KeyValue(key),)
+            (found,) = (await self._rpc.call(messages.RANGE, messages.RangeRequest(key), deadline)).kvs or (
+                messages.KeyValue(key),
+            )
             old = int(found.value) if found.value.isdigit() else 0
             new = max(int(self._runtime.wall() * 1_000_000), floor, old + 1)
-            self._shared.number(b"%d" % new)
-            same = wire.Compare(wire.EQUAL, wire.MOD, key, mod_revision=found.mod_revision)
-            txn = wire.Txn((same,), (wire.Op(put=wire.Put(key, b"%d" % new)),))
-            if (await self._calls.ask(wire.TXN, txn, deadline)).succeeded:
+            self._client_state.parse_base(b"%d" % new)
+            unchanged = messages.Compare(messages.EQUAL, messages.MOD, key, mod_revision=found.mod_revision)
+            txn = messages.TxnRequest((unchanged,), (messages.RequestOp(put=messages.PutRequest(key, b"%d" % new)),))
+            if (await self._rpc.call(messages.TXN, txn, deadline)).succeeded:
                 return new
 
     def forget(self, claim: Claim) -> None:
-        self._book.leave(claim.mark)
-        party = self._shared.parties.get(claim.mark)  # None: nothing was ever sent for it, or all of it is answered
-        if party is not None and party.blank:
-            self._shared.leave(claim)
-        elif party is not None:
-            self._book.owe(claim)
+        self._registry.remove_waiter(claim.id_hash)
+        claim_state = self._client_state.claim_states.get(
+            claim.id_hash
+        )  # None: nothing was ever sent for it, or all of it is answered
+        if claim_state is not None and claim_state.is_empty:
+            self._client_state.remove_claim(claim)
+        elif claim_state is not None:
+            self._registry.retry_release(claim)
 
     def after_fork(self) -> None:
-        self._calls.drop()
-        self._shared.after_fork()
+        self._rpc.after_fork()
+        self._client_state.after_fork()
 
     async def close(self) -> None:
-        if self._book.last(self):
-            self._shared.watcher.close()
-            await self._shared.leases.close(self._calls, self._runtime.now() + _CLOSING)
-        self._calls.close()
+        if self._registry.remove_engine(self):
+            self._client_state.watcher.close()
+            await self._client_state.leases.close(self._rpc, self._runtime.now() + _CLOSE_TIMEOUT)
+        self._rpc.close()
 
 
-def _unreadable(error: wire.Malformed) -> Unavailable:
+def _to_unavailable(error: messages.MalformedReply) -> Unavailable:
     return Unavailable(f"etcd's answer cannot be read: {error}", engine="etcd")
 
 
-def open(config: EngineConfig, runtime: Runtime, book: Book) -> EtcdEngine:
+def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> EtcdEngine:
     """`etcd://[user:password@]host:port,host:port/prefix`; `etcds://` with `ca=`, `cert=` and `key=` for TLS."""
-    shared = book.shelf.get("etcd")
-    if not isinstance(shared, Shared):  # the first of the twins
-        shared = book.shelf["etcd"] = Shared(address(config), runtime, book)
-    return EtcdEngine(runtime, book, shared)
+    client_state = registry.shared.get("etcd")
+    if not isinstance(client_state, EtcdClientState):  # the first of the twins
+        client_state = registry.shared["etcd"] = EtcdClientState(parse_url(config), runtime, registry)
+    return EtcdEngine(runtime, registry, client_state)

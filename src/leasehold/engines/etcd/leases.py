@@ -14,126 +14,128 @@ import math
 from contextlib import suppress
 from typing import Final
 
-from leasehold.core.timing import BEAT
-from leasehold.engines.etcd import wire
-from leasehold.engines.etcd.calls import Calls, LeaseGone, LeaseThere
+from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.etcd import messages
+from leasehold.engines.etcd.rpc import LeaseAlreadyExists, LeaseNotFound, RpcClient
 from leasehold.errors import LeaseholdError
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
-POOL: Final = 256  # leases that nothing hangs on: so many waiters of one client come and go without making new ones
-LEAST: Final = 2  # seconds, with etcd's usual election timeout of 1 s
-IN_LINE: Final = int(BEAT)
-_YOUNG: Final = 0.2  # of its life: so old a lease is used as it is, an older one is kept alive first
+MAX_POOLED: Final = (
+    256  # leases that nothing hangs on: so many waiters of one client come and go without making new ones
+)
+MIN_TTL: Final = 2  # seconds, with etcd's usual election timeout of 1 s
+WAITER_LEASE_TTL: Final = int(WAITER_TTL)
+_FRESH_FRACTION: Final = 0.2  # of its life: so old a lease is used as it is, an older one is kept alive first
 
 
-class Lease:
-    __slots__ = ("asked", "id", "sent", "ttl")
+class EtcdLease:
+    __slots__ = ("id", "requested_ttl", "sent_at", "ttl")
 
-    def __init__(self, number: int, asked: int, ttl: int, sent: float) -> None:
-        self.id, self.asked, self.ttl, self.sent = number, asked, ttl, sent
+    def __init__(self, lease_id: int, requested_ttl: int, ttl: int, sent_at: float) -> None:
+        self.id, self.requested_ttl, self.ttl, self.sent_at = lease_id, requested_ttl, ttl, sent_at
 
     @property
-    def until(self) -> float:
+    def expires_at(self) -> float:
         """No earlier than this does etcd end it."""
-        return self.sent + self.ttl
+        return self.sent_at + self.ttl
 
 
-def needed(claim: Claim) -> int:
+def required_ttl(claim: Claim) -> int:
     """Whole seconds: the ttl, and the delay for which the name is kept after it."""
-    return max(LEAST, math.ceil(claim.ttl + claim.delay - 1e-6))
+    return max(MIN_TTL, math.ceil(claim.ttl + claim.delay - 1e-6))
 
 
-class Leases:
+class LeasePool:
     """All leases of one client. Both twins use it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._guard = runtime.guard()
-        self._pool: list[Lease] = []
-        self.least = LEAST  # what the server made of the shortest ttl so far
+        self._mutex = runtime.mutex()
+        self._pool: list[EtcdLease] = []
+        self.min_ttl = MIN_TTL  # what the server made of the shortest ttl so far
 
-    async def take(self, calls: Calls, seconds: int, deadline: float) -> Lease:
+    async def get(self, rpc: RpcClient, seconds: int, deadline: float) -> EtcdLease:
         """A lease of that many seconds that nothing hangs on, with most of its life ahead."""
-        while (lease := self._pooled(seconds)) is not None:
+        while (lease := self._take_pooled(seconds)) is not None:
             now = self._runtime.now()
-            if now < lease.sent + lease.ttl * _YOUNG:
+            if now < lease.sent_at + lease.ttl * _FRESH_FRACTION:
                 return lease
             try:
-                if now < lease.until and await self.keep(calls, [lease], deadline):
+                if now < lease.expires_at and await self.keep_alive(rpc, [lease], deadline):
                     return lease
             except BaseException:  # given up, or cancelled: nobody else knows of it
-                self.doom(calls, lease)
+                self.revoke_nowait(rpc, lease)
                 raise
-        return await self.make(calls, seconds, deadline)
+        return await self.create(rpc, seconds, deadline)
 
-    def give(self, calls: Calls, lease: Lease) -> None:
+    def recycle(self, rpc: RpcClient, lease: EtcdLease) -> None:
         """Nothing hangs on it any more, for certain."""
-        with self._guard:
+        with self._mutex:
             now = self._runtime.now()
-            self._pool = [each for each in self._pool if each.until > now]
-            if len(self._pool) < POOL:
+            self._pool = [each for each in self._pool if each.expires_at > now]
+            if len(self._pool) < MAX_POOLED:
                 self._pool.append(lease)
                 return
-        self.doom(calls, lease)
+        self.revoke_nowait(rpc, lease)
 
-    def doom(self, calls: Calls, lease: Lease) -> None:
+    def revoke_nowait(self, rpc: RpcClient, lease: EtcdLease) -> None:
         """End it, and whatever hangs on it. If this is not heard, it ends by itself: nobody keeps it alive."""
-        calls.post(wire.REVOKE, wire.LeaseId(lease.id))
+        rpc.send_nowait(messages.LEASE_REVOKE, messages.LeaseId(lease.id))
 
-    async def revoke(self, calls: Calls, lease: Lease, deadline: float) -> None:
+    async def revoke(self, rpc: RpcClient, lease: EtcdLease, deadline: float) -> None:
         """The same, and see that it is done."""
         try:
-            await calls.ask(wire.REVOKE, wire.LeaseId(lease.id), deadline)
-        except LeaseGone:
+            await rpc.call(messages.LEASE_REVOKE, messages.LeaseId(lease.id), deadline)
+        except LeaseNotFound:
             return
 
-    async def keep(self, calls: Calls, leases: list[Lease], deadline: float) -> set[int]:
+    async def keep_alive(self, rpc: RpcClient, leases: list[EtcdLease], deadline: float) -> set[int]:
         """Renew these, in one go; gives the ids of those that live."""
-        sent = self._runtime.now()
-        lives = await calls.keep_alive([lease.id for lease in leases], deadline)
+        sent_at = self._runtime.now()
+        ttls = await rpc.keep_alive([lease.id for lease in leases], deadline)
         for lease in leases:
-            if life := lives[lease.id]:
-                lease.sent, lease.ttl = max(lease.sent, sent), life
-        return {lease.id for lease in leases if lives[lease.id]}
+            if ttl := ttls[lease.id]:
+                lease.sent_at, lease.ttl = max(lease.sent_at, sent_at), ttl
+        return {lease.id for lease in leases if ttls[lease.id]}
 
-    async def adopt(self, calls: Calls, number: int, deadline: float) -> Lease | None:
+    async def adopt(self, rpc: RpcClient, lease_id: int, deadline: float) -> EtcdLease | None:
         """One made elsewhere, by an earlier process or the other twin; None: it is over."""
-        lease = Lease(number, 0, 0, self._runtime.now())
-        return lease if await self.keep(calls, [lease], deadline) else None
+        lease = EtcdLease(lease_id, 0, 0, self._runtime.now())
+        return lease if await self.keep_alive(rpc, [lease], deadline) else None
 
-    async def close(self, calls: Calls, deadline: float) -> None:
+    async def close(self, rpc: RpcClient, deadline: float) -> None:
         """Leave none behind that nothing hangs on. Those that cannot be ended now end by themselves."""
-        with self._guard:
+        with self._mutex:
             pool, self._pool = self._pool, []
         with suppress(LeaseholdError):
             for lease in pool:
-                if lease.until > self._runtime.now():
-                    await self.revoke(calls, lease, deadline)
+                if lease.expires_at > self._runtime.now():
+                    await self.revoke(rpc, lease, deadline)
 
     def after_fork(self) -> None:
         """The parent's leases are the parent's."""
-        self._guard, self._pool = self._runtime.guard(), []
+        self._mutex, self._pool = self._runtime.mutex(), []
 
-    def _pooled(self, seconds: int) -> Lease | None:
-        with self._guard:
-            for place in range(len(self._pool) - 1, -1, -1):
-                if self._pool[place].asked == seconds:
-                    return self._pool.pop(place)
+    def _take_pooled(self, seconds: int) -> EtcdLease | None:
+        with self._mutex:
+            for index in range(len(self._pool) - 1, -1, -1):
+                if self._pool[index].requested_ttl == seconds:
+                    return self._pool.pop(index)
         return None
 
-    async def make(self, calls: Calls, seconds: int, deadline: float) -> Lease:
-        """A new one. Unlike `take`, all of its life is ahead."""
+    async def create(self, rpc: RpcClient, seconds: int, deadline: float) -> EtcdLease:
+        """A new one. Unlike `get`, all of its life is ahead."""
         # The number is ours, so that a try that was carried out without an answer can be repeated.
-        number = int.from_bytes(self._runtime.entropy(8), "big") >> 1 or 1
-        sent = self._runtime.now()
+        lease_id = int.from_bytes(self._runtime.random_bytes(8), "big") >> 1 or 1
+        sent_at = self._runtime.now()
         try:
-            ttl = (await calls.ask(wire.GRANT, wire.Grant(seconds, number), deadline)).ttl
-        except LeaseThere:
+            ttl = (await rpc.call(messages.LEASE_GRANT, messages.LeaseGrantRequest(seconds, lease_id), deadline)).ttl
+        except LeaseAlreadyExists:
             ttl = seconds
         except BaseException:  # it may have been made all the same
-            calls.post(wire.REVOKE, wire.LeaseId(number))
+            rpc.send_nowait(messages.LEASE_REVOKE, messages.LeaseId(lease_id))
             raise
         if ttl > seconds:
-            self.least = max(self.least, ttl)
-        return Lease(number, seconds, max(ttl, seconds), sent)
+            self.min_ttl = max(self.min_ttl, ttl)
+        return EtcdLease(lease_id, seconds, max(ttl, seconds), sent_at)

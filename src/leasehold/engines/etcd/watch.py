@@ -22,128 +22,146 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import ref
 
 from leasehold.core.timing import backoff
-from leasehold.engines.etcd import wire
-from leasehold.engines.etcd.address import Address
-from leasehold.engines.etcd.calls import Calls, Login
-from leasehold.engines.etcd.frames import UNAUTHENTICATED, Broken, Status, Stream
-from leasehold.engines.etcd.hpack import Header
-from leasehold.engines.etcd.http2 import Connection
+from leasehold.engines.etcd import messages
+from leasehold.engines.etcd.grpc.connection import GrpcConnection
+from leasehold.engines.etcd.grpc.frames import UNAUTHENTICATED, ConnectionBroken, GrpcStatus, GrpcStream
+from leasehold.engines.etcd.grpc.hpack import Header
+from leasehold.engines.etcd.rpc import Login, RpcClient
+from leasehold.engines.etcd.url import EtcdUrl
 from leasehold.errors import LeaseholdError
-from leasehold.runtime.base import Guard, Runtime, Signal
+from leasehold.runtime.base import Mutex, Runtime, Signal
 
 _log = logging.getLogger("leasehold.etcd")
 
-_A_MOMENT: Final = 0.05
-_NAP: Final = 0.1  # of the reader, while new watches are likely
-_LIKELY: Final = 2.0  # seconds after the last
-_CONNECT: Final = 5.0
-_AGAIN: Final = 0.05
-_LONGEST_AGAIN: Final = 2.0
-_SOUND: Final = 5.0  # a stream that lasted so long is followed by the next at once
-_SOON: Final = 0.003  # two hand-offs
-_REFUSED: Final = 1.0  # without a watch, look so often
+_OWN_WATCH_DELAY: Final = 0.05
+_POLL_INTERVAL: Final = 0.1  # of the reader, while new watches are likely
+_ACTIVE_PERIOD: Final = 2.0  # seconds after the last
+_CONNECT_TIMEOUT: Final = 5.0
+_RECONNECT_PAUSE: Final = 0.05
+_MAX_RECONNECT_PAUSE: Final = 2.0
+_STABLE_AFTER: Final = 5.0  # a stream that lasted so long is followed by the next at once
+_RECHECK_SOON: Final = 0.003  # two hand-offs
+_RECHECK_WITHOUT_WATCH: Final = 1.0  # without a watch, look so often
 _HAS_LEADER: Final = Header(b"hasleader", b"true")  # a member cut off from the majority ends the stream
 
 
-Why: TypeAlias = Literal["ahead", "own", "past"]  # it stands ahead; it is the claim's own; it stood ahead, and is gone
+WatchReason: TypeAlias = Literal[
+    "ahead", "own", "past"
+]  # it stands ahead; it is the claim's own; it stood ahead, and is gone
 
 
-class Following(NamedTuple):
-    number: int
-    mark: str
-    why: Why
+class KeyWatch(NamedTuple):
+    watch_id: int
+    id_hash: str
+    reason: WatchReason
     key: bytes
     end: bytes
-    seen: int  # the revision at which its reason was read
-    puts: bool
-    near: bool  # what it is about may happen at any moment
+    since_revision: int  # the revision at which its reason was read
+    include_puts: bool
+    is_next: bool  # what it is about may happen at any moment
 
     def request(self) -> bytes:
-        filters, start = () if self.puts else (wire.NO_PUTS,), 0 if self.why == "ahead" else self.seen + 1
-        return wire.encode(wire.Watch(wire.Follow(self.key, self.end, start, filters, 1, self.number)))
+        filters, start = (
+            () if self.include_puts else (messages.NO_PUTS,),
+            0 if self.reason == "ahead" else self.since_revision + 1,
+        )
+        return messages.encode(
+            messages.WatchRequest(messages.WatchCreateRequest(self.key, self.end, start, filters, 1, self.watch_id))
+        )
 
 
 # What was followed, and the event. None: etcd cannot say, look for yourself, in so many seconds.
-Heard: TypeAlias = "Callable[[Following, wire.Event | None, float], None]"
+WatchCallback: TypeAlias = "Callable[[KeyWatch, messages.WatchEvent | None, float], None]"
 
 
 class Watcher:
     """Shared by the twins; its thread and connection begin with the first watch."""
 
-    def __init__(self, address: Address, runtime: Runtime, login: Login, heard: Heard) -> None:
-        self._address, self._runtime, self._login, self._heard = address, runtime, login, heard
+    def __init__(self, url: EtcdUrl, runtime: Runtime, login: Login, callback: WatchCallback) -> None:
+        self._url, self._runtime, self._login, self._callback = url, runtime, login, callback
         self.after_fork()
 
     def after_fork(self) -> None:
         """In a forked child: nothing is followed, and the parent's stream is let go without a word."""
-        if (live := getattr(self, "_live", None)) is not None:
-            live[0].drop()
-        self._guard: Guard = self._runtime.guard()
-        self._numbers = count(1)
-        self._following: dict[int, Following] = {}
+        if (open_stream := getattr(self, "_open_stream", None)) is not None:
+            open_stream[0].close_descriptor()
+        self._mutex: Mutex = self._runtime.mutex()
+        self._watch_ids = count(1)
+        self._watches: dict[int, KeyWatch] = {}
         self._by_claim: dict[str, set[int]] = {}
-        self._later: dict[int, float] = {}  # not yet asked for, and when it is to be
-        self._live: tuple[Connection, Stream] | None = None
+        self._deferred: dict[int, float] = {}  # not yet asked for, and when it is to be
+        self._open_stream: tuple[GrpcConnection, GrpcStream] | None = None
         self._signal: Signal | None = None
         self._running = self._closed = False
         self._idle = False  # its thread sleeps until it is needed
-        self._last = 0.0
+        self._last_watch_at = 0.0
 
     # ------------------------------------------------------- from any thread
 
-    def follow(self, mark: str, key: bytes, end: bytes, seen: int, *, puts: bool, near: bool) -> None:
-        """For a waiter: hear once of this key (or, with `end`, of any in the range) ending after revision `seen`.
-        `puts`: or being written. `near`: its turn comes next."""
-        with self._guard:
-            for old in self._of(mark):
-                if old.why == "ahead" and (old.key, old.end, old.puts) == (key, end, puts):
+    def watch_conflict(
+        self, id_hash: str, key: bytes, end: bytes, since_revision: int, *, include_puts: bool, is_next: bool
+    ) -> None:
+        """For a waiter: hear once of this key (or, with `end`, of any in the range) ending after revision
+        `since_revision`. `include_puts`: or being written. `is_next`: its turn comes next."""
+        with self._mutex:
+            for old in self._watches_of(id_hash):
+                if old.reason == "ahead" and (old.key, old.end, old.include_puts) == (key, end, include_puts):
                     return
-                if old.why == "ahead":
-                    self._forget(old.number)
-            self._say(self._enter(mark, "ahead", key, end, seen, puts, near).request())
+                if old.reason == "ahead":
+                    self._remove(old.watch_id)
+            self._send(self._add(id_hash, "ahead", key, end, since_revision, include_puts, is_next).request())
         if self._signal is not None:
             self._signal.set()
 
-    def recall(self, mark: str, key: bytes, seen: int) -> None:
-        """For a waiter: hear how this key, which was still there at revision `seen`, has ended."""
-        with self._guard:
-            self._say(self._enter(mark, "past", key, b"", seen, False, False).request())
+    def watch_history(self, id_hash: str, key: bytes, since_revision: int) -> None:
+        """For a waiter: hear how this key, which was still there at revision `since_revision`, has ended."""
+        with self._mutex:
+            self._send(self._add(id_hash, "past", key, b"", since_revision, False, False).request())
         if self._signal is not None:
             self._signal.set()
 
-    def guard(self, mark: str, key: bytes, seen: int) -> None:
-        """For a holder: hear of whatever becomes of its own key after revision `seen`, in a moment's time."""
-        with self._guard:
-            number = self._enter(mark, "own", key, b"", seen, True, False).number
-            self._later[number] = self._last + _A_MOMENT
+    def watch_own(self, id_hash: str, key: bytes, since_revision: int) -> None:
+        """For a holder: hear of whatever becomes of its own key after revision `since_revision`, in a moment's time."""
+        with self._mutex:
+            watch_id = self._add(id_hash, "own", key, b"", since_revision, True, False).watch_id
+            self._deferred[watch_id] = self._last_watch_at + _OWN_WATCH_DELAY
             idle, self._idle = self._idle, False
         if idle and self._signal is not None:  # not each time: most locks need no watch
             self._signal.set()
 
-    def _of(self, mark: str) -> list[Following]:
+    def _watches_of(self, id_hash: str) -> list[KeyWatch]:
         """Under the guard."""
-        return [self._following[number] for number in self._by_claim.get(mark, ())]
+        return [self._watches[watch_id] for watch_id in self._by_claim.get(id_hash, ())]
 
-    def _enter(self, mark: str, why: Why, key: bytes, end: bytes, seen: int, puts: bool, near: bool) -> Following:
+    def _add(
+        self,
+        id_hash: str,
+        reason: WatchReason,
+        key: bytes,
+        end: bytes,
+        since_revision: int,
+        include_puts: bool,
+        is_next: bool,
+    ) -> KeyWatch:
         """Under the guard."""
-        new = Following(next(self._numbers), mark, why, key, end, seen, puts, near)
-        self._following[new.number] = new
-        self._by_claim.setdefault(mark, set()).add(new.number)
-        self._last = self._runtime.now()
-        self._begin()
+        new = KeyWatch(next(self._watch_ids), id_hash, reason, key, end, since_revision, include_puts, is_next)
+        self._watches[new.watch_id] = new
+        self._by_claim.setdefault(id_hash, set()).add(new.watch_id)
+        self._last_watch_at = self._runtime.now()
+        self._ensure_thread()
         return new
 
-    def unfollow(self, mark: str) -> None:
-        with self._guard:
-            for old in self._of(mark):
-                self._forget(old.number)
+    def unwatch(self, id_hash: str) -> None:
+        with self._mutex:
+            for old in self._watches_of(id_hash):
+                self._remove(old.watch_id)
 
     def close(self) -> None:
-        with self._guard:
+        with self._mutex:
             self._closed = True
-            live, self._live = self._live, None
-        if live is not None:
-            live[0].fail("closed")
+            open_stream, self._open_stream = self._open_stream, None
+        if open_stream is not None:
+            open_stream[0].fail("closed")
         if self._signal is not None:
             self._signal.set()
 
@@ -152,11 +170,11 @@ class Watcher:
         if (signal := getattr(self, "_signal", None)) is not None:
             signal.set()
 
-    def _begin(self) -> None:
+    def _ensure_thread(self) -> None:
         if not self._running and not self._closed:
             self._running = True
             try:
-                self._runtime.aside(_run(ref(self), self._address, self._login), "leasehold-etcd-watch")
+                self._runtime.start_thread(_watch_loop(ref(self), self._url, self._login), "leasehold-etcd-watch")
             except (
                 RuntimeError
             ) as error:  # no thread to be had: waiters look now and then, and the next claim tries again
@@ -166,159 +184,163 @@ class Watcher:
                 self._running = False
                 raise
 
-    def _forget(self, number: int) -> None:
+    def _remove(self, watch_id: int) -> None:
         """Under the guard."""
-        if (gone := self._following.pop(number, None)) is None:
+        if (removed := self._watches.pop(watch_id, None)) is None:
             return
-        others = self._by_claim[gone.mark]
-        others.discard(number)
-        if not others:
-            del self._by_claim[gone.mark]
-        if self._later.pop(number, None) is None:
-            self._say(wire.encode(wire.Watch(cancel=wire.Unfollow(number))))
+        watch_ids = self._by_claim[removed.id_hash]
+        watch_ids.discard(watch_id)
+        if not watch_ids:
+            del self._by_claim[removed.id_hash]
+        if self._deferred.pop(watch_id, None) is None:
+            self._send(messages.encode(messages.WatchRequest(cancel=messages.WatchCancelRequest(watch_id))))
 
-    def _say(self, request: bytes) -> None:
+    def _send(self, request: bytes) -> None:
         """Under the guard. What cannot be said now is said when the stream begins anew, for all that is followed."""
-        if self._live is not None:
-            connection, stream = self._live
+        if self._open_stream is not None:
+            connection, stream = self._open_stream
             try:
                 connection.send(stream, request)
-            except (Broken, LeaseholdError):
-                self._live = None
+            except (ConnectionBroken, LeaseholdError):
+                self._open_stream = None
 
     # ------------------------------------------------------- on its thread
 
-    def _due(self) -> float | None:
+    def _send_due(self) -> float | None:
         """Ask for what is due, and say when to come again."""
         now = self._runtime.now()
-        if self._later:
-            with self._guard:
-                for number, at in list(self._later.items()):
-                    if at <= now:
-                        del self._later[number]
-                        self._say(self._following[number].request())
-        return _NAP if now < self._last + _LIKELY else None
+        if self._deferred:
+            with self._mutex:
+                for watch_id, due_at in list(self._deferred.items()):
+                    if due_at <= now:
+                        del self._deferred[watch_id]
+                        self._send(self._watches[watch_id].request())
+        return _POLL_INTERVAL if now < self._last_watch_at + _ACTIVE_PERIOD else None
 
-    def _wanted(self) -> float:
+    def _seconds_until_needed(self) -> float:
         """Seconds until a stream is needed; a negative number: now."""
-        with self._guard:
+        with self._mutex:
             now = self._runtime.now()
-            if len(self._following) > len(self._later):
+            if len(self._watches) > len(self._deferred):
                 return -1.0
-            self._idle = not self._later
-            return min(self._later.values(), default=now + 3600.0) - now
+            self._idle = not self._deferred
+            return min(self._deferred.values(), default=now + 3600.0) - now
 
-    def _opened(self, connection: Connection) -> None:
-        stream = _Events(ref(self))
+    def _on_connected(self, connection: GrpcConnection) -> None:
+        stream = _WatchStream(ref(self))
         metadata = [_HAS_LEADER]
-        if self._login.token:
-            metadata.append(Header(b"token", self._login.token.encode()))
-        connection.start(stream, wire.WATCH.path, metadata, None, False)
-        connection.tick = _weakly(ref(self))
-        with self._guard:
-            self._live = (connection, stream)
-            for number, following in self._following.items():
-                if number not in self._later:
-                    self._say(following.request())
+        if self._login.auth_token:
+            metadata.append(Header(b"token", self._login.auth_token.encode()))
+        connection.start(stream, messages.WATCH.path, metadata, None, False)
+        connection.tick = _weak_tick(ref(self))
+        with self._mutex:
+            self._open_stream = (connection, stream)
+            for watch_id, key_watch in self._watches.items():
+                if watch_id not in self._deferred:
+                    self._send(key_watch.request())
 
-    def hear(self, message: bytes) -> None:
+    def handle_message(self, message: bytes) -> None:
         try:
-            watched = wire.decode(wire.Watched, message)
-        except wire.Malformed:
-            if self._live is not None:
-                self._live[0].fail("an event that cannot be read")
+            response = messages.decode(messages.WatchResponse, message)
+        except messages.MalformedReply:
+            if self._open_stream is not None:
+                self._open_stream[0].fail("an event that cannot be read")
             return
-        following = self._following.get(watched.watch_id)
-        if following is None:
-            if watched.created and watched.canceled:
-                self._refused(watched.cancel_reason)
+        key_watch = self._watches.get(response.watch_id)
+        if key_watch is None:
+            if response.created and response.canceled:
+                self._on_watch_refused(response.cancel_reason)
             return
-        if watched.created and following.why == "ahead" and watched.header:
-            missed = watched.header.revision > following.seen
-            if missed or following.near:
-                self._heard(following, None, 0.0 if missed else _SOON)
-        if watched.events or watched.canceled:
-            self._tell(following, watched)
+        if response.created and key_watch.reason == "ahead" and response.header:
+            missed = response.header.revision > key_watch.since_revision
+            if missed or key_watch.is_next:
+                self._callback(key_watch, None, 0.0 if missed else _RECHECK_SOON)
+        if response.events or response.canceled:
+            self._notify(key_watch, response)
 
-    def _refused(self, why: str) -> None:
+    def _on_watch_refused(self, cancel_reason: str) -> None:
         """One of the watches asked for; etcd does not say which. A login that has ended is renewed, with the stream;
         else whoever waits looks for itself, and asks anew."""
-        live = self._live
-        if live is not None and self._login.refused(Status(UNAUTHENTICATED, why)):
-            live[0].fail(why)
+        open_stream = self._open_stream
+        if open_stream is not None and self._login.discard_if_stale(GrpcStatus(UNAUTHENTICATED, cancel_reason)):
+            open_stream[0].fail(cancel_reason)
             return
-        with self._guard:
-            ahead = [following for following in self._following.values() if following.why != "own"]
-            for following in ahead:
-                self._forget(following.number)
-        for following in ahead:
-            self._heard(following, None, _REFUSED)
+        with self._mutex:
+            removed = [key_watch for key_watch in self._watches.values() if key_watch.reason != "own"]
+            for key_watch in removed:
+                self._remove(key_watch.watch_id)
+        for key_watch in removed:
+            self._callback(key_watch, None, _RECHECK_WITHOUT_WATCH)
 
-    def _tell(self, following: Following, watched: wire.Watched) -> None:
-        own = following.why == "own"
-        if watched.canceled or not own:  # a waiter looks for itself, and follows anew if it must
-            with self._guard:
-                self._forget(following.number)
-        if watched.canceled and own and watched.compact_revision:
-            self.guard(following.mark, following.key, watched.compact_revision - 1)
-        elif watched.canceled:
-            self._heard(following, None, _REFUSED)
-        for event in watched.events:
-            self._heard(following, event, 0.0)
+    def _notify(self, key_watch: KeyWatch, response: messages.WatchResponse) -> None:
+        is_own = key_watch.reason == "own"
+        if response.canceled or not is_own:  # a waiter looks for itself, and follows anew if it must
+            with self._mutex:
+                self._remove(key_watch.watch_id)
+        if response.canceled and is_own and response.compact_revision:
+            self.watch_own(key_watch.id_hash, key_watch.key, response.compact_revision - 1)
+        elif response.canceled:
+            self._callback(key_watch, None, _RECHECK_WITHOUT_WATCH)
+        for event in response.events:
+            self._callback(key_watch, event, 0.0)
 
 
-class _Events(Stream):
+class _WatchStream(GrpcStream):
     def __init__(self, watcher: ref[Watcher]) -> None:
         super().__init__(None)
         self._watcher = watcher
 
-    def heard(self, message: bytes) -> None:
-        if (known := self._watcher()) is not None:
-            known.hear(message)
+    def on_message(self, message: bytes) -> None:
+        if (live_watcher := self._watcher()) is not None:
+            live_watcher.handle_message(message)
 
-    def over(self, status: Status) -> None:
+    def on_end(self, status: GrpcStatus) -> None:
         """A connection that has no other use ends with its stream."""
         if self.status is not None:
             return
-        super().over(status)
-        if (known := self._watcher()) is not None and (live := known._live) is not None and live[1] is self:
-            live[0].fail(status.text or "the stream has ended")
-            known._login.refused(status)
+        super().on_end(status)
+        if (
+            (live_watcher := self._watcher()) is not None
+            and (open_stream := live_watcher._open_stream) is not None
+            and open_stream[1] is self
+        ):
+            open_stream[0].fail(status.text or "the stream has ended")
+            live_watcher._login.discard_if_stale(status)
 
 
-def _weakly(watcher: ref[Watcher]) -> Callable[[], float | None]:
+def _weak_tick(watcher: ref[Watcher]) -> Callable[[], float | None]:
     def tick() -> float | None:
-        return known._due() if (known := watcher()) is not None else None
+        return live_watcher._send_due() if (live_watcher := watcher()) is not None else None
 
     return tick
 
 
-def _run(watcher: ref[Watcher], address: Address, login: Login) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+def _watch_loop(watcher: ref[Watcher], url: EtcdUrl, login: Login) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
     """Holds the watcher weakly: a client nobody has any more must be able to go."""
 
     async def run(runtime: Runtime) -> None:
-        calls, misses = Calls(address, runtime, login), 0
+        rpc, failures = RpcClient(url, runtime, login), 0
         signal = runtime.signal()
         while True:
-            if (known := watcher()) is None or known._closed:
+            if (live_watcher := watcher()) is None or live_watcher._closed:
                 return
-            known._signal = signal
-            if (seconds := known._wanted()) > 0:
-                known = None
+            live_watcher._signal = signal
+            if (seconds := live_watcher._seconds_until_needed()) > 0:
+                live_watcher = None
                 await signal.wait(seconds)
                 continue
             began, reader = runtime.now(), None
             try:
-                connection = await calls.dial(began + _CONNECT)
-                known._opened(connection)
-                reader = connection.reader()
+                connection = await rpc.connect_unshared(began + _CONNECT_TIMEOUT)
+                live_watcher._on_connected(connection)
+                reader = connection.make_reader()
                 del connection
-            except (Broken, LeaseholdError) as error:
+            except (ConnectionBroken, LeaseholdError) as error:
                 _log.debug("no watch: %s", error)
-            known = None
+            live_watcher = None
             if reader is not None:
                 await reader(runtime)
-            misses = 0 if runtime.now() > began + _SOUND else misses + 1
-            await signal.wait(backoff(misses, _AGAIN, _LONGEST_AGAIN, 0.5 + runtime.fraction() / 2))
+            failures = 0 if runtime.now() > began + _STABLE_AFTER else failures + 1
+            await signal.wait(backoff(failures, _RECONNECT_PAUSE, _MAX_RECONNECT_PAUSE, 0.5 + runtime.random() / 2))
 
     return run

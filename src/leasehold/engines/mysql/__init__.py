@@ -1,18 +1,18 @@
 """The MySQL and MariaDB engine: locks in a database, one stored procedure per verb.
 
-verbs.sql, line.sql, tables.sql   the procedures a verb calls, the state machine they decide by, and its tables
-alone.sql   taking a name and giving it back while nobody else is near, as mostly happens
-plain.py, plain.sql   the verbs as statements, for an account that may not have procedures: locks only, and no wake-ups
-schema.py   those files as text, under any database name, and the rights an account needs
-engine.py   what the server as met promises, and how a client is told
-lane.py     one twin's connection: how it is opened, which procedures the verbs are, how the schema is made
-wire.py     one session: requests and answers of the protocol, each with the call's deadline
-reach.py    how a session begins: address, PyMySQL's hand-shake, settings
-ear.py      wake-ups: a session that sleeps until somebody ends its sleep, and one that is the proof of life
-url.py      a mysql:// URL in parts
-meaning.py  what errors mean
+verbs.sql  lock_state.sql  tables.sql   the procedures, the state machine they decide by, and its tables
+fast_path.sql         acquire and release of an uncontended name
+no_procedures.py/sql  the verbs as statements, for accounts that may not create procedures: locks only, no wake-ups
+schema.py       those files as text under any database name, and the rights an account needs
+engine.py       what the server promises as configured
+connection.py   how a connection is opened and the schema made
+session.py      one session: requests and answers of the protocol, each with the call's deadline
+connect.py      address, PyMySQL's handshake, session settings
+listener.py     wake-ups by KILL QUERY on a sleeping session
+url.py          mysql:// URLs
+errors.py       MySQL's and PyMySQL's errors as ours (E9)
 """
 
-from leasehold.engines.mysql.engine import inside, open
+from leasehold.engines.mysql.engine import lease_check_sql, open
 
-__all__ = ["inside", "open"]
+__all__ = ["lease_check_sql", "open"]

@@ -12,34 +12,41 @@ from importlib.resources import files
 from typing import Final
 
 VERSION: Final = 1
-USUAL: Final = "leasehold"
+DEFAULT_NAME: Final = "leasehold"
 
 _TABLES: Final = ("tables.sql",)
-_PROCEDURES: Final = ("line.sql", "alone.sql", "verbs.sql")
-_LONGEST: Final = 64  # characters
+_PROCEDURES: Final = ("lock_state.sql", "fast_path.sql", "verbs.sql")
+_MAX_NAME_LENGTH: Final = 64  # characters
 _DELIMITER: Final = "delimiter "
 
 # What an account that uses locks must be allowed to do, and nothing else. `inspect` and `break` are for operators.
-_FOR_LOCKS: Final = ("attempt", "renew", "beat", "release", "listen", "check", "open")
-_FOR_OPERATORS: Final = ("inspect", "break")
+_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "listen", "check", "in_transaction")
+_OPERATOR_VERBS: Final = ("inspect", "break")
 
 
-def checked(database: str) -> str:
+def validate_name(database: str) -> str:
     """A name that MySQL can have for a database."""
-    if not 0 < len(database) <= _LONGEST or "\0" in database or database.endswith(" ") or max(database) > "\uffff":
-        raise ValueError(f"a database's name has 1 to {_LONGEST} characters, none beyond U+FFFF, not {database[:80]!r}")
+    if (
+        not 0 < len(database) <= _MAX_NAME_LENGTH
+        or "\0" in database
+        or database.endswith(" ")
+        or max(database) > "\uffff"
+    ):
+        raise ValueError(
+            f"a database's name has 1 to {_MAX_NAME_LENGTH} characters, none beyond U+FFFF, not {database[:80]!r}"
+        )
     return database
 
 
-def quoted(database: str) -> str:
+def quote_identifier(database: str) -> str:
     return "`" + database.replace("`", "``") + "`"
 
 
-def text(database: str = USUAL, *, procedures: bool = True) -> str:
+def text(database: str = DEFAULT_NAME, *, procedures: bool = True) -> str:
     """The statements that make or upgrade the schema, as the mysql client reads them."""
     folder = files(__package__)
     parts = [(folder / part).read_text(encoding="utf-8") for part in _TABLES + (_PROCEDURES if procedures else ())]
-    return "\n".join(parts).replace("`leasehold`", quoted(database))
+    return "\n".join(parts).replace("`leasehold`", quote_identifier(database))
 
 
 def statements(script: str) -> Iterator[str]:
@@ -55,15 +62,17 @@ def statements(script: str) -> Iterator[str]:
             lines.clear()
 
 
-def grants(role: str, schema: str = USUAL, *, operator: bool = True) -> str:
+def grants(role: str, schema: str = DEFAULT_NAME, *, operator: bool = True) -> str:
     """The statements that let an account use locks; `operator`: also look at those of others and break them."""
     user, at, host = role.rpartition("@")
     account = f"{_literal(user)}@{_literal(host)}" if at else _literal(role)
-    verbs = _FOR_LOCKS + (_FOR_OPERATORS if operator else ())
-    return "".join(f"grant execute on procedure {quoted(schema)}.lh_{verb}_v1 to {account};\n" for verb in verbs)
+    verbs = _LOCK_VERBS + (_OPERATOR_VERBS if operator else ())
+    return "".join(
+        f"grant execute on procedure {quote_identifier(schema)}.lh_{verb}_v1 to {account};\n" for verb in verbs
+    )
 
 
-def _literal(word: str) -> str:
-    if not word or "\0" in word or "\\" in word:
-        raise ValueError(f"{word!r} cannot be the name of an account")
-    return "'" + word.replace("'", "''") + "'"
+def _literal(value: str) -> str:
+    if not value or "\0" in value or "\\" in value:
+        raise ValueError(f"{value!r} cannot be the name of an account")
+    return "'" + value.replace("'", "''") + "'"

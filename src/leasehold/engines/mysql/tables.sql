@@ -5,7 +5,7 @@
 --            to the names of the bucket; it keeps the last token and ticket, and stays for ever (E3)
 -- lh_grant   one row per claim that occupies a name: 1 reserved, 2 held, 3 cooling
 -- lh_waiter  one row per claim in line: waiting, or passed over
--- lh_line    one row per name that has waiters: its kind, and what the head of the line was told
+-- lh_queue    one row per name that has waiters: its kind, and what the head of the line was told
 --
 -- A name without holders and waiters has no row. Only the procedures below touch these tables: nobody needs a right to
 -- them but their owner. All of it can be run again at any time: what is there is kept.
@@ -27,7 +27,7 @@ create table if not exists lh_bucket (
     bucket integer not null,
     token bigint not null,
     ticket bigint not null,
-    alone bigint,  -- see alone.sql
+    sole_token bigint,  -- see fast_path.sql
     primary key (namespace, bucket)
 ) engine = InnoDB;
 
@@ -36,7 +36,7 @@ create table if not exists lh_grant (
     name varbinary(255) not null,
     token bigint not null,
     bucket integer not null,
-    mark varbinary(64) not null,
+    id_hash varbinary(64) not null,
     state tinyint not null,
     client varbinary(64) not null,
     label varbinary(4096) not null,
@@ -45,17 +45,17 @@ create table if not exists lh_grant (
     purpose varbinary(4096) not null,
     mode varbinary(16) not null,
     kind varbinary(16) not null,
-    most integer not null,
+    grant_limit integer not null,
     slot integer,
     delay bigint not null,
     ticket bigint not null,
     since bigint not null,
-    beat bigint not null,
+    heartbeat_expires_at bigint not null,
     until bigint not null,
     ends bigint as (until + delay) virtual,  -- what is over and nobody asks about is found by it
     primary key (namespace, name, token),
     key lh_grant_end (ends),
-    key lh_grant_turn (client, state)
+    key lh_grant_client (client, state)
 ) engine = InnoDB row_format = dynamic;
 
 create table if not exists lh_waiter (
@@ -63,7 +63,7 @@ create table if not exists lh_waiter (
     name varbinary(255) not null,
     passed tinyint not null,
     ticket bigint not null,
-    mark varbinary(64) not null,
+    id_hash varbinary(64) not null,
     client varbinary(64) not null,
     label varbinary(4096) not null,
     host varbinary(4096) not null,
@@ -72,20 +72,20 @@ create table if not exists lh_waiter (
     mode varbinary(16) not null,
     delay bigint not null,
     since bigint not null,
-    beat bigint not null,
+    heartbeat_expires_at bigint not null,
     primary key (namespace, name, passed, ticket),
-    unique key lh_waiter_mark (mark, namespace, name)
+    unique key lh_waiter_id_hash (id_hash, namespace, name)
 ) engine = InnoDB row_format = dynamic;
 
-create table if not exists lh_line (
+create table if not exists lh_queue (
     namespace varbinary(255) not null,
     name varbinary(255) not null,
     bucket integer not null,
     kind varbinary(16) not null,
-    most integer not null,
-    told varbinary(64) not null,
-    told_end bigint not null,
-    told_client varbinary(64) not null,
+    grant_limit integer not null,
+    notified_id_hash varbinary(64) not null,
+    notified_recheck_at bigint not null,
+    notified_client varbinary(64) not null,
     primary key (namespace, name),
-    key lh_line_told (told_client)
+    key lh_queue_notified (notified_client)
 ) engine = InnoDB row_format = dynamic;

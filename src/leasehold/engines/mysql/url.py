@@ -13,12 +13,12 @@ from leasehold.engines.mysql import schema
 from leasehold.errors import ConfigError
 
 _PORT: Final = 3306
-_LONGEST: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
+_MAX_TIMEOUT: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
 _USER: Final = "root"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MyTarget:
     """Where to connect, and as whom. Holds the password."""
 
     host: str
@@ -28,8 +28,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    target: Target
+class MyOptions:
+    target: MyTarget
     database: str
     create: bool
     listen: bool
@@ -37,23 +37,23 @@ class Options:
     call_timeout: float
 
 
-def parsed(config: EngineConfig) -> Options:
+def parse_url(config: EngineConfig) -> MyOptions:
     given = config.accept(
-        create=_yes,
-        listen=_yes,
-        procedures=_yes,
+        create=_parse_yes_no,
+        listen=_parse_yes_no,
+        procedures=_parse_yes_no,
         unix_socket=str,
         ssl_ca=str,
         ssl_cert=str,
         ssl_key=str,
-        ssl_verify_identity=_yes,
+        ssl_verify_identity=_parse_yes_no,
         program_name=str,
     )
     try:
         parts = urlsplit(config.url)
         host, port = unquote(parts.hostname or "localhost"), parts.port or _PORT
         user, password = unquote(parts.username or _USER), unquote(parts.password or "")
-        database = schema.checked(unquote(parts.path).removeprefix("/") or schema.USUAL)
+        database = schema.validate_name(unquote(parts.path).removeprefix("/") or schema.DEFAULT_NAME)
     except ValueError as error:  # others' texts may hold the password
         why = f": {error}" if "database" in str(error) else ""
         raise ConfigError(
@@ -61,13 +61,13 @@ def parsed(config: EngineConfig) -> Options:
         ) from None
     if "," in parts.netloc:
         raise ConfigError("one host: locks are granted by the one server that is written to")
-    return Options(
-        target=Target(host, port, str(given.get("unix_socket", "")), _arguments(given, host, user, password)),
+    return MyOptions(
+        target=MyTarget(host, port, str(given.get("unix_socket", "")), _arguments(given, host, user, password)),
         database=database,
         create=bool(given.get("create", True)),
         listen=bool(given.get("listen", True)),
         procedures=bool(given.get("procedures", True)),
-        call_timeout=min(config.call_timeout, _LONGEST),
+        call_timeout=min(config.call_timeout, _MAX_TIMEOUT),
     )
 
 
@@ -87,7 +87,7 @@ def _arguments(given: dict[str, Any], host: str, user: str, password: str) -> di
     return arguments
 
 
-def _yes(text: str) -> bool:
+def _parse_yes_no(text: str) -> bool:
     if text not in ("yes", "no"):
         raise ValueError(f"yes or no, not {text!r}")
     return text == "yes"

@@ -1,17 +1,17 @@
 """The PostgreSQL engine: locks in a database, one stored function per verb.
 
-attempt.sql, verbs.sql   the functions a verb calls
-line.sql, tables.sql     the state machine they decide by, and its tables
-schema.py   those four as text, under any schema name, and the rights a role needs
-engine.py   what the server as met promises, and how a client is told
-lane.py     one twin's connection: a call at a time, the schema made when it is missing
-wire.py     one session, by libpq's calls that never block, each with the call's deadline
-reach.py    how a session begins: address, hand-shake, settings
-ear.py      wake-ups: one listening session per client, which is also its proof of life
-url.py      a postgresql:// URL in parts
-meaning.py  what errors mean
+attempt.sql  verbs.sql         the functions that the verbs call
+lock_state.sql  tables.sql     the state machine they decide by, and its tables
+schema.py       those files as text under any schema name, and the rights a role needs
+engine.py       what the server promises as configured
+connection.py   how a connection is opened and the schema made
+session.py      one session, by libpq's non-blocking calls, each with the call's deadline
+connect.py      address, handshake, session settings
+listener.py     wake-ups by LISTEN, and the advisory lock that shows a client is reachable
+url.py          postgresql:// URLs
+errors.py       PostgreSQL's errors as ours (E9)
 """
 
-from leasehold.engines.postgresql.engine import inside, open
+from leasehold.engines.postgresql.engine import lease_check_sql, open
 
-__all__ = ["inside", "open"]
+__all__ = ["lease_check_sql", "open"]

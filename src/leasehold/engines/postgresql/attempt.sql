@@ -4,16 +4,16 @@
 -- [answer, token, life, slot, place, label, host, pid, purpose, kind, most]; answer 0: busy (token, life and holder of
 -- what is first in the way, place), 1: granted, 2: another kind.
 create or replace function "leasehold".lh_attempt_v1(
-    _namespace text, _bucket integer, _name text, _mark text, _client text,
+    _namespace text, _bucket integer, _name text, _id_hash text, _client text,
     _label text, _host text, _pid bigint, _purpose text,
-    _mode text, _kind text, _most integer, _ttl bigint, _delay bigint, _queue boolean,
-    _sweep integer, _patience integer
+    _mode text, _kind text, _grant_limit integer, _ttl bigint, _delay bigint, _queue boolean,
+    _sweep integer, _lock_timeout_ms integer
 ) returns json
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _set text := "leasehold".lh_prepare_v1(_patience);
+    _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms);
     _token bigint;
-    _t bigint;
+    _now bigint;
     _slot integer := case _kind when 'semaphore' then 0 end;
     _reply json;
 begin
@@ -23,21 +23,21 @@ begin
     loop
         update "leasehold".lh_bucket b set token = greatest(b.token + 1, "leasehold".lh_now_v1())
             where b.namespace = _namespace and b.bucket = _bucket
-            returning b.token, "leasehold".lh_now_v1() into _token, _t;
+            returning b.token, "leasehold".lh_now_v1() into _token, _now;
         exit when found;
         insert into "leasehold".lh_bucket values (_namespace, _bucket, 0, 0) on conflict do nothing;
     end loop;
     insert into "leasehold".lh_grant select
-            _namespace, _name, _token, _bucket, _mark, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _most,
-            _slot, _delay, 0, _t, _t + 15000000, _t + _ttl, false
+            _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit,
+            _slot, _delay, 0, _now, _now + 15000000, _now + _ttl, false
         where not exists (select 1 from "leasehold".lh_grant g where g.namespace = _namespace and g.name = _name)
-            and not exists (select 1 from "leasehold".lh_line l where l.namespace = _namespace and l.name = _name);
+            and not exists (select 1 from "leasehold".lh_queue l where l.namespace = _namespace and l.name = _name);
     if found then
         _reply := json_build_array(1, _token, _ttl, _slot);
     else
         _reply := "leasehold".lh_contend_v1(
-            _namespace, _bucket, _name, _mark, _client, _label, _host, _pid, _purpose,
-            _mode, _kind, _most, _ttl, _delay, _queue, _t);
+            _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose,
+            _mode, _kind, _grant_limit, _ttl, _delay, _queue, _now);
     end if;
     if _sweep > 0 then
         perform "leasehold".lh_sweep_v1(_sweep);
@@ -48,54 +48,54 @@ $lh$;
 
 -- An attempt for a name that somebody has or waits for, with its bucket locked.
 create or replace function "leasehold".lh_contend_v1(
-    _namespace text, _bucket integer, _name text, _mark text, _client text,
+    _namespace text, _bucket integer, _name text, _id_hash text, _client text,
     _label text, _host text, _pid bigint, _purpose text,
-    _mode text, _kind text, _most integer, _ttl bigint, _delay bigint, _queue boolean, _t bigint
+    _mode text, _kind text, _grant_limit integer, _ttl bigint, _delay bigint, _queue boolean, _now bigint
 ) returns json
 language plpgsql as $lh$
 #variable_conflict use_column
 declare
-    _mine "leasehold".lh_grant;
+    _own_grant "leasehold".lh_grant;
     _ticket bigint;
     _idle boolean;
     answer integer;
     token bigint;
     life bigint;
     slot integer;
-    place bigint;
+    queue_position bigint;
     label text;
     host text;
     pid bigint;
     purpose text;
     kind text;
-    most integer;
+    grant_limit integer;
 begin
-    perform "leasehold".lh_watch_v1(_namespace, _name);
-    perform "leasehold".lh_settle_v1(_namespace, _name, _t);
-    select g.kind, g.most into kind, most from "leasehold".lh_grant g
+    perform "leasehold".lh_set_contended_v1(_namespace, _name);
+    perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
+    select g.kind, g.grant_limit into kind, grant_limit from "leasehold".lh_grant g
         where namespace = _namespace and name = _name limit 1;
     if not found then
-        select l.kind, l.most into kind, most from "leasehold".lh_line l
+        select l.kind, l.grant_limit into kind, grant_limit from "leasehold".lh_queue l
             where namespace = _namespace and name = _name and exists (
                 select 1 from "leasehold".lh_waiter
-                where namespace = _namespace and name = _name and beat > _t);  -- the dead do not fix a kind
+                where namespace = _namespace and name = _name and heartbeat_expires_at > _now);  -- the dead do not fix a kind
         if not found then  -- nothing that counts is left
             delete from "leasehold".lh_waiter where namespace = _namespace and name = _name;
-            delete from "leasehold".lh_line where namespace = _namespace and name = _name;
+            delete from "leasehold".lh_queue where namespace = _namespace and name = _name;
         end if;
     end if;
-    if kind <> _kind or most <> _most then
-        return json_build_array(2, null, null, null, null, null, null, null, null, kind, most);
+    if kind <> _kind or grant_limit <> _grant_limit then
+        return json_build_array(2, null, null, null, null, null, null, null, null, kind, grant_limit);
     end if;
-    select * into _mine from "leasehold".lh_grant
-        where namespace = _namespace and name = _name and mark = _mark and state in (1, 2);
+    select * into _own_grant from "leasehold".lh_grant
+        where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2);
     if not found then
         delete from "leasehold".lh_waiter
-            where mark = _mark and namespace = _namespace and name = _name and beat <= _t;
+            where id_hash = _id_hash and namespace = _namespace and name = _name and heartbeat_expires_at <= _now;
         select ticket into _ticket from "leasehold".lh_waiter
-            where mark = _mark and namespace = _namespace and name = _name;
+            where id_hash = _id_hash and namespace = _namespace and name = _name;
         if not found then
-            perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
+            perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
             _idle := not exists (
                     select 1 from "leasehold".lh_waiter
                     where namespace = _namespace and name = _name and not passed)
@@ -103,57 +103,57 @@ begin
         end if;
     end if;
     if _idle then  -- nobody waits, and there is room
-        update "leasehold".lh_bucket b set token = greatest(b.token + 1, _t)
+        update "leasehold".lh_bucket b set token = greatest(b.token + 1, _now)
             where namespace = _namespace and bucket = _bucket returning b.token into token;
         slot := case _kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end;
         insert into "leasehold".lh_grant values (
-            _namespace, _name, token, _bucket, _mark, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _most,
-            slot, _delay, 0, _t, _t + 15000000, _t + _ttl, true);
+            _namespace, _name, token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit,
+            slot, _delay, 0, _now, _now + 15000000, _now + _ttl, true);
         answer := 1;
         life := _ttl;
-    elsif _mine.mark is null and (_queue or _ticket is not null) then
+    elsif _own_grant.id_hash is null and (_queue or _ticket is not null) then
         if _ticket is null then
             update "leasehold".lh_bucket b set ticket = b.ticket + 1
                 where namespace = _namespace and bucket = _bucket returning b.ticket into _ticket;
-            delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and passed and beat <= _t;
-            insert into "leasehold".lh_line values (_namespace, _name, _bucket, _kind, _most, '', 0)
+            delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
+            insert into "leasehold".lh_queue values (_namespace, _name, _bucket, _kind, _grant_limit, '', 0)
                 on conflict do nothing;
             insert into "leasehold".lh_waiter values (
-                _namespace, _name, false, _ticket, _mark, _client, _label, _host, _pid, _purpose, _mode, _delay,
-                _t, _t + 15000000);
+                _namespace, _name, false, _ticket, _id_hash, _client, _label, _host, _pid, _purpose, _mode, _delay,
+                _now, _now + 15000000);
         else
-            update "leasehold".lh_waiter set passed = false, beat = _t + 15000000, client = _client
-                where mark = _mark and namespace = _namespace and name = _name;
+            update "leasehold".lh_waiter set passed = false, heartbeat_expires_at = _now + 15000000, client = _client
+                where id_hash = _id_hash and namespace = _namespace and name = _name;
         end if;
-        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, _mark);
-        select * into _mine from "leasehold".lh_grant
-            where namespace = _namespace and name = _name and mark = _mark and state in (1, 2);
+        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, _id_hash);
+        select * into _own_grant from "leasehold".lh_grant
+            where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2);
         if not found then
-            select count(*) into place from "leasehold".lh_waiter
-                where namespace = _namespace and name = _name and not passed and ticket < _ticket and beat > _t;
+            select count(*) into queue_position from "leasehold".lh_waiter
+                where namespace = _namespace and name = _name and not passed and ticket < _ticket and heartbeat_expires_at > _now;
         end if;
     end if;
-    if _mine.mark is not null then
+    if _own_grant.id_hash is not null then
         -- Reserved or held: the same token, and at least the life it asks for. `until` never moves back (E2, E8).
         update "leasehold".lh_grant g set
-                state = 2, client = _client, delay = _delay, beat = _t + 15000000,
-                since = case g.state when 1 then _t else g.since end,
-                until = greatest(case g.state when 1 then _t else g.until end, _t + _ttl)
-            where namespace = _namespace and name = _name and g.token = _mine.token
-            returning g.token, g.until - _t, g.slot into token, life, slot;
+                state = 2, client = _client, delay = _delay, heartbeat_expires_at = _now + 15000000,
+                since = case g.state when 1 then _now else g.since end,
+                until = greatest(case g.state when 1 then _now else g.until end, _now + _ttl)
+            where namespace = _namespace and name = _name and g.token = _own_grant.token
+            returning g.token, g.until - _now, g.slot into token, life, slot;
         answer := 1;
-        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _t, '');
+        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
     elsif answer is null then
         answer := 0;
-        select g.token, case when g.until > _t then g.until - _t else 100000 end, g.label, g.host, g.pid, g.purpose
+        select g.token, case when g.until > _now then g.until - _now else 100000 end, g.label, g.host, g.pid, g.purpose
             into token, life, label, host, pid, purpose
             from "leasehold".lh_grant g where namespace = _namespace and name = _name order by g.until, g.token limit 1;
-        if place = 0 and exists (  -- the head looks soon whether somebody given a turn is still there
+        if queue_position = 0 and exists (  -- the head looks soon whether somebody given a turn is still there
             select 1 from "leasehold".lh_grant g where namespace = _namespace and name = _name and g.state = 1)
         then
             life := least(life, 1000000);
         end if;
     end if;
-    return json_build_array(answer, token, life, slot, place, label, host, pid, purpose, kind, most);
+    return json_build_array(answer, token, life, slot, queue_position, label, host, pid, purpose, kind, grant_limit);
 end
 $lh$;

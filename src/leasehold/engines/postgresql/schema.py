@@ -13,41 +13,41 @@ from typing import Final
 from leasehold.errors import ConfigError
 
 VERSION: Final = 1
-USUAL: Final = "leasehold"
+DEFAULT_NAME: Final = "leasehold"
 
-_PARTS: Final = ("tables.sql", "line.sql", "attempt.sql", "verbs.sql")
-_LONGEST: Final = 63  # bytes; PostgreSQL cuts off the rest
+_PARTS: Final = ("tables.sql", "lock_state.sql", "attempt.sql", "verbs.sql")
+_MAX_NAME_BYTES: Final = 63  # bytes; PostgreSQL cuts off the rest
 _QUOTE: Final = "$lh$"  # around the functions' texts
 
 # What a role that uses locks must be allowed to do, and nothing else. `inspect` and `break` are for operators.
-_FOR_LOCKS: Final = ("attempt", "renew", "beat", "release", "check")
-_FOR_OPERATORS: Final = ("inspect", "break")
+_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "check")
+_OPERATOR_VERBS: Final = ("inspect", "break")
 
 
-def checked(schema: str) -> str:
+def validate_name(schema: str) -> str:
     """A name that PostgreSQL can have for a schema."""
-    if not schema or len(schema.encode()) > _LONGEST or "\0" in schema or _QUOTE in schema:
-        raise ValueError(f"a schema's name has 1 to {_LONGEST} bytes, not {schema[:80]!r}")
+    if not schema or len(schema.encode()) > _MAX_NAME_BYTES or "\0" in schema or _QUOTE in schema:
+        raise ValueError(f"a schema's name has 1 to {_MAX_NAME_BYTES} bytes, not {schema[:80]!r}")
     return schema
 
 
-def quoted(schema: str) -> str:
+def quote_identifier(schema: str) -> str:
     return '"' + schema.replace('"', '""') + '"'
 
 
-def text(schema: str = USUAL) -> str:
+def text(schema: str = DEFAULT_NAME) -> str:
     """The statements that make or upgrade the schema."""
     folder = files(__package__)
     parts = [(folder / part).read_text(encoding="utf-8") for part in _PARTS]
-    return "\n".join(parts).replace('"leasehold"', quoted(schema))
+    return "\n".join(parts).replace('"leasehold"', quote_identifier(schema))
 
 
-def grants(role: str, schema: str = USUAL, *, operator: bool = True) -> str:
+def grants(role: str, schema: str = DEFAULT_NAME, *, operator: bool = True) -> str:
     """The statements that let a role use locks; `operator`: also look at those of others and break them."""
-    verbs = _FOR_LOCKS + (_FOR_OPERATORS if operator else ())
+    verbs = _LOCK_VERBS + (_OPERATOR_VERBS if operator else ())
     names = "|".join(verbs)
     return f"""\
-grant usage on schema {quoted(schema)} to {quoted(role)};
+grant usage on schema {quote_identifier(schema)} to {quote_identifier(role)};
 do $lh$
 declare
     _function regprocedure;
@@ -55,7 +55,7 @@ begin
     for _function in
         select p.oid from pg_proc p
         where p.proname ~ '^lh_({names})_v[0-9]+$' and p.pronamespace = (
-            select relnamespace from pg_class where oid = (select tableoid from {quoted(schema)}.lh_meta))
+            select relnamespace from pg_class where oid = (select tableoid from {quote_identifier(schema)}.lh_meta))
     loop
         execute format('grant execute on function %s to %I', _function, {_literal(role)});
     end loop;
@@ -64,7 +64,7 @@ $lh$;
 """
 
 
-def _literal(word: str) -> str:
-    if _QUOTE in word or "\0" in word:
-        raise ConfigError(f"{word!r} cannot be the name of a role")
-    return "'" + word.replace("'", "''") + "'"
+def _literal(value: str) -> str:
+    if _QUOTE in value or "\0" in value:
+        raise ConfigError(f"{value!r} cannot be the name of a role")
+    return "'" + value.replace("'", "''") + "'"

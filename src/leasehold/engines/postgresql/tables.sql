@@ -5,7 +5,7 @@
 -- lh_grant   one row per claim that occupies a name: 1 reserved, 2 held, 3 cooling. watched: somebody else came
 --            for the name since, or before; only whoever has the bucket may end it
 -- lh_waiter  one row per claim in line: waiting, or passed over
--- lh_line    one row per name that has waiters: its kind, and what the head of the line was told
+-- lh_queue    one row per name that has waiters: its kind, and what the head of the line was told
 --
 -- A name without holders and waiters has no row. Only the functions below touch these tables: nobody needs a right to
 -- them but their owner.
@@ -41,7 +41,7 @@ create table if not exists "leasehold".lh_grant (
     name text collate "C" not null,
     token bigint not null,
     bucket integer not null,
-    mark text collate "C" not null,
+    id_hash text collate "C" not null,
     state smallint not null,
     client text collate "C" not null,
     label text not null,
@@ -50,14 +50,14 @@ create table if not exists "leasehold".lh_grant (
     purpose text not null,
     mode text collate "C" not null,
     kind text collate "C" not null,
-    most integer not null,
+    grant_limit integer not null,
     slot integer,
     delay bigint not null,
     ticket bigint not null,
     since bigint not null,
-    beat bigint not null,
+    heartbeat_expires_at bigint not null,
     until bigint not null,
-    watched boolean not null,
+    contended boolean not null,
     primary key (namespace, name, token)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
@@ -66,7 +66,7 @@ create table if not exists "leasehold".lh_waiter (
     name text collate "C" not null,
     passed boolean not null,
     ticket bigint not null,
-    mark text collate "C" not null,
+    id_hash text collate "C" not null,
     client text collate "C" not null,
     label text not null,
     host text not null,
@@ -75,18 +75,18 @@ create table if not exists "leasehold".lh_waiter (
     mode text collate "C" not null,
     delay bigint not null,
     since bigint not null,
-    beat bigint not null,
+    heartbeat_expires_at bigint not null,
     primary key (namespace, name, passed, ticket),
-    unique (namespace, name, mark)
+    unique (namespace, name, id_hash)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
-create table if not exists "leasehold".lh_line (
+create table if not exists "leasehold".lh_queue (
     namespace text collate "C" not null,
     name text collate "C" not null,
     bucket integer not null,
     kind text collate "C" not null,
-    most integer not null,
-    told text collate "C" not null,
-    told_end bigint not null,
+    grant_limit integer not null,
+    notified_id_hash text collate "C" not null,
+    notified_recheck_at bigint not null,
     primary key (namespace, name)
 ) with (fillfactor = 50);

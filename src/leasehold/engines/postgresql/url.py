@@ -19,90 +19,92 @@ _LIBPQ: Final = frozenset(option.keyword.decode() for option in pq.Conninfo.get_
 # Ours to decide: deadlines are per call, and names are UTF-8.
 _FIXED: Final = {"client_encoding", "connect_timeout"}
 
-_LONGEST: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
-_SILENCE: Final = 10  # seconds without a word before the other side is asked whether it is there
+_MAX_TIMEOUT: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
+_KEEPALIVE_IDLE: Final = 10  # seconds without a word before the other side is asked whether it is there
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PgTarget:
     """Where to connect: one set of parameters for each host, to be tried in turn. Holds the password."""
 
     hosts: tuple[dict[str, str], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PgOptions:
     """`listen` is None where wake-ups are not asked for: behind a pooler that has no direct way round it."""
 
-    target: Target
-    listen: Target | None
+    target: PgTarget
+    listen: PgTarget | None
     pooled: bool
     schema: str
     create: bool
     call_timeout: float
 
 
-def parsed(config: EngineConfig) -> Options:
+def parse_url(config: EngineConfig) -> PgOptions:
     known = dict.fromkeys(_LIBPQ - _FIXED, str)
-    ours = {"schema": schema.checked, "create": _yes, "listen": _yes, "listen_url": str}
-    given = config.accept(**known, **ours)  # type: ignore[arg-type]
+    own_options = {"schema": schema.validate_name, "create": _parse_yes_no, "listen": _parse_yes_no, "listen_url": str}
+    given = config.accept(**known, **own_options)  # type: ignore[arg-type]
     direct = given.get("listen_url")
     if direct and not given.get("listen", True):
         raise ConfigError("listen=no and listen_url exclude each other: without wake-ups there is nothing to listen at")
-    target = _target(config.url, config.call_timeout, set(ours))
+    target = _target(config.url, config.call_timeout, set(own_options))
     listen = _target(str(direct), config.call_timeout, set()) if direct else target
-    return Options(
+    return PgOptions(
         target=target,
         listen=listen if given.get("listen", True) else None,
         pooled=bool(direct) or not given.get("listen", True),
-        schema=str(given.get("schema", schema.USUAL)),
+        schema=str(given.get("schema", schema.DEFAULT_NAME)),
         create=bool(given.get("create", True)),
-        call_timeout=min(config.call_timeout, _LONGEST),
+        call_timeout=min(config.call_timeout, _MAX_TIMEOUT),
     )
 
 
-def _target(url: str, call_timeout: float, ours: set[str]) -> Target:
+def _target(url: str, call_timeout: float, own_options: set[str]) -> PgTarget:
     try:
         parts = urlsplit(url)
-        pairs = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in ours]
+        pairs = [
+            (name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in own_options
+        ]
         query = urlencode(pairs, quote_via=quote)
         # Always with "://": without a host urlunsplit would leave it out, and libpq would not know a URL.
-        rest = urlunsplit(("", "", parts.path, query, ""))
-        found = conninfo_to_dict(f"postgresql://{parts.netloc}{rest}")
+        path_and_query = urlunsplit(("", "", parts.path, query, ""))
+        found = conninfo_to_dict(f"postgresql://{parts.netloc}{path_and_query}")
     except (ValueError, psycopg.Error):  # their texts may hold the password
         raise ConfigError(
             "this URL cannot be read: expected postgresql://user:password@host:port/database?option=value"
         ) from None
     if parts.scheme.lower() != "postgresql":
         raise ConfigError("listen_url is a postgresql:// URL too, percent-encoded as a whole")
-    usual: dict[str, str] = {
+    defaults: dict[str, str] = {
         "application_name": "leasehold",
         "keepalives": "1",
-        "keepalives_idle": str(_SILENCE),
+        "keepalives_idle": str(_KEEPALIVE_IDLE),
         "keepalives_interval": "5",
         "keepalives_count": "3",
-        "tcp_user_timeout": str(int(min(max(call_timeout, 1.0), _LONGEST) * 1000)),
+        "tcp_user_timeout": str(int(min(max(call_timeout, 1.0), _MAX_TIMEOUT) * 1000)),
     }
     if "service" not in found and "PGSERVICE" not in os.environ:
-        usual |= _left_out()
-    params = usual | {name: str(value) for name, value in found.items() if value} | {"client_encoding": "UTF8"}
+        defaults |= _environment_defaults()
+    params = defaults | {name: str(value) for name, value in found.items() if value} | {"client_encoding": "UTF8"}
     hosts, ports = params.get("host", "").split(","), params.get("port", "").split(",")
     if len(hosts) == 1 or "hostaddr" in params:
-        return Target((params,))
+        return PgTarget((params,))
     if len(ports) not in (1, len(hosts)):
         raise ConfigError(f"this URL has {len(hosts)} hosts and {len(ports)} ports")
     params.setdefault("target_session_attrs", "read-write")  # of several, the one that is not a standby
     ports = ports * len(hosts) if len(ports) == 1 else ports
-    return Target(tuple(params | {"host": host, "port": port} for host, port in zip(hosts, ports, strict=True)))
+    return PgTarget(tuple(params | {"host": host, "port": port} for host, port in zip(hosts, ports, strict=True)))
 
 
-def _left_out() -> dict[str, str]:
+def _environment_defaults() -> dict[str, str]:
     """What PGHOST and its like say of where the server is: names are looked up, and hosts tried, by us."""
     known = {option.keyword.decode(): option.val for option in pq.Conninfo.get_defaults()}
     return {name: value.decode() for name in ("host", "hostaddr", "port") if (value := known.get(name))}
 
 
-def _yes(text: str) -> bool:
+def _parse_yes_no(text: str) -> bool:
     if text not in ("yes", "no"):
         raise ValueError(f"yes or no, not {text!r}")
     return text == "yes"

@@ -1,17 +1,19 @@
-"""The Redis engine: locks between all machines that reach one server, its primary behind sentinels, or a cluster.
+"""The Redis engine: one server, its primary behind sentinels, or a cluster.
 
-engine.py    the verbs: one script each, one trip each
-machine.lua  who may hold: core/admission.py over keys; included by the scripts that follow
+engine.py            the verbs: one script each, one trip each
+lock_state.lua       who may hold: core/lock_state.py over keys; included by the scripts
 attempt.lua  renew.lua  release.lua  break.lua  inspect.lua
-requests.py  requests as bytes, packed once per lock; what replies mean
-asking.py    what may happen to a request: silence, a forgotten script, a refusal, too few replicas
-wire.py      connections: a pool in blocking mode, a shared one under asyncio
-listener.py  wake-ups: one subscription of a client
-topology.py  which server has a name; the URL of one server (several.py: of several)
-sentinel.py  the primary that sentinels name        (doors.py: asking several who knows)
-cluster.py   the nodes of a cluster                 (shards.py: wake-ups from all of them)
-deployment.py  what a URL leads to, put together
-server.py    signing in, and the settings read then (settings.py)
+scripts.py           the scripts put together, known by their hash
+protocol.py          requests as bytes, packed once per lock; what replies mean
+executor.py          runs a script: retries, redirects, NOSCRIPT, too few replicas; errors as ours (E9)
+connections.py       a pool in blocking mode, a shared connection under asyncio
+pubsub.py            wake-ups: one subscription per client       cluster_pubsub.py  in a cluster
+topology.py          which server has a name; the URL of one server
+url.py               URLs of several servers
+sentinel.py          the primary that sentinels name             discovery.py  asking several servers in turn
+cluster.py           the nodes of a cluster
+deployment.py        what a URL leads to, put together
+server.py            one server: sign in, and read its settings  server_settings.py  what they mean for locks
 """
 
 from leasehold.engines.redis.engine import open

@@ -7,7 +7,7 @@
 --                                                heard 0: nobody listens on the client's channel
 --       {-1, most}              in use as another kind
 local raw = redis.call('GET', NAME)
-local mark, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local id_hash, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 if not raw and ARGV[5] == '0' then  -- nobody holds, nobody waits. Commands print numbers slowly: strings are handed to them
   local token, last = now, redis.call('SET', COUNTER, string.format('%s%06d', time[1], time[2]), 'GET')
   if last and tonumber(last) >= now then  -- the clock went back: the counter goes on from where it was
@@ -15,66 +15,66 @@ if not raw and ARGV[5] == '0' then  -- nobody holds, nobody waits. Commands prin
     redis.call('SET', COUNTER, token)
   end
   -- {0, 0, 0, '', 0, {mark, token, till, since, terms...}} as MessagePack, which release.lua knows by its bytes.
-  local grant = ALONE .. mark .. struct.pack('>BI8BI8BI8', 207, token, 207, now + ttl, 207, now) .. ARGV[6]
+  local grant = UNCONTENDED_PREFIX .. id_hash .. struct.pack('>BI8BI8BI8', 207, token, 207, now + ttl, 207, now) .. ARGV[6]
   redis.call('SET', NAME, grant, 'PXAT', string.format('%d', (now + ttl + delay) / 1000 + 2))
   return {token, ttl, -1}
 end
-local line = raw and cmsgpack.unpack(raw)
+local lock_state = raw and cmsgpack.unpack(raw)
 local limit = tonumber(ARGV[5])
 local _, shared, _, _, _, _, client, holder = cmsgpack.unpack(ARGV[6])
---@ machine.lua
+--@ lock_state.lua
 
-local function busy(p)
-  local front = first_end()
-  local where = p and place(p) or -1
-  local heard = (not p or reachable(p.client)) and 1 or 0
+local function busy(entry)
+  local first_ending = first_to_expire()
+  local position = entry and position_of(entry) or -1
+  local subscribed = (not entry or is_reachable(entry.client)) and 1 or 0
   save()
-  if not front then return {0, -1, where, 0, '', heard} end
-  local ends = where == 0 and look_at() or front.till
-  return {0, ends - now, where, front.token, front.holder, heard}
+  if not first_ending then return {0, -1, position, 0, '', subscribed} end
+  local next_attempt_at = position == 0 and recheck_at() or first_ending.expires_at
+  return {0, next_attempt_at - now, position, first_ending.token, first_ending.holder, subscribed}
 end
 
-local function join()  -- a new party, not yet in line: as one passed over, it takes its place by what comes next
-  if not head() and redis.call('EXISTS', WAITERS) == 0 then scan_at = now + BEAT end
-  return {mark = mark, state = PASSED, token = 0, till = 0, since = now, shared = shared, delay = delay, slot = -1,
-    ticket = 0, beat = now + BEAT, client = client, holder = holder}
+local function new_entry()  -- a new party, not yet in line: as one passed over, it takes its place by what comes next
+  if not head() and redis.call('EXISTS', WAITERS) == 0 then next_waiter_scan = now + WAITER_TTL end
+  return {id_hash = id_hash, state = PASSED, token = 0, expires_at = 0, since = now, shared = shared, delay = delay, slot = -1,
+    ticket = 0, heartbeat_expires_at = now + WAITER_TTL, client = client, holder = holder}
 end
 
-settle()
-if limit ~= most then
-  scan()  -- the dead do not fix a kind
-  if not idle() then
+expire_holders()
+if limit ~= semaphore_limit then
+  expire_waiters()  -- the dead do not fix a kind
+  if not is_idle() then
     save()
-    return {-1, most}
+    return {-1, semaphore_limit}
   end
-  most = limit
+  semaphore_limit = limit
 end
-local p = find(mark)
-if not p then
-  advance()
-  p = join()
-  if not head() and fits(shared) then
-    occupy(p, HELD, now + ttl)
+local entry = find(id_hash)
+if not entry then
+  advance_queue()
+  entry = new_entry()
+  if not head() and can_admit(shared) then
+    make_holder(entry, HELD, now + ttl)
     save()
-    return {p.token, ttl, p.slot}
+    return {entry.token, ttl, entry.slot}
   end
   if ARGV[4] == '0' then return busy() end
-  tickets = tickets + 1
-  p.ticket = tickets
+  last_ticket = last_ticket + 1
+  entry.ticket = last_ticket
 end
-p.beat, p.client = now + BEAT, client
-if p.state == PASSED then
-  p.state = WAITING
-  queue(p)
+entry.heartbeat_expires_at, entry.client = now + WAITER_TTL, client
+if entry.state == PASSED then
+  entry.state = WAITING
+  enqueue(entry)
 end
-if p.state == WAITING then
-  keep(p)
-  advance(p)
+if entry.state == WAITING then
+  write_waiter(entry)
+  advance_queue(entry)
 end
-if p.state == WAITING then return busy(p) end
-if p.state == RESERVED then p.state, p.since, p.till = HELD, now, now end  -- claimed: its life starts at this request
-p.delay = delay
-local life = extend(p, ttl)
-advance()
+if entry.state == WAITING then return busy(entry) end
+if entry.state == RESERVED then entry.state, entry.since, entry.expires_at = HELD, now, now end  -- claimed: its life starts at this request
+entry.delay = delay
+local life = extend(entry, ttl)
+advance_queue()
 save()
-return {p.token, life, p.slot}
+return {entry.token, life, entry.slot}

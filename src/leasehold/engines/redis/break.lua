@@ -4,24 +4,24 @@
 -- Reply 1: ended; 0: no such grant
 local raw = redis.call('GET', NAME)
 if not raw then return 0 end
-local line = cmsgpack.unpack(raw)
---@ machine.lua
+local lock_state = cmsgpack.unpack(raw)
+--@ lock_state.lua
 
 local token, broken = tonumber(ARGV[1]), 0
-settle()
-for _, p in ipairs(occupiers) do
+expire_holders()
+for _, entry in ipairs(holders) do
   -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
-  if p.token == token and (p.state == HELD or (p.state == COOLING and p.delay == 0)) then
+  if entry.token == token and (entry.state == HELD or (entry.state == COOLING and entry.delay == 0)) then
     broken = 1
-    if p.state == HELD then tell(p.client, 'lost', p.mark, 0) end
-    if p.state == HELD and p.delay > 0 then
-      cool(p, now + p.delay, p.delay)
+    if entry.state == HELD then notify(entry.client, 'lost', entry.id_hash, 0) end
+    if entry.state == HELD and entry.delay > 0 then
+      start_cooling(entry, now + entry.delay, entry.delay)
     else
-      vacate(p)
+      remove_holder(entry)
     end
     break
   end
 end
-advance()
+advance_queue()
 save()
 return broken

@@ -13,159 +13,163 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
-from leasehold.engines.redis.doors import Door, Together, ask_around, place
-from leasehold.engines.redis.scripts import SHARDED
-from leasehold.engines.redis.server import Server, pack, says
-from leasehold.engines.redis.settings import Refused, Unreached
-from leasehold.engines.redis.several import Places
-from leasehold.engines.redis.topology import Rejected, found_again, wire_to
-from leasehold.engines.redis.wire import Wire
+from leasehold.engines.redis.connections import Connections
+from leasehold.engines.redis.discovery import DiscoveryNode, SingleFlight, announced_address, query_in_turn
+from leasehold.engines.redis.scripts import SHARDED_PUBSUB
+from leasehold.engines.redis.server import RedisEndpoint, encode_command, is_error_reply
+from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
+from leasehold.engines.redis.topology import Rejected, make_connections, rediscover
+from leasehold.engines.redis.url import MultiServerUrl
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.streams import Address
+from leasehold.runtime.net.blocking import SocketAddress
 
-_SLOTS: Final = 16_384
-_REQUEST: Final = (pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS"), 2)
-_HOPS: Final = 3  # redirections that are followed without a pause
-_STALE: Final = 1.0  # seconds after which one that has moved is a reason to read the whole map
+_SLOT_COUNT: Final = 16_384
+_DISCOVERY_REQUEST: Final = (encode_command("CLUSTER", "INFO") + encode_command("CLUSTER", "SLOTS"), 2)
+_MAX_REDIRECTS: Final = 3  # redirections that are followed without a pause
+_MAP_MAX_AGE: Final = 1.0  # seconds after which one that has moved is a reason to read the whole map
 
 
 def slot_of(tag: str) -> int:
     """Of a hash tag, with its braces."""
-    return crc_hqx(tag[1:-1].encode(), 0) % _SLOTS
+    return crc_hqx(tag[1:-1].encode(), 0) % _SLOT_COUNT
 
 
-class Map(NamedTuple):
+class NodeSlotMap(NamedTuple):
     """As one node sees it. A higher epoch is later; one that is not well has lost sight of the others."""
 
-    well: bool
+    healthy: bool
     epoch: int
-    owners: list[Address | None]
+    owners: list[SocketAddress | None]
 
 
-class Slots:
+class SlotMap:
     """Which server has which slot, as far as this client knows. Shared by its twins and its listeners."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
-        self._servers: dict[Address, Server] = {}
-        self._doors: dict[Address, Door] = {}
+    def __init__(self, url: MultiServerUrl) -> None:
+        self._url = url
+        self._servers: dict[SocketAddress, RedisEndpoint] = {}
+        self._nodes: dict[SocketAddress, DiscoveryNode] = {}
         self._epoch = 0
-        self.owners: list[Address | None] = [None] * _SLOTS
-        self.doubted = True  # some node is to be asked before that is used
+        self.owners: list[SocketAddress | None] = [None] * _SLOT_COUNT
+        self.stale = True  # some node is to be asked before that is used
         self.found_at = 0.0
 
-    def server(self, address: Address) -> Server:
+    def server(self, address: SocketAddress) -> RedisEndpoint:
         """Always the same for an address."""
-        return self._servers.get(address) or self._servers.setdefault(address, self._places.serve(address))
+        return self._servers.get(address) or self._servers.setdefault(address, self._url.make_server(address))
 
-    async def find(self, runtime: Runtime, deadline: float, first: Address | None = None) -> None:
+    async def find(self, runtime: Runtime, deadline: float, preferred: SocketAddress | None = None) -> None:
         """Read the map anew from the first node that is well. Raises Unreached with what each of them said."""
-        known = [self._door(address) for address in dict.fromkeys(self.owners) if address is not None]
-        start = int(runtime.fraction() * len(known))  # clients do not all ask the same
-        ring = [*known[start:], *known[:start], *self._places.doors]
-        if first is not None:
-            ring.insert(0, self._door(first))
-        doors = {door.address: door for door in ring}.values()
-        found = await ask_around(doors, _REQUEST, self._read, self._good, runtime, deadline)
-        if not found:
-            text = f"no node of the Redis cluster says where names are: {found.why()}"
-            raise Refused(text) if found.refusals == len(doors) else Unreached(text, engine="redis")
-        best = max(found, key=lambda each: each[:2])
-        self._epoch, self.owners, self.doubted, self.found_at = best.epoch, best.owners, False, runtime.now()
+        known_nodes = [self._node(address) for address in dict.fromkeys(self.owners) if address is not None]
+        start = int(runtime.random() * len(known_nodes))  # clients do not all ask the same
+        candidates = [*known_nodes[start:], *known_nodes[:start], *self._url.nodes]
+        if preferred is not None:
+            candidates.insert(0, self._node(preferred))
+        nodes = {node.address: node for node in candidates}.values()
+        answers = await query_in_turn(nodes, _DISCOVERY_REQUEST, self._parse_reply, self._is_current, runtime, deadline)
+        if not answers:
+            text = f"no node of the Redis cluster says where names are: {answers.describe_errors()}"
+            raise NotPermitted(text) if answers.config_error_count == len(nodes) else Unreachable(text, engine="redis")
+        best = max(answers, key=lambda each: each[:2])
+        self._epoch, self.owners, self.stale, self.found_at = best.epoch, best.owners, False, runtime.now()
 
-    def moved(self, error: Exception, server: Server) -> Address:
+    def apply_moved(self, error: Exception, server: RedisEndpoint) -> SocketAddress:
         """Note what a MOVED says, by this server: without a host it means another port of its own."""
         try:
-            _, slot, where = str(error).split()[:3]
-            host, _, port = where.rpartition(":")
-            address = place(host.strip("[]") or server.address.host, port)
-            number = range(_SLOTS)[int(slot)]
+            _, slot, target = str(error).split()[:3]
+            host, _, port = target.rpartition(":")
+            address = announced_address(host.strip("[]") or server.address.host, port)
+            number = range(_SLOT_COUNT)[int(slot)]
         except (ValueError, IndexError) as bad:
-            raise Unreached(f"the cluster answered {str(error)[:80]!r}, which leads nowhere", engine="redis") from bad
+            raise Unreachable(f"the cluster answered {str(error)[:80]!r}, which leads nowhere", engine="redis") from bad
         self.owners[number] = address
         return address
 
-    def _good(self, found: list[Map]) -> bool:
-        return found[-1].well and found[-1].epoch >= self._epoch
+    def _is_current(self, answers: list[NodeSlotMap]) -> bool:
+        return answers[-1].healthy and answers[-1].epoch >= self._epoch
 
-    def _door(self, address: Address) -> Door:
-        return self._doors.get(address) or self._doors.setdefault(address, self._places.door(address))
+    def _node(self, address: SocketAddress) -> DiscoveryNode:
+        return self._nodes.get(address) or self._nodes.setdefault(address, self._url.make_node(address))
 
-    def _read(self, door: Door, replies: list[Any]) -> Map:
-        info, slots = replies
+    def _parse_reply(self, node: DiscoveryNode, replies: list[Any]) -> NodeSlotMap:
+        info, slot_ranges = replies
         for reply in replies:
-            if says(reply, "ERR This instance has cluster support disabled"):
-                raise ConfigError(f"{door} is not part of a cluster: for a server alone the URL begins with redis://")
+            if is_error_reply(reply, "ERR This instance has cluster support disabled"):
+                raise ConfigError(f"{node} is not part of a cluster: for a server alone the URL begins with redis://")
             if isinstance(reply, Exception):
-                raise door.refusal(reply)
-        owners: list[Address | None] = [None] * _SLOTS
+                raise node.map_error(reply)
+        owners: list[SocketAddress | None] = [None] * _SLOT_COUNT
         try:
             lines = info.decode().split("\r\n")
-            facts = {name: value for name, _, value in (line.partition(":") for line in lines)}
-            for first, last, (host, port, *_), *_ in slots:
+            fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+            for first, last, (host, port, *_), *_ in slot_ranges:
                 name = host.decode() if host else ""
-                address = place(name if name not in ("", "?") else door.address.host, port)
+                address = announced_address(name if name not in ("", "?") else node.address.host, port)
                 owners[first : last + 1] = [address] * (last + 1 - first)
-            if len(owners) != _SLOTS:
+            if len(owners) != _SLOT_COUNT:
                 raise ValueError("a slot out of range")
-            return Map(facts["cluster_state"] == "ok", int(facts["cluster_current_epoch"]), owners)
+            return NodeSlotMap(fields["cluster_state"] == "ok", int(fields["cluster_current_epoch"]), owners)
         except (TypeError, ValueError, KeyError, AttributeError) as bad:
-            raise Unreached(f"{door} answered what no node of a cluster answers", engine="redis") from bad
+            raise Unreachable(f"{node} answered what no node of a cluster answers", engine="redis") from bad
 
 
-class Cluster:
+class ClusterTopology:
     """The topology."""
 
-    publishing = SHARDED
-    follows = True
+    pubsub_commands = SHARDED_PUBSUB
+    names_can_move = True
     survives: Literal["nothing"] = "nothing"  # a replica that is promoted need not have the last grant
 
-    def __init__(self, slots: Slots, runtime: Runtime) -> None:
-        self._slots, self._runtime, self._together = slots, runtime, Together(runtime)
-        self._wires: dict[Address, Wire] = {}
+    def __init__(self, slot_map: SlotMap, runtime: Runtime) -> None:
+        self._slot_map, self._runtime, self._single_flight = slot_map, runtime, SingleFlight(runtime)
+        self._connections: dict[SocketAddress, Connections] = {}
 
-    def wire(self, tag: str) -> Wire | None:
-        if self._slots.doubted:
+    def connections(self, tag: str) -> Connections | None:
+        if self._slot_map.stale:
             return None
-        owner = self._slots.owners[slot_of(tag)]
+        owner = self._slot_map.owners[slot_of(tag)]
         if owner is None:
             return None
-        return self._wires.get(owner) or self._to(owner)
+        return self._connections.get(owner) or self._connections_to(owner)
 
-    def _to(self, address: Address) -> Wire:
-        return self._wires.setdefault(address, wire_to(self._slots.server(address), self._runtime))
+    def _connections_to(self, address: SocketAddress) -> Connections:
+        return self._connections.setdefault(address, make_connections(self._slot_map.server(address), self._runtime))
 
     async def find(self, deadline: float) -> None:
-        await self._together.ask(lambda: self._slots.find(self._runtime, deadline), deadline)
+        await self._single_flight.run(lambda: self._slot_map.find(self._runtime, deadline), deadline)
 
-    async def wires(self, deadline: float) -> Iterable[Wire]:
-        while self._slots.doubted:  # another may have asked for this one, in vain
+    async def all_connections(self, deadline: float) -> Iterable[Connections]:
+        while self._slot_map.stale:  # another may have asked for this one, in vain
             await self.find(deadline)
-        return [self._to(address) for address in dict.fromkeys(self._slots.owners) if address is not None]
+        return [
+            self._connections_to(address) for address in dict.fromkeys(self._slot_map.owners) if address is not None
+        ]
 
-    async def elsewhere(self, tag: str, rejected: Rejected, turn: int, deadline: float) -> Wire | None:
-        error, slots = rejected.error, self._slots
-        if not rejected.follows:
+    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections | None:
+        error, slot_map = rejected.error, self._slot_map
+        if not rejected.retryable:
             return None
-        if rejected.wire is None or not says(error, "MOVED") or turn >= _HOPS:
-            return await found_again(self, self._runtime, tag, rejected, turn, deadline)
-        if self._runtime.now() > slots.found_at + _STALE:  # it may not be the only slot that has moved
-            with suppress(Unreached):
+        if rejected.connections is None or not is_error_reply(error, "MOVED") or tries >= _MAX_REDIRECTS:
+            return await rediscover(self, self._runtime, tag, rejected, tries, deadline)
+        if self._runtime.now() > slot_map.found_at + _MAP_MAX_AGE:  # it may not be the only slot that has moved
+            with suppress(Unreachable):
                 await self.find(deadline)
-        return self._to(slots.moved(error, rejected.wire.server))  # not every node knows it yet
+        return self._connections_to(
+            slot_map.apply_moved(error, rejected.connections.server)
+        )  # not every node knows it yet
 
-    def doubt(self, wire: Wire) -> None:
-        self._slots.doubted = True
+    def mark_stale(self, connections: Connections) -> None:
+        self._slot_map.stale = True
 
-    def replaced(self, wire: Wire) -> bool:
+    def is_replaced(self, connections: Connections) -> bool:
         return False  # a node knows which slots it has
 
     def close(self) -> None:
-        for wire in self._wires.values():
-            wire.close()
+        for connections in self._connections.values():
+            connections.close()
 
     def after_fork(self) -> None:
-        self._together = Together(self._runtime)
-        for wire in self._wires.values():
-            wire.after_fork()
+        self._single_flight = SingleFlight(self._runtime)
+        for connections in self._connections.values():
+            connections.after_fork()

@@ -11,36 +11,44 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from leasehold.book import Book
 from leasehold.config import EngineConfig
-from leasehold.engines.redis.cluster import Cluster, Slots
-from leasehold.engines.redis.listener import Listener, Listening
-from leasehold.engines.redis.scripts import Publishing
-from leasehold.engines.redis.sentinel import Guided, Sentinel, Sentinels
-from leasehold.engines.redis.several import behind_sentinels, in_cluster
-from leasehold.engines.redis.shards import Shards
-from leasehold.engines.redis.topology import Options, Single, Topology, single
+from leasehold.engines.redis.cluster import ClusterTopology, SlotMap
+from leasehold.engines.redis.cluster_pubsub import ClusterSubscriptions
+from leasehold.engines.redis.pubsub import PubSubListener, Subscriptions
+from leasehold.engines.redis.scripts import PubSubCommands
+from leasehold.engines.redis.sentinel import SentinelPubSub, SentinelSet, SentinelTopology
+from leasehold.engines.redis.topology import RedisOptions, SingleServer, Topology, parse_single_server
+from leasehold.engines.redis.url import parse_cluster_url, parse_sentinel_url
+from leasehold.engines.registry import ClaimRegistry
 from leasehold.runtime.base import Runtime
 
 
 class Deployment(NamedTuple):
     """On the shelf of the book: shared by the twins."""
 
-    options: Options
-    listener: Listening
-    topology: Callable[[Runtime], Topology]  # each twin has its own connections
+    options: RedisOptions
+    subscriptions: Subscriptions
+    make_topology: Callable[[Runtime], Topology]  # each twin has its own connections
 
 
-def deployed(config: EngineConfig, runtime: Runtime, book: Book) -> Deployment:
-    patience = config.call_timeout
+def make_deployment(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Deployment:
+    call_timeout = config.call_timeout
     if config.scheme == "redis+sentinel":
-        places = behind_sentinels(config)
-        sentinels = Sentinels(places.doors, places.service, places.serve, runtime)
-        listener = Guided(sentinels, runtime, book, patience)
-        return Deployment(places.options, listener, partial(Sentinel, sentinels))
+        url = parse_sentinel_url(config)
+        sentinels = SentinelSet(url.nodes, url.service, url.make_server, runtime)
+        subscriptions = SentinelPubSub(sentinels, runtime, registry, call_timeout)
+        return Deployment(url.options, subscriptions, partial(SentinelTopology, sentinels))
     if config.scheme == "redis+cluster":
-        places = in_cluster(config)
-        slots = Slots(places)
-        return Deployment(places.options, Shards(slots, runtime, book, patience), partial(Cluster, slots))
-    server, options = single(config)
-    return Deployment(options, Listener(server, Publishing(), runtime, book, patience), partial(Single, server))
+        url = parse_cluster_url(config)
+        slot_map = SlotMap(url)
+        return Deployment(
+            url.options,
+            ClusterSubscriptions(slot_map, runtime, registry, call_timeout),
+            partial(ClusterTopology, slot_map),
+        )
+    server, options = parse_single_server(config)
+    return Deployment(
+        options,
+        PubSubListener(server, PubSubCommands(), runtime, registry, call_timeout),
+        partial(SingleServer, server),
+    )

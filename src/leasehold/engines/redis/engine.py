@@ -14,19 +14,19 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, Final
 
-from leasehold.book import Book, turn
 from leasehold.config import EngineConfig
-from leasehold.engines.redis import requests
-from leasehold.engines.redis.asking import Answer, Asked, Asking
-from leasehold.engines.redis.deployment import Deployment, deployed
-from leasehold.engines.redis.listener import Ear
-from leasehold.engines.redis.requests import Requests
-from leasehold.engines.redis.server import pack
-from leasehold.engines.redis.settings import Refused, Unreached
-from leasehold.engines.redis.wire import Wire
+from leasehold.engines.redis import protocol
+from leasehold.engines.redis.connections import Connections
+from leasehold.engines.redis.deployment import Deployment, make_deployment
+from leasehold.engines.redis.executor import Executor, ScriptCall, ScriptResult
+from leasehold.engines.redis.protocol import RedisRequests
+from leasehold.engines.redis.pubsub import Subscription
+from leasehold.engines.redis.server import encode_command
+from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
+from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
-from leasehold.runtime.base import Runtime, settle
+from leasehold.runtime.base import Runtime, maybe_await
 
 TRAITS: Final = Traits(
     liveness="ttl",
@@ -38,216 +38,255 @@ TRAITS: Final = Traits(
     max_limit=None,
     slots=True,
     outlives=True,
-    told=True,
+    break_notice=True,
     min_ttl=0.0,
     ttl_step=0.0,
     survives="restart",  # at best: the server's settings decide
 )
-_FORGETFUL: Final = replace(TRAITS, survives="nothing")
+_TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
 
-_DEAF: Final = 0.2  # a client without a subscription looks about so often
-_SCAN: Final = 1000  # keys the server goes through at a time
-_BATCH: Final = 100  # names asked about at a time
+_POLL_INTERVAL: Final = 0.2  # a client without a subscription looks about so often
+_SCAN_COUNT: Final = 1000  # keys the server goes through at a time
+_INSPECT_BATCH: Final = 100  # names asked about at a time
 
 
 class RedisEngine:
-    def __init__(self, runtime: Runtime, book: Book, deployment: Deployment, call_timeout: float) -> None:
-        self._runtime, self._book, self._call_timeout = runtime, book, call_timeout
-        self._topology, self._listener = deployment.topology(runtime), deployment.listener
-        self._requests = Requests(self._topology.publishing, book.client)
+    def __init__(self, runtime: Runtime, registry: ClaimRegistry, deployment: Deployment, call_timeout: float) -> None:
+        self._runtime, self._registry, self._call_timeout = runtime, registry, call_timeout
+        self._topology, self._subscriptions = deployment.make_topology(runtime), deployment.subscriptions
+        self._requests = RedisRequests(self._topology.pubsub_commands, registry.client_id)
         self._scripts = self._requests.scripts
-        self._asking = Asking(runtime, self._topology, deployment.options.min_replicas)
-        self._refused: set[str] = set()  # marks of attempts that were never carried out
-        book.twins.add(self)
+        self._executor = Executor(runtime, self._topology, deployment.options.min_replicas)
+        self._never_executed: set[str] = set()  # marks of attempts that were never carried out
+        registry.engines.add(self)
 
     @property
     def traits(self) -> Traits:
-        return _FORGETFUL if self._topology.survives == "nothing" else TRAITS
+        return _TRAITS_WITHOUT_PERSISTENCE if self._topology.survives == "nothing" else TRAITS
 
     @property
     def listening(self) -> bool:
-        return "contended" in self._book.shelf
+        return "contended" in self._registry.shared
 
     # ---------------------------------------------------------------- verbs
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
-        name = self._requests.name(claim.namespace, claim.name)
-        ear, asked_before, patient = self._listener.at(name.tag), False, None
+        keys = self._requests.name_keys(claim.namespace, claim.name)
+        subscription, was_waiting, retry_until = self._subscriptions.for_bucket(keys.tag), False, None
         if claim.queue:
-            asked_before = claim.mark in self._book.waiting
-            self._book.shelf["contended"] = True
-            waiter = self._book.enter(claim, self._runtime)  # before asking (E4)
-            patient = lambda: 0.0 if waiter.over else claim.until  # noqa: E731  # until close() tells it
-            if not ear.on:
-                await ear.ready(self._runtime, deadline)
-        elif not ear.on:
-            ear.start()
-        packed = self._requests.attempt(name, claim)
+            was_waiting = claim.id_hash in self._registry.waiting
+            self._registry.shared["contended"] = True
+            waiter = self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
+            retry_until = lambda: 0.0 if waiter.cancelled else claim.wait_deadline  # noqa: E731  # until close() tells it
+            if not subscription.active:
+                await subscription.wait_active(self._runtime, deadline)
+        elif not subscription.active:
+            subscription.start()
+        packed = self._requests.attempt(keys, claim)
         try:
-            if self._asking.min_replicas:
-                regret = partial(self._given_up, claim)
-                asked = Asked(name.tag, self._scripts.attempt, packed, deadline, regret, patient=patient, confirm=True)
-                return await self._confirmed(claim, asked, ear)
-            reply = self._asking.one(
-                name.tag, self._scripts.attempt, packed, deadline, lambda: self._given_up(claim), patient=patient
+            if self._executor.min_replicas:
+                compensation = partial(self._compensation, claim)
+                call = ScriptCall(
+                    keys.tag,
+                    self._scripts.attempt,
+                    packed,
+                    deadline,
+                    compensation,
+                    retry_until=retry_until,
+                    confirm=True,
+                )
+                return await self._attempt_confirmed(claim, call, subscription)
+            reply = self._executor.execute(
+                keys.tag,
+                self._scripts.attempt,
+                packed,
+                deadline,
+                lambda: self._compensation(claim),
+                retry_until=retry_until,
             )
             if reply.__class__ is CoroutineType:
                 reply = await reply
-        except (Refused, Unreached):
-            if not asked_before:
-                self._refused.add(claim.mark)
+        except (NotPermitted, Unreachable):
+            if not was_waiting:
+                self._never_executed.add(claim.id_hash)
             raise
-        answer = requests.granted(claim, reply)
-        if not ear.on or answer.__class__ is Busy:
-            await self._listening(claim, ear, answer, reply, deadline)
+        answer = protocol.decode_attempt(claim, reply)
+        if not subscription.active or answer.__class__ is Busy:
+            await self._ensure_subscribed(claim, subscription, answer, reply, deadline)
         return answer
 
-    async def _confirmed(self, claim: Claim, asked: Asked, ear: Ear) -> Grant | Busy:
+    async def _attempt_confirmed(self, claim: Claim, call: ScriptCall, subscription: Subscription) -> Grant | Busy:
         """The same, with `min_replicas`: a grant that too few of them have is none."""
-        reply, confirmed = await self._asking.confirmed(asked)
-        answer = requests.granted(claim, reply)
+        reply, confirmed = await self._executor.execute_confirmed(call)
+        answer = protocol.decode_attempt(claim, reply)
         if isinstance(answer, Grant) and not confirmed:
-            raise self._unconfirmed()
-        await self._listening(claim, ear, answer, reply, asked.deadline)
+            raise self._unconfirmed_error()
+        await self._ensure_subscribed(claim, subscription, answer, reply, call.deadline)
         return answer
 
-    async def _listening(self, claim: Claim, ear: Ear, answer: Grant | Busy, reply: Any, deadline: float) -> None:
+    async def _ensure_subscribed(
+        self, claim: Claim, subscription: Subscription, answer: Grant | Busy, reply: Any, deadline: float
+    ) -> None:
         """See that whoever waits can be woken, and that whoever holds is told of a break: the trait `told`."""
         if isinstance(answer, Busy):
-            if claim.queue and ear.miscounted(requests.unheard(reply)):
-                await ear.ready(self._runtime, deadline)
-        elif not ear.on:
-            await ear.ready(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
+            if claim.queue and subscription.reconnect_if_lost(protocol.not_subscribed(reply)):
+                await subscription.wait_active(self._runtime, deadline)
+        elif not subscription.active:
+            await subscription.wait_active(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
-        if waiter := self._book.waiting.get(claim.mark):
-            if not self._listener.at(self._requests.name(claim.namespace, claim.name).tag).on:
-                seconds = min(seconds, _DEAF * (0.5 + self._runtime.fraction()))
-            await turn(self._runtime, waiter, busy, seconds)
+        if waiter := self._registry.waiting.get(claim.id_hash):
+            if not self._subscriptions.for_bucket(self._requests.name_keys(claim.namespace, claim.name).tag).active:
+                seconds = min(seconds, _POLL_INTERVAL * (0.5 + self._runtime.random()))
+            await wait_for_wakeup(self._runtime, waiter, busy, seconds)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         names: dict[tuple[str, str], list[int]] = {}
-        for number, claim in enumerate(claims):
-            names.setdefault((claim.namespace, claim.name), []).append(number)
-        work = [(self._requests.name(*whose), [claims[n] for n in numbers]) for whose, numbers in names.items()]
+        for index, claim in enumerate(claims):
+            names.setdefault((claim.namespace, claim.name), []).append(index)
+        work = [
+            (self._requests.name_keys(*name_id), [claims[n] for n in indexes]) for name_id, indexes in names.items()
+        ]
         script = self._scripts.renew
-        asked = [Asked(name.tag, script, self._requests.renew(name, of), deadline, confirm=True) for name, of in work]
+        calls = [
+            ScriptCall(keys.tag, script, self._requests.renew(keys, name_claims), deadline, confirm=True)
+            for keys, name_claims in work
+        ]
         answers: list[Alive | Gone | Unavailable] = [Unavailable("not asked", engine="redis")] * len(claims)
-        for numbers, (_, of), said in zip(names.values(), work, await self._asking.many(asked), strict=True):
-            for number, answer in zip(numbers, self._renewed(of, said), strict=True):
-                answers[number] = answer
+        for indexes, (_, name_claims), result in zip(
+            names.values(), work, await self._executor.execute_batch(calls), strict=True
+        ):
+            for index, answer in zip(indexes, self._decode_renewals(name_claims, result), strict=True):
+                answers[index] = answer
         return answers
 
-    def _renewed(self, claims: Sequence[Claim], said: Answer | LeaseholdError) -> list[Alive | Gone | Unavailable]:
+    def _decode_renewals(
+        self, claims: Sequence[Claim], result: ScriptResult | LeaseholdError
+    ) -> list[Alive | Gone | Unavailable]:
         """Of one name: a script for all its claims."""
-        if not isinstance(said, LeaseholdError):
+        if not isinstance(result, LeaseholdError):
             try:
-                told = zip(claims, requests.renewed(claims, said.reply), strict=True)
-                few = not said.confirmed
-                return [self._unconfirmed() if few and c.token and isinstance(a, Alive) else a for c, a in told]
+                pairs = zip(claims, protocol.decode_renewals(claims, result.reply), strict=True)
+                too_few_replicas = not result.confirmed
+                return [
+                    self._unconfirmed_error() if too_few_replicas and c.token and isinstance(a, Alive) else a
+                    for c, a in pairs
+                ]
             except Unavailable as error:
-                said = error
-        return [Unavailable(str(said), engine="redis")] * len(claims)
+                result = error
+        return [Unavailable(str(result), engine="redis")] * len(claims)
 
     async def release(self, claim: Claim, deadline: float) -> bool:
-        self._book.leave(claim.mark)
-        name = self._requests.name(claim.namespace, claim.name)
+        self._registry.remove_waiter(claim.id_hash)
+        keys = self._requests.name_keys(claim.namespace, claim.name)
         try:
-            reply = self._asking.one(name.tag, self._scripts.release, self._requests.release(name, claim), deadline)
+            reply = self._executor.execute(
+                keys.tag, self._scripts.release, self._requests.release(keys, claim), deadline
+            )
             if reply.__class__ is CoroutineType:
                 reply = await reply
         except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
             raise Unavailable(str(error), engine="redis") from error
-        return requests.yes(reply)
+        return protocol.decode_bool(reply)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
-        found = self._requests.name(namespace, name)
-        packed, wire = self._requests.break_(found, token), self._topology.wire(found.tag)
-        if wire is not None:  # not repeated, it must not meet a connection that the server closed for being idle
-            with suppress(Unreached):
-                await self._asking.at(wire, pack("PING"), deadline)
-        reply = self._asking.one(found.tag, self._scripts.break_, packed, deadline, again=0)
-        return requests.yes(await settle(reply))
+        keys = self._requests.name_keys(namespace, name)
+        packed, connections = self._requests.break_(keys, token), self._topology.connections(keys.tag)
+        if connections is not None:  # not repeated, it must not meet a connection that the server closed for being idle
+            with suppress(Unreachable):
+                await self._executor.send_to(connections, encode_command("PING"), deadline)
+        reply = self._executor.execute(keys.tag, self._scripts.break_, packed, deadline, retries_left=0)
+        return protocol.decode_bool(await maybe_await(reply))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         if exact:
-            return await self._look(namespace, [prefix], deadline)
+            return await self._inspect_names(namespace, [prefix], deadline)
         names: set[str] = set()
-        for wire in await self._topology.wires(deadline):
-            names |= await self._names(wire, namespace, prefix, deadline)
+        for connections in await self._topology.all_connections(deadline):
+            names |= await self._scan_names(connections, namespace, prefix, deadline)
         ordered, found = sorted(names), []
-        for start in range(0, len(ordered), _BATCH):
-            found += await self._look(namespace, ordered[start : start + _BATCH], deadline)
+        for start in range(0, len(ordered), _INSPECT_BATCH):
+            found += await self._inspect_names(namespace, ordered[start : start + _INSPECT_BATCH], deadline)
         return found
 
-    async def _look(self, namespace: str, names: Sequence[str], deadline: float) -> list[Holding]:
-        known = [self._requests.name(namespace, name) for name in names]
-        asked = [Asked(name.tag, self._scripts.inspect, self._requests.inspect(name), deadline) for name in known]
+    async def _inspect_names(self, namespace: str, names: Sequence[str], deadline: float) -> list[Holding]:
+        all_keys = [self._requests.name_keys(namespace, name) for name in names]
+        calls = [
+            ScriptCall(name.tag, self._scripts.inspect, self._requests.inspect(name), deadline) for name in all_keys
+        ]
         found: list[Holding] = []
-        for name, answer in zip(names, await self._asking.many(asked), strict=True):
-            if isinstance(answer, LeaseholdError):
-                raise answer
-            found += requests.holdings(namespace, name, answer.reply)
+        for name, result in zip(names, await self._executor.execute_batch(calls), strict=True):
+            if isinstance(result, LeaseholdError):
+                raise result
+            found += protocol.decode_holdings(namespace, name, result.reply)
         return found
 
-    async def _names(self, wire: Wire, namespace: str, prefix: str, deadline: float) -> set[str]:
+    async def _scan_names(self, connections: Connections, namespace: str, prefix: str, deadline: float) -> set[str]:
         """Those with a key of their own. There is no index of names: the server goes through all its keys."""
         found: set[str] = set()
         cursor = b"0"
         while True:
-            packed = pack("SCAN", cursor, "MATCH", requests.pattern(namespace, prefix), "COUNT", _SCAN)
-            cursor, names = requests.scanned(await self._asking.at(wire, packed, deadline))
+            packed = encode_command(
+                "SCAN", cursor, "MATCH", protocol.scan_pattern(namespace, prefix), "COUNT", _SCAN_COUNT
+            )
+            cursor, names = protocol.decode_scan(await self._executor.send_to(connections, packed, deadline))
             found.update(name for space, name in names if space == namespace)
             if cursor == b"0":
                 return found
 
     async def ping(self, deadline: float) -> None:
-        for wire in await self._topology.wires(deadline):
-            await self._asking.at(wire, pack("PING"), deadline)
+        for connections in await self._topology.all_connections(deadline):
+            await self._executor.send_to(connections, encode_command("PING"), deadline)
 
     def forget(self, claim: Claim) -> None:
-        if claim.mark in self._refused:  # nothing was ever written
-            self._refused.discard(claim.mark)
-            self._book.leave(claim.mark)
+        if claim.id_hash in self._never_executed:  # nothing was ever written
+            self._never_executed.discard(claim.id_hash)
+            self._registry.remove_waiter(claim.id_hash)
             return
-        wire = self._topology.wire(self._requests.name(claim.namespace, claim.name).tag)
-        owed = self._book.owe(claim, soon=False)  # first: torn between, it is still owed
-        self._book.leave(claim.mark)
+        connections = self._topology.connections(self._requests.name_keys(claim.namespace, claim.name).tag)
+        pending = self._registry.retry_release(claim, wake_now=False)  # first: torn between, it is still owed
+        self._registry.remove_waiter(claim.id_hash)
 
-        def answered(reply: Any) -> None:
-            if reply.__class__ is int and self._book.owed.get(claim.mark) is owed:
-                del self._book.owed[claim.mark]
+        def on_reply(reply: Any) -> None:
+            if reply.__class__ is int and self._registry.pending_releases.get(claim.id_hash) is pending:
+                del self._registry.pending_releases[claim.id_hash]
             elif reply.__class__ is not int:
-                self._book.stir(self._runtime.now())
+                self._registry.wake_watchdog(self._runtime.now())
 
         # Behind the attempt, on its own connection, where it cannot overtake it; else the watchdog asks for an answer.
-        if wire is None or not wire.post(self._given_up(claim), self._runtime.now() + self._call_timeout, answered):
-            self._book.stir(self._runtime.now())
+        if connections is None or not connections.post(
+            self._compensation(claim), self._runtime.now() + self._call_timeout, on_reply
+        ):
+            self._registry.wake_watchdog(self._runtime.now())
 
     def after_fork(self) -> None:
         self._topology.after_fork()
-        self._listener.after_fork()
-        self._requests.moved(self._book.client)
+        self._subscriptions.after_fork()
+        self._requests.set_client(self._registry.client_id)
 
     async def close(self) -> None:
         self._topology.close()
-        if self._book.last(self):
-            self._listener.close()
+        if self._registry.remove_engine(self):
+            self._subscriptions.close()
 
     # -------------------------------------------------------------- answers
 
-    def _given_up(self, claim: Claim) -> bytes:
-        bare = claim._replace(min_hold=0.0) if claim.min_hold else claim
-        return self._requests.release(self._requests.name(bare.namespace, bare.name), bare)
+    def _compensation(self, claim: Claim) -> bytes:
+        without_min_hold = claim._replace(min_hold=0.0) if claim.min_hold else claim
+        return self._requests.release(
+            self._requests.name_keys(without_min_hold.namespace, without_min_hold.name), without_min_hold
+        )
 
-    def _unconfirmed(self) -> Unavailable:
-        few = self._asking.min_replicas
-        return Unavailable(f"the Redis server could not show that {few} of its replicas have this", engine="redis")
+    def _unconfirmed_error(self) -> Unavailable:
+        min_replicas = self._executor.min_replicas
+        return Unavailable(
+            f"the Redis server could not show that {min_replicas} of its replicas have this", engine="redis"
+        )
 
 
-def open(config: EngineConfig, runtime: Runtime, book: Book) -> RedisEngine:
+def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> RedisEngine:
     """Of the schemes in `deployment.py`."""
-    deployment = book.shelf.get("redis")
+    deployment = registry.shared.get("redis")
     if not isinstance(deployment, Deployment):  # the first of the twins
-        deployment = book.shelf["redis"] = deployed(config, runtime, book)
-    return RedisEngine(runtime, book, deployment, config.call_timeout)
+        deployment = registry.shared["redis"] = make_deployment(config, runtime, registry)
+    return RedisEngine(runtime, registry, deployment, config.call_timeout)

@@ -3,9 +3,9 @@
 -- Reply {now, most, party...}; a party as packed in `machine.lua`; nothing: {now}
 local raw = redis.call('GET', NAME)
 if not raw then return {now} end
-local line = cmsgpack.unpack(raw)
-local answer = {now, line[1]}
-for n = 6, #line do answer[#answer + 1] = line[n] end
+local lock_state = cmsgpack.unpack(raw)
+local answer = {now, lock_state[1]}
+for n = 6, #lock_state do answer[#answer + 1] = lock_state[n] end
 local waiters = redis.call('HGETALL', WAITERS)
 for n = 2, #waiters, 2 do answer[#answer + 1] = cmsgpack.unpack(waiters[n]) end
 return answer

@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from leasehold.core.names import FORMAT
-from leasehold.core.party import COOLING, HELD, PASSED, RESERVED, WAITING
-from leasehold.core.timing import BEAT, PROBE, RESERVATION
+from leasehold.core.queue_entry import COOLING, HELD, PASSED, RESERVED, WAITING
+from leasehold.core.timing import RESERVATION_PROBE, RESERVATION_TTL, WAITER_TTL
 
 MICROS: Final = 1_000_000
 _HERE: Final = Path(__file__).parent
 _INCLUDE: Final = re.compile(r"^--@ (\S+)$", re.MULTILINE)
-_CAPITALS: Final = re.compile(r"\b[A-Z]+\b")
+_PLACEHOLDER: Final = re.compile(r"\b[A-Z_]+\b")
 
-_HEAD: Final = f"""\
+_PREAMBLE: Final = f"""\
 local time = redis.call('TIME')
 local now = time[1] * {MICROS} + time[2]
-local ALONE = '\\150\\0\\0\\0\\160\\0\\156\\176'
+local UNCONTENDED_PREFIX = '\\150\\0\\0\\0\\160\\0\\156\\176'
 """
 
-_WORDS: Final = {
-    "BEAT": f"{BEAT * MICROS:.0f}",
-    "KEPT": f"{3 * BEAT * MICROS:.0f}",  # all keys of a line, after it was last scanned or joined
-    "RESERVATION": f"{RESERVATION * MICROS:.0f}",
-    "PROBE": f"{PROBE * MICROS:.0f}",
+_CONSTANTS: Final = {
+    "WAITER_TTL": f"{WAITER_TTL * MICROS:.0f}",
+    "QUEUE_TTL": f"{3 * WAITER_TTL * MICROS:.0f}",  # all keys of a line, after it was last scanned or joined
+    "RESERVATION": f"{RESERVATION_TTL * MICROS:.0f}",
+    "RESERVATION_PROBE": f"{RESERVATION_PROBE * MICROS:.0f}",
     "WAITING": str(WAITING),
     "RESERVED": str(RESERVED),
     "HELD": str(HELD),
@@ -47,7 +47,7 @@ _WORDS: Final = {
 }
 
 
-class Publishing(NamedTuple):
+class PubSubCommands(NamedTuple):
     """How wake-ups travel: the server's verbs for it. A client has one channel for all names; in a cluster one for each
     bucket, where the keys of the bucket are: only there is it known who listens."""
 
@@ -56,12 +56,12 @@ class Publishing(NamedTuple):
     subscribe: str = "SUBSCRIBE"
     by_bucket: bool = False
 
-    def channel(self, tag: str) -> str:
+    def channel_prefix(self, tag: str) -> str:
         """Of the bucket with this tag; the client follows."""
         return f"{FORMAT}:{tag}:c:" if self.by_bucket else f"{FORMAT}:c:"
 
 
-SHARDED: Final = Publishing("SPUBLISH", "SHARDNUMSUB", "SSUBSCRIBE", by_bucket=True)
+SHARDED_PUBSUB: Final = PubSubCommands("SPUBLISH", "SHARDNUMSUB", "SSUBSCRIBE", by_bucket=True)
 
 
 class Script(NamedTuple):
@@ -71,32 +71,34 @@ class Script(NamedTuple):
 
 
 @cache
-def load(name: str, publishing: Publishing, folder: Path = _HERE) -> Script:
-    return made(name, source(name, publishing, folder))
+def load(name: str, pubsub_commands: PubSubCommands, folder: Path = _HERE) -> Script:
+    return make_script(name, source(name, pubsub_commands, folder))
 
 
-def made(name: str, text: str) -> Script:
+def make_script(name: str, text: str) -> Script:
     return Script(name, text.encode(), sha1(text.encode()).hexdigest().encode())  # noqa: S324  # the server's own choice
 
 
-def source(name: str, publishing: Publishing, folder: Path = _HERE) -> str:
+def source(name: str, pubsub_commands: PubSubCommands, folder: Path = _HERE) -> str:
     """The whole text of a script: the shebang, which the server wants first, the head, and the verb."""
-    first, _, rest = _read(folder / f"{name}.lua").partition("\n")
-    words = {
-        **_WORDS,
-        "PUBLISH": f"'{publishing.publish}'",
-        "NUMSUB": f"'{publishing.numsub}'",
-        "CHANNEL": "KEYS[1] .. ':c:'" if publishing.by_bucket else f"'{publishing.channel('')}'",  # the counter's key
+    shebang, _, body = _read_file(folder / f"{name}.lua").partition("\n")
+    constants = {
+        **_CONSTANTS,
+        "PUBLISH": f"'{pubsub_commands.publish}'",
+        "NUMSUB": f"'{pubsub_commands.numsub}'",
+        "CHANNEL": "KEYS[1] .. ':c:'"
+        if pubsub_commands.by_bucket
+        else f"'{pubsub_commands.channel_prefix('')}'",  # the counter's key
     }
-    text = _INCLUDE.sub(lambda found: _part(found[1], folder), rest)
-    return f"{first}\n{_HEAD}{_CAPITALS.sub(lambda found: words.get(found[0], found[0]), text)}"
+    text = _INCLUDE.sub(lambda match: _read_included(match[1], folder), body)
+    return f"{shebang}\n{_PREAMBLE}{_PLACEHOLDER.sub(lambda match: constants.get(match[0], match[0]), text)}"
 
 
-def _part(file: str, folder: Path) -> str:
-    own = folder / file
-    return _read(own if own.exists() else _HERE / file)
+def _read_included(file: str, folder: Path) -> str:
+    own_file = folder / file
+    return _read_file(own_file if own_file.exists() else _HERE / file)
 
 
 @cache
-def _read(file: Path) -> str:
+def _read_file(file: Path) -> str:
     return file.read_text(encoding="utf-8")

@@ -16,241 +16,269 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakSet, ref
 
-from leasehold.book import Book
-from leasehold.engines.redis.doors import Around, Door, Together, ask_around, place
-from leasehold.engines.redis.listener import Listener
-from leasehold.engines.redis.scripts import Publishing
-from leasehold.engines.redis.server import Server, pack, says
-from leasehold.engines.redis.settings import Refused, Unreached
-from leasehold.engines.redis.topology import ELSEWHERE, Rejected, found_again, wire_to
-from leasehold.engines.redis.wire import Wire
+from leasehold.engines.redis.connections import Connections
+from leasehold.engines.redis.discovery import (
+    DiscoveryNode,
+    QueryAnswers,
+    SingleFlight,
+    announced_address,
+    query_in_turn,
+)
+from leasehold.engines.redis.pubsub import PubSubListener
+from leasehold.engines.redis.scripts import PubSubCommands
+from leasehold.engines.redis.server import RedisEndpoint, encode_command, is_error_reply
+from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
+from leasehold.engines.redis.topology import WRONG_SERVER_ERRORS, Rejected, make_connections, rediscover
+from leasehold.engines.registry import ClaimRegistry
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.loopstream import LoopStream
-from leasehold.runtime.streams import Address, SocketStream
+from leasehold.runtime.net.blocking import SocketAddress, SocketStream
+from leasehold.runtime.net.event_loop import LoopStream
 
 _log = logging.getLogger("leasehold.redis")
 
-_SWITCH: Final = "+switch-master"
+_SWITCH_CHANNEL: Final = "+switch-master"
 
 
-class Known(NamedTuple):
+class Primary(NamedTuple):
     """Who is primary. The higher epoch is the later."""
 
     epoch: int
-    address: Address
+    address: SocketAddress
 
 
-class Sentinels:
+class SentinelSet:
     """What they said. Shared by the twins of a client and the threads that listen."""
 
-    def __init__(self, doors: list[Door], service: str, serve: Callable[[Address], Server], runtime: Runtime) -> None:
-        self.doors, self.service, self._serve, self._runtime = doors, service, serve, runtime
-        self._known: Known | None = None
-        self.server: Server | None = None  # the primary, as last known
-        self.doubted = True  # they are to be asked before that is used
-        self.wires: WeakSet[Wire] = WeakSet()  # to whatever is primary
-        self.switched: list[Callable[[str], None]] = []  # told of a fail-over
+    def __init__(
+        self,
+        nodes: list[DiscoveryNode],
+        service: str,
+        make_server: Callable[[SocketAddress], RedisEndpoint],
+        runtime: Runtime,
+    ) -> None:
+        self.nodes, self.service, self._make_server, self._runtime = nodes, service, make_server, runtime
+        self._primary: Primary | None = None
+        self.server: RedisEndpoint | None = None  # the primary, as last known
+        self.stale = True  # they are to be asked before that is used
+        self.connections: WeakSet[Connections] = WeakSet()  # to whatever is primary
+        self.switch_callbacks: list[Callable[[str], None]] = []  # told of a fail-over
         self.after_fork()
 
     def after_fork(self) -> None:
-        self.guard = self._runtime.guard()
+        self.mutex = self._runtime.mutex()
 
-    async def find(self, runtime: Runtime, deadline: float) -> Server:
+    async def find(self, runtime: Runtime, deadline: float) -> RedisEndpoint:
         """The primary, by as many sentinels as it takes. Raises Unreached with what each of them said."""
-        before = self._known
-        request = pack("SENTINEL", "MASTER", self.service), 1
-        found = await ask_around(self.doors, request, self._read, self._enough, runtime, deadline)
-        if not found:
-            raise self._nobody(found)
-        latest = max(found)
-        if before is not None and latest.epoch < before.epoch and len(found) < len(self.doors):
-            raise Unreached(
-                f"those sentinels of {self.service!r} that answer are behind: {found.why()}", engine="redis"
+        previous = self._primary
+        request = encode_command("SENTINEL", "MASTER", self.service), 1
+        answers = await query_in_turn(self.nodes, request, self._parse_reply, self._is_enough, runtime, deadline)
+        if not answers:
+            raise self._no_primary_error(answers)
+        latest = max(answers)
+        if previous is not None and latest.epoch < previous.epoch and len(answers) < len(self.nodes):
+            raise Unreachable(
+                f"those sentinels of {self.service!r} that answer are behind: {answers.describe_errors()}",
+                engine="redis",
             )
-        return self._learn(latest, before)  # all of them count lower: they were set up anew
+        return self._update_primary(latest, previous)  # all of them count lower: they were set up anew
 
-    async def look(self, door: Door, runtime: Runtime, deadline: float) -> None:
+    async def confirm_switch(self, node: DiscoveryNode, runtime: Runtime, deadline: float) -> None:
         """Ask one that has just told of a fail-over. The others may not know of it for a moment."""
-        self._learn(self._read(door, await door.ask(pack("SENTINEL", "MASTER", self.service), 1, runtime, deadline)))
+        self._update_primary(
+            self._parse_reply(
+                node, await node.query(encode_command("SENTINEL", "MASTER", self.service), 1, runtime, deadline)
+            )
+        )
 
-    def _enough(self, found: list[Known]) -> bool:
-        known = self._known
-        return 2 * len(found) > len(self.doors) and (known is None or max(found).epoch >= known.epoch)
+    def _is_enough(self, answers: list[Primary]) -> bool:
+        primary = self._primary
+        return 2 * len(answers) > len(self.nodes) and (primary is None or max(answers).epoch >= primary.epoch)
 
-    def _read(self, door: Door, replies: list[Any]) -> Known:
+    def _parse_reply(self, node: DiscoveryNode, replies: list[Any]) -> Primary:
         (reply,) = replies
-        if says(reply, "ERR No such master"):
-            raise ConfigError(f"{door} knows no service {self.service!r}")
+        if is_error_reply(reply, "ERR No such master"):
+            raise ConfigError(f"{node} knows no service {self.service!r}")
         if isinstance(reply, Exception):
-            raise door.refusal(reply)
+            raise node.map_error(reply)
         try:
-            facts = dict(zip(reply[::2], reply[1::2], strict=True))
-            return Known(int(facts[b"config-epoch"]), place(facts[b"ip"].decode(), facts[b"port"]))
+            fields = dict(zip(reply[::2], reply[1::2], strict=True))
+            return Primary(int(fields[b"config-epoch"]), announced_address(fields[b"ip"].decode(), fields[b"port"]))
         except (TypeError, ValueError, KeyError, AttributeError) as bad:
-            raise Unreached(f"{door} answered what no sentinel answers", engine="redis") from bad
+            raise Unreachable(f"{node} answered what no sentinel answers", engine="redis") from bad
 
-    def _nobody(self, found: Around[Known]) -> LeaseholdError:
-        text = f"no sentinel says who is primary of {self.service!r}: {found.why()}"
-        if found.refusals == len(self.doors):
-            return Refused(text)
-        return Unreached(text, engine="redis")
+    def _no_primary_error(self, answers: QueryAnswers[Primary]) -> LeaseholdError:
+        text = f"no sentinel says who is primary of {self.service!r}: {answers.describe_errors()}"
+        if answers.config_error_count == len(self.nodes):
+            return NotPermitted(text)
+        return Unreachable(text, engine="redis")
 
-    def _learn(self, latest: Known, instead_of: Known | None = None) -> Server:
+    def _update_primary(self, latest: Primary, expected: Primary | None = None) -> RedisEndpoint:
         """Never back to an earlier epoch, but instead of the very one that was known when they were asked."""
-        with self.guard:
-            before, server = self._known, self.server
-            if server is not None and before is not None and latest.epoch < before.epoch and before is not instead_of:
+        with self.mutex:
+            previous, server = self._primary, self.server
+            if (
+                server is not None
+                and previous is not None
+                and latest.epoch < previous.epoch
+                and previous is not expected
+            ):
                 return server
-            if server is None or before is None or before.address != latest.address:
-                server = self._serve(latest.address)
-            self._known, self.server, self.doubted = latest, server, False
-            wires = list(self.wires)
-        if before is not None and before.address != latest.address:
-            text = f"fail-over of {self.service!r} from {before.address} to {latest.address}"
+            if server is None or previous is None or previous.address != latest.address:
+                server = self._make_server(latest.address)
+            self._primary, self.server, self.stale = latest, server, False
+            all_connections = list(self.connections)
+        if previous is not None and previous.address != latest.address:
+            text = f"fail-over of {self.service!r} from {previous.address} to {latest.address}"
             _log.info("%s", text)
-            for wire in wires:
-                if wire.server is not server:
-                    wire.abandon()
-            for tell in self.switched:
-                tell(text)
+            for connections in all_connections:
+                if connections.server is not server:
+                    connections.abort()
+            for callback in self.switch_callbacks:
+                callback(text)
         return server
 
     # ------------------------------------------- where the listener connects
 
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         server = self.server
-        if server is None or self.doubted:
+        if server is None or self.stale:
             server = await self.find(runtime, deadline)
         try:
             return await server.open(runtime, deadline)
-        except Unreached:
-            self.doubted = True
+        except Unreachable:
+            self.stale = True
             raise
 
-    def refusal(self, error: Exception) -> LeaseholdError:
-        return Unavailable(str(error), engine="redis") if self.server is None else self.server.refusal(error)
+    def map_error(self, error: Exception) -> LeaseholdError:
+        return Unavailable(str(error), engine="redis") if self.server is None else self.server.map_error(error)
 
 
-class Sentinel:
+class SentinelTopology:
     """The topology: one server for all, another one after each fail-over."""
 
-    follows = True
+    names_can_move = True
     survives: Literal["nothing"] = "nothing"  # the replica that is promoted need not have the last grant
 
-    def __init__(self, sentinels: Sentinels, runtime: Runtime) -> None:
-        self.publishing = Publishing()
-        self._sentinels, self._runtime, self._together = sentinels, runtime, Together(runtime)
-        self._wire: Wire | None = None
+    def __init__(self, sentinels: SentinelSet, runtime: Runtime) -> None:
+        self.pubsub_commands = PubSubCommands()
+        self._sentinels, self._runtime, self._single_flight = sentinels, runtime, SingleFlight(runtime)
+        self._connections: Connections | None = None
 
-    def wire(self, tag: str) -> Wire | None:
+    def connections(self, tag: str) -> Connections | None:
         sentinels = self._sentinels
-        if sentinels.doubted or sentinels.server is None:
+        if sentinels.stale or sentinels.server is None:
             return None
-        wire = self._wire
-        return wire if wire is not None and wire.server is sentinels.server else self._anew()
+        connections = self._connections
+        return (
+            connections
+            if connections is not None and connections.server is sentinels.server
+            else self._replace_connections()
+        )
 
-    def _anew(self) -> Wire | None:
-        with self._sentinels.guard:  # one for all threads, and a fail-over learned meanwhile does not miss it
-            before, server = self._wire, self._sentinels.server
-            if server is None or (before is not None and before.server is server):
-                return before
-            self._wire = wire = wire_to(server, self._runtime)
-            self._sentinels.wires.add(wire)
-        if before is not None:
-            before.close()
-        return wire
+    def _replace_connections(self) -> Connections | None:
+        with self._sentinels.mutex:  # one for all threads, and a fail-over learned meanwhile does not miss it
+            previous, server = self._connections, self._sentinels.server
+            if server is None or (previous is not None and previous.server is server):
+                return previous
+            self._connections = connections = make_connections(server, self._runtime)
+            self._sentinels.connections.add(connections)
+        if previous is not None:
+            previous.close()
+        return connections
 
     async def find(self, deadline: float) -> None:
-        await self._together.ask(lambda: self._sentinels.find(self._runtime, deadline), deadline)
+        await self._single_flight.run(lambda: self._sentinels.find(self._runtime, deadline), deadline)
 
-    async def wires(self, deadline: float) -> Iterable[Wire]:
-        while (wire := self.wire("")) is None:  # another may have asked for this one, in vain
+    async def all_connections(self, deadline: float) -> Iterable[Connections]:
+        while (connections := self.connections("")) is None:  # another may have asked for this one, in vain
             await self.find(deadline)
-        return (wire,)
+        return (connections,)
 
-    async def elsewhere(self, tag: str, rejected: Rejected, turn: int, deadline: float) -> Wire | None:
-        if not rejected.follows:
+    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections | None:
+        if not rejected.retryable:
             return None
-        wire = self._wire
+        connections = self._connections
         if (
-            wire is not None
-            and wire is rejected.wire
-            and not self._sentinels.doubted
-            and says(rejected.error, ELSEWHERE)
+            connections is not None
+            and connections is rejected.connections
+            and not self._sentinels.stale
+            and is_error_reply(rejected.error, WRONG_SERVER_ERRORS)
         ):
-            wire.hang_up()  # it is no primary any more, and says so on each new connection
-        self._sentinels.doubted = True
-        return await found_again(self, self._runtime, tag, rejected, turn, deadline)
+            connections.hang_up()  # it is no primary any more, and says so on each new connection
+        self._sentinels.stale = True
+        return await rediscover(self, self._runtime, tag, rejected, tries, deadline)
 
-    def doubt(self, wire: Wire) -> None:
-        if wire is self._wire:
-            self._sentinels.doubted = True
+    def mark_stale(self, connections: Connections) -> None:
+        if connections is self._connections:
+            self._sentinels.stale = True
 
-    def replaced(self, wire: Wire) -> bool:
-        return wire.server is not self._sentinels.server
+    def is_replaced(self, connections: Connections) -> bool:
+        return connections.server is not self._sentinels.server
 
     def close(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
+        if self._connections is not None:
+            self._connections.close()
 
     def after_fork(self) -> None:
-        self._together = Together(self._runtime)
-        if self._wire is not None:
-            self._wire.after_fork()
+        self._single_flight = SingleFlight(self._runtime)
+        if self._connections is not None:
+            self._connections.after_fork()
 
 
-class Watch(Listener):
+class SwitchWatcher(PubSubListener):
     """Hears of fail-overs, from one sentinel after the other."""
 
-    def __init__(self, sentinels: Sentinels, runtime: Runtime, book: Book, patience: float) -> None:
-        self._sentinels, self._door = sentinels, -1
-        super().__init__(sentinels, Publishing(), runtime, book, patience)
+    def __init__(self, sentinels: SentinelSet, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
+        self._sentinels, self._node_index = sentinels, -1
+        super().__init__(sentinels, PubSubCommands(), runtime, registry, call_timeout)
 
     async def _open(self, runtime: Runtime) -> SocketStream | LoopStream:
-        self._door = (self._door + 1) % len(self._sentinels.doors)
-        return await self._sentinels.doors[self._door].open(runtime, runtime.now() + self._patience)
+        self._node_index = (self._node_index + 1) % len(self._sentinels.nodes)
+        return await self._sentinels.nodes[self._node_index].open(runtime, runtime.now() + self._call_timeout)
 
-    def _wishes(self, client: str) -> bytes:
-        return pack("SUBSCRIBE", _SWITCH)
+    def _subscribe_commands(self, client: str) -> bytes:
+        return encode_command("SUBSCRIBE", _SWITCH_CHANNEL)
 
-    async def _hear(self, said: Any, runtime: Runtime) -> None:
-        match said:
+    async def _on_push(self, reply: Any, runtime: Runtime) -> None:
+        match reply:
             case [b"subscribe", *_]:
-                await self._idle(runtime)  # what was said meanwhile is lost
-                self.on = self._heard = True  # not before: one that knows nobody is not worth coming back to at once
+                await self._on_idle(runtime)  # what was said meanwhile is lost
+                self.active = self._succeeded = (
+                    True  # not before: one that knows nobody is not worth coming back to at once
+                )
             case [b"message", _, bytes(message)] if message.startswith(f"{self._sentinels.service} ".encode()):
-                door = self._sentinels.doors[self._door]
-                await self._sentinels.look(door, runtime, runtime.now() + self._patience)
+                node = self._sentinels.nodes[self._node_index]
+                await self._sentinels.confirm_switch(node, runtime, runtime.now() + self._call_timeout)
 
-    async def _idle(self, runtime: Runtime) -> None:
-        await self._sentinels.find(runtime, runtime.now() + self._patience)
+    async def _on_idle(self, runtime: Runtime) -> None:
+        await self._sentinels.find(runtime, runtime.now() + self._call_timeout)
 
 
-class Guided(Listener):
+class SentinelPubSub(PubSubListener):
     """Listens to the primary, wherever that is, and to the sentinels."""
 
-    def __init__(self, sentinels: Sentinels, runtime: Runtime, book: Book, patience: float) -> None:
-        self._sentinels, self._watch = sentinels, Watch(sentinels, runtime, book, patience)
-        super().__init__(sentinels, Publishing(), runtime, book, patience)
-        mine, known = ref(self), ref(book)
+    def __init__(self, sentinels: SentinelSet, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
+        self._sentinels, self._switch_watcher = sentinels, SwitchWatcher(sentinels, runtime, registry, call_timeout)
+        super().__init__(sentinels, PubSubCommands(), runtime, registry, call_timeout)
+        self_ref, registry_ref = ref(self), ref(registry)
 
-        def switched(text: str) -> None:
-            if (listener := mine()) is not None and (book := known()) is not None:
-                listener.shut()
-                book.doubt(text)
+        def on_switch(text: str) -> None:
+            if (subscription := self_ref()) is not None and (registry := registry_ref()) is not None:
+                subscription.drop_connection()
+                registry.connection_lost(text)
 
-        sentinels.switched.append(switched)
+        sentinels.switch_callbacks.append(on_switch)
 
     def start(self) -> None:
         super().start()
-        self._watch.start()
+        self._switch_watcher.start()
 
     def close(self) -> None:
         super().close()
-        self._watch.close()
+        self._switch_watcher.close()
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._watch.after_fork()
+        self._switch_watcher.after_fork()
         self._sentinels.after_fork()

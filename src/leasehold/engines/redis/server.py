@@ -13,64 +13,78 @@ from typing import Any, ClassVar, Final
 
 import hiredis
 
-from leasehold.engines.redis.settings import ASK, Refused, Settings, Unreached, read
+from leasehold.engines.redis.server_settings import (
+    SETTINGS_COMMANDS,
+    NotPermitted,
+    ServerSettings,
+    Unreachable,
+    parse_settings,
+)
 from leasehold.errors import ConfigError, Unavailable
-from leasehold.runtime.base import Runtime, settle
-from leasehold.runtime.loopstream import LoopStream, dial_in_loop
-from leasehold.runtime.streams import Address, SocketStream, dial
+from leasehold.runtime.base import Runtime, maybe_await
+from leasehold.runtime.net.blocking import SocketAddress, SocketStream, connect_blocking
+from leasehold.runtime.net.event_loop import LoopStream, connect_in_loop
 
 _log = logging.getLogger("leasehold.redis")
 
 # Trying again will not help: the user, the password, the database or the server's protected mode is in the way.
-_FOR_GOOD: Final = (
+_PERMANENT_ERRORS: Final = (
     *("NOAUTH", "WRONGPASS", "NOPERM", "DENIED"),
     *("ERR AUTH", "ERR DB index", "ERR SELECT", "ERR unknown command"),
 )
-_MIDWAY: Final = ("ACL failure in script", "ERR The user executing the script")  # nor here; but it was begun
+_ERRORS_INSIDE_SCRIPT: Final = (
+    "ACL failure in script",
+    "ERR The user executing the script",
+)  # nor here; but it was begun
 
-BROKEN: Final = (OSError, hiredis.ProtocolError)  # what a call raises that got no answer; TimeoutError is among them
+CONNECTION_ERRORS: Final = (
+    OSError,
+    hiredis.ProtocolError,
+)  # what a call raises that got no answer; TimeoutError is among them
 
-_SAID: Final[set[str]] = set()  # warnings, once in a process
+_LOGGED_WARNINGS: Final[set[str]] = set()  # warnings, once in a process
 
 
-def described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def says(reply: Any, words: str | tuple[str, ...]) -> bool:
+def is_error_reply(reply: Any, prefixes: str | tuple[str, ...]) -> bool:
     """Whether it is an error reply that begins so."""
-    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(words)
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(prefixes)
 
 
-def pack(*words: bytes | str | int) -> bytes:
+def encode_command(*arguments: bytes | str | int) -> bytes:
     """One request in the server's protocol."""
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        raw = word if isinstance(word, bytes) else str(word).encode()
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        raw = argument if isinstance(argument, bytes) else str(argument).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return b"".join(parts)
 
 
-class Server:
+class RedisEndpoint:
     """A place to open connections to. Shared by the twins of an engine and by the listener."""
 
-    asks: ClassVar[Sequence[tuple[str, ...]]] = ASK  # of whoever is met there, behind the sign-in
+    handshake_commands: ClassVar[Sequence[tuple[str, ...]]] = (
+        SETTINGS_COMMANDS  # of whoever is met there, behind the sign-in
+    )
 
     def __init__(
         self,
-        address: Address,
+        address: SocketAddress,
         tls: ssl.SSLContext | None = None,
         user: str = "",
         password: str = "",
         database: int = 0,
         allow_eviction: bool = False,
     ) -> None:
-        self.address, self._tls, self._secret, self._allow_eviction = address, tls, password, allow_eviction
-        self.settings: Settings | None = None  # None: not asked yet
+        self.address, self._tls, self._password, self._allow_eviction = address, tls, password, allow_eviction
+        self.settings: ServerSettings | None = None  # None: not asked yet
         sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
         sign_in += [("SELECT", str(database))] if database else []
-        self._greeting = b"".join(pack(*words) for words in (*sign_in, *self.asks))
-        self._steps = len(sign_in)
+        self._handshake = b"".join(encode_command(*command) for command in (*sign_in, *self.handshake_commands))
+        self._sign_in_count = len(sign_in)
 
     def __str__(self) -> str:
         return f"the Redis server at {self.address}"
@@ -79,50 +93,58 @@ class Server:
         """A new connection, signed in, to a server fit for locks."""
         try:
             return await self._open(runtime, deadline)
-        except (*BROKEN, UnicodeError) as error:  # a name that is none
-            raise Unreached(f"{self} cannot be reached: {described(error)}", engine="redis") from error
+        except (*CONNECTION_ERRORS, UnicodeError) as error:  # a name that is none
+            raise Unreachable(f"{self} cannot be reached: {describe_error(error)}", engine="redis") from error
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         parser = hiredis.Reader()
         stream: SocketStream | LoopStream
         if runtime.blocking:
-            stream = dial(self.address, self._tls, parser, runtime.now, deadline)
+            stream = connect_blocking(self.address, self._tls, parser, runtime.now, deadline)
         else:
-            stream = await dial_in_loop(self.address, self._tls, parser, runtime.now, deadline)
+            stream = await connect_in_loop(self.address, self._tls, parser, runtime.now, deadline)
         try:
-            replies = await settle(stream.calls(self._greeting, self._steps + len(self.asks), deadline))
-            self._meet(replies)
+            replies = await maybe_await(
+                stream.calls(self._handshake, self._sign_in_count + len(self.handshake_commands), deadline)
+            )
+            self._check_handshake(replies)
         except BaseException:
             stream.close()
             raise
         return stream
 
-    def _meet(self, replies: list[Any]) -> None:
-        info, sync = replies[self._steps :]
-        self._signed_in(replies[: self._steps] if says(info, "NOPERM") else replies[: self._steps + 1])
-        self.settings = settings = read(info, sync)
+    def _check_handshake(self, replies: list[Any]) -> None:
+        info, fsync_reply = replies[self._sign_in_count :]
+        self._check_sign_in(
+            replies[: self._sign_in_count] if is_error_reply(info, "NOPERM") else replies[: self._sign_in_count + 1]
+        )
+        self.settings = settings = parse_settings(info, fsync_reply)
         settings.check(str(self), self._allow_eviction)
         warning = self._warning(settings)
-        if warning is not None and warning not in _SAID:
-            _SAID.add(warning)
+        if warning is not None and warning not in _LOGGED_WARNINGS:
+            _LOGGED_WARNINGS.add(warning)
             _log.warning("%s", warning)
 
-    def _warning(self, settings: Settings) -> str | None:
+    def _warning(self, settings: ServerSettings) -> str | None:
         return settings.warning(str(self))
 
-    def _signed_in(self, replies: list[Any]) -> None:
+    def _check_sign_in(self, replies: list[Any]) -> None:
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
-                refusal = self.refusal(reply)
-                raise refusal if isinstance(refusal, ConfigError) else Unreached(str(refusal), engine="redis")
+                mapped_error = self.map_error(reply)
+                raise (
+                    mapped_error
+                    if isinstance(mapped_error, ConfigError)
+                    else Unreachable(str(mapped_error), engine="redis")
+                )
 
-    def refusal(self, error: Exception) -> ConfigError | Unavailable:
+    def map_error(self, error: Exception) -> ConfigError | Unavailable:
         """What an error reply means: try again later, or never."""
-        said = str(error).partition(", with args")[0]  # a server that does not know AUTH says what it was given
-        if self._secret:
-            said = said.replace(self._secret, "***")
-        if said.startswith(_FOR_GOOD):
-            return Refused(f"{self} does not permit this by the URL given: {said}")
-        if said.startswith(_MIDWAY):
-            return ConfigError(f"{self} does not permit what its user needs for this: {said}")
-        return Unavailable(f"{self} refused: {said}", engine="redis")
+        text = str(error).partition(", with args")[0]  # a server that does not know AUTH says what it was given
+        if self._password:
+            text = text.replace(self._password, "***")
+        if text.startswith(_PERMANENT_ERRORS):
+            return NotPermitted(f"{self} does not permit this by the URL given: {text}")
+        if text.startswith(_ERRORS_INSIDE_SCRIPT):
+            return ConfigError(f"{self} does not permit what its user needs for this: {text}")
+        return Unavailable(f"{self} refused: {text}", engine="redis")

@@ -13,67 +13,75 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from leasehold.config import EngineConfig
 from leasehold.core.timing import backoff
-from leasehold.engines.redis.scripts import Publishing
-from leasehold.engines.redis.server import Server, says
-from leasehold.engines.redis.settings import Unreached
-from leasehold.engines.redis.wire import PoolWire, SharedWire, Wire
+from leasehold.engines.redis.connections import BlockingPool, Connections, SharedConnection
+from leasehold.engines.redis.scripts import PubSubCommands
+from leasehold.engines.redis.server import RedisEndpoint, is_error_reply
+from leasehold.engines.redis.server_settings import Unreachable
 from leasehold.errors import ConfigError, LeaseholdError
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.streams import Address
+from leasehold.runtime.net.blocking import SocketAddress
 
-S = TypeVar("S", bound=Server)
+S = TypeVar("S", bound=RedisEndpoint)
 
 _PORT: Final = 6379
-TLS: Final[tuple[str, ...]] = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
+TLS_OPTIONS: Final[tuple[str, ...]] = (
+    "ssl_ca_certs",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_check_hostname",
+    "ssl_cert_reqs",
+)
 
 
 # A server that says so has not carried out the request: it is not, or not now, the one to ask.
-ELSEWHERE: Final = ("MOVED", "ASK ", "TRYAGAIN", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
+WRONG_SERVER_ERRORS: Final = ("MOVED", "ASK ", "TRYAGAIN", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
 
 
 class Rejected(NamedTuple):
     """A request that was not carried out: by whom, if anybody was asked, and why."""
 
     error: Exception
-    wire: Wire | None = None
+    connections: Connections | None = None
 
     @property
-    def follows(self) -> bool:
+    def retryable(self) -> bool:
         """Whether another may carry it out, or this one later."""
-        return isinstance(self.error, Unreached) or says(self.error, ELSEWHERE)
+        return isinstance(self.error, Unreachable) or is_error_reply(self.error, WRONG_SERVER_ERRORS)
 
-    def mapped(self) -> LeaseholdError:
-        if self.wire is None or isinstance(self.error, LeaseholdError):
-            return self.error if isinstance(self.error, LeaseholdError) else Unreached(str(self.error), engine="redis")
-        return self.wire.server.refusal(self.error)
+    def map_error(self) -> LeaseholdError:
+        if self.connections is None or isinstance(self.error, LeaseholdError):
+            return (
+                self.error if isinstance(self.error, LeaseholdError) else Unreachable(str(self.error), engine="redis")
+            )
+        return self.connections.server.map_error(self.error)
 
 
 class Topology(Protocol):
     """What one twin of the engine asks of a deployment."""
 
-    publishing: Publishing
-    follows: bool  # a name may be elsewhere in a moment: it is worth asking again
+    pubsub_commands: PubSubCommands
+    names_can_move: bool  # a name may be elsewhere in a moment: it is worth asking again
 
     @property
     def survives(self) -> Literal["nothing", "restart"] | None:
         """What its settings make of it; None: not known yet."""
 
-    def wire(self, tag: str) -> Wire | None:
+    def connections(self, tag: str) -> Connections | None:
         """To the server that has the bucket with this hash tag; None: that has to be found out first."""
 
     async def find(self, deadline: float) -> None:
-        """Find out where names are. Raises `Unreached` if nobody says so by then."""
+        """Find out where names are. Raises `Unreachable` if nobody says so by then."""
 
-    async def elsewhere(self, tag: str, rejected: Rejected, turn: int, deadline: float) -> Wire | None:
-        """Where to ask instead, perhaps after a pause; None: nowhere. Raises `Unreached` if that is not in time."""
+    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections | None:
+        """Where to ask instead, perhaps after a pause; None: nowhere. Raises `Unreachable` if that is not in time."""
 
-    async def wires(self, deadline: float) -> Iterable[Wire]:
+    async def all_connections(self, deadline: float) -> Iterable[Connections]:
         """To every server that has any, for what concerns all names."""
 
-    def doubt(self, wire: Wire) -> None:
+    def mark_stale(self, connections: Connections) -> None:
         """This server is not, or no longer, the one to ask."""
 
-    def replaced(self, wire: Wire) -> bool:
+    def is_replaced(self, connections: Connections) -> bool:
         """Whether another has taken over from this server since it was asked, and it may not know."""
 
     def close(self) -> None: ...
@@ -81,108 +89,112 @@ class Topology(Protocol):
     def after_fork(self) -> None: ...
 
 
-def wire_to(server: Server, runtime: Runtime) -> Wire:
-    return PoolWire(server, runtime) if runtime.blocking else SharedWire(server, runtime)
+def make_connections(server: RedisEndpoint, runtime: Runtime) -> Connections:
+    return BlockingPool(server, runtime) if runtime.blocking else SharedConnection(server, runtime)
 
 
-async def pause_before(runtime: Runtime, turn: int, deadline: float) -> bool:
+async def pause_before_retry(runtime: Runtime, tries: int, deadline: float) -> bool:
     """Before asking again, longer from turn to turn. False: the deadline would come first."""
-    pause = backoff(turn, 0.02, 0.3, 0.5 + runtime.fraction() / 2)
+    pause = backoff(tries, 0.02, 0.3, 0.5 + runtime.random() / 2)
     if runtime.now() + pause >= deadline:
         return False
     await runtime.sleep(pause)
     return True
 
 
-async def found_again(
-    topology: Topology, runtime: Runtime, tag: str, rejected: Rejected, turn: int, deadline: float
-) -> Wire:
+async def rediscover(
+    topology: Topology, runtime: Runtime, tag: str, rejected: Rejected, tries: int, deadline: float
+) -> Connections:
     """Where the name is after a pause, by whoever knows; again until somebody does. Unreached: not by the deadline."""
-    unfound = ""
-    while await pause_before(runtime, turn, deadline):
+    reason = ""
+    while await pause_before_retry(runtime, tries, deadline):
         try:
             await topology.find(deadline)
-        except Unreached as nobody:
-            unfound, turn = f"; {nobody}", turn + 1
-        if (wire := topology.wire(tag)) is not None:
-            return wire
-    raise Unreached(f"{rejected.mapped()}{unfound}", engine="redis") from rejected.error
+        except Unreachable as error:
+            reason, tries = f"; {error}", tries + 1
+        if (connections := topology.connections(tag)) is not None:
+            return connections
+    raise Unreachable(f"{rejected.map_error()}{reason}", engine="redis") from rejected.error
 
 
-class Single:
+class SingleServer:
     """One server for all."""
 
-    follows = False
+    names_can_move = False
 
-    def __init__(self, server: Server, runtime: Runtime) -> None:
-        self.publishing = Publishing()
-        self._server, self._wire = server, wire_to(server, runtime)
+    def __init__(self, server: RedisEndpoint, runtime: Runtime) -> None:
+        self.pubsub_commands = PubSubCommands()
+        self._server, self._connections = server, make_connections(server, runtime)
 
     @property
     def survives(self) -> Literal["nothing", "restart"] | None:
         return None if self._server.settings is None else self._server.settings.survives
 
-    def wire(self, tag: str) -> Wire:
-        return self._wire
+    def connections(self, tag: str) -> Connections:
+        return self._connections
 
     async def find(self, deadline: float) -> None:
         """It is where the URL says."""
 
-    async def elsewhere(self, tag: str, rejected: Rejected, turn: int, deadline: float) -> None:
+    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> None:
         return None
 
-    async def wires(self, deadline: float) -> Iterable[Wire]:
-        return (self._wire,)
+    async def all_connections(self, deadline: float) -> Iterable[Connections]:
+        return (self._connections,)
 
-    def doubt(self, wire: Wire) -> None:
-        wire.hang_up()  # behind its address there may be another by now
+    def mark_stale(self, connections: Connections) -> None:
+        connections.hang_up()  # behind its address there may be another by now
 
-    def replaced(self, wire: Wire) -> bool:
+    def is_replaced(self, connections: Connections) -> bool:
         return False
 
     def close(self) -> None:
-        self._wire.close()
+        self._connections.close()
 
     def after_fork(self) -> None:
-        self._wire.after_fork()
+        self._connections.after_fork()
 
 
-class Options(NamedTuple):
+class RedisOptions(NamedTuple):
     """What the URL says beside the place."""
 
     min_replicas: int = 0
     allow_eviction: bool = False
 
 
-def single(config: EngineConfig) -> tuple[Server, Options]:
+def parse_single_server(config: EngineConfig) -> tuple[RedisEndpoint, RedisOptions]:
     """`redis://`, `rediss://` and `redis+unix://`, read and checked. Opens nothing."""
-    return made(config, Server)
+    return parse_server_as(config, RedisEndpoint)
 
 
-def made(config: EngineConfig, make: Callable[..., S]) -> tuple[S, Options]:
+def parse_server_as(config: EngineConfig, server_class: Callable[..., S]) -> tuple[S, RedisOptions]:
     """The same, as another kind of server."""
-    kinds: dict[str, Callable[[str], object]] = {"min_replicas": count, "allow_eviction": yes}
-    secure, local = config.scheme == "rediss", config.scheme == "redis+unix"
+    parsers: dict[str, Callable[[str], object]] = {"min_replicas": parse_count, "allow_eviction": parse_bool}
+    secure, unix_socket = config.scheme == "rediss", config.scheme == "redis+unix"
     if secure:
-        kinds |= dict.fromkeys(TLS, str)
-    if local:
-        kinds |= {"db": count}
-    given = config.accept(**kinds)
+        parsers |= dict.fromkeys(TLS_OPTIONS, str)
+    if unix_socket:
+        parsers |= {"db": parse_count}
+    url_options = config.accept(**parsers)
     try:
         parts = urlsplit(config.url)
         port = parts.port
     except ValueError:
         raise ConfigError(f"this {config.scheme}:// URL cannot be read: is the port a number?") from None
-    if local:
-        address, database = Address(path=unquote(parts.path)), cast(int, given.get("db", 0))
+    if unix_socket:
+        address, database = SocketAddress(path=unquote(parts.path)), cast(int, url_options.get("db", 0))
         if not address.path or parts.hostname:
             raise ConfigError("redis+unix:// takes the path of a socket: redis+unix:///run/redis/redis.sock?db=0")
     else:
-        address, database = Address(_host(parts), port or _PORT), _database(config.scheme, parts)
-    tls = tls_context(config.scheme, {name: str(given[name]) for name in TLS if name in given}) if secure else None
-    options = Options(cast(int, given.get("min_replicas", 0)), bool(given.get("allow_eviction")))
+        address, database = SocketAddress(_host(parts), port or _PORT), _database(config.scheme, parts)
+    tls = (
+        tls_context(config.scheme, {name: str(url_options[name]) for name in TLS_OPTIONS if name in url_options})
+        if secure
+        else None
+    )
+    options = RedisOptions(cast(int, url_options.get("min_replicas", 0)), bool(url_options.get("allow_eviction")))
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    return make(address, tls, user, password, database, options.allow_eviction), options
+    return server_class(address, tls, user, password, database, options.allow_eviction), options
 
 
 def _host(parts: SplitResult) -> str:
@@ -203,16 +215,16 @@ def _database(scheme: str, parts: SplitResult) -> int:
     return int(text)
 
 
-def tls_context(scheme: str, given: dict[str, str]) -> ssl.SSLContext:
+def tls_context(scheme: str, tls_options: dict[str, str]) -> ssl.SSLContext:
     """The options have the names redis-py gives them, so that a URL can be taken along."""
-    certificates = given.get("ssl_cert_reqs", "required")
+    certificates = tls_options.get("ssl_cert_reqs", "required")
     if certificates not in ("required", "none"):
         raise ConfigError(f"ssl_cert_reqs is required or none, not {certificates!r}")
     try:
-        context = ssl.create_default_context(cafile=given.get("ssl_ca_certs"))
-        if "ssl_certfile" in given:
-            context.load_cert_chain(given["ssl_certfile"], given.get("ssl_keyfile"))
-        context.check_hostname = certificates == "required" and yes(given.get("ssl_check_hostname", "yes"))
+        context = ssl.create_default_context(cafile=tls_options.get("ssl_ca_certs"))
+        if "ssl_certfile" in tls_options:
+            context.load_cert_chain(tls_options["ssl_certfile"], tls_options.get("ssl_keyfile"))
+        context.check_hostname = certificates == "required" and parse_bool(tls_options.get("ssl_check_hostname", "yes"))
     except (OSError, ValueError) as bad:
         raise ConfigError(f"the TLS options of this {scheme}:// URL cannot be used: {bad}") from bad
     if certificates == "none":
@@ -220,14 +232,14 @@ def tls_context(scheme: str, given: dict[str, str]) -> ssl.SSLContext:
     return context
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"a whole number of 0 or more, not {text!r}")
     return int(text)
 
 
-def yes(text: str) -> bool:
-    found = {"yes": True, "true": True, "no": False, "false": False}.get(text.lower())
-    if found is None:
+def parse_bool(text: str) -> bool:
+    value = {"yes": True, "true": True, "no": False, "false": False}.get(text.lower())
+    if value is None:
         raise ValueError(f"yes or no, not {text!r}")
-    return found
+    return value

@@ -6,9 +6,9 @@
 --       {0, left, place, token, holder, heard, last}   busy: left -1: nothing is in the way; place -1: not in line;
 --                        heard 0: nobody listens on the client's channel; last: the highest ticket in line
 --       {-1, most}       in use as another kind, by a client of this server alone
---@ limits.lua
+--@ clock_limits.lua
 local raw = redis.call('GET', NAME)
-local mark, number, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local id_hash, number, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5])
 -- A client's clock may be anything: tokens stay near this one, from which a node that forgets has to go on.
 local proposal = math.min(number, now + MINUTE)
 if not raw then  -- nobody holds, nobody waits
@@ -20,64 +20,64 @@ if not raw then  -- nobody holds, nobody waits
   end
   -- {0, 0, 0, '', 0, {mark, token, till, since, terms..., number}} as MessagePack, which release.lua knows by its bytes.
   local times = struct.pack('>BI8BI8BI8', 207, token, 207, now + ttl, 207, now)
-  local grant = LONE .. mark .. times .. ARGV[7] .. struct.pack('>BI8', 207, number)
+  local grant = UNCONTENDED_NUMBERED_PREFIX .. id_hash .. times .. ARGV[7] .. struct.pack('>BI8', 207, number)
   redis.call('SET', NAME, grant, 'PXAT', string.format('%d', (now + ttl + delay) / 1000 + 2))
   return {token, ttl}
 end
-local line = cmsgpack.unpack(raw)
+local lock_state = cmsgpack.unpack(raw)
 local _, _, _, _, _, _, client, holder = cmsgpack.unpack(ARGV[7])
---@ machine.lua
+--@ lock_state.lua
 
-local function busy(p)
-  local front = first_end()
-  local where = p and place(p) or -1
-  local heard = (not p or reachable(p.client)) and 1 or 0
+local function busy(entry)
+  local first_ending = first_to_expire()
+  local position = entry and position_of(entry) or -1
+  local subscribed = (not entry or is_reachable(entry.client)) and 1 or 0
   local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
   save()
-  if not front then return {0, -1, where, 0, '', heard, tonumber(last)} end
-  local ends = where == 0 and look_at() or front.till
-  return {0, ends - now, where, front.token, front.holder, heard, tonumber(last)}
+  if not first_ending then return {0, -1, position, 0, '', subscribed, tonumber(last)} end
+  local next_attempt_at = position == 0 and recheck_at() or first_ending.expires_at
+  return {0, next_attempt_at - now, position, first_ending.token, first_ending.holder, subscribed, tonumber(last)}
 end
 
-settle()
-if most ~= 0 then
-  scan()  -- the dead do not fix a kind
-  if not idle() then
+expire_holders()
+if semaphore_limit ~= 0 then
+  expire_waiters()  -- the dead do not fix a kind
+  if not is_idle() then
     save()
-    return {-1, most}
+    return {-1, semaphore_limit}
   end
-  most = 0
+  semaphore_limit = 0
 end
-local p = find(mark)
-if not p then
-  advance()
-  if not head() and redis.call('EXISTS', WAITERS) == 0 then scan_at = now + BEAT end
-  p = {mark = mark, state = PASSED, token = 0, till = 0, since = now, shared = 0, delay = delay, slot = -1,
-    ticket = clamped(tonumber(ARGV[3])), beat = now + BEAT, client = client, holder = holder, number = number}
-  if not head() and fits(0) then
-    occupy(p, RESERVED, now)
+local entry = find(id_hash)
+if not entry then
+  advance_queue()
+  if not head() and redis.call('EXISTS', WAITERS) == 0 then next_waiter_scan = now + WAITER_TTL end
+  entry = {id_hash = id_hash, state = PASSED, token = 0, expires_at = 0, since = now, shared = 0, delay = delay, slot = -1,
+    ticket = clamp_ticket(tonumber(ARGV[3])), heartbeat_expires_at = now + WAITER_TTL, client = client, holder = holder, number = number}
+  if not head() and can_admit(0) then
+    make_holder(entry, RESERVED, now)
   elseif ARGV[6] == '0' then
     return busy()
   end
-  tickets = 1  -- somebody has been in line: the fast path of a release is not for this name
+  last_ticket = 1  -- somebody has been in line: the fast path of a release is not for this name
 end
-p.beat, p.client, p.number = now + BEAT, client, math.max(p.number or 0, number)
-if p.state == PASSED then
-  p.state = WAITING
-  queue(p)
+entry.heartbeat_expires_at, entry.client, entry.number = now + WAITER_TTL, client, math.max(entry.number or 0, number)
+if entry.state == PASSED then
+  entry.state = WAITING
+  enqueue(entry)
 end
-if p.state == WAITING then
-  keep(p)
-  advance(p)
+if entry.state == WAITING then
+  write_waiter(entry)
+  advance_queue(entry)
 end
-if p.state == WAITING then return busy(p) end
-if p.state == RESERVED then  -- claimed: its life starts at this request, and so does its token
+if entry.state == WAITING then return busy(entry) end
+if entry.state == RESERVED then  -- claimed: its life starts at this request, and so does its token
   local token = math.max(tonumber(redis.call('GET', COUNTER)) + 1, now, proposal)
-  redis.call('SET', COUNTER, whole(token))
-  p.state, p.since, p.till, p.token = HELD, now, now, token
+  redis.call('SET', COUNTER, format_integer(token))
+  entry.state, entry.since, entry.expires_at, entry.token = HELD, now, now, token
 end
-p.delay = delay
-local life = extend(p, ttl)
-advance()
+entry.delay = delay
+local life = extend(entry, ttl)
+advance_queue()
 save()
-return {p.token, life}
+return {entry.token, life}

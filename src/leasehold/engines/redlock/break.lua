@@ -4,27 +4,27 @@
 -- Reply the mark of what was ended; nothing: no such grant
 local raw = redis.call('GET', NAME)
 if not raw then return '' end
-local line = cmsgpack.unpack(raw)
---@ machine.lua
+local lock_state = cmsgpack.unpack(raw)
+--@ lock_state.lua
 
 local token, broken = tonumber(ARGV[1]), ''
-settle()
-for _, p in ipairs(occupiers) do
-  local named = p.token == token or p.mark == ARGV[2]
+expire_holders()
+for _, entry in ipairs(holders) do
+  local matches = entry.token == token or entry.id_hash == ARGV[2]
   -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
-  if named and (p.state == HELD or (p.state == COOLING and p.delay == 0)) then
-    broken = p.mark
-    if p.state == HELD then tell(p.client, 'lost', p.mark, 0) end
-    if p.state == HELD and p.delay > 0 then
-      cool(p, now + p.delay, p.delay)
+  if matches and (entry.state == HELD or (entry.state == COOLING and entry.delay == 0)) then
+    broken = entry.id_hash
+    if entry.state == HELD then notify(entry.client, 'lost', entry.id_hash, 0) end
+    if entry.state == HELD and entry.delay > 0 then
+      start_cooling(entry, now + entry.delay, entry.delay)
     else
-      vacate(p)
+      remove_holder(entry)
     end
     break
   end
 end
-local rest = ARGV[2] ~= '' and find(ARGV[2])
-if rest and rest.state ~= HELD then remove(rest) end
-advance()
+local same_claim = ARGV[2] ~= '' and find(ARGV[2])
+if same_claim and same_claim.state ~= HELD then remove(same_claim) end
+advance_queue()
 save()
 return broken

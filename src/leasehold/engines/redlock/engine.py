@@ -1,6 +1,6 @@
 """The verbs of the Redlock engine: each is a round of all nodes, and means what their majority says.
 
-Why it is safe is at the top of `agreement.py`: majorities share a node, and tokens are confirmed by one. What a node
+Why it is safe is at the top of `quorum.py`: majorities share a node, and tokens are confirmed by one. What a node
 decides is one script there, one atomic step (`attempt.lua` and its neighbours, over `machine.lua` of the Redis
 engine).
 
@@ -19,19 +19,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from leasehold.book import Book, turn
 from leasehold.config import EngineConfig
-from leasehold.core.timing import BEAT
-from leasehold.engines.redis.requests import Name, spelled_out
-from leasehold.engines.redis.server import pack
-from leasehold.engines.redlock import agreement, requests
-from leasehold.engines.redlock.address import nodes
-from leasehold.engines.redlock.asking import Asking
-from leasehold.engines.redlock.listener import Ears
-from leasehold.engines.redlock.looking import Looking
-from leasehold.engines.redlock.renewing import Renewing
-from leasehold.engines.redlock.requests import Refused, Requests, Taken
-from leasehold.engines.redlock.shared import Numbers, Shared
+from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.redis.protocol import NameKeys, as_eval
+from leasehold.engines.redis.server import encode_command
+from leasehold.engines.redlock import protocol, quorum
+from leasehold.engines.redlock.broadcast import Broadcaster
+from leasehold.engines.redlock.client_state import ProposalClock, RedlockClientState
+from leasehold.engines.redlock.inspect import RedlockInspector
+from leasehold.engines.redlock.protocol import NodeBusy, NodeGrant, RedlockRequests
+from leasehold.engines.redlock.pubsub import NodeSubscriptions
+from leasehold.engines.redlock.renew import RedlockRenewer
+from leasehold.engines.redlock.url import parse_nodes
+from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
@@ -46,281 +46,298 @@ TRAITS: Final = Traits(
     max_limit=1,
     slots=False,
     outlives=True,
-    told=True,
+    break_notice=True,
     min_ttl=0.0,
     ttl_step=0.0,
     survives="minority",  # at best: the settings of the nodes decide
 )
-_FORGETFUL: Final = replace(TRAITS, survives="nothing")
+_TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
 
-_PING: Final = pack("PING")
-_DEAF: Final = 0.2  # a client without subscriptions looks about so often
-_TRIES: Final = 3  # of one that does not wait, when perhaps nobody has a majority
-_APART: Final = 0.02  # seconds at most between them: whoever comes back first finds the nodes free
+_PING: Final = encode_command("PING")
+_POLL_INTERVAL: Final = 0.2  # a client without subscriptions looks about so often
+_MAX_TRIES: Final = 3  # of one that does not wait, when perhaps nobody has a majority
+_RETRY_DELAY: Final = 0.02  # seconds at most between them: whoever comes back first finds the nodes free
 
 
 class RedlockEngine:
-    def __init__(self, runtime: Runtime, book: Book, shared: Shared) -> None:
-        self._runtime, self._book, self._shared = runtime, book, shared
-        self._nodes, self._listener, self._numbers = shared.nodes, shared.listener, shared.numbers
-        self._requests = Requests(book.client)
+    def __init__(self, runtime: Runtime, registry: ClaimRegistry, client_state: RedlockClientState) -> None:
+        self._runtime, self._registry, self._client_state = runtime, registry, client_state
+        self._nodes, self._subscriptions, self._proposals = (
+            client_state.nodes,
+            client_state.subscriptions,
+            client_state.proposals,
+        )
+        self._requests = RedlockRequests(registry.client_id)
         self._scripts = self._requests.scripts
-        self._asking = Asking(self._nodes, runtime)
-        self._quorum = self._asking.quorum
-        self._renewing = Renewing(book, self._requests, self._asking, self._numbers)
-        self._looking = Looking(self._requests, self._asking)
-        book.twins.add(self)
+        self._broadcaster = Broadcaster(self._nodes, runtime)
+        self._quorum = self._broadcaster.quorum
+        self._renewer = RedlockRenewer(registry, self._requests, self._broadcaster, self._proposals)
+        self._inspector = RedlockInspector(self._requests, self._broadcaster)
+        registry.engines.add(self)
 
     @property
     def traits(self) -> Traits:
         known = [node.settings for node in self._nodes if node.settings is not None]
-        return TRAITS if all(each.survives == "restart" for each in known) else _FORGETFUL
+        return TRAITS if all(settings.survives == "restart" for settings in known) else _TRAITS_WITHOUT_PERSISTENCE
 
     @property
     def listening(self) -> bool:
-        return "contended" in self._book.shelf
+        return "contended" in self._registry.shared
 
     # ---------------------------------------------------------------- attempt
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
-        listener = self._listener
+        subscriptions = self._subscriptions
         if claim.queue:
-            self._book.shelf["contended"] = True
-            self._book.enter(claim, self._runtime)  # before asking (E4)
-            listener.asks(claim.mark)
-            if not listener.on:
-                await listener.ready(self._runtime, deadline)
-        elif not listener.on:
-            listener.start()
-        answer = await self._try(claim, deadline)
-        for _ in range(_TRIES - 1):
+            self._registry.shared["contended"] = True
+            self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
+            subscriptions.reset_waiter(claim.id_hash)
+            if not subscriptions.active:
+                await subscriptions.wait_active(self._runtime, deadline)
+        elif not subscriptions.active:
+            subscriptions.start()
+        answer = await self._attempt_round(claim, deadline)
+        for _ in range(_MAX_TRIES - 1):
             if answer is not None:
                 break
-            await self._runtime.sleep(_APART * self._runtime.fraction())
-            answer = await self._try(claim, deadline)
+            await self._runtime.sleep(_RETRY_DELAY * self._runtime.random())
+            answer = await self._attempt_round(claim, deadline)
         if isinstance(answer, Grant):
-            listener.leaves(claim.mark)
-            self._numbers.leaves(claim.mark)
-            if not listener.on:  # whoever holds is told of a break: the trait `told`
-                await listener.ready(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
+            subscriptions.remove_waiter(claim.id_hash)
+            self._proposals.drop_ticket(claim.id_hash)
+            if not subscriptions.active:  # whoever holds is told of a break: the trait `break_notice`
+                await subscriptions.wait_active(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
         return answer or Busy()
 
-    async def _try(self, claim: Claim, deadline: float) -> Grant | Busy | None:
+    async def _attempt_round(self, claim: Claim, deadline: float) -> Grant | Busy | None:
         """One round, and what it takes to make it a grant or to undo it. None: perhaps nobody has a majority."""
-        name, number = self._requests.name(claim.namespace, claim.name), self._numbers.next()
-        ticket = self._numbers.ticket(claim.mark) if claim.queue else 0
-        packed = self._requests.attempt(name, claim, number, ticket)
-        heard = await self._asking.round(
+        keys, number = self._requests.name_keys(claim.namespace, claim.name), self._proposals.next_number()
+        ticket = self._proposals.assign_ticket(claim.id_hash) if claim.queue else 0
+        packed = self._requests.attempt(keys, claim, number, ticket)
+        result = await self._broadcaster.run_round(
             self._scripts.attempt,
             [packed],
             deadline,
             claim.ttl,
-            self._decided,
-            partial(self._regret, name, claim, number),
+            self._is_decided,
+            partial(self._compensation, keys, claim, number),
         )
-        parts = heard.each(lambda reply: requests.attempted(claim, reply))
-        taken = {n: part for n, part in parts.items() if isinstance(part, Taken)}
-        refused = {n: part for n, part in parts.items() if isinstance(part, Refused)}
-        tokens = {n: part.token for n, part in taken.items()}
-        self._numbers.learn(
-            number, tokens.values(), agreement.latest([part.last for part in refused.values()], len(self._nodes))
+        node_answers = result.decode_first(lambda reply: protocol.decode_attempt(claim, reply))
+        taken = {n: node_answer for n, node_answer in node_answers.items() if isinstance(node_answer, NodeGrant)}
+        refused = {n: node_answer for n, node_answer in node_answers.items() if isinstance(node_answer, NodeBusy)}
+        tokens = {n: node_answer.token for n, node_answer in taken.items()}
+        self._proposals.observe_answers(
+            number,
+            tokens.values(),
+            quorum.highest_ticket([node_answer.last_ticket for node_answer in refused.values()], len(self._nodes)),
         )
         if len(taken) >= self._quorum:
-            token, by = await self._agreed(claim, name, tokens, number, deadline)
-            others = agreement.astray({n: tokens[n] for n in taken if n not in by}, token)
+            token, confirmed_by = await self._agree_token(claim, keys, tokens, number, deadline)
+            to_repair = quorum.mismatched_nodes({n: tokens[n] for n in taken if n not in confirmed_by}, token)
             if claim.queue:
-                others += refused
-            if others:
-                await self._round_off(claim._replace(token=token), name, others, deadline)
-            return Grant(token, agreement.life([taken[n].life for n in by], self._quorum))
-        if len(parts) < self._quorum:
-            raise self._asking.too_few(heard, f"{claim.name} could not be asked for")  # what was taken is forgotten
+                to_repair += refused
+            if to_repair:
+                await self._repair_minority(claim._replace(token=token), keys, to_repair, deadline)
+            return Grant(token, quorum.majority_life([taken[n].life for n in confirmed_by], self._quorum))
+        if len(node_answers) < self._quorum:
+            raise self._broadcaster.no_majority_error(
+                result, f"{claim.name} could not be asked for"
+            )  # what was taken is forgotten
         if taken:
-            turns = await self._undo(claim, name, list(taken), number, ticket, deadline)
-            if not agreement.outvoted(refused.values(), self._quorum):
-                for n in turns:
-                    self._listener.turn(claim.mark, n)
+            reserved_at = await self._undo(claim, keys, list(taken), number, ticket, deadline)
+            if not quorum.is_outvoted(refused.values(), self._quorum):
+                for n in reserved_at:
+                    self._subscriptions.on_node_reservation(claim.id_hash, n)
         if not claim.queue:  # nobody asks for it again, or gives it up: what a lost answer told of would stay
-            self._owe(claim, self._requests.give_back(name, claim, number), heard.errors)
-        for n, part in refused.items():
+            self._add_missed_releases(claim, self._requests.undo_attempt(keys, claim, number), result.errors)
+        for n, node_answer in refused.items():
             if claim.queue:
-                self._listener.counted(n, part.heard)
-        if agreement.split(taken, refused) and not claim.queue:
+                self._subscriptions.check_node_subscribed(n, node_answer.subscribed)
+        if quorum.is_split_vote(taken, refused) and not claim.queue:
             return None
-        return agreement.busy(len(taken), list(refused.values()), self._quorum)
+        return quorum.merge_busy(len(taken), list(refused.values()), self._quorum)
 
-    def _regret(self, name: Name, claim: Claim, number: int) -> bytes:
-        return spelled_out(self._scripts.release, self._requests.give_back(name, claim, number))
+    def _compensation(self, keys: NameKeys, claim: Claim, number: int) -> bytes:
+        return as_eval(self._scripts.release, self._requests.undo_attempt(keys, claim, number))
 
-    def _decided(self, replies: Any) -> bool:
+    def _is_decided(self, replies: Any) -> bool:
         taken = sum(_is_taken(reply) for (reply,) in replies.values())
-        return agreement.decided(taken, len(replies) - taken, len(self._nodes))
+        return quorum.is_decided(taken, len(replies) - taken, len(self._nodes))
 
-    async def _agreed(
-        self, claim: Claim, name: Name, tokens: dict[int, int], number: int, deadline: float
+    async def _agree_token(
+        self, claim: Claim, keys: NameKeys, tokens: dict[int, int], number: int, deadline: float
     ) -> tuple[int, list[int]]:
         """The token of the grant, and the nodes, a majority, that confirmed it. An error leaves it to the caller to
         forget the claim."""
-        token, stands = agreement.token(tokens, self._quorum, number)
-        by = [n for n, answered in tokens.items() if answered == token]
-        if not stands:
-            packed = self._requests.confirm(name, claim, token, self._numbers.next())
-            among = {n: [packed] for n, answered in tokens.items() if answered <= token}
-            heard = await self._asking.round(
-                self._scripts.confirm, among, deadline, claim.ttl, lambda replies: self._confirmed(replies)
+        token, is_agreed = quorum.agree_token(tokens, self._quorum, number)
+        confirmed_by = [n for n, answer in tokens.items() if answer == token]
+        if not is_agreed:
+            packed = self._requests.confirm(keys, claim, token, self._proposals.next_number())
+            calls = {n: [packed] for n, answer in tokens.items() if answer <= token}
+            result = await self._broadcaster.run_round(
+                self._scripts.confirm, calls, deadline, claim.ttl, lambda replies: self._is_confirmed(replies)
             )
-            if not self._confirmed(heard.replies):
-                raise self._asking.too_few(heard, f"the token of {claim.name} could not be agreed on")
-            by = [n for n, (reply,) in heard.replies.items() if reply == 1]
-        self._numbers.seen(token)
-        return token, by
+            if not self._is_confirmed(result.replies):
+                raise self._broadcaster.no_majority_error(result, f"the token of {claim.name} could not be agreed on")
+            confirmed_by = [n for n, (reply,) in result.replies.items() if reply == 1]
+        self._proposals.observe_token(token)
+        return token, confirmed_by
 
-    def _confirmed(self, replies: Any) -> bool:
+    def _is_confirmed(self, replies: Any) -> bool:
         return bool(sum(reply[0] == 1 for reply in replies.values()) >= self._quorum)
 
-    async def _round_off(self, claim: Claim, name: Name, refused: list[int], deadline: float) -> None:
+    async def _repair_minority(self, claim: Claim, keys: NameKeys, to_repair: list[int], deadline: float) -> None:
         """Nodes that heard of the last release later than others still have this claim in line, and some may have it by
         another token: they are to join in the grant, or to forget the place. The grant does not depend on it."""
-        number = self._numbers.next()
-        packed = self._requests.retake(name, claim, number)
-        await self._asking.round(
-            self._scripts.retake,
-            {n: [packed] for n in refused},
+        number = self._proposals.next_number()
+        packed = self._requests.rejoin(keys, claim, number)
+        await self._broadcaster.run_round(
+            self._scripts.rejoin,
+            {n: [packed] for n in to_repair},
             deadline,
             claim.ttl,
             lambda _: True,
-            partial(self._regret, name, claim, number),
+            partial(self._compensation, keys, claim, number),
         )
 
     async def _undo(
-        self, claim: Claim, name: Name, taken: list[int], number: int, ticket: int, deadline: float
+        self, claim: Claim, keys: NameKeys, taken: list[int], number: int, ticket: int, deadline: float
     ) -> list[int]:
         """Give back too few nodes for a grant: into the line, if it stands there. Those where it has its turn at
         once."""
-        packed = self._requests.give_back(name, claim, number, ticket)
-        heard = await self._asking.round(
-            self._scripts.release, {n: [packed] for n in taken}, deadline, claim.ttl, _all_of_them
+        packed = self._requests.undo_attempt(keys, claim, number, ticket)
+        result = await self._broadcaster.run_round(
+            self._scripts.release, {n: [packed] for n in taken}, deadline, claim.ttl, _never_decided
         )
-        ended = heard.each(requests.ended)
+        ended = result.decode_first(protocol.decode_release)
         if not ticket:
-            self._owe(claim, packed, [n for n in taken if n in heard.errors])
+            self._add_missed_releases(claim, packed, [n for n in taken if n in result.errors])
         return [n for n, reply in ended.items() if reply == 2]
 
     # ------------------------------------------------------------- other verbs
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
-        if waiter := self._book.waiting.get(claim.mark):
-            if not self._listener.on:
-                seconds = min(seconds, _DEAF * (0.5 + self._runtime.fraction()))
-            await turn(self._runtime, waiter, busy, seconds)
+        if waiter := self._registry.waiting.get(claim.id_hash):
+            if not self._subscriptions.active:
+                seconds = min(seconds, _POLL_INTERVAL * (0.5 + self._runtime.random()))
+            await wait_for_wakeup(self._runtime, waiter, busy, seconds)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
-        return await self._renewing.renew(claims, deadline)
+        return await self._renewer.renew(claims, deadline)
 
     async def release(self, claim: Claim, deadline: float) -> bool:
-        self._leave(claim.mark)
-        packed = self._requests.release(self._requests.name(claim.namespace, claim.name), claim)
+        self._remove_waiter(claim.id_hash)
+        packed = self._requests.release(self._requests.name_keys(claim.namespace, claim.name), claim)
         try:
-            heard = await self._asking.round(
+            result = await self._broadcaster.run_round(
                 self._scripts.release, [packed], deadline, claim.ttl, lambda replies: len(replies) >= self._quorum
             )
         except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
             raise Unavailable(str(error), engine="redlock") from error
-        if len(heard.replies) < self._quorum:
-            raise Unavailable(str(self._asking.too_few(heard, f"{claim.name} could not be released")), engine="redlock")
-        ended = sum(reply > 0 for reply in heard.each(requests.ended).values())
-        self._owe(claim, packed, heard.errors)
-        return bool(ended > 0 and ended + len(heard.errors) >= self._quorum)
+        if len(result.replies) < self._quorum:
+            raise Unavailable(
+                str(self._broadcaster.no_majority_error(result, f"{claim.name} could not be released")),
+                engine="redlock",
+            )
+        ended = sum(reply > 0 for reply in result.decode_first(protocol.decode_release).values())
+        self._add_missed_releases(claim, packed, result.errors)
+        return bool(ended > 0 and ended + len(result.errors) >= self._quorum)
 
-    def _owe(self, claim: Claim, packed: bytes, whom: Any) -> None:
-        for number in whom:
-            self._nodes[number].owe(claim.mark, self._scripts.release, packed)
-            self._listener.owed(number)
+    def _add_missed_releases(self, claim: Claim, packed: bytes, indexes: Any) -> None:
+        for index in indexes:
+            self._nodes[index].add_missed_release(claim.id_hash, self._scripts.release, packed)
+            self._subscriptions.probe_node_soon(index)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
-        found = self._requests.name(namespace, name)
-        first = await self._break(name, self._requests.break_(found, token), None, deadline)
-        marks = {reply for reply in first.values() if reply}
-        rest = [n for n, reply in first.items() if not reply]
-        for mark in marks:  # where its token is another, the claim is known by its mark
-            if rest:
-                await self._break(name, self._requests.break_(found, token, mark), rest, deadline)
-        return bool(marks)
+        keys = self._requests.name_keys(namespace, name)
+        replies = await self._break(name, self._requests.break_(keys, token), None, deadline)
+        id_hashes = {reply for reply in replies.values() if reply}
+        others = [n for n, reply in replies.items() if not reply]
+        for id_hash in id_hashes:  # where its token is another, the claim is known by its mark
+            if others:
+                await self._break(name, self._requests.break_(keys, token, id_hash), others, deadline)
+        return bool(id_hashes)
 
-    async def _break(self, name: str, packed: bytes, among: list[int] | None, deadline: float) -> dict[int, Any]:
-        asked = [packed] if among is None else {n: [packed] for n in among}
-        heard = await self._asking.round(
-            self._scripts.break_, asked, deadline, BEAT, lambda replies: len(replies) >= self._quorum
+    async def _break(self, name: str, packed: bytes, only_nodes: list[int] | None, deadline: float) -> dict[int, Any]:
+        calls = [packed] if only_nodes is None else {n: [packed] for n in only_nodes}
+        result = await self._broadcaster.run_round(
+            self._scripts.break_, calls, deadline, WAITER_TTL, lambda replies: len(replies) >= self._quorum
         )
-        if among is None and len(heard.replies) < self._quorum:
-            raise self._asking.too_few(heard, f"{name} could not be broken")
-        return heard.each(requests.broken)
+        if only_nodes is None and len(result.replies) < self._quorum:
+            raise self._broadcaster.no_majority_error(result, f"{name} could not be broken")
+        return result.decode_first(protocol.decode_break)
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
-        return await self._looking.inspect(namespace, prefix, exact, deadline)
+        return await self._inspector.inspect(namespace, prefix, exact, deadline)
 
     async def ping(self, deadline: float) -> None:
-        heard = await self._asking.round(None, [_PING], deadline, BEAT, lambda replies: len(replies) >= self._quorum)
-        if len(heard.replies) < self._quorum:
-            raise self._asking.too_few(heard, "there is no majority")
+        result = await self._broadcaster.run_round(
+            None, [_PING], deadline, WAITER_TTL, lambda replies: len(replies) >= self._quorum
+        )
+        if len(result.replies) < self._quorum:
+            raise self._broadcaster.no_majority_error(result, "there is no majority")
 
     def forget(self, claim: Claim) -> None:
-        if not any(node.met for node in self._nodes):  # a wrong password, say: no node was ever asked for anything
-            self._leave(claim.mark)
+        if not any(
+            node.accepted_once for node in self._nodes
+        ):  # a wrong password, say: no node was ever asked for anything
+            self._remove_waiter(claim.id_hash)
             return
-        owed = self._book.owe(claim, soon=False)  # first: torn between, it is still owed
-        self._leave(claim.mark)
-        packed = self._requests.release(self._requests.name(claim.namespace, claim.name), claim)
-        waiting = set(range(len(self._nodes)))
+        pending = self._registry.retry_release(claim, wake_now=False)  # first: torn between, it is still owed
+        self._remove_waiter(claim.id_hash)
+        packed = self._requests.release(self._requests.name_keys(claim.namespace, claim.name), claim)
+        unanswered = set(range(len(self._nodes)))
 
-        def answered(number: int, reply: Any) -> None:
+        def on_reply(index: int, reply: Any) -> None:
             if reply.__class__ is not int:
-                self._book.stir(self._runtime.now())
+                self._registry.wake_watchdog(self._runtime.now())
                 return
-            waiting.discard(number)
-            if not waiting and self._book.owed.get(claim.mark) is owed:
-                del self._book.owed[claim.mark]
+            unanswered.discard(index)
+            if not unanswered and self._registry.pending_releases.get(claim.id_hash) is pending:
+                del self._registry.pending_releases[claim.id_hash]
 
         deadline = self._runtime.now() + claim.ttl
-        sent = [self._asking.way.post(n, packed, deadline, partial(answered, n)) for n in list(waiting)]
+        sent = [self._broadcaster.fanout.post(n, packed, deadline, partial(on_reply, n)) for n in list(unanswered)]
         if not all(sent):  # else the watchdog asks for an answer
-            self._book.stir(self._runtime.now())
+            self._registry.wake_watchdog(self._runtime.now())
 
-    def _leave(self, mark: str) -> None:
-        self._book.leave(mark)
-        self._listener.leaves(mark)
-        self._numbers.leaves(mark)
+    def _remove_waiter(self, id_hash: str) -> None:
+        self._registry.remove_waiter(id_hash)
+        self._subscriptions.remove_waiter(id_hash)
+        self._proposals.drop_ticket(id_hash)
 
     # ------------------------------------------------------- lives of an engine
 
     def after_fork(self) -> None:
-        self._asking.after_fork()
-        self._listener.after_fork()
-        self._numbers.after_fork()
+        self._broadcaster.after_fork()
+        self._subscriptions.after_fork()
+        self._proposals.after_fork()
         for node in self._nodes:
             node.after_fork()
-        self._requests.moved(self._book.client)
+        self._requests.set_client(self._registry.client_id)
 
     async def close(self) -> None:
-        self._asking.close()
-        if self._book.last(self):
-            self._listener.close()
+        self._broadcaster.close()
+        if self._registry.remove_engine(self):
+            self._subscriptions.close()
 
 
 def _is_taken(reply: Any) -> bool:
     return reply.__class__ is list and len(reply) == 2 and reply[0].__class__ is int and reply[0] > 0
 
 
-def _all_of_them(_replies: object) -> bool:
+def _never_decided(_replies: object) -> bool:
     return False  # nothing but the deadline ends the round before
 
 
-def open(config: EngineConfig, runtime: Runtime, book: Book) -> RedlockEngine:
+def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> RedlockEngine:
     """`redlock://[user:password@]host1:port,host2:port,host3:port[/db]`; options: `allow_eviction`, `tls` and those of
     TLS."""
-    shared = book.shelf.get("redlock")
-    if not isinstance(shared, Shared):  # the first of the twins
-        found = nodes(config)
-        listener = Ears(found, runtime, book, config.call_timeout)
-        shared = book.shelf["redlock"] = Shared(found, listener, Numbers(runtime))
-    return RedlockEngine(runtime, book, shared)
+    client_state = registry.shared.get("redlock")
+    if not isinstance(client_state, RedlockClientState):  # the first of the twins
+        redlock_nodes = parse_nodes(config)
+        subscriptions = NodeSubscriptions(redlock_nodes, runtime, registry, config.call_timeout)
+        client_state = registry.shared["redlock"] = RedlockClientState(
+            redlock_nodes, subscriptions, ProposalClock(runtime)
+        )
+    return RedlockEngine(runtime, registry, client_state)

@@ -11,97 +11,99 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from leasehold.book import every
 from leasehold.core.timing import backoff
-from leasehold.engines.redis.requests import spelled_out
+from leasehold.engines.redis.protocol import as_eval
 from leasehold.engines.redis.scripts import Script
-from leasehold.engines.redis.server import Server
-from leasehold.engines.redis.settings import ASK, Settings
+from leasehold.engines.redis.server import RedisEndpoint
+from leasehold.engines.redis.server_settings import SETTINGS_COMMANDS, ServerSettings
+from leasehold.engines.registry import snapshot_items
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.loopstream import LoopStream
-from leasehold.runtime.streams import SocketStream
+from leasehold.runtime.net.blocking import SocketStream
+from leasehold.runtime.net.event_loop import LoopStream
 
-_REST: Final = 0.1  # after the first miss; more after each further one
-_LONGEST_REST: Final = 5.0
-_MOST_MISSED: Final = 10_000  # releases; what is beyond that lapses
+_MIN_BACKOFF: Final = 0.1  # after the first miss; more after each further one
+_MAX_BACKOFF: Final = 5.0
+_MAX_MISSED_RELEASES: Final = 10_000  # releases; what is beyond that lapses
 
 
-class Node(Server):
+class RedlockNode(RedisEndpoint):
     """Shared by the twins of a client and its listener. Changed by any thread, in single steps."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.tls = self._tls
-        self.peers: Sequence[Node] = ()
+        self.peers: Sequence[RedlockNode] = ()
         self.run_id = ""  # of the server that was met here last
-        self.met = False  # it was fit for locks once
-        self.rests_until, self._misses = 0.0, 0
-        self.missed: dict[str, bytes] = {}  # by mark: releases, which are calls of one script
-        self._script: Script | None = None
+        self.accepted_once = False  # it was fit for locks once
+        self.backoff_until, self._failures = 0.0, 0
+        self.missed_releases: dict[str, bytes] = {}  # by mark: releases, which are calls of one script
+        self._release_script: Script | None = None
 
-    def answered(self) -> None:
-        self.rests_until, self._misses = 0.0, 0
+    def on_answer(self) -> None:
+        self.backoff_until, self._failures = 0.0, 0
 
-    def silent(self, now: float, fraction: float) -> None:
-        self._misses += 1
-        self.rests_until = now + backoff(self._misses, _REST, _LONGEST_REST, 0.5 + fraction / 2)
+    def on_failure(self, now: float, random: float) -> None:
+        self._failures += 1
+        self.backoff_until = now + backoff(self._failures, _MIN_BACKOFF, _MAX_BACKOFF, 0.5 + random / 2)
 
-    def owe(self, mark: str, script: Script, release: bytes) -> None:
+    def add_missed_release(self, id_hash: str, script: Script, release: bytes) -> None:
         """Have it told of this release when it is back. With too many of them the oldest are left to lapse."""
-        self._script, self.missed[mark] = script, release
-        if len(self.missed) > _MOST_MISSED:
+        self._release_script, self.missed_releases[id_hash] = script, release
+        if len(self.missed_releases) > _MAX_MISSED_RELEASES:
             with suppress(StopIteration, KeyError, RuntimeError):  # another thread is at it
-                del self.missed[next(iter(self.missed))]
+                del self.missed_releases[next(iter(self.missed_releases))]
 
     def after_fork(self) -> None:
         """What was missed is the parent's to say."""
-        self.missed = {}
+        self.missed_releases = {}
 
     # ------------------------------------------------------------ a connection
 
-    def greeting(self) -> tuple[bytes, int, Callable[[list[Any]], None]]:
-        missed, known = self._missed(), self._steps + len(ASK)
+    def handshake(self) -> tuple[bytes, int, Callable[[list[Any]], None]]:
+        missed, handshake_count = self._missed_release_calls(), self._sign_in_count + len(SETTINGS_COMMANDS)
 
-        def meet(replies: list[Any]) -> None:
-            self._meet(replies[:known])
-            for (mark, release, _), reply in zip(missed, replies[known:], strict=True):
-                self._heard(mark, release, reply)
+        def on_replies(replies: list[Any]) -> None:
+            self._check_handshake(replies[:handshake_count])
+            for (id_hash, release, _), reply in zip(missed, replies[handshake_count:], strict=True):
+                self._on_release_reply(id_hash, release, reply)
 
-        return self._greeting + b"".join([said for _, _, said in missed]), known + len(missed), meet
+        return self._handshake + b"".join([call for _, _, call in missed]), handshake_count + len(missed), on_replies
 
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         stream = await super().open(runtime, deadline)
         if isinstance(stream, LoopStream):
-            for mark, release, said in self._missed():
-                stream.post(said, deadline, partial(self._heard, mark, release))
+            for id_hash, release, call in self._missed_release_calls():
+                stream.post(call, deadline, partial(self._on_release_reply, id_hash, release))
         return stream
 
-    def _missed(self) -> list[tuple[str, bytes, bytes]]:
+    def _missed_release_calls(self) -> list[tuple[str, bytes, bytes]]:
         """And how each is said: a node that was down has forgotten the script, and learns it by the first."""
-        missed, script = every(self.missed), self._script
+        missed, script = snapshot_items(self.missed_releases), self._release_script
         return [
-            (mark, release, release if number or script is None else spelled_out(script, release))
-            for number, (mark, release) in enumerate(missed)
+            (id_hash, release, release if index or script is None else as_eval(script, release))
+            for index, (id_hash, release) in enumerate(missed)
         ]
 
-    def _heard(self, mark: str, release: bytes, reply: Any) -> None:
-        if isinstance(reply, int) and self.missed.get(mark) is release:  # not while it is still reading its log
-            self.missed.pop(mark, None)
+    def _on_release_reply(self, id_hash: str, release: bytes, reply: Any) -> None:
+        if (
+            isinstance(reply, int) and self.missed_releases.get(id_hash) is release
+        ):  # not while it is still reading its log
+            self.missed_releases.pop(id_hash, None)
 
-    def _meet(self, replies: list[Any]) -> None:
-        super()._meet(replies)
-        self.run_id = _run_id(replies[self._steps])
-        for other in self.peers:
-            if self.run_id and other is not self and other.run_id == self.run_id:
+    def _check_handshake(self, replies: list[Any]) -> None:
+        super()._check_handshake(replies)
+        self.run_id = _parse_run_id(replies[self._sign_in_count])
+        for peer in self.peers:
+            if self.run_id and peer is not self and peer.run_id == self.run_id:
                 raise ConfigError(
-                    f"{other.address} and {self.address} are one Redis server under two addresses: a redlock needs "
+                    f"{peer.address} and {self.address} are one Redis server under two addresses: a redlock needs "
                     "servers that fail apart"
                 )
-        self.met = True
+        self.accepted_once = True
 
-    def _warning(self, settings: Settings) -> str | None:
-        if settings.log is False:
+    def _warning(self, settings: ServerSettings) -> str | None:
+        if settings.appendonly is False:
             return (
                 f"{self} keeps no log (appendonly no): restarted, it has forgotten its part of every lock, and may "
                 "make up a majority for a second holder while the first still trusts its lease; appendonly yes with "
@@ -110,11 +112,11 @@ class Node(Server):
         return super()._warning(settings)
 
 
-def _run_id(info: object) -> str:
+def _parse_run_id(info: object) -> str:
     if not isinstance(info, bytes):
         return ""
     return info.partition(b"\nrun_id:")[2].partition(b"\r")[0].decode(errors="replace")
 
 
-def nobody_waits(_reply: object) -> None:
+def ignore_reply(_reply: object) -> None:
     """For an answer that decides nothing."""

@@ -3,30 +3,30 @@
 -- ARGV  1 number: of this request; then for each claim: mark, token (0: queued), ttl
 -- Reply for each claim two numbers: life (-1: unknown, -2: lapsed) and place (-1: it does not wait); then the time here
 local raw = redis.call('GET', NAME)
-local line, number = raw and cmsgpack.unpack(raw), tonumber(ARGV[1])
---@ machine.lua
+local lock_state, number = raw and cmsgpack.unpack(raw), tonumber(ARGV[1])
+--@ lock_state.lua
 
-local lapsed = {}
-for _, p in ipairs(occupiers) do
-  if p.state == HELD and p.till <= now then lapsed[p.mark] = true end
+local expired = {}
+for _, entry in ipairs(holders) do
+  if entry.state == HELD and entry.expires_at <= now then expired[entry.id_hash] = true end
 end
-settle()
-advance()
+expire_holders()
+advance_queue()
 local answers = {}
 for n = 2, #ARGV, 3 do
-  local mark, token = ARGV[n], tonumber(ARGV[n + 1])
-  local p = find(mark)
-  local life, where = lapsed[mark] and -2 or -1, -1
-  if p and token == 0 then  -- the heart-beat alone: it lengthens no reservation and puts nobody back in line
-    p.beat, p.number, changed = now + BEAT, math.max(p.number or 0, number), true
-    if p.token == 0 then keep(p) end
-    life, where = BEAT, p.state == WAITING and place(p) or -1
-  elseif p and p.state == HELD and p.token == token then
-    p.number = math.max(p.number or 0, number)
-    life = extend(p, tonumber(ARGV[n + 2]))
+  local id_hash, token = ARGV[n], tonumber(ARGV[n + 1])
+  local entry = find(id_hash)
+  local life, position = expired[id_hash] and -2 or -1, -1
+  if entry and token == 0 then  -- the heart-beat alone: it lengthens no reservation and puts nobody back in line
+    entry.heartbeat_expires_at, entry.number, changed = now + WAITER_TTL, math.max(entry.number or 0, number), true
+    if entry.token == 0 then write_waiter(entry) end
+    life, position = WAITER_TTL, entry.state == WAITING and position_of(entry) or -1
+  elseif entry and entry.state == HELD and entry.token == token then
+    entry.number = math.max(entry.number or 0, number)
+    life = extend(entry, tonumber(ARGV[n + 2]))
   end
   answers[#answers + 1] = life
-  answers[#answers + 1] = where
+  answers[#answers + 1] = position
 end
 save()
 answers[#answers + 1] = now

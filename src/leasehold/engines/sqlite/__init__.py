@@ -1,12 +1,13 @@
 """The SQLite engine: locks between the processes of one machine, with nothing but a file.
 
-engine.py  the verbs: one immediate transaction each, retried until the deadline
-idle.py    the two verbs on a name nobody else wants: nothing to decide, and no line to bring in
-rows.py    one name's line brought in from rows, decided by core/admission.py, written back as differences
-file.py    one twin's connection: opened when needed, its errors mapped, closed before a fork
-place.py   where a file may live and who may use it: paths, permissions, file systems, schema, boots
-mail.py    wake-ups: a unix datagram to the client whose turn it is
-host.py    this machine: its clock, and the ids that tell whether two processes share that clock
+engine.py          the verbs: one immediate transaction each, retried until the deadline
+fast_path.py       acquire and release of an uncontended name: nothing to decide, no queue to load
+rows.py            one name's state loaded from rows, decided by core/lock_state.py, written back as differences
+connection.py      one engine instance's connection: opened when needed, errors mapped, closed before a fork
+location.py        where a file may live and who may use it: paths, permissions, file systems
+schema.py          the tables, and what happens to them after a reboot
+wakeup_socket.py   wake-ups: a unix datagram to the client whose waiter is next
+boot_clock.py      the machine's boot clock, and whether two processes share it
 """
 
 from leasehold.engines.sqlite.engine import open

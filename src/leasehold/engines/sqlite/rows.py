@@ -1,8 +1,8 @@
-"""One name's line on rows: brought in as far as a verb needs it, decided by `core/admission.py`, written back.
+"""One name's state on rows: loaded as far as a verb needs it, decided by `core/lock_state.py`, written back.
 
-`RowLine` adds no decision to `Line`. It brings in everything that occupies the name, the party that asks, and of those
-in line the first, then the next whenever that one goes: a thousand waiters cost a verb no more than two. Nothing is
-written before `save`, but for lapsed places, and all of it inside the verb's one transaction.
+`RowLockState` adds no decision to `LockState`. It loads every holder of the name, the entry of the claim that asks, and
+of the queue only the first waiter, then the next one whenever that one goes: a thousand waiters cost a verb no more
+than two. Nothing is written before `save`, except that expired waiters are deleted; all of it is one transaction.
 """
 
 from __future__ import annotations
@@ -13,161 +13,184 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from leasehold.core.admission import Line
-from leasehold.core.party import COOLING, PASSED, WAITING, Counter, Moment, Party
-from leasehold.core.timing import BEAT
-from leasehold.engines.sql.rows import place
-from leasehold.engines.sqlite.file import Moved
-from leasehold.engines.sqlite.host import Host
+from leasehold.core.lock_state import LockState
+from leasehold.core.queue_entry import COOLING, PASSED, WAITING, Context, QueueEntry, TokenCounter
+from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.sql.codec import add_entry
+from leasehold.engines.sqlite.boot_clock import BootClock
+from leasehold.engines.sqlite.connection import ClockChanged
 from leasehold.model import Holder, Holding, Kind
 
 Row: TypeAlias = "tuple[Any, ...]"
 
-_GRANT: Final = "token, mark, state, client, label, host, pid, purpose, mode, delay, ticket, since, beat, until, slot"
-_WAITER: Final = "passed, ticket, mark, client, label, host, pid, purpose, mode, delay, since, beat"
+_GRANT_COLUMNS: Final = (
+    "token, id_hash, state, client, label, host, pid, purpose, mode, delay, ticket, since, "
+    "heartbeat_expires_at, until, slot"
+)
+_WAITER_COLUMNS: Final = (
+    "passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at"
+)
 
 # One statement for all that an uncontended verb reads.
-_LOAD: Final = f"""
-    select m.stamp, m.token, m.ticket, l.kind, l.most, l.scan_at, l.told, l.told_end, g.life, g.kind, g.most,
-        {", ".join(f"g.{column}" for column in _GRANT.split(", "))}
+_SELECT_NAME: Final = f"""
+    select m.clock_id, m.token, m.ticket, l.kind, l.grant_limit, l.scan_at, l.notified_id_hash, l.notified_recheck_at,
+        g.granted_ttl, g.kind, g.grant_limit,
+        {", ".join(f"g.{column}" for column in _GRANT_COLUMNS.split(", "))}
     from lh_meta m
-    left join lh_line l on l.namespace = ?1 and l.name = ?2
+    left join lh_queue l on l.namespace = ?1 and l.name = ?2
     left join lh_grant g on g.namespace = ?1 and g.name = ?2"""
-_OF_LOAD: Final = 11  # where the party's own columns begin
+_GRANT_OFFSET: Final = 11  # where the party's own columns begin
 
-_BY_MARK: Final = f"select {_WAITER} from lh_waiter where mark = ? and namespace = ? and name = ?"
-_NEXT: Final = f"""select {_WAITER} from lh_waiter
+_SELECT_BY_ID_HASH: Final = f"select {_WAITER_COLUMNS} from lh_waiter where id_hash = ? and namespace = ? and name = ?"
+_SELECT_NEXT_WAITER: Final = f"""select {_WAITER_COLUMNS} from lh_waiter
     where namespace = ? and name = ? and passed = 0 and ticket > ? order by ticket limit 1"""
-_BEFORE: Final = "select count(*) from lh_waiter where namespace = ? and name = ? and passed = 0 and ticket < ?"
-_ANY: Final = "select exists (select 1 from lh_waiter where namespace = ? and name = ?)"
-_LAPSED: Final = "delete from lh_waiter where namespace = ? and name = ? and beat <= ?"
+_COUNT_AHEAD: Final = "select count(*) from lh_waiter where namespace = ? and name = ? and passed = 0 and ticket < ?"
+_EXISTS_WAITER: Final = "select exists (select 1 from lh_waiter where namespace = ? and name = ?)"
+_DELETE_EXPIRED: Final = "delete from lh_waiter where namespace = ? and name = ? and heartbeat_expires_at <= ?"
 
-PUT_GRANT: Final = f"replace into lh_grant (namespace, name, life, kind, most, {_GRANT}) values ({', '.join('?' * 20)})"
-_PUT_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER}) values ({', '.join('?' * 14)})"
-_CUT_GRANT: Final = "delete from lh_grant where namespace = ? and name = ? and token = ?"
-_CUT_WAITER: Final = "delete from lh_waiter where namespace = ? and name = ? and passed = ? and ticket = ?"
+REPLACE_GRANT: Final = (
+    f"replace into lh_grant (namespace, name, granted_ttl, kind, grant_limit, {_GRANT_COLUMNS}) "
+    f"values ({', '.join('?' * 20)})"
+)
+_REPLACE_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER_COLUMNS}) values ({', '.join('?' * 14)})"
+_DELETE_GRANT: Final = "delete from lh_grant where namespace = ? and name = ? and token = ?"
+_DELETE_WAITER: Final = "delete from lh_waiter where namespace = ? and name = ? and passed = ? and ticket = ?"
 
-_AHEAD: Final = float("inf")
+_ALL_LOADED: Final = float("inf")
 
 
-class Stored(NamedTuple):
+class StoredEntry(NamedTuple):
     """A party, and its row as it stands in the table: None, there is none yet."""
 
-    party: Party
+    entry: QueueEntry
     row: Row | None
-    life: float = 0.0
+    granted_ttl: float = 0.0
 
 
-class RowLine(Line):
-    __slots__ = ("_counter", "_db", "_frontier", "_key", "_line_row", "_meta", "_now", "_stored", "_tickets")
+class RowLockState(LockState):
+    __slots__ = (
+        "_counter",
+        "_db",
+        "_key",
+        "_loaded_tickets",
+        "_loaded_up_to",
+        "_now",
+        "_queue_row",
+        "_stored",
+        "_stored_counters",
+    )
 
     def __init__(
         self,
         db: sqlite3.Connection,
-        host: Host,
+        boot_clock: BootClock,
         namespace: str,
         name: str,
-        mark: str = "",
+        id_hash: str = "",
         kind: Kind = "lock",
         limit: int = 1,
     ) -> None:
-        now = host.clock()  # inside the transaction: decisions and their times have one order
+        now = boot_clock.now()  # inside the transaction: decisions and their times have one order
         super().__init__(now, kind, limit)
         self._db, self._key, self._now = db, (namespace, name), now
-        self._stored: list[Stored] = []
-        self._tickets: set[int] = set()  # of waiters brought in: never twice, or one removed would come back
-        self._line_row: Row | None = None
-        rows = db.execute(_LOAD, self._key).fetchall()
-        if not rows or rows[0][0] != host.stamp:  # or somebody emptied the tables
-            raise Moved
+        self._stored: list[StoredEntry] = []
+        self._loaded_tickets: set[int] = set()  # of waiters brought in: never twice, or one removed would come back
+        self._queue_row: Row | None = None
+        rows = db.execute(_SELECT_NAME, self._key).fetchall()
+        if not rows or rows[0][0] != boot_clock.clock_id:  # or somebody emptied the tables
+            raise ClockChanged
         first = rows[0]
-        self._meta = (first[1], first[2])
-        self._counter = Counter(first[1])
-        self.tickets = first[2]
+        self._stored_counters = (first[1], first[2])
+        self._counter = TokenCounter(first[1])
+        self.last_ticket = first[2]
         if first[11] is not None:
             self.kind, self.limit = first[9], first[10]
             for row in rows:
-                self._occupied(row)
-            self._next_end = min(party.until for party in self.occupiers.values())
-        self._frontier = _AHEAD  # every waiter with a ticket up to this one is in `waiters`
+                self._load_holder(row)
+            self._next_expiry = min(entry.until for entry in self.holders.values())
+        self._loaded_up_to = _ALL_LOADED  # every waiter with a ticket up to this one is in `waiters`
         if first[3] is not None:
-            self._line_row = first[3:8]
-            self.kind, self.limit, self._scan_at = first[3], first[4], first[5]
-            self._told = (first[6], first[7])
-            self._frontier = -1
-            if mark and mark not in self.parties and (row := db.execute(_BY_MARK, (mark, *self._key)).fetchone()):
-                self._queued(row)
+            self._queue_row = first[3:8]
+            self.kind, self.limit, self._next_waiter_scan = first[3], first[4], first[5]
+            self._notified_head = (first[6], first[7])
+            self._loaded_up_to = -1
+            if (
+                id_hash
+                and id_hash not in self.entries
+                and (row := db.execute(_SELECT_BY_ID_HASH, (id_hash, *self._key)).fetchone())
+            ):
+                self._load_waiter(row)
             self._head()
 
-    def moment(self, wall: Callable[[], float], reachable: Callable[[str], bool]) -> Moment:
-        def issue() -> int:
+    def context(self, wall: Callable[[], float], reachable: Callable[[str], bool]) -> Context:
+        def issue_token() -> int:
             return self._counter.next(int(wall() * 1_000_000))
 
-        return Moment(self._now, issue, reachable)
+        return Context(self._now, issue_token, reachable)
 
     def save(self) -> None:
         """Write what the verb has changed."""
         db, key = self._db, self._key
-        queued = self._line_row is not None
-        for party, row, life in self._stored:
-            new = self._row_of(party)
+        queued = self._queue_row is not None
+        for entry, row, granted_ttl in self._stored:
+            new = self._row_of(entry)
             if new == row:
                 continue
             if row is not None and (new is None or new[:2] != row[:2] or len(new) != len(row)):
                 if len(row) == 15:
-                    db.execute(_CUT_GRANT, (*key, row[0]))
+                    db.execute(_DELETE_GRANT, (*key, row[0]))
                 else:
-                    db.execute(_CUT_WAITER, (*key, row[0], row[1]))
+                    db.execute(_DELETE_WAITER, (*key, row[0], row[1]))
             if new is None:
                 continue
             if len(new) == 15:
                 if row is None or len(row) != 15 or row[13] != new[13]:
-                    life = party.until - self._now
-                db.execute(PUT_GRANT, (*key, life, self.kind, self.limit, *new))
+                    granted_ttl = entry.until - self._now
+                db.execute(REPLACE_GRANT, (*key, granted_ttl, self.kind, self.limit, *new))
             else:
                 queued = True
-                db.execute(_PUT_WAITER, (*key, *new))
-        if (self._counter.last, self.tickets) != self._meta:
-            db.execute("update lh_meta set token = ?, ticket = ?", (self._counter.last, self.tickets))
+                db.execute(_REPLACE_WAITER, (*key, *new))
+        if (self._counter.last, self.last_ticket) != self._stored_counters:
+            db.execute("update lh_meta set token = ?, ticket = ?", (self._counter.last, self.last_ticket))
         if queued:
-            self._save_line()
+            self._save_queue()
 
-    def _save_line(self) -> None:
-        if not self._db.execute(_ANY, self._key).fetchone()[0]:
-            self._db.execute("delete from lh_line where namespace = ? and name = ?", self._key)
+    def _save_queue(self) -> None:
+        if not self._db.execute(_EXISTS_WAITER, self._key).fetchone()[0]:
+            self._db.execute("delete from lh_queue where namespace = ? and name = ?", self._key)
             return
-        new = (self.kind, self.limit, self._scan_at, *self._told)
-        if new != self._line_row:
-            self._db.execute("replace into lh_line values (?, ?, ?, ?, ?, ?, ?)", (*self._key, *new))
+        new = (self.kind, self.limit, self._next_waiter_scan, *self._notified_head)
+        if new != self._queue_row:
+            self._db.execute("replace into lh_queue values (?, ?, ?, ?, ?, ?, ?)", (*self._key, *new))
 
     # ------------------------------------------- rows to parties and back
 
-    def _occupied(self, row: Row) -> None:
-        party = as_occupier(row[_OF_LOAD:])
-        self.occupiers[party.token] = party
-        if party.state != COOLING:
-            self.parties[party.mark] = party
-        self._stored.append(Stored(party, row[_OF_LOAD:], row[8]))
+    def _load_holder(self, row: Row) -> None:
+        entry = holder_from_row(row[_GRANT_OFFSET:])
+        self.holders[entry.token] = entry
+        if entry.state != COOLING:
+            self.entries[entry.id_hash] = entry
+        self._stored.append(StoredEntry(entry, row[_GRANT_OFFSET:], row[8]))
 
-    def _queued(self, row: Row) -> None:
-        party = as_waiter(row)
-        self._tickets.add(party.ticket)
-        self.parties[party.mark] = party
-        if party.state == WAITING:
-            insort(self.waiters, (party.ticket, party))
-        self._stored.append(Stored(party, row))
+    def _load_waiter(self, row: Row) -> None:
+        entry = waiter_from_row(row)
+        self._loaded_tickets.add(entry.ticket)
+        self.entries[entry.id_hash] = entry
+        if entry.state == WAITING:
+            insort(self.waiters, (entry.ticket, entry))
+        self._stored.append(StoredEntry(entry, row))
 
-    def _row_of(self, party: Party) -> Row | None:
-        if self.occupiers.get(party.token) is party:
+    def _row_of(self, entry: QueueEntry) -> Row | None:
+        if self.holders.get(entry.token) is entry:
             return (
-                *(party.token, party.mark, party.state, party.client, *party.holder, party.mode, party.delay),
-                *(party.ticket, party.since, party.beat, party.until, party.slot),
+                *(entry.token, entry.id_hash, entry.state, entry.client, *entry.holder, entry.mode, entry.delay),
+                *(entry.ticket, entry.since, entry.heartbeat_expires_at, entry.until, entry.slot),
             )
-        if self.parties.get(party.mark) is party:
-            passed = int(party.state == PASSED)
+        if self.entries.get(entry.id_hash) is entry:
+            passed = int(entry.state == PASSED)
             return (
-                *(passed, party.ticket, party.mark, party.client, *party.holder, party.mode, party.delay),
-                *(party.since, party.beat),
+                *(passed, entry.ticket, entry.id_hash, entry.client, *entry.holder, entry.mode, entry.delay),
+                *(entry.since, entry.heartbeat_expires_at),
             )
         return None
 
@@ -175,90 +198,122 @@ class RowLine(Line):
 
     @property
     def idle(self) -> bool:
-        return super().idle and (self._line_row is None or not self._db.execute(_ANY, self._key).fetchone()[0])
+        return super().idle and (
+            self._queue_row is None or not self._db.execute(_EXISTS_WAITER, self._key).fetchone()[0]
+        )
 
-    def _head(self) -> Party | None:
-        while self._frontier != _AHEAD and (not self.waiters or self.waiters[0][0] > self._frontier):
-            row = self._db.execute(_NEXT, (*self._key, self._frontier)).fetchone()
-            self._frontier = _AHEAD if row is None else row[1]
-            if row is not None and row[1] not in self._tickets:
-                self._queued(row)
+    def _head(self) -> QueueEntry | None:
+        while self._loaded_up_to != _ALL_LOADED and (not self.waiters or self.waiters[0][0] > self._loaded_up_to):
+            row = self._db.execute(_SELECT_NEXT_WAITER, (*self._key, self._loaded_up_to)).fetchone()
+            self._loaded_up_to = _ALL_LOADED if row is None else row[1]
+            if row is not None and row[1] not in self._loaded_tickets:
+                self._load_waiter(row)
         return super()._head()
 
-    def _leave_line(self, party: Party) -> None:
-        if party.state == WAITING:
-            place = super()._place(party)  # among those brought in
-            if place < len(self.waiters) and self.waiters[place][1] is party:
-                del self.waiters[place]
+    def _leave_queue(self, entry: QueueEntry) -> None:
+        if entry.state == WAITING:
+            position = super()._position(entry)  # among those brought in
+            if position < len(self.waiters) and self.waiters[position][1] is entry:
+                del self.waiters[position]
             self._head()  # `waiters` must not look empty while the table has more
 
-    def _scan(self, now: float) -> None:
-        super()._scan(now)
-        if self._line_row is not None:
-            self._db.execute(_LAPSED, (*self._key, now))
+    def _expire_waiters(self, now: float) -> None:
+        super()._expire_waiters(now)
+        if self._queue_row is not None:
+            self._db.execute(_DELETE_EXPIRED, (*self._key, now))
             self._head()
 
-    def _join(self, now: float, claim: Any, client: str) -> Party:
-        if not self.waiters and self._line_row is None:
-            self._scan_at = now + BEAT
-        party = super()._join(now, claim, client)
-        self._tickets.add(party.ticket)
-        self._stored.append(Stored(party, None))
-        return party
+    def _add_entry(self, now: float, claim: Any, client: str) -> QueueEntry:
+        if not self.waiters and self._queue_row is None:
+            self._next_waiter_scan = now + WAITER_TTL
+        entry = super()._add_entry(now, claim, client)
+        self._loaded_tickets.add(entry.ticket)
+        self._stored.append(StoredEntry(entry, None))
+        return entry
 
-    def _place(self, party: Party) -> int:
+    def _position(self, entry: QueueEntry) -> int:
         """How many wait before it: those in the table, corrected by what this verb has changed so far."""
-        if self._line_row is None:
-            return super()._place(party)
-        (count,) = self._db.execute(_BEFORE, (*self._key, party.ticket)).fetchone()
+        if self._queue_row is None:
+            return super()._position(entry)
+        (count,) = self._db.execute(_COUNT_AHEAD, (*self._key, entry.ticket)).fetchone()
         for known, row, _ in self._stored:
-            if known.ticket < party.ticket:
+            if known.ticket < entry.ticket:
                 waited = row is not None and len(row) == 12 and row[0] == 0
-                waits = known.state == WAITING and self.parties.get(known.mark) is known
+                waits = known.state == WAITING and self.entries.get(known.id_hash) is known
                 count += waits - waited
         return int(count)
 
 
-def as_occupier(row: Row) -> Party:
-    token, mark, state, client, label, host, pid, purpose, mode, delay, ticket, since, beat, until, slot = row
+def holder_from_row(row: Row) -> QueueEntry:
+    (
+        token,
+        id_hash,
+        state,
+        client,
+        label,
+        host,
+        pid,
+        purpose,
+        mode,
+        delay,
+        ticket,
+        since,
+        heartbeat_expires_at,
+        until,
+        slot,
+    ) = row
     holder = Holder(label, host, pid, purpose)
-    return Party(mark, client, holder, mode, delay, ticket, since, beat, state, until, token, slot)
+    return QueueEntry(
+        id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at, state, until, token, slot
+    )
 
 
-def as_waiter(row: Row) -> Party:
-    passed, ticket, mark, client, label, host, pid, purpose, mode, delay, since, beat = row
+def waiter_from_row(row: Row) -> QueueEntry:
+    passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at = row
     state = PASSED if passed else WAITING
-    return Party(mark, client, Holder(label, host, pid, purpose), mode, delay, ticket, since, beat, state)
+    return QueueEntry(
+        id_hash, client, Holder(label, host, pid, purpose), mode, delay, ticket, since, heartbeat_expires_at, state
+    )
 
 
-def holdings(db: sqlite3.Connection, host: Host, namespace: str, prefix: str, exact: bool) -> Iterator[Holding]:
+def holdings(
+    db: sqlite3.Connection, boot_clock: BootClock, namespace: str, prefix: str, exact: bool
+) -> Iterator[Holding]:
     """Everything live, as one snapshot. Changes nothing: what is over is left out, what could go on is left to those
     whose turn it is."""
-    now = host.clock()
-    of_name = f"where namespace = ? and name {'=' if exact else '>='} ? order by name"
-    grants = db.execute(f"select name, kind, most, {_GRANT} from lh_grant {of_name}", (namespace, prefix)).fetchall()
-    waiters = db.execute(f"select name, {_WAITER} from lh_waiter {of_name}, ticket", (namespace, prefix)).fetchall()
-    lines = db.execute(f"select name, kind, most from lh_line {of_name}", (namespace, prefix)).fetchall()
-    found: dict[str, Line] = {}
-    for name, kind, most, *row in grants:
-        place(found.setdefault(name, Line(now, kind, most)), as_occupier(tuple(row)))
-    for name, kind, most in lines:
-        found.setdefault(name, Line(now, kind, most))
+    now = boot_clock.now()
+    where = f"where namespace = ? and name {'=' if exact else '>='} ? order by name"
+    grants = db.execute(
+        f"select name, kind, grant_limit, {_GRANT_COLUMNS} from lh_grant {where}", (namespace, prefix)
+    ).fetchall()
+    waiters = db.execute(
+        f"select name, {_WAITER_COLUMNS} from lh_waiter {where}, ticket", (namespace, prefix)
+    ).fetchall()
+    queues = db.execute(f"select name, kind, grant_limit from lh_queue {where}", (namespace, prefix)).fetchall()
+    lock_states: dict[str, LockState] = {}
+    for name, kind, limit, *row in grants:
+        add_entry(lock_states.setdefault(name, LockState(now, kind, limit)), holder_from_row(tuple(row)))
+    for name, kind, limit in queues:
+        lock_states.setdefault(name, LockState(now, kind, limit))
     for name, rows in groupby(waiters, key=lambda row: row[0]):
         for row in rows:
-            place(found[name], as_waiter(row[1:]))
-    for name in sorted(name for name in found if name.startswith(prefix)):
-        found[name].tidy(now)
-        yield from found[name].holdings(namespace, name, now)
+            add_entry(lock_states[name], waiter_from_row(row[1:]))
+    for name in sorted(name for name in lock_states if name.startswith(prefix)):
+        lock_states[name].expire(now)
+        yield from lock_states[name].holdings(namespace, name, now)
 
 
-def overdue(db: sqlite3.Connection, now: float, after: tuple[str, str], most: int) -> tuple[list[Row], tuple[str, str]]:
+def find_expired(
+    db: sqlite3.Connection, now: float, after: tuple[str, str], max_names: int
+) -> tuple[list[Row], tuple[str, str]]:
     """Names with something over, among the next few after a place in the table, and where to go on from."""
     grants = db.execute(
         "select namespace, name, max(until + delay) from lh_grant where (namespace, name) > (?, ?) "
         "group by namespace, name order by namespace, name limit ?",
-        (*after, most),
+        (*after, max_names),
     ).fetchall()
-    lines = db.execute("select namespace, name from lh_line where scan_at + ? <= ? limit 1", (BEAT, now)).fetchall()
-    over = [row[:2] for row in grants if row[2] <= now]
-    return over + lines, grants[-1][:2] if len(grants) == most else ("", "")
+    queues = db.execute(
+        "select namespace, name from lh_queue where scan_at + ? <= ? limit 1", (WAITER_TTL, now)
+    ).fetchall()
+    expired = [row[:2] for row in grants if row[2] <= now]
+    return expired + queues, grants[-1][:2] if len(grants) == max_names else ("", "")

@@ -20,26 +20,26 @@ from kazoo.protocol.connection import PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect, ReplyHeader
 
 if TYPE_CHECKING:
-    from leasehold.engines.zookeeper.wire import Keeper
+    from leasehold.engines.zookeeper.kazoo_adapter import KazooAdapter
 
-_ONE: Final = struct.Struct("!i")
-_TWO: Final = struct.Struct("!ii")
+_INT: Final = struct.Struct("!i")
+_TWO_INTS: Final = struct.Struct("!ii")
 
 # Shares of the session's timeout. Heart-beats are so far apart: the denser, the sooner a silent server is noticed, and
 # the longer a renewal is trusted.
-BEAT: Final = 1 / 16
+HEARTBEAT_SHARE: Final = 1 / 16
 # Asked, and nothing heard for so long: on to another server, while a lease has a fifth of the session left or more to
 # be renewed there. kazoo would wait for two thirds of the session, and begin to count anew with each request.
-SILENCE: Final = 1 / 6
-LEAST_SILENCE: Final = 0.5  # seconds: a busy server, or a busy client, is not a silent one
+SILENCE_SHARE: Final = 1 / 6
+MIN_SILENCE: Final = 0.5  # seconds: a busy server, or a busy client, is not a silent one
 
-_UNKNOWN: Final = -1  # what an error is taken for whose number kazoo does not know
+_UNKNOWN_ERROR: Final = -1  # what an error is taken for whose number kazoo does not know
 
 
-class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """No worker threads: callbacks run where they are made."""
 
-    patience = 5.0  # seconds for a server to accept a connection or a session, before the next one is tried
+    connect_timeout = 5.0  # seconds for a server to accept a connection or a session, before the next one is tried
 
     def start(self) -> None: ...
 
@@ -52,26 +52,26 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self, reading: Any, writing: Any, _: Any, timeout: float | None = None
     ) -> tuple[list[Any], list[Any], Any]:
         """One system call; kazoo's own makes and drops an epoll each time."""
-        poll, by_number = select.poll(), {}
+        poll, by_fd = select.poll(), {}
         for flag, sockets in ((select.POLLIN, reading), (select.POLLOUT, writing)):
-            for each in sockets:
-                poll.register(each, flag)
-                by_number[each.fileno()] = each
-        found = [by_number[number] for number, _ in poll.poll(None if timeout is None else max(0, timeout * 1000))]
-        return [each for each in reading if each in found], [each for each in writing if each in found], []
+            for sock in sockets:
+                poll.register(sock, flag)
+                by_fd[sock.fileno()] = sock
+        ready = [by_fd[fd] for fd, _ in poll.poll(None if timeout is None else max(0, timeout * 1000))]
+        return [sock for sock in reading if sock in ready], [sock for sock in writing if sock in ready], []
 
     def create_connection(self, address: tuple[str, int], timeout: float, hostname: str = "", **tls: Any) -> Any:
         """As kazoo's own, but that nothing is left open when it fails."""
-        sock = socket.create_connection(address, min(timeout, self.patience))
+        sock = socket.create_connection(address, min(timeout, self.connect_timeout))
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return secured(sock, hostname, **tls) if tls["use_ssl"] else sock
+            return wrap_tls(sock, hostname, **tls) if tls["use_ssl"] else sock
         except BaseException:
             sock.close()
             raise
 
 
-def secured(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
+def wrap_tls(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
     context = ssl.create_default_context(cafile=tls["ca"])
     context.check_hostname = tls["check_hostname"]
     if not tls["verify_certs"]:
@@ -81,13 +81,13 @@ def secured(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
     return context.wrap_socket(sock, server_hostname=hostname)
 
 
-class Silence:
+class SilenceTimer:
     """For how long nothing was heard though something was asked. It stands where kazoo has the event of an unanswered
     heart-beat, and is set when the server is to be given up."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now, self._since = now, float("inf")
-        self.most = float("inf")
+        self.max_silence = float("inf")
 
     def set(self) -> None:
         """Something is asked."""
@@ -97,69 +97,71 @@ class Silence:
         """All was answered."""
         self._since = float("inf")
 
-    def heard(self, pending: bool) -> None:
+    def on_reply(self, pending: bool) -> None:
         self.clear()
         if pending:
             self.set()
 
     def is_set(self) -> bool:
-        return self._now() - self._since > self.most
+        return self._now() - self._since > self.max_silence
 
     def check(self) -> None:
         if self.is_set():
             raise ConnectionDropped("the server fell silent")
 
 
-class Connection(ConnectionHandler):  # type: ignore[misc]
+class KazooConnection(ConnectionHandler):  # type: ignore[misc]
     """Tells its keeper when the session was confirmed or heard of, leaves a server that falls silent, and ends without
     leaving a socket."""
 
-    client: Keeper
+    client: KazooAdapter
     _xid: int
-    _arrived: bytearray | None = None  # what was read and not yet taken apart; None while connecting
-    _tried: tuple[Any, ...] = ()  # the server that a connection was last made to
+    _read_buffer: bytearray | None = None  # what was read and not yet taken apart; None while connecting
+    _last_server: tuple[Any, ...] = ()  # the server that a connection was last made to
 
-    def __init__(self, client: Keeper, *args: Any, **more: Any) -> None:
-        super().__init__(client, *args, **more)
-        self.ping_outstanding = Silence(client.now)
-        self._beats: deque[float] = deque()  # when those were sent that are not yet answered
+    def __init__(self, client: KazooAdapter, *args: Any, **kwargs: Any) -> None:
+        super().__init__(client, *args, **kwargs)
+        self.ping_outstanding = SilenceTimer(client.now)
+        self._pings_sent: deque[float] = deque()  # when those were sent that are not yet answered
 
     def _expand_client_hosts(self) -> list[tuple[Any, ...]]:
         """As they come, but the last one tried at the end: it fell silent, or refused. A name may stand for several."""
-        found = super()._expand_client_hosts()
-        self.handler.patience = self.client.patience(len(found))
-        return sorted(found, key=lambda where: where == self._tried)
+        servers = super()._expand_client_hosts()
+        self.handler.connect_timeout = self.client.connect_timeout(len(servers))
+        return sorted(servers, key=lambda server: server == self._last_server)
 
-    def _connect(self, *where: Any) -> tuple[float, float]:
-        self._arrived, self._tried = None, where
-        self._beats.clear()
+    def _connect(self, *server: Any) -> tuple[float, float]:
+        self._read_buffer, self._last_server = None, server
+        self._pings_sent.clear()
         try:
-            _, connect_timeout = super()._connect(*where)
+            _, connect_timeout = super()._connect(*server)
         except Exception as error:
-            self.client.trouble = error
+            self.client.last_error = error
             raise
-        self._arrived = bytearray()
-        self.ping_outstanding.most = max(self.client.negotiated * SILENCE, LEAST_SILENCE)
+        self._read_buffer = bytearray()
+        self.ping_outstanding.max_silence = max(self.client.negotiated_timeout * SILENCE_SHARE, MIN_SILENCE)
         # kazoo sends a heart-beat after half of what it calls its read timeout.
-        return self.client.negotiated * 1000 * BEAT * 2, min(connect_timeout, self.ping_outstanding.most * 1000)
+        return self.client.negotiated_timeout * 1000 * HEARTBEAT_SHARE * 2, min(
+            connect_timeout, self.ping_outstanding.max_silence * 1000
+        )
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
-        super()._authenticate_with_sasl(host, min(timeout, self.handler.patience))
+        super()._authenticate_with_sasl(host, min(timeout, self.handler.connect_timeout))
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
         sent = self.client.now()
-        answer = super()._invoke(min(timeout, self.handler.patience), request, xid)
-        if isinstance(request, Connect) and answer[0].time_out > 0:
-            self.client.negotiated = answer[0].time_out / 1000
-            self.client.trouble = None
-            self.client.confirmed(sent, self.client.negotiated, answer[0].session_id)
-        return answer
+        reply = super()._invoke(min(timeout, self.handler.connect_timeout), request, xid)
+        if isinstance(request, Connect) and reply[0].time_out > 0:
+            self.client.negotiated_timeout = reply[0].time_out / 1000
+            self.client.last_error = None
+            self.client.on_session_confirmed(sent, self.client.negotiated_timeout, reply[0].session_id)
+        return reply
 
     def _send_ping(self, timeout: float) -> None:
         self.ping_outstanding.check()
-        self._beats.append(self.client.now())
+        self._pings_sent.append(self.client.now())
         super()._send_ping(timeout)
-        self.client.passed()
+        self.client.on_sent()
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         """All that is queued, in one write."""
@@ -168,56 +170,56 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             self._read_sock.recv(4096)  # the wake-ups, of which there is one for each
         queue, frames = self.client._queue, bytearray()
         while queue:
-            request, reply = queue.popleft()
+            request, pending_reply = queue.popleft()
             self._xid = self._xid % 2147483647 + 1
-            body = _TWO.pack(self._xid, request.type) + request.serialize()
-            frames += _ONE.pack(len(body)) + body
-            self.client._pending.append((request, reply, self._xid))
+            body = _TWO_INTS.pack(self._xid, request.type) + request.serialize()
+            frames += _INT.pack(len(body)) + body
+            self.client._pending.append((request, pending_reply, self._xid))
         self.ping_outstanding.set()
         self._write(frames, connect_timeout)
-        self.client.passed()
+        self.client.on_sent()
 
     def _read_socket(self, timeout: float) -> Any:
         """All answers that have arrived."""
-        answer = None
-        self._fill()
-        while answer is None and self._whole():
-            answer = super()._read_socket(timeout)
-            self.ping_outstanding.heard(bool(self._beats or self.client._pending))
-        return answer
+        reply = None
+        self._fill_buffer()
+        while reply is None and self._has_whole_reply():
+            reply = super()._read_socket(timeout)
+            self.ping_outstanding.on_reply(bool(self._pings_sent or self.client._pending))
+        return reply
 
-    def _fill(self) -> None:
+    def _fill_buffer(self) -> None:
         with self._socket_error_handling(), suppress(BlockingIOError, ssl.SSLWantReadError):
             while True:
                 chunk = self._socket.recv(65_536)
                 if not chunk:
                     raise ConnectionDropped("socket connection broken")
-                self._arrived += chunk
+                self._read_buffer += chunk
                 if len(chunk) < 65_536 and not getattr(self._socket, "pending", int)():
                     return
 
-    def _whole(self) -> bool:
+    def _has_whole_reply(self) -> bool:
         """Whether a whole answer has arrived."""
-        arrived = self._arrived or b""
-        return len(arrived) >= 4 and len(arrived) >= 4 + _ONE.unpack_from(arrived)[0]
+        buffer = self._read_buffer or b""
+        return len(buffer) >= 4 and len(buffer) >= 4 + _INT.unpack_from(buffer)[0]
 
     def _read_header(self, timeout: float) -> Any:
-        arrived = self._arrived
-        if arrived is None:
+        buffer = self._read_buffer
+        if buffer is None:
             return super()._read_header(timeout)
-        end = 4 + _ONE.unpack_from(arrived)[0]
-        body = bytes(arrived[4:end])
-        del arrived[:end]
+        end = 4 + _INT.unpack_from(buffer)[0]
+        body = bytes(buffer[4:end])
+        del buffer[:end]
         header, offset = ReplyHeader.deserialize(body, 0)
-        if header.xid == PING_XID and self._beats:
-            self.client.touched(self._beats.popleft())
-        return (header if header.err in EXCEPTIONS else header._replace(err=_UNKNOWN)), body, offset
+        if header.xid == PING_XID and self._pings_sent:
+            self.client.on_heartbeat(self._pings_sent.popleft())
+        return (header if header.err in EXCEPTIONS else header._replace(err=_UNKNOWN_ERROR)), body, offset
 
     def zk_loop(self) -> None:
         try:
             super().zk_loop()
         except Exception as error:  # a refused SASL handshake, an unknown answer: the next call begins anew
-            self.client.trouble = error
+            self.client.last_error = error
         finally:
             self.close()
-            self.client.ended(self.client)
+            self.client.on_ended(self.client)

@@ -15,98 +15,100 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from leasehold.core.admission import described
-from leasehold.core.names import FORMAT, decode, encode, key
-from leasehold.core.timing import BEAT
+from leasehold.core.lock_state import describe_kind
+from leasehold.core.names import FORMAT, decode, encode, engine_key
+from leasehold.core.timing import WAITER_TTL
 from leasehold.errors import ConfigError
 from leasehold.model import Claim, Holder, Kind, Mode
 
 ROOT: Final = f"/{FORMAT}"
-BASE: Final = f"{ROOT}/base"  # what is added to every token; no name's node is called so, they all have a colon
-TOKENS: Final = 2**53  # every token is below: a number that every language can hold
-_NAME: Final = re.compile(r"(l|s[1-9][0-9]{0,9})-(x|r)-([0-9a-f]+)-([0-9]{10})")
+TOKEN_BASE: Final = f"{ROOT}/base"  # what is added to every token; no name's node is called so, they all have a colon
+TOKEN_BOUND: Final = 2**53  # every token is below: a number that every language can hold
+_NODE_NAME: Final = re.compile(r"(l|s[1-9][0-9]{0,9})-(x|r)-([0-9a-f]+)-([0-9]{10})")
 
 
-class Node(NamedTuple):
+class ClaimNode(NamedTuple):
     """One claim's node, by its name."""
 
-    number: int
+    sequence: int
     name: str
     kind: str  # "l", or "s" and the limit
     mode: str  # "x" or "r"
-    mark: str
+    id_hash: str
 
     @property
-    def meant(self) -> tuple[Kind, int]:
+    def kind_and_limit(self) -> tuple[Kind, int]:
         return ("lock", 1) if self.kind == "l" else ("semaphore", int(self.kind[1:]))
 
 
-def kind_of(claim: Claim) -> str:
+def kind_code(claim: Claim) -> str:
     return "l" if claim.kind == "lock" else f"s{claim.limit}"
 
 
-def prefix(claim: Claim) -> str:
+def name_prefix(claim: Claim) -> str:
     """What the name of a claim's node begins with; the server adds the number."""
-    return f"{kind_of(claim)}-{'r' if claim.mode == 'shared' else 'x'}-{claim.mark}-"
+    return f"{kind_code(claim)}-{'r' if claim.mode == 'shared' else 'x'}-{claim.id_hash}-"
 
 
-def parse(name: str) -> Node | None:
-    found = _NAME.fullmatch(name)
-    return Node(int(found[4]), name, found[1], found[2], found[3]) if found else None
+def parse_name(name: str) -> ClaimNode | None:
+    match = _NODE_NAME.fullmatch(name)
+    return ClaimNode(int(match[4]), name, match[1], match[2], match[3]) if match else None
 
 
-class Line:
+class NodeQueue:
     """The nodes of one name by number. What is not a node of ours is not seen."""
 
-    __slots__ = ("_holders", "nodes")
+    __slots__ = ("_holder_count", "nodes")
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.nodes = sorted(node for node in map(parse, names) if node)
-        self._holders = self._count_holders()
+        self.nodes = sorted(node for node in map(parse_name, names) if node)
+        self._holder_count = self._count_holders()
 
     def _count_holders(self) -> int:
         """How many from the front hold the name, or may as soon as they look. The first fixes the kind."""
         if not self.nodes:
             return 0
         first = self.nodes[0]
-        same = next((at for at, node in enumerate(self.nodes) if node.kind != first.kind), len(self.nodes))
+        same_kind_end = next(
+            (index for index, node in enumerate(self.nodes) if node.kind != first.kind), len(self.nodes)
+        )
         if first.kind != "l":
-            return min(same, first.meant[1])
+            return min(same_kind_end, first.kind_and_limit[1])
         if first.mode == "x":
             return 1
-        return next((at for at, node in enumerate(self.nodes[:same]) if node.mode == "x"), same)
+        return next((index for index, node in enumerate(self.nodes[:same_kind_end]) if node.mode == "x"), same_kind_end)
 
     @property
-    def holders(self) -> list[Node]:
-        return self.nodes[: self._holders]
+    def holders(self) -> list[ClaimNode]:
+        return self.nodes[: self._holder_count]
 
-    def by_mark(self, mark: str) -> list[Node]:
-        return [node for node in self.nodes if node.mark == mark]
+    def by_id_hash(self, id_hash: str) -> list[ClaimNode]:
+        return [node for node in self.nodes if node.id_hash == id_hash]
 
     def index(self, name: str) -> int | None:
-        return next((at for at, node in enumerate(self.nodes) if node.name == name), None)
+        return next((index for index, node in enumerate(self.nodes) if node.name == name), None)
 
-    def holds(self, at: int) -> bool:
-        return at < self._holders
+    def holds(self, index: int) -> bool:
+        return index < self._holder_count
 
-    def place(self, at: int) -> int:
+    def position(self, index: int) -> int:
         """How many wait before it."""
-        return at - self._holders
+        return index - self._holder_count
 
-    def mismatch(self, at: int) -> str | None:
+    def mismatch(self, index: int) -> str | None:
         """What the line is a line for, when that is not what the node at this place means."""
         first = self.nodes[0]
-        return None if first.kind == self.nodes[at].kind else described(*first.meant)
+        return None if first.kind == self.nodes[index].kind else describe_kind(*first.kind_and_limit)
 
-    def before(self, at: int) -> Node:
+    def predecessor(self, index: int) -> ClaimNode:
         """Whose end a waiter waits for: a reader the last writer before it, all others whoever is before them."""
-        node = self.nodes[at]
+        node = self.nodes[index]
         if node.kind == "l" and node.mode == "r":
-            return next(each for each in reversed(self.nodes[:at]) if each.mode == "x")
-        return self.nodes[at - 1]
+            return next(earlier for earlier in reversed(self.nodes[:index]) if earlier.mode == "x")
+        return self.nodes[index - 1]
 
 
-class Told(NamedTuple):
+class NodeData(NamedTuple):
     """What a node's data say. `waits`: it stood in line, and has not looked since its turn came."""
 
     ttl: float
@@ -116,40 +118,42 @@ class Told(NamedTuple):
     @property
     def life(self) -> float:
         """How long it may leave its node untouched before somebody else ends it."""
-        return min(self.ttl, BEAT) if self.waits else self.ttl
+        return min(self.ttl, WAITER_TTL) if self.waits else self.ttl
 
 
-def written(holder: Holder, ttl: float, waits: bool) -> bytes:
+def encode_data(holder: Holder, ttl: float, waits: bool) -> bytes:
     return json.dumps({"ttl": ttl, "waits": waits, "holder": holder}, separators=(",", ":")).encode()
 
 
-def read(data: bytes) -> Told:
+def parse_data(data: bytes) -> NodeData:
     """Whatever stands there: what cannot be read lives until its session ends."""
     try:
-        said: dict[str, Any] = json.loads(data)
-        label, host, pid, purpose = said["holder"]
-        return Told(float(said["ttl"]), bool(said["waits"]), Holder(str(label), str(host), int(pid), str(purpose)))
+        fields: dict[str, Any] = json.loads(data)
+        label, host, pid, purpose = fields["holder"]
+        return NodeData(
+            float(fields["ttl"]), bool(fields["waits"]), Holder(str(label), str(host), int(pid), str(purpose))
+        )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return Told(float("inf"), False, None)
+        return NodeData(float("inf"), False, None)
 
 
-def base_of(data: bytes) -> int:
+def parse_base(data: bytes) -> int:
     if not data.isdigit() or len(data) > 16:
-        raise ConfigError(f"{BASE} must hold a number of at most 16 digits: without it no token can be made")
+        raise ConfigError(f"{TOKEN_BASE} must hold a number of at most 16 digits: without it no token can be made")
     return int(data)
 
 
-def name_of(namespace: str, line: str) -> str | None:
+def name_of(namespace: str, node_name: str) -> str | None:
     """The name that a node of the root is the line of; None: of another namespace, or nothing of ours."""
-    space, _, rest = line.partition(":")
-    if space != encode(namespace):
+    encoded_namespace, _, encoded_name = node_name.partition(":")
+    if encoded_namespace != encode(namespace):
         return None
     try:
-        name = decode(rest)
+        name = decode(encoded_name)
     except ValueError:
         return None
-    return name if name and key(namespace, name) == line else None
+    return name if name and engine_key(namespace, name) == node_name else None
 
 
-def mode_of(node: Node) -> Mode:
+def mode_of(node: ClaimNode) -> Mode:
     return "shared" if node.mode == "r" else "exclusive"

@@ -17,11 +17,11 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete
 from kazoo.protocol.states import KazooState
 
-from leasehold.book import Book, every
-from leasehold.core.timing import BEAT, LOOK_EVERY
-from leasehold.engines.zookeeper.address import Address
-from leasehold.engines.zookeeper.trust import Trust
-from leasehold.engines.zookeeper.wire import Keeper, Lost, Reply, is_write, meaning
+from leasehold.core.timing import MAX_SLEEP, WAITER_TTL
+from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.zookeeper.kazoo_adapter import KazooAdapter, Reply, ZookeeperConnectionLost, is_write, map_error
+from leasehold.engines.zookeeper.session_expiry import SessionExpiry
+from leasehold.engines.zookeeper.url import ZookeeperUrl
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime, Signal
@@ -30,27 +30,29 @@ T = TypeVar("T")
 
 _log = logging.getLogger("leasehold.zookeeper")
 
-_SWEEP: Final = 1 / 16  # of the session's timeout, between two looks for what is over
-_ELECTIONS: Final = 3  # each lets a session begin anew: so many of its timeouts it may outlast a silence
-_GOODBYE: Final = 0.5  # seconds for the server to confirm that the session is over
-_MEMORY: Final = 1_000  # lines, and nodes of others, that are remembered; forgetting one costs a request or a wait
+_SWEEP_SHARE: Final = 1 / 16  # of the session's timeout, between two looks for what is over
+_MAX_ELECTIONS: Final = 3  # each lets a session begin anew: so many of its timeouts it may outlast a silence
+_CLOSE_TIMEOUT: Final = 0.5  # seconds for the server to confirm that the session is over
+_MAX_REMEMBERED: Final = (
+    1_000  # lines, and nodes of others, that are remembered; forgetting one costs a request or a wait
+)
 
 
-def remember(memory: dict[str, T], path: str, value: T) -> None:
+def remember(cache: dict[str, T], path: str, value: T) -> None:
     """Enter it as the newest, and forget the oldest."""
-    memory.pop(path, None)
-    memory[path] = value
-    while len(memory) > _MEMORY:
-        memory.pop(next(iter(memory)), None)
+    cache.pop(path, None)
+    cache[path] = value
+    while len(cache) > _MAX_REMEMBERED:
+        cache.pop(next(iter(cache)), None)
 
 
-class Mine:
+class OwnNode:
     """A node of this session, by its claim's mark."""
 
-    __slots__ = ("born", "claim", "name", "path", "session", "slot", "token", "until", "waits")
+    __slots__ = ("claim", "created_zxid", "name", "path", "session_id", "slot", "token", "until", "waits")
 
     def __init__(self, claim: Claim, path: str, stat: Any, until: float) -> None:
-        self.claim, self.path, self.born, self.session = claim, path, stat.czxid, stat.ephemeralOwner
+        self.claim, self.path, self.created_zxid, self.session_id = claim, path, stat.czxid, stat.ephemeralOwner
         self.name = path.rpartition("/")[2]
         self.token = 0  # made when it is first seen to hold, and never again
         self.slot: int | None = None
@@ -58,203 +60,208 @@ class Mine:
         self.waits = False  # what its data say
 
 
-class Watch:
+class NodeWatch:
     """One watch upon one node, for all claims of this client that wait for it. Calls come from the session's thread."""
 
-    __slots__ = ("_session", "marks", "path")
+    __slots__ = ("_session", "id_hashes", "path")
 
-    def __init__(self, session: Session, path: str) -> None:
+    def __init__(self, session: ZookeeperSession, path: str) -> None:
         self._session = ref(session)
-        self.path, self.marks = path, set[str]()
+        self.path, self.id_hashes = path, set[str]()
 
     def __call__(self, _event: object) -> None:
         """It changed, or the connection is gone and with it the watch: whoever waits looks again."""
         if session := self._session():
-            session.fired(self)
-            for mark in list(self.marks):
-                session.book.deliver("go", mark, 0.0, None)
+            session.on_watch_fired(self)
+            for id_hash in list(self.id_hashes):
+                session.registry.on_notification("go", id_hash, 0.0, None)
 
 
-class Session:
-    def __init__(self, address: Address, runtime: Runtime, book: Book, call_timeout: float) -> None:
-        self.address, self.book = address, book
+class ZookeeperSession:
+    def __init__(self, url: ZookeeperUrl, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
+        self.url, self.registry = url, registry
         self._runtime, self._call_timeout = runtime, call_timeout
         self.now = runtime.now
-        self._start()
+        self._reset()
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         """As if nothing had ever been sent."""
-        self._guard = self._runtime.guard()
-        self._keeper: Keeper | None = None
-        self._callers: set[Signal] = set()  # who waits for a connection, or for its end
+        self._mutex = self._runtime.mutex()
+        self._kazoo: KazooAdapter | None = None
+        self._connection_waiters: set[Signal] = set()  # who waits for a connection, or for its end
         self._connected = False
-        self.trust = Trust()
-        self.mine: dict[str, Mine] = {}
-        self.doubts: set[str] = set()  # marks whose node may be there: the answer to its create never came
-        self.watches: dict[str, Watch] = {}  # by path
-        self._watching: dict[str, Watch] = {}  # by mark
-        self.parents: dict[str, float] = {}  # lines that were there when last used
+        self.expiry = SessionExpiry()
+        self.own_nodes: dict[str, OwnNode] = {}
+        self.unconfirmed: set[str] = set()  # marks whose node may be there: the answer to its create never came
+        self.watches: dict[str, NodeWatch] = {}  # by path
+        self._watch_by_id_hash: dict[str, NodeWatch] = {}  # by mark
+        self.known_parents: dict[str, float] = {}  # lines that were there when last used
         self.draining: dict[str, int] = {}  # lines out of numbers, by the transaction that made them
-        self.seen: dict[str, tuple[int, float]] = {}  # nodes of others: a version, and since when it is unchanged
-        self.skew = 0.0  # the leader's wall clock less our own clock, when it last wrote for us
+        self.seen_versions: dict[
+            str, tuple[int, float]
+        ] = {}  # nodes of others: a version, and since when it is unchanged
+        self.leader_clock_offset = 0.0  # the leader's wall clock less our own clock, when it last wrote for us
         self._sweep_at = self._sweep_every = 0.0
 
     # ------------------------------------------------------------- requests
 
-    async def flight(
+    async def pipeline(
         self, runtime: Runtime, requests: Sequence[Any], deadline: float, *, creates: str | None = None
     ) -> list[Reply]:
-        """Send all at once and wait for all answers. `Lost`: the connection broke; `Unavailable`: the deadline.
-        `creates`: the mark whose node is made by it, and in doubt from the moment it is sent."""
-        keeper = await self._ready(runtime, deadline)
+        """Send all at once and wait for all answers. `ZookeeperConnectionLost`: the connection broke; `Unavailable`:
+        the deadline. `creates`: the mark whose node is made by it, and in doubt from the moment it is sent."""
+        kazoo = await self._wait_connected(runtime, deadline)
         sent, signal = runtime.now(), runtime.signal()
-        with self._guard:
-            proof = self.trust.provable(sent)
+        with self._mutex:
+            heartbeat = self.expiry.provable_heartbeat(sent)
         replies = [Reply() for _ in requests]
         last = replies[-1]  # answers come in the order of their requests
-        last.told = lambda _: signal.set()
+        last.on_done = lambda _: signal.set()
         if creates is not None:
-            self.doubts.add(creates)
-        keeper.submit(requests, replies)
+            self.unconfirmed.add(creates)
+        kazoo.submit(requests, replies)
         while not last.done:
             left = deadline - runtime.now()
             if left <= 0:
-                raise self._silence()
-            await signal.wait(min(left, LOOK_EVERY))
+                raise self._timeout_error()
+            await signal.wait(min(left, MAX_SLEEP))
         for reply in replies:
-            if reply.error is not None and isinstance(meaning(reply.error), Lost):
-                raise Lost from reply.error
-        with self._guard:
-            self.trust.answered(sent, runtime.now())
+            if reply.error is not None and isinstance(map_error(reply.error), ZookeeperConnectionLost):
+                raise ZookeeperConnectionLost from reply.error
+        with self._mutex:
+            self.expiry.on_answered(sent, runtime.now())
             if any(is_write(request) and reply.error is None for request, reply in zip(requests, replies, strict=True)):
-                self.trust.proved(proof)  # an error may be a follower's own: an operation it throttled, say
+                self.expiry.confirm(heartbeat)  # an error may be a follower's own: an operation it throttled, say
         return replies
 
-    async def _ready(self, runtime: Runtime, deadline: float) -> Keeper:
+    async def _wait_connected(self, runtime: Runtime, deadline: float) -> KazooAdapter:
         """The keeper, once it is connected: what is sent before that would be carried out at nobody knows what time."""
-        if self._connected and (keeper := self._keeper):
-            return keeper
+        if self._connected and (kazoo := self._kazoo):
+            return kazoo
         signal = runtime.signal()
-        self._callers.add(signal)
+        self._connection_waiters.add(signal)
         try:
             while True:
-                with self._guard:
-                    if self.book.over or not self.book.twins:  # a call that was under way when the client was closed
+                with self._mutex:
+                    if (
+                        self.registry.closed or not self.registry.engines
+                    ):  # a call that was under way when the client was closed
                         raise ConfigError("this client is closed: make a new one")
-                    keeper = self._keeper or self._open()
+                    kazoo = self._kazoo or self._connect()
                 if self._connected:
-                    return keeper
-                if keeper.refused:
-                    self._ended(keeper)  # the next call tries anew
-                    raise ConfigError("ZooKeeper refused the credentials of this URL") from keeper.trouble
+                    return kazoo
+                if kazoo.credentials_refused:
+                    self._on_kazoo_ended(kazoo)  # the next call tries anew
+                    raise ConfigError("ZooKeeper refused the credentials of this URL") from kazoo.last_error
                 left = deadline - runtime.now()
                 if left <= 0:
-                    raise self._silence()
-                await signal.wait(min(left, LOOK_EVERY))
+                    raise self._timeout_error()
+                await signal.wait(min(left, MAX_SLEEP))
         finally:
-            self._callers.discard(signal)
+            self._connection_waiters.discard(signal)
 
-    def _silence(self) -> Unavailable:
-        trouble = self._keeper.trouble if self._keeper is not None else None
-        why = f" ({trouble})" if trouble is not None else ""
-        return Unavailable(f"ZooKeeper at {self.address.hosts} gave no answer in time{why}", engine="zookeeper")
+    def _timeout_error(self) -> Unavailable:
+        error = self._kazoo.last_error if self._kazoo is not None else None
+        why = f" ({error})" if error is not None else ""
+        return Unavailable(f"ZooKeeper at {self.url.hosts} gave no answer in time{why}", engine="zookeeper")
 
     # --------------------------------------------------------------- watches
 
-    def watch(self, path: str, mark: str) -> Watch:
+    def watch(self, path: str, id_hash: str) -> NodeWatch:
         """What to send along with a read, so that this claim is woken. One per node, however many wait for it."""
-        with self._guard:
-            if (last := self._watching.get(mark)) and last.path != path:
-                self._leave(last, mark)
+        with self._mutex:
+            if (last := self._watch_by_id_hash.get(id_hash)) and last.path != path:
+                self._unsubscribe(last, id_hash)
             watch = self.watches.get(path)
             if watch is None:
-                watch = self.watches[path] = Watch(self, path)
-            watch.marks.add(mark)
-            self._watching[mark] = watch
+                watch = self.watches[path] = NodeWatch(self, path)
+            watch.id_hashes.add(id_hash)
+            self._watch_by_id_hash[id_hash] = watch
         return watch
 
-    def fired(self, watch: Watch) -> None:
-        with self._guard:
+    def on_watch_fired(self, watch: NodeWatch) -> None:
+        with self._mutex:
             if self.watches.get(watch.path) is watch:
                 del self.watches[watch.path]
 
-    def _leave(self, watch: Watch, mark: str) -> None:
+    def _unsubscribe(self, watch: NodeWatch, id_hash: str) -> None:
         """A watch that nobody waits for must not stay for as long as its node does."""
-        watch.marks.discard(mark)
-        if not watch.marks:
+        watch.id_hashes.discard(id_hash)
+        if not watch.id_hashes:
             if self.watches.get(watch.path) is watch:
                 del self.watches[watch.path]
-            if self._keeper is not None:
-                self._keeper.unwatch(watch.path, watch)
+            if self._kazoo is not None:
+                self._kazoo.unwatch(watch.path, watch)
 
-    def unchanged(self, path: str, version: int, now: float) -> float:
+    def unchanged_for(self, path: str, version: int, now: float) -> float:
         """For how long this node has been seen with this version, by our own clock."""
-        seen = self.seen.get(path)
-        if seen is None or seen[0] != version:
-            seen = (version, now)
-            remember(self.seen, path, seen)
-        return now - seen[1]
+        last_seen = self.seen_versions.get(path)
+        if last_seen is None or last_seen[0] != version:
+            last_seen = (version, now)
+            remember(self.seen_versions, path, last_seen)
+        return now - last_seen[1]
 
-    def forget(self, mark: str) -> None:
+    def forget_node(self, id_hash: str) -> None:
         """Nothing of this claim is left at the server."""
-        self.mine.pop(mark, None)
-        self.doubts.discard(mark)
-        with self._guard:
-            if watch := self._watching.pop(mark, None):
-                self._leave(watch, mark)
+        self.own_nodes.pop(id_hash, None)
+        self.unconfirmed.discard(id_hash)
+        with self._mutex:
+            if watch := self._watch_by_id_hash.pop(id_hash, None):
+                self._unsubscribe(watch, id_hash)
 
     @property
-    def owner(self) -> int:
-        return self._keeper.owner if self._keeper is not None else 0
+    def session_id(self) -> int:
+        return self._kazoo.session_id if self._kazoo is not None else 0
 
-    def trusted(self, mine: Mine) -> float:
-        """Until when its node surely stands. `Lost`: its session is over, whatever an earlier answer may have said."""
-        with self._guard:
-            end = min(mine.until, self.trust.end(mine.session))
+    def trusted_until(self, own_node: OwnNode) -> float:
+        """Until when its node surely stands. `ZookeeperConnectionLost`: its session is over, whatever an earlier answer
+        may have said."""
+        with self._mutex:
+            end = min(own_node.until, self.expiry.expires_at(own_node.session_id))
         if end == float("-inf"):
-            raise Lost
+            raise ZookeeperConnectionLost
         return end
 
     # ------------------------------------- from the session's own thread
 
-    def _open(self) -> Keeper:
+    def _connect(self) -> KazooAdapter:
         """Its callbacks know this session weakly: a dropped client must not be kept alive by its own connection. What a
         keeper says that is not this session's any more, a goodbye above all, is not about its nodes."""
-        here = ref(self)
+        session_ref = ref(self)
 
-        def on(step: Callable[..., None]) -> Callable[..., None]:
+        def weak_callback(method: Callable[..., None]) -> Callable[..., None]:
             def call(*args: Any) -> None:
-                if (session := here()) is not None and session._keeper is keeper:
-                    step(session, *args)
+                if (session := session_ref()) is not None and session._kazoo is kazoo:
+                    method(session, *args)
 
             return call
 
-        keeper = self._keeper = Keeper(
-            self.address,
+        kazoo = self._kazoo = KazooAdapter(
+            self.url,
             self._call_timeout,
             self.now,
-            confirmed=on(Session._confirmed),
-            touched=on(Session._touched),
-            passed=on(Session._sweep),
-            changed=on(Session._changed),
-            ended=on(Session._ended),
+            on_session_confirmed=weak_callback(ZookeeperSession._on_session_confirmed),
+            on_heartbeat=weak_callback(ZookeeperSession._on_heartbeat),
+            on_sent=weak_callback(ZookeeperSession._sweep),
+            on_state_change=weak_callback(ZookeeperSession._on_state_change),
+            on_ended=weak_callback(ZookeeperSession._on_kazoo_ended),
         )
         try:
-            keeper.open()
+            kazoo.open()
         except (OSError, RuntimeError) as error:
-            self._keeper = None
+            self._kazoo = None
             raise Unavailable(f"no connection to ZooKeeper can be made: {error}", engine="zookeeper") from error
-        return keeper
+        return kazoo
 
-    def _confirmed(self, sent: float, timeout: float, session: int) -> None:
-        with self._guard:
-            self.trust.connected(sent, timeout, session)
-        self.book.lingers = max(BEAT, _ELECTIONS * timeout)
-        self._sweep_every = timeout * _SWEEP
+    def _on_session_confirmed(self, sent: float, timeout: float, session_id: int) -> None:
+        with self._mutex:
+            self.expiry.on_connected(sent, timeout, session_id)
+        self.registry.abandoned_ttl = max(WAITER_TTL, _MAX_ELECTIONS * timeout)
+        self._sweep_every = timeout * _SWEEP_SHARE
 
-    def _touched(self, sent: float) -> None:
-        with self._guard:
-            self.trust.answered(sent, self.now())
+    def _on_heartbeat(self, sent: float) -> None:
+        with self._mutex:
+            self.expiry.on_answered(sent, self.now())
 
     def _sweep(self) -> None:
         """End what nobody answers for any more. A session keeps its nodes for as long as it lives, and whoever asks but
@@ -267,43 +274,43 @@ class Session:
         if now < self._sweep_at or not self._connected:
             return
         self._sweep_at = now + self._sweep_every
-        for mark, mine in every(self.mine):
-            if now > mine.until and (mine.token or not self.book.knows(mark)):
-                self.delete(mark, mine)
+        for id_hash, own_node in snapshot_items(self.own_nodes):
+            if now > own_node.until and (own_node.token or not self.registry.knows(id_hash)):
+                self.delete_nowait(id_hash, own_node)
 
-    def delete(self, mark: str, mine: Mine, then: Callable[[], object] = lambda: None) -> None:
+    def delete_nowait(self, id_hash: str, own_node: OwnNode, on_deleted: Callable[[], object] = lambda: None) -> None:
         """Send it without waiting; whatever is not answered is left as it is."""
 
-        def told(reply: Reply) -> None:
+        def on_reply(reply: Reply) -> None:
             if reply.error is None or isinstance(reply.error, NoNodeError):
-                self.forget(mark)
-                then()
+                self.forget_node(id_hash)
+                on_deleted()
 
-        if (keeper := self._keeper) is not None and self._connected:
-            keeper.submit([Delete(mine.path, -1)], [Reply(told)])
+        if (kazoo := self._kazoo) is not None and self._connected:
+            kazoo.submit([Delete(own_node.path, -1)], [Reply(on_reply)])
 
-    def _changed(self, state: str) -> None:
+    def _on_state_change(self, state: str) -> None:
         self._connected = state == KazooState.CONNECTED
         if state == KazooState.LOST:
-            self._over()
+            self._on_session_ended()
         if not self._connected:
-            self.book.doubt("the connection to ZooKeeper broke")
+            self.registry.connection_lost("the connection to ZooKeeper broke")
         if state == KazooState.SUSPENDED:
-            _log.warning("the connection to ZooKeeper at %s broke; connecting anew", self.address.hosts)
+            _log.warning("the connection to ZooKeeper at %s broke; connecting anew", self.url.hosts)
         self._wake()
 
-    def _over(self) -> None:
+    def _on_session_ended(self) -> None:
         """The session has ended, and its nodes with it."""
-        self.mine.clear()
-        self.doubts.clear()
+        self.own_nodes.clear()
+        self.unconfirmed.clear()
 
-    def _ended(self, keeper: Keeper) -> None:
-        if self._keeper is keeper:
-            self._keeper, self._connected = None, False
+    def _on_kazoo_ended(self, kazoo: KazooAdapter) -> None:
+        if self._kazoo is kazoo:
+            self._kazoo, self._connected = None, False
         self._wake()
 
     def _wake(self) -> None:
-        for signal in list(self._callers):
+        for signal in list(self._connection_waiters):
             signal.set()
 
     # ------------------------------------------------------------- its end
@@ -311,26 +318,26 @@ class Session:
     async def close(self, runtime: Runtime) -> None:
         """End the session, and with it whatever it still holds. Waits a moment for the server to confirm."""
         signal = runtime.signal()
-        with self._guard:  # whoever opens one just now found the client open
-            keeper = self._keeper
-        if keeper is None:
+        with self._mutex:  # whoever opens one just now found the client open
+            kazoo = self._kazoo
+        if kazoo is None:
             return
-        self._callers.add(signal)
-        keeper.leave()
-        until = runtime.now() + min(_GOODBYE, self._call_timeout)
-        while self._keeper is keeper and runtime.now() < until:
+        self._connection_waiters.add(signal)
+        kazoo.close_session()
+        until = runtime.now() + min(_CLOSE_TIMEOUT, self._call_timeout)
+        while self._kazoo is kazoo and runtime.now() < until:
             await signal.wait(until - runtime.now())
-        keeper.sever()
-        self._callers.discard(signal)
-        self._keeper, self._connected = None, False
-        self._over()
+        kazoo.shutdown_socket()
+        self._connection_waiters.discard(signal)
+        self._kazoo, self._connected = None, False
+        self._on_session_ended()
 
     def after_fork(self) -> None:
-        if self._keeper is not None:
-            self._keeper.after_fork()
-        self._start()
+        if self._kazoo is not None:
+            self._kazoo.after_fork()
+        self._reset()
 
     def __del__(self) -> None:
-        keeper = getattr(self, "_keeper", None)
-        if keeper is not None and not sys.is_finalizing():  # nothing is released at exit
-            keeper.leave()
+        kazoo = getattr(self, "_kazoo", None)
+        if kazoo is not None and not sys.is_finalizing():  # nothing is released at exit
+            kazoo.close_session()

@@ -10,41 +10,41 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple, TypeAlias
 
-from leasehold.engines.zookeeper.nodes import Line
+from leasehold.engines.zookeeper.nodes import NodeQueue
 
-Given: TypeAlias = "tuple[str, int]"  # the mark it was given to, and by which transaction that claim came
-_NOBODY: Final[Given] = ("", 0)
+SlotGrant: TypeAlias = "tuple[str, int]"  # the mark it was given to, and by which transaction that claim came
+_UNUSED: Final[SlotGrant] = ("", 0)
 
 
-class Choice(NamedTuple):
+class SlotChoice(NamedTuple):
     slot: int
     data: bytes | None  # to be written; None: chosen before
 
 
-def choose(data: bytes, line: Line, mark: str, born: int, limit: int) -> Choice:
-    """The slot of a holder. `data` must not be newer than `line`: then a mark not in line is one that is gone."""
-    given = read(data)
-    for slot, (owner, _) in enumerate(given):
-        if owner == mark:
-            return Choice(slot, None)
-    chosen = {owner for owner, _ in given}
-    holders = [node.mark for node in line.holders]
-    yet_to_choose = sum(owner not in chosen for owner in holders[: holders.index(mark)])
-    free = [slot for slot, (owner, _) in enumerate(given) if owner not in holders]
-    free += range(len(given), min(limit, len(given) + yet_to_choose + 1))
-    given += [_NOBODY] * (max(free) + 1 - len(given))
-    left = sorted(free, key=lambda each: given[each][1])[yet_to_choose:]
+def choose(data: bytes, queue: NodeQueue, id_hash: str, created_zxid: int, limit: int) -> SlotChoice:
+    """The slot of a holder. `data` must not be newer than `queue`: then a mark not in line is one that is gone."""
+    assigned = parse_slots(data)
+    for slot, (holder_hash, _) in enumerate(assigned):
+        if holder_hash == id_hash:
+            return SlotChoice(slot, None)
+    chosen = {holder_hash for holder_hash, _ in assigned}
+    holders = [node.id_hash for node in queue.holders]
+    yet_to_choose = sum(holder_hash not in chosen for holder_hash in holders[: holders.index(id_hash)])
+    free = [slot for slot, (holder_hash, _) in enumerate(assigned) if holder_hash not in holders]
+    free += range(len(assigned), min(limit, len(assigned) + yet_to_choose + 1))
+    assigned += [_UNUSED] * (max(free) + 1 - len(assigned))
+    candidates = sorted(free, key=lambda each: assigned[each][1])[yet_to_choose:]
     # There is a free one below: those before it were left theirs, too. Numbers to come are not of our making.
-    slot = min((each for each in left if given[each][1] < born), default=left[0])
-    given[slot] = (mark, born)
-    return Choice(slot, json.dumps(given, separators=(",", ":")).encode())
+    slot = min((each for each in candidates if assigned[each][1] < created_zxid), default=candidates[0])
+    assigned[slot] = (id_hash, created_zxid)
+    return SlotChoice(slot, json.dumps(assigned, separators=(",", ":")).encode())
 
 
-def read(data: bytes) -> list[Given]:
+def parse_slots(data: bytes) -> list[SlotGrant]:
     """Whatever stands there: what cannot be read, or gives two slots to one claim, says nothing."""
     try:
-        given = [(str(owner), int(born)) for owner, born in json.loads(data or b"[]")]
+        assigned = [(str(holder_hash), int(created_zxid)) for holder_hash, created_zxid in json.loads(data or b"[]")]
     except (ValueError, TypeError, OverflowError, RecursionError):
         return []
-    owners = [owner for owner, _ in given if owner]
-    return given if len(owners) == len(set(owners)) else []
+    holder_hashes = [holder_hash for holder_hash, _ in assigned if holder_hash]
+    return assigned if len(holder_hashes) == len(set(holder_hashes)) else []

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leasehold.fences.rules import Shown
-from leasehold.fences.sql.dialect import checked
-from leasehold.fences.sql.link import Link
-from leasehold.fences.sql.steps import ColumnSteps
-from leasehold.runtime.base import step
+from leasehold.fences.sql.column_ops import ColumnOperations
+from leasehold.fences.sql.connection import DbApiConnection
+from leasehold.fences.sql.dialect import check_identifier
+from leasehold.runtime.base import run_sync
 
 
-class _Base(ColumnSteps):
+class _BaseSQLColumn(ColumnOperations):
     def __init__(
         self, connection: Any, table: str, *, key: str = "id", fence: str = "fence", dialect: str | None = None
     ) -> None:
         """`key`: the column that names a row. `fence`: the column of the mark, a bigint; NULL and 0: never used."""
-        self._table, self._key, self._fence = checked(table), checked(key), checked(fence)
-        self._link = Link(connection, dialect)
+        self._table, self._key, self._fence = check_identifier(table), check_identifier(key), check_identifier(fence)
+        self._db = DbApiConnection(connection, dialect)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._table}.{self._fence}>"
@@ -26,66 +26,69 @@ class _Base(ColumnSteps):
     def resource_of(self, key: Any) -> str:
         return f"{self._table}/{key}"
 
-    def is_mark(self, column: str) -> bool:
+    def is_fence_column(self, column: str) -> bool:
         return column.lower() == self._fence.lower()
 
     async def update(self, key: Any, token: int, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
-        changes = [f"{self._fence} = :token", *(f"{checked(column)} = :set{n}" for n, column in enumerate(sets))]
-        changes += [f"{checked(column)} = {column} - :take{n}" for n, column in enumerate(takes)]
+        changes = [
+            f"{self._fence} = :token",
+            *(f"{check_identifier(column)} = :set{n}" for n, column in enumerate(sets)),
+        ]
+        changes += [f"{check_identifier(column)} = {column} - :take{n}" for n, column in enumerate(takes)]
         limits = [f"and {column} >= :take{n}" for n, column in enumerate(takes)]
         values = {f"set{n}": value for n, value in enumerate(sets.values())}
         values |= {f"take{n}": amount for n, amount in enumerate(takes.values())}
-        count, _ = await self._link.run(
+        count, _ = await self._db.run(
             f"update {self._table} set {', '.join(changes)} where {self._key} = :key "  # noqa: S608  # checked names
             f"and ({self._fence} is null or {self._fence} <= :token) {' '.join(limits)}",
             values | {"key": key, "token": token},
         )
         return count
 
-    async def look(self, key: Any, columns: Sequence[str], shared: bool) -> Sequence[Any] | None:
-        dialect = self._link.dialect
-        names = ", ".join([self._fence, *map(checked, columns)])
+    async def read_locked(self, key: Any, columns: Sequence[str], shared: bool) -> Sequence[Any] | None:
+        dialect = self._db.dialect
+        names = ", ".join([self._fence, *map(check_identifier, columns)])
         suffix = dialect.share_row if shared else dialect.lock_row
         query = f"select {names} from {self._table} where {self._key} = :key{suffix}"  # noqa: S608  # checked names
-        _, rows = await self._link.run(query, {"key": key})
+        _, rows = await self._db.run(query, {"key": key})
         return rows[0] if rows else None
 
 
-class SQLColumn(_Base):
+class SQLColumn(_BaseSQLColumn):
     """Rows of a table that has a column for the mark, over a blocking DB-API connection. Each call is a transaction."""
 
     def claim(self, lease: Shown, key: Any, /) -> None:
         """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
-        step(self._link.whole(self.claiming(lease, key)))
+        run_sync(self._db.run_in_transaction(self.claim_row(lease, key)))
 
     def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Some columns of a row, to decide a write by: older holders write no more."""
-        return step(self._link.whole(self.reading(lease, key, columns)))
+        return run_sync(self._db.run_in_transaction(self.read_row(lease, key, columns)))
 
     def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
-        step(self._link.whole(self.writing(lease, key, values)))
+        run_sync(self._db.run_in_transaction(self.write_row(lease, key, values)))
 
     def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
         """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
-        return step(self._link.whole(self.taking(lease, key, amounts)))
+        return run_sync(self._db.run_in_transaction(self.take_row(lease, key, amounts)))
 
 
-class AsyncSQLColumn(_Base):
+class AsyncSQLColumn(_BaseSQLColumn):
     """As `SQLColumn`, for connections of psycopg's asyncio side, aiomysql and aiosqlite."""
 
     async def claim(self, lease: Shown, key: Any, /) -> None:
         """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
-        await self._link.whole(self.claiming(lease, key))
+        await self._db.run_in_transaction(self.claim_row(lease, key))
 
     async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Some columns of a row, to decide a write by: older holders write no more."""
-        return await self._link.whole(self.reading(lease, key, columns))
+        return await self._db.run_in_transaction(self.read_row(lease, key, columns))
 
     async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
-        await self._link.whole(self.writing(lease, key, values))
+        await self._db.run_in_transaction(self.write_row(lease, key, values))
 
     async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
         """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
-        return await self._link.whole(self.taking(lease, key, amounts))
+        return await self._db.run_in_transaction(self.take_row(lease, key, amounts))

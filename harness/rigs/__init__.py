@@ -1,0 +1,27 @@
+"""Rigs of real servers: how the conformance suite makes each engine and breaks it. Importing this registers them.
+
+One module per engine; redis_ha.py has Sentinel and Cluster, sql.py what PostgreSQL and MySQL share.
+"""
+
+from leasehold.testing.conformance.rig import RIGS
+
+RIGS.update(
+    {
+        "mysql": "harness.rigs.mysql:MysqlRig",
+        "mysql-plain": "harness.rigs.mysql:NoProceduresRig",
+        "postgresql": "harness.rigs.postgresql:PostgresqlRig",
+        "postgresql-pooled": "harness.rigs.postgresql:PooledRig",
+        "sqlite": "harness.rigs.sqlite:SqliteRig",
+        "etcd": "harness.rigs.etcd:EtcdRig",
+        "etcd-cluster": "harness.rigs.etcd:EtcdClusterRig",
+        "zookeeper": "harness.rigs.zookeeper:ZookeeperRig",
+        "zookeeper-ensemble": "harness.rigs.zookeeper:ZookeeperEnsembleRig",
+        "redis": "harness.rigs.redis:RedisRig",
+        "redis-aof": "harness.rigs.redis:RedisAofRig",
+        "redis-replica": "harness.rigs.redis:RedisReplicaRig",
+        "redis-sentinel": "harness.rigs.redis_ha:RedisSentinelRig",
+        "redis-cluster": "harness.rigs.redis_ha:RedisClusterRig",
+        "redlock": "harness.rigs.redlock:RedlockRig",
+        "redlock-aof": "harness.rigs.redlock:RedlockAofRig",
+    }
+)

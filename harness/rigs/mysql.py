@@ -1,0 +1,77 @@
+"""The rig of the MySQL engine: one MariaDB for all cases, a database for each, and a proxy before each client.
+
+Clients use an account that may execute the procedures and nothing else; so does whoever follows the manual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from urllib.parse import quote
+from uuid import uuid4
+
+from harness.rigs.sql import SqlRig
+from harness.servers.machine import ProxiedMachine
+from harness.servers.mysql import MariaDB
+from harness.servers.process import poll
+from harness.servers.proxy import Proxy
+from leasehold.engines.mysql.schema import grants, quote_identifier, statements, text
+from leasehold.testing.conformance.rig import ClientPath
+
+
+@cache
+def server() -> MariaDB:
+    """Started once, and kept as long as the process. It leaves writing to the system: tests cut no power."""
+    return MariaDB("innodb-flush-method=nosync").start()
+
+
+class MysqlRig(SqlRig):
+    scheme = "mysql"
+    server: MariaDB
+    options = ""
+
+    def __init__(self) -> None:
+        self.database = f"Lease `{uuid4().hex[:8]}"  # a name that needs its quotes
+        super().__init__(server(), quote_identifier(self.database))
+        self.server.run(*statements(text(self.database)))  # a client would, but not within every deadline of a case
+        self.user = f"m{uuid4().hex[:12]}"
+        self.server.run(f"create user {self.user} identified by 'secret'", *self.rights())
+
+    def rights(self) -> Iterable[str]:
+        return statements(grants(self.user, self.database))
+
+    def client_path(self) -> ClientPath:
+        return MysqlMachine(self)
+
+    def close(self) -> None:
+        super().close()
+        self.server.run(f"drop database if exists {quote_identifier(self.database)}", f"drop user {self.user}")
+
+
+class NoProceduresRig(MysqlRig):
+    """For accounts that may not have procedures."""
+
+    main_rig = MysqlRig
+    options = "?procedures=no"
+
+    def rights(self) -> Iterable[str]:
+        return [f"grant select, insert, update, delete on {quote_identifier(self.database)}.* to {self.user}"]
+
+
+class MysqlMachine(ProxiedMachine):
+    """One client. Its sessions are found by where its proxy's connections come from."""
+
+    def __init__(self, rig: MysqlRig) -> None:
+        self._server, proxy = rig.server, Proxy(rig.server.port)
+        where = f"{rig.user}:secret@127.0.0.1:{proxy.port}/{quote(rig.database, safe='')}"
+        super().__init__(f"mysql://{where}{rig.options}", [proxy])
+
+    def kill_session(self) -> None:
+        hosts = [f"127.0.0.1:{port}" for port in self.proxies[0].ports()]
+        for session in self._sessions(hosts):
+            self._server.run(f"kill {session}", missing=True)
+        poll(lambda: not self._sessions(hosts), 20, lambda: "the server has ended the sessions")
+
+    def _sessions(self, hosts: list[str]) -> list[int]:
+        found = self._server.ask("select id, host from information_schema.processlist")
+        return [number for number, host in found if host in hosts]

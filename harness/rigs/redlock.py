@@ -1,0 +1,95 @@
+"""The rigs of the Redlock engine: five real servers, started once per process, and a proxy to each for every machine.
+
+`redlock` are servers as they come, in real time. Those of `redlock-aof` have a log of every commit, so that a minority
+may be lost and come back; where the package faketime is installed they travel in time.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import ClassVar
+
+from harness.rigs.redis import AOF_ALWAYS, RedisMachine, namespace_keys
+from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer
+from harness.servers.redlock import COUNT, RedlockNodes
+from leasehold.runtime.threads import boot_clock
+from leasehold.testing.conformance.rig import ClientPath, Rig
+
+
+@cache
+def five_nodes() -> tuple[RedisServer, ...]:
+    return tuple(RedlockNodes().all)
+
+
+@cache
+def five_nodes_with_aof() -> tuple[RedisServer, ...]:
+    return tuple(RedlockNodes(*AOF_ALWAYS, fake_clock=CAN_FAKE_CLOCK).all)
+
+
+class RedlockRig(Rig):
+    scheme = "redlock"
+    ttl: ClassVar[float] = 2.0
+    short_call: ClassVar[float] = 0.5
+    can_cut = can_pause = can_kill = can_count = can_restart = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = self.shared_nodes()
+
+    @classmethod
+    def shared_nodes(cls) -> tuple[RedisServer, ...]:
+        return five_nodes()
+
+    def client_path(self) -> ClientPath:
+        return RedisMachine(self.nodes, scheme="redlock")
+
+    def pause(self) -> None:
+        for node in self.nodes:
+            node.pause()
+
+    def resume(self) -> None:
+        for node in self.nodes:
+            node.resume()
+
+    def restart(self) -> None:
+        for node in self.nodes:
+            node.restart()
+
+    def residue(self, namespace: str) -> int:
+        return sum(len(namespace_keys(node, namespace)) for node in self.nodes)
+
+
+class RedlockAofRig(RedlockRig):
+    """What they say they have granted, they have on disk. Their clocks and those of the machines move as one."""
+
+    main_rig = RedlockRig
+    ttl: ClassVar[float] = 10.0 if CAN_FAKE_CLOCK else 2.0
+    can_advance_clock = CAN_FAKE_CLOCK
+    can_lose_minority = True
+
+    @classmethod
+    def shared_nodes(cls) -> tuple[RedisServer, ...]:
+        return five_nodes_with_aof()
+
+    def clock(self) -> float:
+        return boot_clock() + (self.nodes[0].clock_offset if CAN_FAKE_CLOCK else 0.0)
+
+    def advance_clock(self, seconds: float) -> None:
+        for node in self.nodes:
+            node.set_clock(node.clock_offset + seconds)
+        for _, machine in self._machines:
+            assert isinstance(machine, RedisMachine)
+            machine.wake_sleepers()
+
+    def lose_minority(self) -> None:
+        for node in self.nodes[: COUNT // 2]:
+            node.kill()
+
+    def restart_lost_members(self) -> None:
+        for node in self.nodes:
+            if not node.running:
+                node.start()
+
+    def restore_all(self) -> None:
+        self.restart_lost_members()
+        super().restore_all()

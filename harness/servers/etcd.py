@@ -1,0 +1,163 @@
+"""A cluster of etcd on loopback: one member or three, each a process of its own."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from harness.servers.process import Server, free_ports, poll, program, scratch
+
+
+class Etcd(Server):
+    """One member. `peers` are the ports on which the members of its cluster talk to each other, its own at `index`."""
+
+    package: ClassVar[str] = "etcd-server"
+    host: str = "127.0.0.1"
+
+    def __init__(self, folder: str, port: int, peers: Sequence[int], index: int = 0, *options: str) -> None:
+        super().__init__(folder, port)
+        self.peers, self.index, self.options = list(peers), index, options
+        self.data = os.path.join(folder, "data")
+        self._program = program("etcd", package=self.package)
+
+    def command(self) -> Sequence[str]:
+        client, peer = f"http://{self.host}:{self.port}", f"http://{self.host}:{self.peers[self.index]}"
+        names = ",".join(f"e{index}=http://127.0.0.1:{port}" for index, port in enumerate(self.peers))
+        defaults = {
+            "--name": f"e{self.index}",
+            "--data-dir": self.data,
+            "--listen-client-urls": client,
+            "--advertise-client-urls": client,
+            "--listen-peer-urls": peer,
+            "--initial-advertise-peer-urls": peer,
+            "--initial-cluster": names,
+            "--initial-cluster-token": f"t{self.peers[0]}",
+            "--heartbeat-interval": "100",
+            "--election-timeout": "1000",
+            "--logger": "zap",
+        }
+        given = dict(zip(self.options[::2], self.options[1::2], strict=True))
+        return [self._program, *(argument for pair in {**defaults, **given}.items() for argument in pair)]
+
+    def ready(self) -> bool:
+        """True only with a leader."""
+        return '"true"' in self.get("/health")
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=2) as answer:
+            return str(answer.read().decode())
+
+    def ask(self, path: str, **body: object) -> dict[str, Any]:
+        """etcd's own JSON gateway: beside our wire, to compare with it."""
+        request = urllib.request.Request(f"http://{self.host}:{self.port}/v3/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def keys(self, prefix: str) -> dict[str, int]:
+        """All below a prefix, and which lease each hangs on."""
+        begin, end = prefix.encode(), (prefix[:-1] + chr(ord(prefix[-1]) + 1)).encode()
+        found = self.ask("kv/range", key=encode_base64(begin), range_end=encode_base64(end))
+        return {base64.b64decode(kv["key"]).decode(): int(kv.get("lease", 0)) for kv in found.get("kvs", [])}
+
+    def put(self, key: str, value: str) -> None:
+        self.ask("kv/put", key=encode_base64(key.encode()), value=encode_base64(value.encode()))
+
+    def delete(self, key: str) -> None:
+        self.ask("kv/deleterange", key=encode_base64(key.encode()))
+
+    def leases(self) -> set[int]:
+        return {int(each["ID"]) for each in self.ask("lease/leases").get("leases", [])}
+
+    def revoke(self, lease: int) -> None:
+        self.ask("lease/revoke", ID=lease)
+
+    def compact(self) -> None:
+        """Forget all history."""
+        self.ask("kv/compaction", revision=self.ask("kv/range", key=encode_base64(b"x"))["header"]["revision"])
+
+    @property
+    def leads(self) -> bool:
+        status = self.ask("maintenance/status")
+        return bool(status.get("leader") == status["header"]["member_id"])
+
+
+class Counters:
+    """What a member itself has counted since this was made."""
+
+    def __init__(self, member: Etcd) -> None:
+        self._member = member
+        self._baseline = self._read()
+
+    def _read(self) -> dict[str, float]:
+        text = self._member.get("/metrics")
+        found = re.findall(r'^grpc_server_(started|msg_received)_total\{.*grpc_method="(\w+)".*\} (\S+)$', text, re.M)
+        counted = {f"{what} {method}": float(value) for what, method, value in found}
+        events = re.search(r"^etcd_debugging_mvcc_events_total (\S+)$", text, re.M)
+        return {**counted, "events": float(events[1]) if events else 0.0}
+
+    def changes(self) -> dict[str, float]:
+        now = self._read()
+        return {
+            name: now[name] - self._baseline.get(name, 0.0) for name in now if now[name] != self._baseline.get(name)
+        }
+
+    def calls(self) -> float:
+        """All but the two kinds of streams."""
+        streams = ("started LeaseKeepAlive", "started Watch")
+        return sum(n for name, n in self.changes().items() if name.startswith("started") and name not in streams)
+
+    def keep_alives(self) -> float:
+        return self.changes().get("msg_received LeaseKeepAlive", 0.0)
+
+    def events(self) -> float:
+        return self.changes().get("events", 0.0)
+
+
+class Cluster:
+    """Members that know each other."""
+
+    def __init__(self, size: int, *options: str) -> None:
+        ports = free_ports(2 * size)
+        self.members = [Etcd(scratch(), ports[index], ports[size:], index, *options) for index in range(size)]
+
+    def start(self) -> Cluster:
+        """All that do not run, on the data that are there."""
+        for member in self.members:
+            member.resume()
+            if not member.running:
+                member.launch()
+        for member in self.members:
+            member.await_ready()
+        return self
+
+    def leader(self) -> Etcd:
+        found: list[Etcd] = []
+
+        def has_one_leader() -> bool:
+            found[:] = [member for member in self.members if member.running and member.leads]
+            return len(found) == 1
+
+        poll(has_one_leader, 60, lambda: "the cluster has one leader")
+        return found[0]
+
+    def followers(self) -> list[Etcd]:
+        leader = self.leader()
+        return [member for member in self.members if member is not leader]
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+
+def encode_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,36 @@
+"""A machine whose way to the servers of an engine leads through proxies of its own, one for each server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.servers.proxy import Proxy
+from leasehold.engines.base import Opener
+from leasehold.testing.conformance.rig import ClientPath
+
+
+class ProxiedMachine(ClientPath):
+    def __init__(self, url: str, proxies: Sequence[Proxy], opener: Opener | None = None) -> None:
+        super().__init__(url, opener)
+        self.proxies = list(proxies)
+
+    def cut(self) -> None:
+        for proxy in self.proxies:
+            proxy.cut()
+
+    def restore(self) -> None:
+        for proxy in self.proxies:
+            proxy.restore()
+
+    def kill_session(self) -> None:
+        for proxy in self.proxies:
+            proxy.reset()
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+
+
+def hosts(proxies: Sequence[Proxy]) -> str:
+    """As URLs name several: `host:port,host:port`."""
+    return ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)

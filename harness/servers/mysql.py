@@ -1,0 +1,106 @@
+"""MariaDB as a plain process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import pymysql
+from pymysql.constants import ER
+
+from harness.servers.fake_clock import FakeClock
+from harness.servers.process import Server, free_ports, program, scratch
+
+
+class MariaDB(Server):
+    package: ClassVar[str] = "mariadb-server"
+
+    def __init__(self, *settings: str, folder: str | None = None, fake_clock: bool = False) -> None:
+        """`settings`: options of the server, without the dashes."""
+        super().__init__(folder or scratch(), free_ports(1)[0])
+        self._clock = FakeClock(os.path.join(self.folder, "clock")) if fake_clock else None
+        self._settings = settings
+        self._mariadbd = program("mariadbd", package=self.package)
+        self.data = os.path.join(self.folder, "my", "data")
+
+    def user(self) -> str | None:
+        return "mysql"
+
+    def command(self) -> Sequence[str]:
+        folder = os.path.dirname(self.data)
+        return [
+            *(self._clock.command() if self._clock else ()),
+            *(self._mariadbd, "--no-defaults", f"--datadir={self.data}", f"--port={self.port}"),
+            *(
+                "--bind-address=127.0.0.1",
+                f"--socket={folder}/s.sock",
+                f"--pid-file={folder}/pid",
+                f"--tmpdir={folder}",
+            ),
+            *("--innodb-buffer-pool-size=32M", "--skip-log-bin", "--performance-schema=OFF", "--max-connections=500"),
+            *(f"--{setting}" for setting in self._settings),
+        ]
+
+    def start(self) -> MariaDB:
+        if not os.path.exists(self.data):
+            folder = os.path.dirname(self.data)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            user = []
+            if os.getuid() == 0:
+                shutil.chown(folder, "mysql")
+                user = ["--user=mysql"]
+            install = program("mariadb-install-db", package=self.package)
+            command = [install, "--no-defaults", f"--datadir={self.data}", "--skip-test-db", *user]
+            command.append("--auth-root-authentication-method=normal")
+            # Where they share a folder for temporary files, each that starts removes those of the others.
+            environment = {**os.environ, "TMPDIR": folder}
+            done = subprocess.run(
+                command, cwd="/", env=environment, capture_output=True, text=True, timeout=120, check=False
+            )
+            if done.returncode:
+                raise RuntimeError(f"mariadb-install-db failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return super().start()
+
+    def ready(self) -> bool:
+        with suppress(pymysql.OperationalError), self.connect() as session:
+            session.cursor().execute("create database if not exists test")
+            return True
+        return False
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the server's clock so far from the true one."""
+        assert self._clock is not None
+        self._clock.set_offset(seconds)
+
+    def follow(self, primary: MariaDB) -> None:
+        """Be its replica, from what it logged first: both are to have a log and a number of their own."""
+        primary.run("create user if not exists replica", "grant replication slave on *.* to replica")
+        self.run(
+            f"change master to master_host = '127.0.0.1', master_port = {primary.port}, master_user = 'replica', "
+            "master_use_gtid = slave_pos, master_connect_retry = 1",
+            "start slave",
+        )
+
+    def connect(self, **options: Any) -> Any:
+        """A session of the tests' own."""
+        return pymysql.connect(host="127.0.0.1", port=self.port, **{"user": "root", "autocommit": True, **options})
+
+    def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """All rows of one statement; text that is bytes is text here."""
+        with self.connect() as session, session.cursor() as cursor:
+            cursor.execute(query, values or None)
+            return [tuple(each.decode() if isinstance(each, bytes) else each for each in row) for row in cursor]
+
+    def run(self, *script: str, missing: bool = False) -> None:
+        """Statements one by one, in one session; `missing`: a session that is not there is no error."""
+        with self.connect() as session, session.cursor() as cursor:
+            for statement in script:
+                try:
+                    cursor.execute(statement)
+                except pymysql.OperationalError as error:
+                    if not missing or error.args[0] != ER.NO_SUCH_THREAD:
+                        raise

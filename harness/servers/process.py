@@ -1,0 +1,245 @@
+"""One server as a plain process: started on loopback in a folder of its own, and gone with the process that began it.
+
+A server is ended by its pid, also when the tests are killed: the kernel kills what was started by a thread that is no
+more (PR_SET_PDEATHSIG), so one thread, which lives as long as the process, starts them all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from typing import ClassVar, Final, TypeVar
+
+from leasehold.testing.conformance.rig import Absent
+
+S = TypeVar("S", bound="Server")
+
+_POLL: Final = 0.02
+_LOG_TAIL: Final = 2_000  # bytes of a log worth showing
+_PORTS: Final = range(10_000, 32_000)  # below those of outgoing connections, one of which might take it at a bad moment
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, and nobody else is given while this process lives: a server may be down for a while."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.choice(_PORTS)
+        if port not in found and _reserved(port) and _unused(port):
+            found.append(port)
+    return found
+
+
+def _reserved(port: int) -> bool:
+    """Whether this process has it now, among all that start servers by this module. A name without a file stands for
+    the port, and goes with the process."""
+    if sys.platform != "linux":
+        return True
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0leasehold-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    name.detach()  # never closed
+    return True
+
+
+def _unused(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def program(name: str, *, package: str, folders: Sequence[str] = ()) -> str:
+    """The path of a program; Absent, with what to install, when it is not here. Servers are often off the PATH."""
+    path = os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    if found := shutil.which(name, path=path):
+        return found
+    raise Absent(f"{name} is not installed: apt-get install {package}")
+
+
+def poll(what: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
+    """Until it is so. Errors count as not yet."""
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(OSError, subprocess.SubprocessError):
+            if what():
+                return
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds:.0f} s: {why()}")
+        time.sleep(_POLL)
+
+
+def scratch() -> str:
+    """A new folder, with a short path (unix sockets live in some), gone at exit."""
+    folder = tempfile.mkdtemp(prefix="lh-")
+    os.chmod(folder, 0o711)  # a server that runs as another user must get to its own folder  # noqa: S103
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class Server(ABC):
+    """A server that can be killed, paused and started again on its data."""
+
+    package: ClassVar[str]  # of Debian
+    start_timeout: ClassVar[float] = 60.0  # seconds to be ready, however busy the machine
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self, folder: str, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.log = os.path.join(folder, "log")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused_pids: list[int] = []
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """What to run, the same at every start."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether it serves. May raise OSError: not yet."""
+
+    def environment(self) -> Mapping[str, str]:
+        """What is added to the environment, such as a false clock."""
+        return {}
+
+    def user(self) -> str | None:
+        """Whom it has to run as when the tests run as root; None: whoever runs the tests."""
+        return None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self: S) -> S:
+        """Start it, on the data that are there, and wait until it serves."""
+        self.launch()
+        self.await_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start it without waiting: a member of a cluster does not serve before the others are there."""
+        _starter().submit(self._spawn).result()
+        atexit.register(self.kill)
+
+    def await_ready(self) -> None:
+        poll(self._check_ready, self.start_timeout, self._describe)
+
+    def stop(self) -> None:
+        """Ask it to end; kill it when it takes too long."""
+        if not self.running:
+            return
+        self.resume()
+        assert self._process is not None
+        self._process.send_signal(self.stop_signal)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, children included; returns when they are gone."""
+        atexit.unregister(self.kill)
+        if self._process is None:
+            return
+        for pid in [self.pid, *descendants(self.pid)] if self.running else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._paused_pids.clear()
+
+    def restart(self) -> None:
+        """Kill it without warning and start it again on its data."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP, children included: to clients it has fallen silent. Returns when every thread of it stands: one that
+        was running may still answer for a moment."""
+        if self._paused_pids or not self.running:
+            return
+        self._paused_pids = [self.pid, *descendants(self.pid)]
+        for pid in self._paused_pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        poll(lambda: not any(map(_is_running, self._paused_pids)), 10, lambda: f"{type(self).__name__} stands still")
+
+    def resume(self) -> None:
+        paused_pids, self._paused_pids = self._paused_pids, []
+        for pid in paused_pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        with open(self.log, "rb") as log:
+            log.seek(max(0, os.path.getsize(self.log) - _LOG_TAIL))
+            return log.read().decode(errors="replace")
+
+    def _check_ready(self) -> bool:
+        if not self.running:
+            raise RuntimeError(f"ended at once: {self._describe()}")
+        return self.ready()
+
+    def _describe(self) -> str:
+        return f"{type(self).__name__} on port {self.port} is ready; its log ends:\n{self.log_tail()}"
+
+    def _spawn(self) -> None:
+        prefix = ["setpriv", "--pdeathsig", "KILL"]
+        user = self.user() if os.getuid() == 0 else None
+        if user:
+            prefix += ["--reuid", user, "--regid", user, "--init-groups"]
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [*prefix, "--", *self.command()],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment()},
+                start_new_session=True,
+            )
+
+
+@cache
+def _starter() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "leasehold-servers")
+
+
+def _is_running(pid: int) -> bool:
+    """Whether any thread of a process is neither stopped nor dead."""
+    for thread in os.listdir(f"/proc/{pid}/task") if os.path.isdir(f"/proc/{pid}") else ():
+        with suppress(OSError), open(f"/proc/{pid}/task/{thread}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] not in "TtZX":
+                return True
+    return False
+
+
+def descendants(pid: int) -> list[int]:
+    """All that stem from a process, grandchildren too."""
+    found: list[int] = []
+    with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
+        for child in map(int, listed.read().split()):
+            found += [child, *descendants(child)]
+    return found

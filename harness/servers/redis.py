@@ -1,0 +1,87 @@
+"""A Redis server for the tests: alone, with a log of every commit, or as the replica of another."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import hiredis
+
+from harness.servers.process import Server, free_ports, program, scratch
+from leasehold.engines.redis.server import encode_command
+
+_FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # of the Debian package faketime
+_LIBC: Final = "/lib/x86_64-linux-gnu/libc.so.6"  # behind it, or the server's allocator goes round in circles
+CAN_FAKE_CLOCK: Final = os.path.exists(_FAKETIME) and os.path.exists(
+    _LIBC
+)  # whether a server can be given a false clock
+
+
+class RedisServer(Server):
+    package = "redis-server"
+
+    def __init__(
+        self, *options: str, primary: RedisServer | None = None, password: str = "", fake_clock: bool = False
+    ) -> None:
+        self._program = program("redis-server", package=self.package)
+        super().__init__(scratch(), free_ports(1)[0])
+        self._options = list(options)
+        self._auth = encode_command("AUTH", password) if password else b""
+        if password:
+            self._options += ["--requirepass", password]
+        if primary is not None:
+            self._options += ["--replicaof", "127.0.0.1", str(primary.port), "--repl-ping-replica-period", "1"]
+        self.clock_file = os.path.join(self.folder, "clock") if fake_clock else ""
+        if fake_clock:
+            self.set_clock(0)
+
+    def command(self) -> Sequence[str]:
+        plain = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder, "--save", "")
+        return [self._program, *plain, "--repl-diskless-sync-delay", "0", *self._options]
+
+    def environment(self) -> Mapping[str, str]:
+        if not self.clock_file:
+            return {}
+        clock = {"FAKETIME_TIMESTAMP_FILE": self.clock_file, "FAKETIME_NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1"}
+        return {"LD_PRELOAD": f"{_FAKETIME}:{_LIBC}", **clock}
+
+    def set_clock(self, seconds: float) -> None:
+        """How far its clock is ahead of the true time."""
+        self.clock_offset = seconds
+        with open(self.clock_file, "w") as file:
+            file.write(f"{seconds:+f}")
+
+    def ready(self) -> bool:
+        try:
+            return bool(self.ask("PING") == b"PONG")
+        except hiredis.ReplyError:  # it is still reading its log
+            return False
+
+    def ask(self, *arguments: bytes | str | int) -> Any:
+        """The reply to one command; an error reply is raised."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(self._auth + encode_command(*arguments))
+            reader = hiredis.Reader()
+            for _ in range(2 if self._auth else 1):
+                while (reply := reader.gets()) is False:
+                    data = connection.recv(65_536)
+                    if not data:
+                        raise ConnectionResetError(f"the server hung up instead of answering {arguments[0]!r}")
+                    reader.feed(data)
+        if isinstance(reply, hiredis.ReplyError):
+            raise reply
+        return reply
+
+    def info(self, section: str) -> dict[str, str]:
+        pairs = (line.partition(":") for line in self.ask("INFO", section).decode().splitlines())
+        return {name: value for name, _, value in pairs if value}
+
+    def calls(self) -> dict[str, int]:
+        """How often each command was carried out, by the server's own count; those inside scripts too."""
+        stats = self.info("commandstats")
+        return {
+            name.removeprefix("cmdstat_"): int(text.partition("calls=")[2].split(",")[0])
+            for name, text in stats.items()
+        }

@@ -1,0 +1,251 @@
+"""What a simulated story is about: who wants what, and what goes wrong, all of it by the seed's own chances."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from harness.simulator.client_oracle import ClientOracle, Request, Shape, Style
+from harness.simulator.workload import Program
+from leasehold.aio import AsyncClient
+from leasehold.errors import Unavailable
+from leasehold.model import Claim
+from leasehold.runtime.simulated import Process, Simulator, Task
+from leasehold.testing.network import RELIABLE, NetworkProfile, NetworkTransport, SimulatedServer
+
+Family = Literal["calm", "mishaps", "outages", "storm"]
+FAMILIES: Final[tuple[Family, ...]] = ("mishaps", "storm", "outages", "mishaps", "storm", "calm")
+
+_PROCESS_FAULTS: Final = ("pause", "pause head", "pause head", "pause head", "crash", "wall")
+_NETWORK_FAULTS: Final = ("stall", "stall", "restart", "cut", "cut")
+FAULTS_BY_FAMILY: Final[dict[Family, tuple[str, ...]]] = {
+    "calm": (),
+    "mishaps": _PROCESS_FAULTS,
+    "outages": (*_NETWORK_FAULTS, "pause", "wall"),
+    "storm": (*_PROCESS_FAULTS, *_NETWORK_FAULTS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationPlan:
+    """The part of a story that is known from the start."""
+
+    family: Family
+    names: tuple[tuple[str, tuple[Shape, ...], int], ...]  # name, the shapes it is used as, limit
+    programs: int
+    max_workers: int
+    seconds: float
+    call_timeout: float
+    ttls: tuple[float, ...]
+    network: NetworkProfile
+    faults: tuple[str, ...]
+    fault_interval: float  # seconds between faults, on average
+    fault_after_attempt: float  # the chance that a fault hits a program just as it has asked for a lock
+    idle: float  # seconds between the wishes of one worker, on average
+    work: float  # seconds that most of the work takes, on average
+    break_rate: float  # how often an operator looks for something to break, per second
+    cancel_chance: float
+    mismatch_chance: float  # the chance that a program takes a name for something else than it is
+
+    @property
+    def expects_prompt_handoff(self) -> bool:
+        return self.family in ("calm", "mishaps")
+
+    @property
+    def max_claim_life(self) -> float:
+        """No claim outlives its last renewal by more."""
+        return max(self.ttls) + 3.0
+
+    def random_request(self, rng: random.Random) -> Request:
+        name, shapes, limit = rng.choice(self.names)
+        shape: Shape = rng.choice(shapes)
+        if rng.random() < self.mismatch_chance:
+            shape, limit = ("lock", 1) if shape == "semaphore" else ("semaphore", rng.choice([1, 2]))
+        ttl = rng.choice(self.ttls)
+        styles: list[Style] = ["with", "with", "hand", "hand", "try"]
+        style = rng.choice(styles)
+        short, long = rng.expovariate(1 / self.work), rng.uniform(0.8, 2.0) * ttl
+        work = min(short if rng.random() < 0.85 else long, 8.0)
+        rare = rng.random()
+        return Request(
+            name=name,
+            shape=shape,
+            limit=limit,
+            style=style,
+            ttl=ttl,
+            wait=0 if style == "try" else rng.choice([None, None, 0, rng.uniform(0.1, 2), rng.uniform(2, 12)]),
+            work=work,
+            min_hold=rng.uniform(0.2, 1.5) if rare < 0.1 else 0.0,
+            max_hold=rng.uniform(1.5, 4.0) if 0.1 < rare < 0.2 else None,
+            delay=rng.uniform(0.2, 2.0) if 0.2 < rare < 0.35 else 0.0,
+            renews=rng.random() < 0.15,
+        )
+
+
+def plan_for_seed(seed: int, rng: random.Random) -> SimulationPlan:
+    family = FAMILIES[seed % len(FAMILIES)]
+    names: list[tuple[str, tuple[Shape, ...], int]] = [
+        ("ledger", ("lock",), 1),
+        ("index", ("read", "read", "write", "lock"), 1),
+        ("printers", ("semaphore",), rng.randint(1, 3)),
+    ]
+    rng.shuffle(names)
+    # Where little happens nobody is helped by what others ask: each missing wake-up shows.
+    sparse = rng.random() < (0.8 if family == "mishaps" else 0.4)
+    return SimulationPlan(
+        family=family,
+        names=tuple(names[: 1 if sparse else rng.randint(1, 3)]),
+        programs=3 if sparse else rng.randint(3, 6),
+        max_workers=1 if sparse else rng.choice([1, 2, 2, 4]),
+        idle=0.7 if sparse else 0.3,
+        work=2.0 if sparse else 0.5,
+        break_rate=0.05 if sparse and family == "mishaps" else 0.3,
+        seconds=rng.uniform(35, 75),
+        call_timeout=rng.choice([1.0, 2.0, 5.0]),
+        ttls=tuple(rng.choice([1.0, 1.5, 2.0, 3.0, 5.0, 10.0]) for _ in range(2)),
+        network=NetworkProfile(
+            latency=rng.choice([0.0005, 0.002, 0.02]),
+            loss=rng.uniform(0.01, 0.2),
+            duplication=rng.uniform(0.0, 0.2),
+            late=rng.uniform(0.0, 0.15),
+            notification_loss=rng.choice([0.0, 0.5]),
+            ordered=False,
+        )
+        if family == "storm"
+        else RELIABLE,
+        faults=FAULTS_BY_FAMILY[family],
+        fault_interval=rng.uniform(1.5, 3.5) if sparse else rng.uniform(0.7, 3.0),
+        fault_after_attempt=0.0 if not FAULTS_BY_FAMILY[family] else rng.choice([0.03, 0.1]),
+        cancel_chance=0.0 if family == "calm" else rng.choice([0.0, 0.1, 0.3]),
+        mismatch_chance=rng.choice([0.0, 0.0, 0.05, 0.15]),
+    )
+
+
+class Operator:
+    """Somebody who looks at who holds what, and now and then breaks a lock."""
+
+    def __init__(self, server: SimulatedServer, client_oracle: ClientOracle, plan: SimulationPlan) -> None:
+        self.process = Process(server.world, "operator")
+        self._client = AsyncClient(engine=server.opener(), runtime=self.process, holder="operator", call_timeout=2.0)
+        self._client_oracle, self._plan = client_oracle, plan
+        self._random = random.Random(server.world.random.getrandbits(64))
+        self._task = self.process.spawn(self._run(), "operator")
+
+    async def _run(self) -> None:
+        while True:
+            await self.process.sleep(self._random.expovariate(self._plan.break_rate))
+            try:
+                found = await self._client.inspect()
+            except Unavailable:
+                continue
+            held = [holding for holding in found if holding.state in ("held", "cooling")]
+            if held:
+                chosen = self._random.choice(held)
+                await self._break(chosen.name, chosen.token or 0)
+
+    async def _break(self, name: str, token: int) -> None:
+        op = self._client_oracle.history.invoke("operator", "break", name, token=token)
+        try:
+            broken = await self._client.break_lock(name, token=token)
+        except Unavailable:
+            op.unknown("unavailable")
+            return
+        # A double of the request may have been first, and its answer lost.
+        op.ok(broken or token in self._client_oracle.broken_tokens)
+
+    def close(self) -> Task:
+        self._task.cancel()
+        return self.process.spawn(self._client.close(), "close")
+
+
+class FaultInjector:
+    """Chooses what goes wrong next, and puts it right again after a while."""
+
+    def __init__(
+        self,
+        world: Simulator,
+        server: SimulatedServer,
+        client_oracle: ClientOracle,
+        plan: SimulationPlan,
+        programs: list[Program],
+        start_program: Callable[[str], None],
+    ) -> None:
+        self._world, self._server, self._client_oracle, self._plan = world, server, client_oracle, plan
+        self._programs, self._start_program = programs, start_program
+        self._random = random.Random(world.random.getrandbits(64))
+        self._enabled = False
+        self._restarts = 0
+
+    def start(self) -> None:
+        self._enabled = bool(self._plan.faults)
+        if self._enabled:
+            self._world.schedule(self._random.expovariate(1 / self._plan.fault_interval), self._inject_next)
+
+    def stop(self) -> None:
+        """Everything is put right, and stays so."""
+        self._enabled = False
+        self._server.process.resume()
+        self._server.start()
+        for program in self._programs:
+            self._server.restore(program.process)
+            program.process.resume()
+
+    def on_attempt(self, transport: NetworkTransport, claim: Claim) -> None:
+        """A claim has just been sent: the worst moment for its sender to stop, for about as long as the grant lives."""
+        if self._enabled and self._random.random() < self._plan.fault_after_attempt:
+            program = next((candidate for candidate in self._programs if candidate.process is transport.process), None)
+            if program is not None and self._random.random() < 0.8:
+                self._pause(program, self._random.uniform(0.6, 1.2) * claim.ttl)
+            elif program is not None and "crash" in self._plan.faults:
+                self._world.schedule(0, lambda: self._crash(program))
+
+    def _inject_next(self) -> None:
+        if not self._enabled:
+            return
+        fault = self._random.choice(self._plan.faults)
+        living = [program for program in self._programs if not program.process.dead]
+        program = self._random.choice(living) if living else None
+        if fault == "stall":
+            self._server.process.pause()
+            self._world.schedule(self._random.uniform(0.05, 6.0), self._server.process.resume)
+        elif fault == "restart":
+            self._server.stop()
+            self._world.schedule(self._random.uniform(0.05, 3.0), self._server.start)
+        elif fault == "wall":
+            process = self._server.process if program is None or self._random.random() < 0.5 else program.process
+            process.step_wall_clock(self._random.choice([-3600, -5, 5, 3600]))
+        elif fault == "pause head":
+            self._pause_first_waiter()
+        elif program is not None and fault == "pause":
+            self._pause(program, self._random.choice([0.3, 1.0, 3.5, 8.0]) * self._random.uniform(0.5, 1.5))
+        elif program is not None and fault == "crash":
+            self._crash(program)
+        elif program is not None and fault == "cut":
+            self._server.cut(program.process)
+            self._world.schedule(self._random.uniform(0.2, 8.0), lambda: self._server.restore(program.process))
+        self._world.schedule(self._random.expovariate(1 / self._plan.fault_interval), self._inject_next)
+
+    def _pause_first_waiter(self) -> None:
+        """Stop one who is next in a line where others wait behind: they must not have to wait for it."""
+        for lock_state in self._server.memory.lock_states.values():
+            clients = [entry.client for _, entry in lock_state.waiters]
+            for program in self._programs:
+                if len(clients) > 1 and program.client._core.registry.client_id == clients[0]:
+                    self._pause(program, self._random.uniform(3.5, 9.0))
+                    return
+
+    def _pause(self, program: Program, seconds: float) -> None:
+        if not program.process.paused:
+            program.process.pause()
+            self._world.schedule(seconds, program.process.resume)
+
+    def _crash(self, program: Program) -> None:
+        if program.process.dead:
+            return
+        self._client_oracle.record_crash(program.process)
+        program.process.crash()
+        self._restarts += 1
+        name = f"{program.name.partition('.')[0]}.{self._restarts}"
+        self._world.schedule(self._random.uniform(0.1, 3.0), lambda: self._enabled and self._start_program(name))

@@ -1,0 +1,142 @@
+"""Asks a few times a second whether somebody waits for what is free, or is kept in line by a client that forgot it.
+
+A waiter for whom there is room must not stay a waiter. How long is too long depends on what goes wrong: where no
+message is lost and the head of the line is well, a fraction of a second; else everybody asks unprompted every few
+seconds (E4), and each of those ahead may first let a reservation lapse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from harness.simulator.safety_oracle import AddFinding, NameModel, SafetyOracle
+from leasehold.core.lock_state import LockState
+from leasehold.core.queue_entry import HELD, PASSED, RESERVED, WAITING, QueueEntry
+from leasehold.core.timing import HEARTBEAT_INTERVAL, RESERVATION_TTL
+from leasehold.model import Claim
+from leasehold.testing.network import NetworkTransport
+
+CHECK_INTERVAL: Final = 0.25
+PROMPT_SECONDS: Final = 0.3
+
+
+class LivenessOracle:
+    """`prompt`: no message is lost or late here and the server never stops, so hand-offs have no excuse."""
+
+    def __init__(self, safety_oracle: SafetyOracle, add_finding: AddFinding, *, prompt: bool) -> None:
+        self._safety_oracle, self._server = safety_oracle, safety_oracle.server
+        self._prompt, self._add_finding = prompt, add_finding
+        self._stuck_since: dict[
+            tuple[str, str, int], float
+        ] = {}  # name, mark, how many ahead: since when, in true time
+        self._pending_until: dict[str, float] = {}  # by mark, on its client's clock
+
+    def check(self, in_use: Callable[[str], bool]) -> None:
+        """To be called every LOOK_EVERY seconds. `in_use`: the mark of a lease that somebody has not yet let go of."""
+        now = self._server.process.now()
+        transports = {
+            transport.client: transport for transport in self._server.transports if transport.client is not None
+        }
+        before, self._stuck_since = self._stuck_since, {}
+        for (_, name), lock_state in self._server.memory.lock_states.items():
+            model = self._safety_oracle.names["", name]
+            self._check_first_healthy_waiter(name, model, lock_state, transports, now, before)
+            for entry in lock_state.entries.values():
+                # One that was granted before is a double that landed when the grant was over: only time ends it (E6).
+                is_duplicate = model.first_tokens.get(entry.id_hash, entry.token) != entry.token
+                if (transport := transports.get(entry.client)) is not None and not is_duplicate:
+                    self._check_forgotten_claim(name, entry, transport, now, in_use)
+
+    def _check_first_healthy_waiter(
+        self,
+        name: str,
+        model: NameModel,
+        lock_state: LockState,
+        transports: dict[str, NetworkTransport],
+        now: float,
+        before: dict[tuple[str, str, int], float],
+    ) -> None:
+        """The line is strict: only the first waiter that is well can be expected to get anywhere."""
+        ahead = 0
+        for entry in sorted(lock_state.entries.values(), key=lambda entry: entry.ticket):
+            is_waiting = entry.state in (WAITING, PASSED) or (entry.state == RESERVED and entry.until > now)
+            if not is_waiting or entry.heartbeat_expires_at <= now:
+                continue
+            transport, passed_over = (
+                transports.get(entry.client),
+                entry.state == PASSED,
+            )  # it stands aside, in nobody's way
+            if transport is None or not self._is_healthy(transport):
+                ahead += not passed_over
+                continue
+            free_since = _free_since(lock_state, entry, now)
+            if free_since is not None:
+                key = (name, entry.id_hash, ahead)
+                since = self._stuck_since[key] = before.get(key, self._server.world.time)
+                # Whoever was paused may have heard that much later how long to wait.
+                pause_allowance = max(0.0, transport.process.resumed_at - model.joined_at[entry.id_hash])
+                limit = (
+                    HEARTBEAT_INTERVAL
+                    + PROMPT_SECONDS
+                    + (RESERVATION_TTL + 0.5) * ahead
+                    + (0 if self._prompt else HEARTBEAT_INTERVAL)
+                )
+                if self._prompt and not ahead and not passed_over:
+                    self._check_wait(name, entry, now - free_since, min(PROMPT_SECONDS + pause_allowance, limit))
+                self._check_wait(name, entry, self._server.world.time - since, limit)
+            if not passed_over:
+                return
+
+    def _check_wait(self, name: str, entry: QueueEntry, waited: float, bound: float) -> None:
+        if waited > bound:
+            self._add_finding("stuck", f"{name}: {entry.id_hash[:16]} waits for what is free for {waited:.2f} s (E4)")
+
+    def _is_healthy(self, transport: NetworkTransport) -> bool:
+        if transport.closed or transport.process.dead or transport.process.paused or not self._server.is_up:
+            return False
+        just_resumed = self._server.world.time - transport.process.resumed_at < CHECK_INTERVAL
+        return not just_resumed and not self._server.process.paused and transport.process not in self._server.cut_off
+
+    def _check_forgotten_claim(
+        self, name: str, entry: QueueEntry, transport: NetworkTransport, now: float, in_use: Callable[[str], bool]
+    ) -> None:
+        """A claim its live client has no memory of, and which the server was never asked to let go (E6, owed)."""
+        id_hash, occupies = entry.id_hash, entry.state in (RESERVED, HELD)
+        if pending := transport.registry.pending_releases.get(id_hash):
+            self._pending_until[id_hash] = pending.retry_until
+        if transport.process.now() >= self._pending_until.get(id_hash, float("inf")):
+            return  # repeated in vain until it should have lapsed; but then the attempt itself came late
+        known = transport.registry.knows(id_hash) or id_hash in self._safety_oracle.released or in_use(id_hash)
+        if (
+            known
+            or transport.closed
+            or transport.process.dead
+            or (entry.until if occupies else entry.heartbeat_expires_at) <= now
+        ):
+            return
+        for other in self._server.transports:
+            if other.process is transport.process and any(
+                _mentions(call.args, id_hash) for call in other.pending.values()
+            ):
+                return
+        self._add_finding("ghost", f"{name}: {id_hash[:16]} is held or waits, and its client has forgotten it (E6)")
+
+
+def _free_since(lock_state: LockState, entry: QueueEntry, now: float) -> float | None:
+    """Since when there is room for this one; None: there is none. Every verb leaves a head for whom there is no room,
+    so room comes from what has ended since: of a lock the last that was in the way, of a semaphore any."""
+    if entry.state == RESERVED:
+        return entry.since
+    ends = [other.until + (other.delay if other.state == HELD else 0.0) for other in lock_state.holders.values()]
+    over = [end for end in ends if end <= now]
+    if lock_state.kind == "semaphore":
+        return min(over, default=now) if len(ends) - len(over) < lock_state.limit else None
+    exclusive = (entry.mode == "exclusive" or other.mode == "exclusive" for other in lock_state.holders.values())
+    if any(end > now for end, blocks in zip(ends, exclusive, strict=True) if blocks):
+        return None
+    return max(over, default=now)
+
+
+def _mentions(args: tuple[Any, ...], id_hash: str) -> bool:
+    return any(isinstance(arg, Claim) and arg.id_hash == id_hash for arg in args)

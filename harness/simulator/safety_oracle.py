@@ -1,0 +1,217 @@
+"""Judges a simulated server by what it answers.
+
+The history checker knows only what holders believe; this monitor stands at the server. It keeps a model of its own,
+made from the answers: which life was promised to whom (E1, E8), under which token (E2, E3), who came before whom (fair)
+and who was heard of when (E7). How long anybody waits is for `patience.py` to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from leasehold.core.lock_state import LockState
+from leasehold.core.queue_entry import COOLING, HELD, PASSED, RESERVED, WAITING, QueueEntry
+from leasehold.core.timing import WAITER_TTL
+from leasehold.model import Alive, Busy, Claim, Grant
+from leasehold.testing.network import Observer, SimulatedServer
+
+_ROUNDING: Final = 1e-6
+
+_EMPTY_STATE: Final = LockState(0.0)
+
+AddFinding = Callable[[str, str], None]
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Promised:
+    """What one grant was promised: `end` for its holder, `name_kept_until` for the name (delay, min_hold)."""
+
+    claim: Claim
+    since: float
+    end: float
+    name_kept_until: float
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class NameModel:
+    """The model of one name."""
+
+    promises: dict[int, Promised] = field(default_factory=dict)  # by token
+    live: dict[int, Promised] = field(default_factory=dict)  # those that may still keep the name
+    highest_token: int = 0
+    issued_tokens: set[int] = field(default_factory=set)
+    tickets: dict[str, int] = field(default_factory=dict)  # by mark
+    arrivals: dict[str, int] = field(default_factory=dict)  # by mark, in the order in which they joined the line
+    first_tokens: dict[str, int] = field(default_factory=dict)  # by mark: its first token
+    joined_at: dict[str, float] = field(default_factory=dict)  # by mark, true time
+    heartbeats: dict[str, float] = field(default_factory=dict)
+    states: dict[str, int] = field(default_factory=dict)
+
+
+class SafetyOracle(Observer):
+    """Sees every request and its answer, and the line after each of them."""
+
+    def __init__(self, server: SimulatedServer, add_finding: AddFinding) -> None:
+        self.server = server
+        self.passed_over = self.grants = 0
+        self.released: set[str] = set()  # marks the server has released, or said no to: a double may still land (E6)
+        self._add_finding = add_finding
+        self.names: dict[Key, NameModel] = {}
+        self._arrival_count = 0
+
+    # ------------------------------------------------------------- by the answers
+
+    def answered(self, verb: str, args: tuple[Any, ...], answer: Any) -> None:
+        now = self.server.process.now()
+        if verb == "attempt":
+            claim: Claim = args[0]
+            key = (claim.namespace, claim.name)
+            is_new = key not in self.names or not self.names[key].states
+            model = self.names.setdefault(key, NameModel())
+            if isinstance(answer, Grant):
+                self._on_grant(model, claim, answer, now)
+            elif isinstance(answer, Busy) and claim.queue:
+                model.heartbeats[claim.id_hash] = now + WAITER_TTL
+            else:
+                self.released.add(claim.id_hash)
+            if is_new:  # a new name sweeps two others
+                self._check_all_names(now)
+            else:
+                self._check_name(key, now)
+        elif verb == "renew":
+            for claim, reply in zip(args[0], answer, strict=True):
+                if isinstance(reply, Alive):
+                    self._on_renewal(claim, reply, now)
+                self._check_name((claim.namespace, claim.name), now)
+        elif verb == "release":
+            self._on_release(args[0], now)
+        elif verb == "break_":
+            self._on_break(args[:2], args[2], answer, now)
+        else:
+            self._check_all_names(now)
+
+    def _on_grant(self, model: NameModel, claim: Claim, grant: Grant, now: float) -> None:
+        known = model.promises.get(grant.token)
+        if known is None:
+            self.grants += 1
+            model.first_tokens.setdefault(claim.id_hash, grant.token)
+            self._check_admission(model, claim, grant.token, now)
+            known = model.promises[grant.token] = model.live[grant.token] = Promised(claim, now, now, now)
+        elif known.claim.id_hash != claim.id_hash:
+            self._add_finding("token", f"{claim.name}: token {grant.token} was given to two claims (E3)")
+        elif known.ended or known.end <= now:
+            self._add_finding("lapse", f"{claim.name}: token {grant.token} was granted again after its end")
+        known.end = max(known.end, now + grant.ttl)
+        known.name_kept_until = known.end + claim.delay
+
+    def _check_admission(self, model: NameModel, claim: Claim, token: int, now: float) -> None:
+        """A new grant beside what is still promised to others (E1, E2)."""
+        for other_token, other in list(model.live.items()):
+            if other.name_kept_until <= now + _ROUNDING:
+                del model.live[other_token]
+                continue
+            if not other.ended and other.end > now + _ROUNDING and other.claim.id_hash == claim.id_hash:
+                self._add_finding("repeat", f"{claim.name}: one claim has tokens {other_token} and {token} (E2)")
+            if (claim.kind, claim.limit) != (other.claim.kind, other.claim.limit):
+                self._add_finding("kind", f"{claim.name}: {claim} was granted beside {other.claim} (E1)")
+            elif claim.kind == "lock" and "exclusive" in (claim.mode, other.claim.mode):
+                self._add_finding(
+                    "exclusion", f"{claim.name}: token {token} was granted while {other_token} lived (E1)"
+                )
+        if claim.kind == "semaphore" and len(model.live) >= claim.limit:
+            self._add_finding("limit", f"{claim.name}: {len(model.live) + 1} permits of {claim.limit} (E1)")
+
+    def _on_renewal(self, claim: Claim, reply: Alive, now: float) -> None:
+        model = self.names[claim.namespace, claim.name]
+        if not claim.token:
+            model.heartbeats[claim.id_hash] = now + WAITER_TTL
+            return
+        promise = model.promises.get(claim.token)
+        if promise is None or promise.ended or promise.end <= now - _ROUNDING:
+            self._add_finding("renew", f"{claim.name}: token {claim.token} was renewed after its end (E5)")
+        elif promise.end > now + reply.ttl + _ROUNDING:
+            self._add_finding("renew", f"{claim.name}: a renewal shortened the life of token {claim.token} (E8)")
+        else:
+            promise.end = now + reply.ttl
+            promise.name_kept_until = promise.end + promise.claim.delay
+
+    def _on_release(self, claim: Claim, now: float) -> None:
+        key = (claim.namespace, claim.name)
+        lock_state = self.server.memory.lock_states.get(key)
+        if not claim.id and lock_state and (entry := lock_state.entries.get(claim.id_hash)) and entry.state == HELD:
+            return  # the release of a stray: it gives up a place or a turn, and this is neither
+        self.released.add(claim.id_hash)
+        if (model := self.names.get(key)) is not None:
+            model.heartbeats.pop(claim.id_hash, None)
+            model.arrivals.pop(claim.id_hash, None)
+            for promise in model.live.values():
+                if promise.claim.id_hash == claim.id_hash and not promise.ended and promise.end > now:
+                    promise.ended, promise.name_kept_until = True, max(now, promise.since + claim.min_hold)
+        if lock_state is not None:
+            entries = (*lock_state.entries.values(), *lock_state.holders.values())
+            left = [entry for entry in entries if entry.id_hash == claim.id_hash and entry.state != COOLING]
+            if left:
+                self._add_finding("release", f"{claim.name}: {claim.fingerprint} was released and is still there (E6)")
+        self._check_name(key, now)
+
+    def _on_break(self, key: Key, token: int, answer: Any, now: float) -> None:
+        model = self.names.get(key)
+        promise = model.promises.get(token) if model is not None else None
+        if answer is True and promise is not None:
+            live = not promise.ended and promise.end > now
+            promise.ended, promise.name_kept_until = True, now + promise.claim.delay if live else now
+        self._check_name(key, now)
+
+    # --------------------------------------------------------------- by the line
+
+    def _check_all_names(self, now: float) -> None:
+        for key in self.names:
+            self._check_name(key, now)
+
+    def _check_name(self, key: Key, now: float) -> None:
+        """What changed in a line: who was reserved in whose stead (fair), who vanished (E7)."""
+        model = self.names.get(key)
+        if model is None:
+            return
+        lock_state = self.server.memory.lock_states.get(key) or _EMPTY_STATE
+        for entry in lock_state.entries.values():
+            # Another ticket: it lapsed, and came anew with the very request that found it so.
+            is_new = model.tickets.get(entry.id_hash, entry.ticket) != entry.ticket
+            model.tickets[entry.id_hash] = entry.ticket
+            if entry.state in (WAITING, PASSED) and (is_new or entry.id_hash not in model.arrivals):
+                self._arrival_count += 1
+                model.arrivals[entry.id_hash] = self._arrival_count
+                model.joined_at[entry.id_hash] = self.server.world.time
+            if entry.state == PASSED and model.states.get(entry.id_hash) != PASSED:
+                self.passed_over += 1
+        for token, entry in lock_state.holders.items():
+            if token not in model.issued_tokens:
+                self._check_token(key, model, lock_state, token, entry)
+            if entry.state == HELD:  # served: should it come again, it comes anew
+                model.arrivals.pop(entry.id_hash, None)
+        for id_hash, state in model.states.items():
+            if id_hash not in lock_state.entries and state in (WAITING, PASSED, RESERVED):
+                if model.heartbeats.pop(id_hash, now) > now + _ROUNDING:
+                    self._add_finding(
+                        "dropped", f"{key[1]}: {id_hash[:16]} lost its place though heard of in time (E7)"
+                    )
+                model.arrivals.pop(id_hash, None)
+        model.states = {id_hash: entry.state for id_hash, entry in lock_state.entries.items()}
+        if not model.states:
+            model.arrivals.clear()
+
+    def _check_token(self, key: Key, model: NameModel, lock_state: LockState, token: int, entry: QueueEntry) -> None:
+        if token <= model.highest_token:
+            self._add_finding("token", f"{key[1]}: token {token} was issued after {model.highest_token} (E3)")
+        model.issued_tokens.add(token)
+        model.highest_token = max(model.highest_token, token)
+        own_arrival = model.arrivals.get(entry.id_hash, self._arrival_count + 1)
+        for _, waiter in lock_state.waiters:
+            if model.arrivals.get(waiter.id_hash, own_arrival) < own_arrival:
+                self._add_finding(
+                    "order", f"{key[1]}: token {token} went past {waiter.id_hash[:16]}, who came earlier (fair)"
+                )

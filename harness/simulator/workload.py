@@ -1,0 +1,158 @@
+"""Simulated programs that use locks. They know nothing of the simulation: they use `AsyncClient` as anybody would."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from harness.checkers.history import Op
+from harness.simulator.client_oracle import AddFinding, ClientOracle, HeldLease, Request
+from leasehold.aio import AsyncClient, AsyncLock
+from leasehold.errors import LeaseLost, Mismatch, NotAcquired, Unavailable
+from leasehold.runtime.simulated import Process, Task
+from leasehold.testing.network import SimulatedServer
+
+
+class Program:
+    """One process with one client and a few workers, each of which works through wishes until told to stop."""
+
+    def __init__(
+        self,
+        name: str,
+        server: SimulatedServer,
+        client_oracle: ClientOracle,
+        add_finding: AddFinding,
+        next_request: Callable[[random.Random], Request],
+        *,
+        workers: int,
+        call_timeout: float,
+        cancel_chance: float,
+        idle: float,
+        ttls: Sequence[float],
+    ) -> None:
+        world = server.world
+        self.name, self.stopping = name, False
+        self.process = Process(world, name)
+        self.client = AsyncClient(engine=server.opener(), runtime=self.process, holder=name, call_timeout=call_timeout)
+        for ttl in ttls:  # built when the program starts, as they are for real: the watchdog knows what to be ready for
+            self.client.lock("index", ttl=ttl)
+        self._client_oracle, self._add_finding, self._next_request, self._cancel_chance = (
+            client_oracle,
+            add_finding,
+            next_request,
+            cancel_chance,
+        )
+        self._idle = idle
+        self.workers = [self._start_worker(f"{name}/{number}") for number in range(workers)]
+
+    def _start_worker(self, worker: str) -> Task:
+        return self.process.spawn(
+            self._work(worker, random.Random(self.process.simulator.random.getrandbits(64))), worker
+        )
+
+    async def _work(self, worker: str, rng: random.Random) -> None:
+        while not self.stopping:
+            await self.process.sleep(rng.expovariate(1 / self._idle))
+            # Each operation is a task of its own, so that a cancellation hits whatever it awaits and no more.
+            task = self.process.spawn(self._operate(worker, self._next_request(rng), rng), worker)
+            task.cancel_at = rng.randint(1, 9) if rng.random() < self._cancel_chance else None
+            await task.join()
+
+    async def _operate(self, worker: str, request: Request, rng: random.Random) -> None:
+        lock, op = self._lock(request), self._client_oracle.record_request(worker, request)
+        try:
+            if request.style == "with":
+                await self._by_with(worker, lock, op, request, rng)
+            else:
+                await self._by_hand(worker, lock, op, request, rng)
+        except NotAcquired:
+            op.fail("busy") if request.wait == 0 else op.unknown("waited out")
+        except Mismatch:
+            op.fail("mismatch")
+        except Unavailable:
+            op.unknown("unavailable")
+        except asyncio.CancelledError:
+            op.unknown("cancelled")
+
+    def _lock(self, request: Request) -> AsyncLock:
+        options = {name: getattr(request, name) for name in ("ttl", "wait", "min_hold", "max_hold", "delay")}
+        if request.shape == "semaphore":
+            return self.client.semaphore(request.name, request.limit, **options)
+        if request.shape == "lock":
+            return self.client.lock(request.name, **options)
+        rwlock = self.client.rwlock(request.name)
+        return rwlock.read(**options) if request.shape == "read" else rwlock.write(**options)
+
+    async def _by_with(self, worker: str, lock: AsyncLock, op: Op, request: Request, rng: random.Random) -> None:
+        held_lease, held = None, True
+        try:
+            async with lock as lease:
+                held_lease = self._client_oracle.record_grant(op, worker, self.process, lease)
+                try:
+                    await self._body(held_lease, request, rng)
+                finally:
+                    held = lease.held
+                    if not self.process.dead:
+                        self._client_oracle.record_release(held_lease).unknown("with")
+            if not held:
+                self._add_finding("quiet", f"{worker} left its `with` on {request.name} without a word of the loss")
+        except LeaseLost:
+            if held:
+                self._add_finding("false alarm", f"{worker} was told that {request.name} is lost while it was held")
+        except (asyncio.CancelledError, Unavailable):
+            if held_lease is None:
+                raise
+        finally:
+            if held_lease is not None:
+                self._client_oracle.forget(held_lease)
+
+    async def _by_hand(self, worker: str, lock: AsyncLock, op: Op, request: Request, rng: random.Random) -> None:
+        lease = await lock.try_acquire() if request.style == "try" else await lock.acquire()
+        if lease is None:
+            op.fail("busy")
+            return
+        held_lease = self._client_oracle.record_grant(op, worker, self.process, lease)
+        with suppress(
+            LeaseLost, Unavailable, asyncio.CancelledError
+        ):  # whatever ends the work, the lease is given back
+            await self._body(held_lease, request, rng)
+        await self._release(held_lease)
+
+    async def _release(self, held_lease: HeldLease) -> None:
+        release, answered = self._client_oracle.record_release(held_lease), False
+        try:
+            release.ok(await held_lease.lease.release())
+            answered = True
+        except asyncio.CancelledError:
+            pass
+        finally:
+            if not answered and not self.process.dead:
+                release.unknown("cancelled")
+            self._client_oracle.forget(held_lease)
+
+    async def _body(self, held_lease: HeldLease, request: Request, rng: random.Random) -> None:
+        process, lease = self.process, held_lease.lease
+        end = process.now() + request.work
+        while (left := end - process.now()) > 0 and lease.held:
+            await process.sleep(min(left, rng.uniform(0.05, 1.0)))
+            if request.renews and rng.random() < 0.5:
+                await self._renew(held_lease, rng.choice([None, request.ttl, request.ttl / 2]))
+
+    async def _renew(self, held_lease: HeldLease, ttl: float | None) -> None:
+        lease = held_lease.lease
+        op = self._client_oracle.history.invoke(held_lease.worker, "renew", lease.name, token=lease.token)
+        held_lease.short_lived |= ttl is not None and ttl < lease.ttl
+        try:
+            await lease.renew(ttl)
+        except LeaseLost:
+            op.ok(False)
+            raise
+        except (Unavailable, asyncio.CancelledError):
+            op.unknown("unavailable")
+            raise
+        op.ok()
+
+    async def close(self) -> None:
+        await self.client.close()

@@ -1,0 +1,55 @@
+"""Two processes take two locks in two orders, and wait for each other."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from leasehold.cli.demo import DemoResult
+from leasehold.cli.demo.runner import DemoRunner
+from leasehold.errors import NotAcquired
+
+if TYPE_CHECKING:
+    from leasehold.cli.demo.worker import Worker
+
+TITLE: Final = "two transfers lock two accounts in two orders"
+CURE: Final = "one order for everybody: names are locked sorted"
+
+_STUCK_WAIT: Final = 1.5  # without a bound they would wait for ever: each lease is renewed
+
+
+def transfer(worker: Worker) -> None:
+    client = worker.client()
+    first, second = worker.names
+    lock = client.lock(first).acquire(wait=30)
+    worker.report("one", f"holds {first}, wants {second}")
+    worker.wait_go()
+    try:
+        other = client.lock(second).acquire(wait=worker.wait)
+        worker.report("done", f"holds {second} too: done", stuck=False)
+        time.sleep(0.1)
+        other.release()
+    except NotAcquired as busy:
+        worker.report("done", f"gives up: {busy}", stuck=True)
+        worker.wait_go()  # nobody lets go before both are seen to be stuck
+    lock.release()
+    client.close()
+
+
+ROLES: Final = {"transfer": transfer}
+
+
+def run(runner: DemoRunner, cured: bool) -> DemoResult:
+    wants = {"A": ["account/1", "account/2"], "B": ["account/2", "account/1"]}
+    wait = 30.0 if cured else _STUCK_WAIT
+    orders = {who: sorted(names) if cured else names for who, names in wants.items()}
+    workers = [runner.start("transfer", who, names=names, wait=wait) for who, names in orders.items()]
+    if not cured:  # with one order, the other stands in line for its first lock
+        runner.wait_for_all(workers, "one")
+    for worker in workers:
+        worker.send_go()
+    stuck = [message["stuck"] for message in runner.wait_for_all(workers, "done")]
+    for worker in workers:
+        worker.send_go()
+    text = "both wait for each other" if all(stuck) else "both are through" if not any(stuck) else "one is through"
+    return DemoResult(not any(stuck) if cured else all(stuck), text, {"stuck": sum(stuck)})

@@ -1,0 +1,68 @@
+"""A job loses its engine, goes on working, and meets its successor at work."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from typing import TYPE_CHECKING, Final
+
+from leasehold.cli.demo import DemoResult
+from leasehold.cli.demo.runner import DemoRunner
+from leasehold.errors import ConfigError, LeaseLost
+
+if TYPE_CHECKING:
+    from leasehold.cli.demo.worker import Worker
+
+TITLE: Final = "a batch job is cut off from the engine, and works on after its lease"
+CURE: Final = "it asks before each step: lease.check()"
+
+_TTL: Final = 1.5
+_STEP: Final = 0.05
+_STEPS: Final = 20  # of the successor, a second; the job goes on until that is done
+
+
+def job(worker: Worker) -> None:
+    client = worker.client(ttl=worker.ttl, call_timeout=0.4)
+    lease = client.lock("batch").acquire(wait=30)
+    began = time.monotonic()
+    worker.report("began", f"holds batch with token {lease.token}, and begins")
+    if worker.cut:
+        # A quota of nothing, for this process alone: no write of its reaches the engine's file any more.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        worker.report("cut", "is cut off from the engine: its renewals fail from here on")
+    steps: list[float] = []
+    why = ""
+    while len(steps) < worker.steps and not worker.go_within(_STEP):
+        now = time.monotonic()  # before the check: what comes between the two, only a fence can see
+        if worker.cured:
+            try:
+                lease.check()
+            except LeaseLost as lost:
+                why = lost.reason
+                worker.report("stopped", f"stops: {lost}")
+                break
+        steps.append(now)
+    worker.report("done", f"worked {len(steps)} steps", began=began, steps=steps, why=why)
+    os._exit(0)  # nothing can be released from here; it lapses, or has
+
+
+ROLES: Final = {"job": job}
+
+
+def run(runner: DemoRunner, cured: bool) -> DemoResult:
+    if not runner.embedded:
+        raise ConfigError("expired-lease cuts a process off by a disk quota: it needs the embedded engine, so no --url")
+    first = runner.start("job", "A", ttl=_TTL, steps=1_000_000, cut=True, cured=cured)
+    first.wait_for("cut")
+    second = runner.start("job", "B", ttl=30.0, steps=_STEPS, cut=False, cured=cured)
+    messages = list(second.messages_until("done"))
+    successor = messages[-1]
+    first.send_go()
+    messages += first.messages_until("done")
+    late = messages[-1]
+    runner.log_messages(messages)
+    overlap = sum(at > successor["began"] for at in late["steps"])
+    text = f"{overlap} steps of A after B had begun"
+    as_expected = (overlap == 0 and late["why"] != "") if cured else overlap > 0
+    return DemoResult(as_expected, text, {"overlap": overlap, "why": late["why"]})

@@ -1,0 +1,56 @@
+"""Processes that read, think and write, each for itself: updates are lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Final
+
+from leasehold.cli.demo import DemoResult
+from leasehold.cli.demo.runner import DemoRunner
+
+if TYPE_CHECKING:
+    from leasehold.cli.demo.worker import Worker
+
+TITLE: Final = "four processes add to one number without a lock"
+CURE: Final = 'a lock: with client.lock("counter")'
+
+_ROUNDS: Final = 25
+_THINK_SECONDS: Final = 0.002
+
+
+def adder(worker: Worker) -> None:
+    client = worker.client()
+    worker.report("ready")
+    worker.wait_go()
+    for _ in range(worker.rounds):
+        with client.lock("counter") if worker.cured else nullcontext():
+            with open(worker.file) as file:
+                count = int(file.read() or 0)
+            time.sleep(_THINK_SECONDS)
+            with open(f"{worker.file}.{worker.who}", "w") as file:
+                file.write(str(count + 1))
+            os.replace(f"{worker.file}.{worker.who}", worker.file)  # so that nobody reads half a number
+    worker.report("done", f"added one {worker.rounds} times")
+    client.close()
+
+
+ROLES: Final = {"adder": adder}
+
+
+def run(runner: DemoRunner, cured: bool) -> DemoResult:
+    path = runner.path(f"counter-{cured}")
+    with open(path, "w") as file:
+        file.write("0")
+    workers = [runner.start("adder", who, file=path, rounds=_ROUNDS, cured=cured) for who in "ABCD"]
+    runner.wait_for_all(workers, "ready")
+    for worker in workers:
+        worker.send_go()
+    runner.wait_for_all(workers, "done")
+    with open(path) as file:
+        counted = int(file.read())
+    added = _ROUNDS * len(workers)
+    as_expected = (counted == added) if cured else (counted < added)
+    text = f"{added} were added, the number says {counted}: {added - counted} lost"
+    return DemoResult(as_expected, text, {"added": added, "counted": counted, "lost": added - counted})

@@ -1,0 +1,84 @@
+"""Servers of a story's own: the Redis that is installed here, started on loopback and gone with the story."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from leasehold.blocking import Client
+from leasehold.cli.demo.runner import DemoFailed, DemoRunner, WorkerProcess
+from leasehold.errors import ConfigError
+
+if TYPE_CHECKING:
+    from leasehold.cli.demo.worker import Worker
+
+_PROGRAMS: Final = ("redis-server", "valkey-server")
+_TIMEOUT: Final = 30.0
+_POLL: Final = 0.02
+_OPTIONS: Final = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0")
+
+
+def server(worker: Worker) -> None:
+    """A role: it becomes the server, and stays tied to the story."""
+    os.execv(worker.program, [worker.program, *worker.argv])  # noqa: S606  # without a shell
+
+
+def find_program() -> str:
+    """The server that is installed; a ConfigError that says how to get what is missing."""
+    Client("redis://127.0.0.1").close()  # asks nobody: it says which package the engine needs, if that is not there
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+    for name in _PROGRAMS:
+        if found := shutil.which(name, path=path):
+            return found
+    raise ConfigError(
+        "this story needs a Redis server of its own, and redis-server is not installed: apt-get install redis-server, "
+        "dnf install redis, or brew install redis"
+    )
+
+
+class DemoRedis:
+    """One server; `primary`: as the replica of that one."""
+
+    def __init__(self, runner: DemoRunner, who: str, primary: DemoRedis | None = None) -> None:
+        self.port = _free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        argv = ["--port", str(self.port), *_OPTIONS, "--dir", runner.folder, "--logfile", runner.path(f"{who}.log")]
+        if primary is not None:
+            argv += ["--replicaof", "127.0.0.1", str(primary.port)]
+        self._process: WorkerProcess = runner.start("server", who, program=find_program(), argv=argv)
+        self._wait_until(lambda: "PONG" in self.execute("PING"), "answers")
+        if primary is not None:
+            self._wait_until(lambda: "state=online" in primary.execute("INFO replication"), "follows the primary")
+
+    def execute(self, command: str) -> str:
+        """What it answers, as it comes over the wire."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=_TIMEOUT) as connection:
+            connection.sendall(f"{command}\r\nQUIT\r\n".encode())
+            reply = b""
+            while chunk := connection.recv(65_536):
+                reply += chunk
+        return reply.decode(errors="replace")
+
+    def crash(self) -> None:
+        self._process.crash()
+
+    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _TIMEOUT
+        while True:
+            with suppress(OSError):
+                if condition():
+                    return
+            if self._process.ended is not None or time.monotonic() > deadline:
+                raise DemoFailed(f"the Redis server {self._process.who} never {what}; -v shows more")
+            time.sleep(_POLL)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

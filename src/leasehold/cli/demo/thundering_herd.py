@@ -1,0 +1,106 @@
+"""A crowd at one door: polling, nobody knows whose turn it is; in a line, everybody does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from leasehold.aio import AsyncClient
+from leasehold.cli.demo import DemoResult
+from leasehold.cli.demo.runner import DemoRunner
+
+if TYPE_CHECKING:
+    from leasehold.cli.demo.worker import Worker
+
+TITLE: Final = "a crowd of pollers at one lock"
+CURE: Final = "a fair line: wait=, and nobody asks again before it is woken"
+
+_WAITERS: Final = 200
+_ARRIVAL_SECONDS: Final = 2.0  # seconds, over which they come
+_HOLD_SECONDS: Final = 0.02
+_POLL_SECONDS: Final = 0.05
+_STALL_LIMIT: Final = 0.7  # seconds: a line passes over who does not answer for one to three
+_MAX_RUNS: Final = 3
+_OVERTAKEN_BY: Final = 1.0  # who came so much later and was served first has overtaken
+
+
+def crowd(worker: Worker) -> None:
+    worker.report("done", "its crowd has been served", **asyncio.run(_run_crowd(worker)))
+
+
+async def _run_crowd(worker: Worker) -> dict[str, Any]:
+    async with AsyncClient(worker.url, namespace=worker.namespace, holder=worker.who) as client:
+        lock, served, asked = client.lock("door"), [], [0]
+
+        async def poller() -> None:
+            await asyncio.sleep(random.random() * _ARRIVAL_SECONDS)  # noqa: S311
+            arrived = time.monotonic()
+            while True:
+                asked[0] += 1
+                if worker.cured:
+                    lease = await lock.acquire()
+                elif (found := await lock.try_acquire()) is None:
+                    await asyncio.sleep(_POLL_SECONDS * (0.5 + random.random()))  # noqa: S311
+                    continue
+                else:
+                    lease = found
+                served.append((arrived, time.monotonic()))
+                await asyncio.sleep(_HOLD_SECONDS)
+                await lease.release()
+                return
+
+        monitor = asyncio.create_task(_measure_stalls(longest_stall := [0.0]))
+        await asyncio.gather(*(poller() for _ in range(worker.many)))
+        monitor.cancel()
+    return {"served": served, "asked": asked[0], "stalled": longest_stall[0]}
+
+
+async def _measure_stalls(longest_stall: list[float]) -> None:
+    """The longest that this process could not run at all."""
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(_POLL_SECONDS)
+        longest_stall[0] = max(longest_stall[0], time.monotonic() - before - _POLL_SECONDS)
+
+
+ROLES: Final = {"crowd": crowd}
+
+
+def run(runner: DemoRunner, cured: bool) -> DemoResult:
+    for _ in range(_MAX_RUNS):
+        result, stalled = _run_once(runner, cured)
+        if result.as_expected or stalled < _STALL_LIMIT:
+            break
+        runner.log(
+            f"this machine let one of them stand for {stalled:.1f} s, and whoever is silent is passed over: again"
+        )
+    return result
+
+
+def _run_once(runner: DemoRunner, cured: bool) -> tuple[DemoResult, float]:
+    size, names = runner.size or _WAITERS, "ABCDE"
+    runner.log(f"{size} come within {_ARRIVAL_SECONDS:g} s, and each needs the door for {1000 * _HOLD_SECONDS:g} ms")
+    workers = [runner.start("crowd", who, many=size // len(names), cured=cured) for who in names]
+    messages = runner.wait_for_all(workers, "done")
+    served = [times for message in messages for times in message["served"]]
+    asked = sum(message["asked"] for message in messages)
+    overtaken = sum(_count_overtaken(message["served"]) for message in messages)
+    longest = max(acquired - arrived for arrived, acquired in served)
+    text = f"asked {asked} times for {len(served)}; {overtaken} were overtaken; the longest wait was {longest:.1f} s"
+    facts = {"served": len(served), "asked": asked, "overtaken": overtaken, "longest": round(longest, 3)}
+    stalled: float = max(message["stalled"] for message in messages)
+    return DemoResult((overtaken == 0) if cured else overtaken > 0, text, facts), stalled
+
+
+def _count_overtaken(served: list[tuple[float, float]]) -> int:
+    """How many of one process's crowd, in order of service, had their turn after somebody who came much later.
+
+    Of one process alone: what it asks for goes out in order, while another may be late in asking at all.
+    """
+    count, latest = 0, 0.0
+    for arrived, _ in sorted(served, key=lambda times: times[1]):
+        count += latest - arrived > _OVERTAKEN_BY
+        latest = max(latest, arrived)
+    return count

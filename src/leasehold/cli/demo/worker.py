@@ -1,0 +1,48 @@
+"""A process of a story: `python -m leasehold.cli.demo.worker STORY ROLE FACTS`."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from typing import Any
+
+from leasehold.blocking import Client
+from leasehold.cli.demo import load_demo
+from leasehold.cli.run.parent_death import die_with_parent
+
+
+class Worker:
+    """What a role is given: its facts, a client, and a way to say things and to wait for its cue."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        return self.facts[name]
+
+    def client(self, **options: Any) -> Client:
+        return Client(self.facts["url"], namespace=self.facts["namespace"], holder=self.facts["who"], **options)
+
+    def report(self, event: str, text: str = "", **facts: Any) -> None:
+        sys.stdout.write(json.dumps({"at": time.monotonic(), "event": event, "text": text, **facts}) + "\n")
+        sys.stdout.flush()
+
+    def wait_go(self) -> None:
+        """Wait for it."""
+        sys.stdin.readline()
+
+    def go_within(self, seconds: float) -> bool:
+        """Whether the cue comes within so long."""
+        return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
+def main(name: str, role: str, facts: str) -> None:
+    worker = Worker(json.loads(facts))
+    die_with_parent(worker.parent)  # or one that is stopped for the story's sake would stay so for ever
+    load_demo(name).ROLES[role](worker)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,65 @@
+"""Help of manual quality: examples and exit codes under the options, laid out as they were written.
+
+click re-wraps what it is given; a command's `examples` are kept line by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from leasehold.cli import exit_codes
+from leasehold.cli.console import global_options
+
+WIDTH = 100
+
+
+class Command(click.Command):
+    """A command with examples. `codes` are the exit codes it can end with, besides 0 and 64."""
+
+    def __init__(self, *args: Any, examples: str = "", codes: Sequence[int] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += global_options(for_command=True)
+        self.examples = examples.strip("\n")
+        self.codes = (exit_codes.OK, *codes, exit_codes.USAGE)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("The options of `leasehold --help` (-u, --namespace, -o, -q, -v) may stand here, too.")
+        write_examples(formatter, self.examples)
+        write_codes(formatter, self.codes)
+
+
+class Group(click.Group):
+    """The program itself. Commands are listed in the order they are useful in, not by letter."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples.strip("\n")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, self.examples)
+        write_codes(formatter, tuple(exit_codes.MEANING))
+
+
+def write_examples(formatter: click.HelpFormatter, examples: str) -> None:
+    if examples:
+        with formatter.section("Examples"):
+            for line in examples.splitlines():
+                formatter.write(f"  {line}".rstrip() + "\n")
+
+
+def write_codes(formatter: click.HelpFormatter, codes: Sequence[int]) -> None:
+    with formatter.section("Exit codes"):
+        rows = [
+            ("128+n" if code == exit_codes.SIGNALLED else str(code), exit_codes.MEANING[code]) for code in sorted(codes)
+        ]
+        formatter.write_dl([(code, meaning.removeprefix("128+n: ")) for code, meaning in rows])

@@ -1,0 +1,139 @@
+"""How holdings look: the JSON that docs/reference/json.md promises, and tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+import click
+
+from leasehold.cli.console import make_printable
+from leasehold.errors import NotAcquired
+from leasehold.model import Holding
+
+
+class HoldingJson(TypedDict):
+    """Every key is always there; null where it does not apply. Seconds are by the engine's clock."""
+
+    namespace: str
+    name: str
+    state: str
+    mode: str
+    kind: str
+    limit: int
+    token: int | None
+    slot: int | None
+    position: int | None
+    holder: str
+    host: str | None
+    pid: int | None
+    purpose: str | None
+    age: float
+    left: float
+    fingerprint: str
+    owner: str
+
+
+def holding_as_json(holding: Holding) -> HoldingJson:
+    who = holding.holder
+    return {
+        "namespace": holding.namespace,
+        "name": holding.name,
+        "state": holding.state,
+        "mode": holding.mode,
+        "kind": holding.kind,
+        "limit": holding.limit,
+        "token": holding.token,
+        "slot": holding.slot,
+        "position": holding.position,
+        "holder": who.label,
+        "host": who.host or None,
+        "pid": who.pid or None,
+        "purpose": who.purpose or None,
+        "age": rounded(holding.age),
+        "left": rounded(holding.left),
+        "fingerprint": holding.fingerprint,
+        "owner": holding.owner,
+    }
+
+
+def rounded(seconds: float) -> float:
+    return round(seconds, 3)
+
+
+def blocks_others(holding: Holding) -> bool:
+    """Whether it keeps others out now: held, reserved for one who was told, or cooling. Else it waits."""
+    return holding.state in ("held", "reserved", "cooling")
+
+
+COLUMNS = ("NAME", "STATE", "TOKEN", "HOLDER", "PID", "AGE", "LEFT", "PURPOSE")
+_COLOURS = {"held": "green", "reserved": "cyan", "cooling": "blue", "waiting": "yellow", "passed over": "red"}
+_STATE_COLUMN = COLUMNS.index("STATE")
+
+
+def holding_row(holding: Holding) -> tuple[str, ...]:
+    state = holding.state if holding.position is None else f"{holding.state} {holding.position + 1}"
+    if holding.mode == "shared":
+        state += " (shared)"
+    elif holding.slot is not None:
+        state += f" (slot {holding.slot} of {holding.limit})"
+    who = holding.holder
+    return (
+        holding.name,
+        state,
+        str(holding.token or "-"),
+        who.label,
+        str(who.pid or "-"),
+        duration(holding.age),
+        duration(holding.left),
+        who.purpose or "-",
+    )
+
+
+def holdings_table(holdings: Sequence[Holding]) -> Iterable[str]:
+    """Lines, a head first. Colours are taken out again by click where the stream is no terminal."""
+    rows = [tuple(make_printable(cell) for cell in holding_row(holding)) for holding in holdings]
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    yield click.style(_format_row(COLUMNS, widths), bold=True)
+    for holding, cells in zip(holdings, rows, strict=True):
+        painted = list(_pad(cells, widths))
+        painted[_STATE_COLUMN] = click.style(painted[_STATE_COLUMN], fg=_COLOURS[holding.state])
+        yield "  ".join(painted).rstrip()
+
+
+def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(_pad(cells, widths)).rstrip()
+
+
+def _pad(cells: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
+    return (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def duration(seconds: float) -> str:
+    """Short, and exact enough to decide by: 0.4s, 12.3s, 3m12s, 5h03m, 2d04h."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    for size, letter, part, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "m")):
+        if whole >= size:
+            return f"{whole // size}{letter}{whole % size // part:02}{small}"
+    return f"{whole // 60}m{whole % 60:02}s"
+
+
+def busy_text(busy: NotAcquired) -> str:
+    """Who is in the way, with everything an operator needs to go and see."""
+    facts = []
+    if busy.pid:
+        facts.append(f"pid {busy.pid}" + (f" on {busy.host}" if busy.host else ""))
+    if busy.purpose:
+        facts.append(busy.purpose)
+    if busy.token:
+        facts.append(f"token {busy.token}")
+    if busy.left is not None:
+        facts.append(f"{busy.left:.1f} s left")
+    who = f"is held by {busy.holder}" if busy.holder else "is not free"
+    text = f"{busy.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
+    if busy.waited > 0:
+        text += f"; gave up after {busy.waited:.1f} s"
+        text += f" at position {busy.position + 1} in line" if busy.position is not None else ""
+    return text

@@ -1,0 +1,155 @@
+"""The process that runs CMD: forked before there is any thread, released to run once the lease is there.
+
+Forking first is what makes the rest simple. The child asks the kernel to die with its parent, moves to a group of
+its own and then waits on a pipe, all in a copy of a process that has one thread and no secret yet. After the grant
+it is told the environment and becomes CMD. A parent that never got the lease closes the pipe, and the child ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NoReturn
+
+from leasehold.cli.run.orphan_killer import OrphanKiller
+from leasehold.cli.run.parent_death import die_with_parent
+
+_NEVER_STARTED: Final = 0
+
+
+class CannotRun(Exception):
+    """CMD could not be executed."""
+
+    def __init__(self, program: str, number: int) -> None:
+        self.program, self.number = program, number
+        super().__init__(f"{program}: {os.strerror(number)}")
+
+    @property
+    def missing(self) -> bool:
+        return self.number in (errno.ENOENT, errno.ENOTDIR)
+
+
+class Child:
+    """CMD, and everything else in its process group."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = list(command)
+        self.status: int | None = None  # as `wait` gives it, once it has ended
+        go_reader, self._go_writer = os.pipe()
+        self._failure_reader, failure_writer = os.pipe()
+        parent = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed by whoever started us: `>&-`
+                stream.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._go_writer)
+            os.close(self._failure_reader)
+            _run_command(self.command, parent, go_reader, failure_writer)
+        os.close(go_reader)
+        os.close(failure_writer)
+        with suppress(OSError):  # done on both sides: whoever comes first
+            os.setpgid(self.pid, self.pid)
+        self._orphan_killer = OrphanKiller(self.pid)
+
+    def start(self, environment: Mapping[str, str | None]) -> None:
+        """Become CMD, with these variables set (None: taken out). Raises `CannotRun`."""
+        with suppress(BrokenPipeError):  # somebody killed it while it waited: `poll` tells how
+            os.write(self._go_writer, json.dumps(environment).encode())
+        os.close(self._go_writer)
+        self._go_writer = -1
+        with os.fdopen(self._failure_reader, "rb") as pipe:
+            report = pipe.read()  # ends when CMD runs: exec closes the other side
+        self._failure_reader = -1
+        if report:
+            self._reap()
+            raise CannotRun(self.command[0], int(report))
+
+    def abandon(self) -> None:
+        """Let it go: end a child that was never started, and look after it no more."""
+        if self._go_writer >= 0:
+            os.close(self._go_writer)
+            os.close(self._failure_reader)
+            self._go_writer = self._failure_reader = -1
+            self._reap()
+        self._orphan_killer.dismiss()
+
+    # ------------------------------------------------------------ watching
+
+    def poll(self) -> int | None:
+        """The signal that has stopped it since the last call, or None. `status` tells whether it has ended."""
+        while self.status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+            if found == 0:
+                return None
+            if os.WIFSTOPPED(status):
+                return os.WSTOPSIG(status)
+            self.status = status
+        return None
+
+    @property
+    def ended(self) -> bool:
+        return self.status is not None
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell would show it: its own, or 128 and the signal that ended it."""
+        assert self.status is not None
+        code = os.waitstatus_to_exitcode(self.status)
+        return code if code >= 0 else 128 - code
+
+    def signal(self, signum: int) -> None:
+        """To CMD alone."""
+        if not self.ended:  # its number may be somebody else's by now
+            with suppress(PermissionError):  # CMD has become another user, as sudo does: it cannot be told
+                os.kill(self.pid, signum)
+
+    def signal_group(self, signum: int) -> bool:
+        """To everything in its group. False: nothing is left of it."""
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # all that is left runs as another user, or (macOS) is dead but not yet reaped
+            return not self.ended
+        return True
+
+    def _reap(self) -> None:
+        _, self.status = os.waitpid(self.pid, 0)
+
+
+def _run_command(command: list[str], parent: int, go_reader: int, failure_writer: int) -> NoReturn:
+    """In the child: wait for the word, then be CMD. Whatever happens, never return into the parent's code."""
+    try:
+        os.setpgid(0, 0)
+        die_with_parent(parent)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # `nohup` stays, our own handlers go
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
+        message = b""
+        while chunk := os.read(go_reader, 65536):
+            message += chunk
+        if not message:
+            os._exit(_NEVER_STARTED)
+        environment = dict(os.environ)
+        for name, value in json.loads(message).items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and CMD would inherit that
+            signal.signal(signum, signal.SIG_DFL)
+        if not command[0]:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # as every shell says of an empty word
+        os.execvpe(command[0], command, environment)  # noqa: S606  # without a shell is what it promises
+    except OSError as error:
+        os.write(failure_writer, str(error.errno or errno.EIO).encode())
+    except BaseException:  # a signal of our own handlers, or a bug: the parent is told that CMD does not run
+        os.write(failure_writer, str(errno.EINTR).encode())
+    finally:
+        os._exit(127)

@@ -1,0 +1,310 @@
+"""`leasehold run`: hold a name while a command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from leasehold.blocking import Client, Lease, Lock
+from leasehold.cli import exit_codes, render
+from leasehold.cli.console import Console, pass_console
+from leasehold.cli.help import Command
+from leasehold.cli.options import (
+    AcquireOptions,
+    acquire_options,
+    is_label,
+    name_argument,
+    positive_seconds,
+    seconds,
+    usage_error_if,
+)
+from leasehold.cli.run.child import CannotRun, Child
+from leasehold.cli.run.result_file import RunResult
+from leasehold.cli.run.signals import Interrupted, SignalQueue
+from leasehold.cli.run.supervisor import OnLost, Supervisor
+from leasehold.cli.run.terminal import Terminal
+from leasehold.errors import LeaseholdError, NotAcquired, SelfDeadlock
+
+EXAMPLES = """
+leasehold run nightly-report -- ./report.sh       stand in line, then run
+leasehold run -n backup -- ./backup.sh            exit 75 at once if it runs already
+leasehold run --skip-ok -n hourly -- ./job        the same for cron, where busy is no failure
+leasehold run -w 60 migrate -- alembic upgrade head
+leasehold run --slots 3 encode -- ffmpeg ...      three at once
+leasehold run deploy -c 'make && make install'    through /bin/sh
+leasehold run j -- sh -c 'psql -v token=$LEASEHOLD_TOKEN -f step.sql'
+"""
+
+DEFAULT_KILL_AFTER = 5.0
+
+
+class RunCommand(Command):
+    """Options may stand before or after NAME; all from CMD on is CMD's own, with or without `--` before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own_args, command = self._split_args(args)
+        # Without CMD no `--` either: an option that lacks its value would take it for one.
+        return super().parse_args(ctx, [*own_args, "--", *command] if command else own_args)
+
+    def _split_args(self, args: list[str]) -> tuple[list[str], list[str]]:
+        options_with_value = {
+            name
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag and not param.count
+            for name in param.opts
+        }
+        index, positionals = 0, 0
+        while index < len(args):
+            arg = args[index]
+            if arg == "--":
+                return args[:index], args[index + 1 :]
+            if arg.startswith("--"):
+                index += 1 if "=" in arg or arg not in options_with_value else 2
+            elif arg.startswith("-") and len(arg) > 1:
+                value_letter = next(
+                    (
+                        letter_index
+                        for letter_index, letter in enumerate(arg[1:], 1)
+                        if f"-{letter}" in options_with_value
+                    ),
+                    None,
+                )
+                index += 2 if value_letter == len(arg) - 1 else 1  # `-w 5`; in `-w5` and `-nx` the word is complete
+            else:
+                positionals += 1
+                if positionals == 2:
+                    return args[:index], args[index:]
+                index += 1
+        return args, []
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What is special to `run`, checked against the ttl."""
+
+    ttl: float
+    max_hold: float | None
+    on_lost: OnLost
+    kill_after: float | None
+
+    def __post_init__(self) -> None:
+        if self.kill_after is None:
+            return
+        usage_error_if(
+            self.kill_after > self.ttl / 3,
+            f"--kill-after {self.kill_after:g} is more than a third of --ttl {self.ttl:g}: "
+            f"TERM would come before a renewal could fail. Use at most {self.ttl / 3:.4g}, or a longer --ttl",
+        )
+        usage_error_if(
+            self.max_hold is not None and self.kill_after >= self.max_hold,
+            f"--kill-after {self.kill_after:g} leaves nothing of --max-hold",
+        )
+
+    def grace(self, granted: float) -> float:
+        """Seconds between TERM and KILL, by the life the engine granted, which may be shorter than was asked."""
+        life = granted if self.max_hold is None else min(granted, self.max_hold)
+        return min(DEFAULT_KILL_AFTER if self.kill_after is None else self.kill_after, life / 3)
+
+
+@click.command(
+    "run",
+    cls=RunCommand,
+    examples=EXAMPLES,
+    codes=tuple(
+        code for code in exit_codes.MEANING if code not in (exit_codes.OK, exit_codes.NOT_SHOWN, exit_codes.USAGE)
+    ),
+    options_metavar="[OPTIONS]",
+)
+@name_argument
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] CMD [ARG]...")
+@click.option("-c", "--command", "line", metavar="STRING", help="Run STRING through /bin/sh instead of CMD.")
+@acquire_options
+@click.option("--max-hold", type=positive_seconds, metavar="SECS", help="Stop CMD after SECS: TERM before, KILL then.")
+@click.option(
+    "--on-lost",
+    type=click.Choice(["term", "kill", "ignore"]),
+    default="term",
+    show_default=True,
+    help="What happens to CMD when the lease is lost: TERM and then KILL; KILL at its end without a word before; "
+    "or nothing, if the resource itself checks tokens.",
+)
+@click.option(
+    "--kill-after",
+    type=seconds,
+    metavar="SECS",
+    help="Time between TERM and KILL; at most a third of --ttl. "
+    "Default: the smaller of 5 and a third of the life granted.",
+)
+@click.option("--skip-ok", is_flag=True, help="Exit 0 when busy: another one does the work.")
+@click.option(
+    "--result-file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write what happened to FILE, as JSON, at the end: see docs/reference/json.md.",
+)
+@pass_console
+def run(
+    console: Console,
+    /,
+    name: str,
+    command: tuple[str, ...],
+    line: str | None,
+    max_hold: float | None,
+    on_lost: OnLost,
+    kill_after: float | None,
+    skip_ok: bool,
+    result_file: str | None,
+    **given: Any,
+) -> int:
+    """Hold NAME while CMD runs.
+
+    Takes NAME, or stands in line for it, then runs CMD without a shell, with stdin, terminal and signals passed on,
+    and exits with the exit code of CMD. The lease is renewed until CMD ends, and released then. What CMD leaves
+    behind in the background is no longer covered.
+
+    CMD finds in its environment LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL, LEASEHOLD_HELD=1,
+    with --slots LEASEHOLD_SLOT, with -s LEASEHOLD_SHARED=1. Hand the token to whatever CMD writes to: a resource
+    that refuses older tokens is safe even from a holder that does not know it has lost its lease.
+
+    If the lease cannot be renewed, CMD and its whole process group get TERM shortly before the lease ends and KILL
+    when it does; if the engine says that it is gone, both at once; the exit code is then 79. A wrapper that is
+    paused together with CMD kills it as soon as both go on. A wrapper that is stopped alone cannot stop CMD: only
+    tokens help there.
+    """
+    options = AcquireOptions(**given)
+    run_options = RunOptions(options.ttl, max_hold, on_lost, kill_after)
+    usage_error_if(line is not None and bool(command), "-c STRING and CMD exclude each other")
+    usage_error_if(line is None and not command, "nothing to run: give CMD after NAME, or -c STRING")
+    argv = ["/bin/sh", "-c", line] if line is not None else list(command)
+    usage_error_if(argv[0].startswith("-"), f"CMD cannot begin with a dash: {argv[0]}. Is it an option misspelt?")
+    usage_error_if(options.min_hold > (max_hold or options.min_hold), "--min-hold must not exceed --max-hold")
+    result = RunResult(console.namespace, name, argv, result_file)
+    if options.purpose is None and is_label(os.path.basename(argv[0])):
+        given["purpose"] = os.path.basename(argv[0])
+    busy_code = exit_codes.BUSY if options.busy_code is None else options.busy_code
+    lock_options = AcquireOptions(**given)
+
+    def lock(client: Client) -> Lock:
+        return lock_options.lock(client, name, max_hold=max_hold)
+
+    job = RunJob(console, name, argv, lock, run_options, result, exit_codes.OK if skip_ok else busy_code)
+    try:
+        job.run()
+    except LeaseholdError as error:
+        result.failed(error, exit_codes.code_for(error))
+        raise
+    except Interrupted as interrupted:
+        result.interrupted(exit_codes.SIGNALLED + interrupted.signum)
+        raise
+    finally:
+        try:
+            result.write()
+        except OSError as error:  # what happened counts more than the note of it
+            console.say(f"--result-file could not be written: {error}", error=True)
+    return result.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """One run, from the fork to the exit code."""
+
+    console: Console
+    name: str
+    argv: list[str]
+    lock: Callable[[Client], Lock]
+    run_options: RunOptions
+    result: RunResult
+    busy_code: int
+
+    def run(self) -> None:
+        child = Child(self.argv)  # before the client has any thread
+        try:
+            with self.console.client(ttl=self.run_options.ttl) as client:
+                lock = self.lock(client)
+                began = time.monotonic()
+                try:
+                    lease = self._acquire(lock)
+                except NotAcquired as busy:
+                    self.result.busy(busy, self.busy_code)
+                    self.console.say(render.busy_text(busy) + ("" if busy.waited else "; -w SECS stands in line"))
+                    return
+                self.result.granted(lease, time.monotonic() - began)
+                self.console.say(f"{self.name} is yours (token {lease.token})", detail=True)
+                signal_queue = SignalQueue()
+                try:
+                    self._run_child(lease, child, signal_queue)
+                finally:
+                    signal_queue.close()
+                    lease.release()
+        finally:
+            child.abandon()
+
+    def _acquire(self, lock: Lock) -> Lease:
+        """Stand in line, and say so to people: a prompt that hangs without a word looks broken. Logs need no such
+        word.
+        """
+        report_waiting = self.console.verbosity or (sys.stderr is not None and sys.stderr.isatty())
+        nested = os.environ.get("LEASEHOLD_LOCK") == self.name and lock.shape.limit == 1
+        if (report_waiting or nested) and lock.options.wait != 0:
+            try:
+                return lock.acquire(wait=0)
+            except NotAcquired as busy:
+                if nested and str(busy.token) == os.environ.get("LEASEHOLD_TOKEN"):
+                    why = "this is a part of the CMD that runs under it, which would wait for itself"
+                    raise SelfDeadlock(self.name, token=busy.token, why=why) from None
+                if report_waiting:
+                    self.console.say(f"{render.busy_text(busy)}; standing in line")
+        return lock.acquire()
+
+    def _run_child(self, lease: Lease, child: Child, signal_queue: SignalQueue) -> None:
+        terminal = Terminal()
+        supervisor = Supervisor(
+            lease,
+            child,
+            signal_queue,
+            terminal,
+            on_lost=self.run_options.on_lost,
+            kill_after=self.run_options.grace(lease.ttl),
+            say=lambda text: self.console.say(text, error=True),
+        )
+        signal_queue.open()
+        if terminal.stdio_is_tty:
+            terminal.give_to(child.pid)
+        try:
+            child.start(environment(lease))
+        except CannotRun as failed:
+            terminal.take_back(child.pid)
+            self._report_cannot_run(failed)
+            return
+        began = time.monotonic()
+        supervisor.watch()
+        seconds = time.monotonic() - began
+        code = exit_codes.LOST if supervisor.stopped else child.exit_code
+        self.result.ended(code, child.exit_code, seconds, supervisor.lost_reason, supervisor.end_signal)
+
+    def _report_cannot_run(self, failed: CannotRun) -> None:
+        code = exit_codes.NOT_FOUND if failed.missing else exit_codes.CANNOT_RUN
+        hint = "is it in $PATH?" if failed.missing else "is it executable, with a #! line?"
+        if failed.missing and " " in failed.program:
+            hint = "for a shell line use -c"
+        self.console.say(f"cannot run {failed}; {hint}", error=True)
+        self.result.not_run(str(failed), code)
+
+
+def environment(lease: Lease) -> dict[str, str | None]:
+    """What CMD is told. An inherited value of an outer `leasehold run` never shows through."""
+    return {
+        "LEASEHOLD_LOCK": lease.name,
+        "LEASEHOLD_TOKEN": str(lease.token),
+        "LEASEHOLD_HOLDER": lease.holder,
+        "LEASEHOLD_TTL": f"{lease.ttl:g}",
+        "LEASEHOLD_SHARED": "1" if lease.shared else None,
+        "LEASEHOLD_SLOT": None if lease.slot is None else str(lease.slot),
+        "LEASEHOLD_HELD": "1",
+    }

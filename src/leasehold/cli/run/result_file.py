@@ -1,0 +1,103 @@
+"""What `run --result-file` writes: one JSON object that says how it ended, for programs that need more than a code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from leasehold.blocking import Lease
+from leasehold.cli.render import busy_text, rounded
+from leasehold.errors import LeaseholdError, NotAcquired
+
+
+class RunResult:
+    """Filled in as the run goes on; every key is always there. docs/reference/json.md is its contract."""
+
+    def __init__(self, namespace: str, name: str, command: list[str], path: str | None) -> None:
+        self._path = None if path is None else os.path.realpath(path)  # a link stays one
+        if path is not None:
+            _check_path(path)  # now, not after an hour of work
+        self.end_signal: int | None = None  # the signal that asked for it
+        self._facts: dict[str, Any] = {
+            "namespace": namespace,
+            "name": name,
+            "command": command,
+            "outcome": "failed",
+            "exit_code": 1,
+            "child_exit_code": None,
+            "token": None,
+            "slot": None,
+            "holder": None,
+            "waited": None,
+            "ran": None,
+            "lost_reason": None,
+            "error": None,
+            "began": _now(),
+            "ended": None,
+        }
+
+    @property
+    def outcome(self) -> str:
+        return str(self._facts["outcome"])
+
+    @property
+    def exit_code(self) -> int:
+        return int(self._facts["exit_code"])
+
+    def granted(self, lease: Lease, waited: float) -> None:
+        self._facts |= {"token": lease.token, "slot": lease.slot, "holder": lease.holder, "waited": rounded(waited)}
+
+    def busy(self, busy: NotAcquired, code: int) -> None:
+        # `holder` is who got in the way here, and so is the token.
+        self._facts |= {"outcome": "busy", "exit_code": code, "token": busy.token, "holder": busy.holder}
+        self._facts |= {"waited": rounded(busy.waited), "error": busy_text(busy)}
+
+    def not_run(self, text: str, code: int) -> None:
+        self._facts |= {"outcome": "not run", "exit_code": code, "error": text}
+
+    def ended(self, code: int, child_code: int, ran: float, lost_reason: str | None, end_signal: int | None) -> None:
+        self.end_signal = end_signal
+        outcome = "done" if lost_reason is None else "lost"
+        self._facts |= {"outcome": outcome, "exit_code": code, "child_exit_code": child_code}
+        self._facts |= {"ran": rounded(ran), "lost_reason": lost_reason}
+
+    def failed(self, error: LeaseholdError, code: int) -> None:
+        self._facts |= {"outcome": "failed", "exit_code": code, "error": str(error)}
+
+    def interrupted(self, code: int) -> None:
+        self._facts |= {"outcome": "interrupted", "exit_code": code}
+
+    def write(self) -> None:
+        """Whole or not at all: whoever reads the file never sees half of it. Raises `OSError`."""
+        if self._path is None:
+            return
+        self._facts["ended"] = _now()
+        descriptor, temporary_path = tempfile.mkstemp(dir=os.path.dirname(self._path), prefix=".leasehold-")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(self._facts, file)
+                file.write("\n")
+            os.replace(temporary_path, self._path)
+        except BaseException:
+            os.unlink(temporary_path)
+            raise
+
+
+def _check_path(path: str) -> None:
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
+        raise click.UsageError(f"--result-file {path}: it is no plain file, and would be replaced by one")
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise click.UsageError(f"--result-file {path}: its folder does not exist")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

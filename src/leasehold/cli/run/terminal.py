@@ -1,0 +1,61 @@
+"""The controlling terminal: whose turn it is to read from it and to get its Ctrl-C.
+
+The child has a process group of its own, and a terminal serves one group at a time. When stdin and stdout are both
+the terminal the child gets it at once. Otherwise (`leasehold run j -- report | less`) somebody else in the pipeline
+may need it: then the child gets it when it first asks, which shows as a stop by SIGTTIN or SIGTTOU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+
+class Terminal:
+    def __init__(self) -> None:
+        self._fd: int | None
+        try:
+            self._fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:  # no controlling terminal: cron, a container, a service
+            self._fd = None
+
+    @property
+    def stdio_is_tty(self) -> bool:
+        return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+    def in_foreground(self) -> bool:
+        """Whether this process's own group is in the foreground."""
+        return self._foreground() == os.getpgrp()
+
+    def is_foreground_group(self, group: int) -> bool:
+        return self._foreground() == group
+
+    def give_to(self, group: int) -> bool:
+        """Let a group have it, if it is ours to give."""
+        return self.in_foreground() and self._set_foreground(group)
+
+    def take_back(self, group: int) -> None:
+        if self.is_foreground_group(group):
+            self._set_foreground(os.getpgrp())
+
+    def _foreground(self) -> int | None:
+        if self._fd is None:
+            return None
+        try:
+            return os.tcgetpgrp(self._fd)
+        except OSError:  # hung up
+            return None
+
+    def _set_foreground(self, group: int) -> bool:
+        assert self._fd is not None
+        # Setting it from the background stops the caller, unless the signal that does so is blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        try:
+            with suppress(OSError):
+                os.tcsetpgrp(self._fd, group)
+                return True
+            return False
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

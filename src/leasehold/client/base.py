@@ -1,0 +1,163 @@
+"""What both faces of a client are: one engine, one runtime, one watchdog."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar, Protocol
+
+from leasehold.client.core import ClientCore
+from leasehold.client.lease import BaseLease
+from leasehold.client.lock import Shape
+from leasehold.config import ClientOptions, LockArguments, LockOptions, check_limit, lock_options
+from leasehold.core.deadlocks import Deadlock, deadlocks, seen_in_both
+from leasehold.core.names import check_name, check_prefix
+from leasehold.engines.base import Opener
+from leasehold.errors import ConfigError, Unsupported
+from leasehold.events import Hook
+from leasehold.model import Claim, Holding, Traits
+from leasehold.runtime.base import Runtime
+
+_CORES: dict[int, weakref.ref[ClientCore]] = {}  # every desk of this process, for the fork hook
+
+
+class Engines(Protocol):
+    def opener(self, scheme: str) -> Opener: ...
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class BaseClient:
+    _runtime_type: ClassVar[Callable[[], Runtime]]
+    _lease_type: ClassVar[type[BaseLease]]
+    _engines: ClassVar[Engines]  # the two sides of the seam meet in the faces
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = "",
+        holder: str | None = None,
+        ttl: float = 30.0,
+        call_timeout: float = 5.0,
+        on_event: Hook | None = None,
+        engine: Opener | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        options = ClientOptions(url, namespace, holder, ttl, call_timeout, on_event)
+        config = (
+            options.engine_config()
+            if engine is None or url is not None
+            else replace(options, url="own://").engine_config()
+        )
+        self._options = replace(options, url=config.url)
+        self._picklable = engine is None and runtime is None
+        opener = self._engines.opener(config.scheme) if engine is None else engine
+        self._core = ClientCore(self._options, config, opener, runtime or type(self)._runtime_type())
+        self._open_stores: dict[str, Closable] = {}
+        _register_for_fork(self._core)
+
+    def __repr__(self) -> str:
+        # The URL may hold a password.
+        return f"<{type(self).__name__} {self._core.engine_name}:// namespace={self._options.namespace!r}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if not self._picklable:
+            raise TypeError("a client with an engine or runtime of its own cannot be pickled")
+        return _rebuild, (type(self), self._options)
+
+    def __del__(self) -> None:
+        if core := getattr(self, "_core", None):
+            core.stop_when_idle()
+
+    @property
+    def traits(self) -> Traits:
+        """What this engine, as configured, promises."""
+        return self._core.traits
+
+    def _lock_options(self, where: str, arguments: LockArguments) -> LockOptions:
+        return lock_options(where, self._options.ttl, arguments)
+
+    async def _inspect(self, prefix: str, exact: bool) -> list[Holding]:
+        check_prefix(prefix)
+        engine = self._core.engine()
+        return list(await engine.inspect(self._options.namespace, prefix, exact, self._core.deadline()))
+
+    async def _deadlocks(self) -> list[Deadlock]:
+        """Two looks: what both of them show was there at one moment, also on engines that look name by name."""
+        core = self._core
+        if not core.traits.fair:
+            raise Unsupported(
+                f"{core.engine_name} keeps no queue of waiters, so deadlocks cannot be found: use another engine",
+                engine=core.engine_name,
+                missing=("fair",),
+            )
+        first = deadlocks(await self._inspect("", False))
+        return seen_in_both(first, deadlocks(await self._inspect("", False))) if first else []
+
+    async def _break(self, name: str, token: int) -> bool:
+        check_name(name)
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ConfigError(f"token is the number inspect() shows, not {token!r}")
+        core = self._core
+        broken = await core.engine().break_(self._options.namespace, name, token, core.deadline())
+        if broken:
+            core.emit("broken", Claim(self._options.namespace, name, "", "", core.holder(None, None), 0.0), token=token)
+        return broken
+
+    async def _rebase(self, floor: int) -> int:
+        """Have new tokens exceed `floor` and what the engine's clock gave so far; the number they begin after."""
+        core = self._core
+        rebase = getattr(core.engine(), "rebase", None)
+        if rebase is None:
+            raise Unsupported(
+                f"{core.engine_name} needs no rebase: its tokens do not fall when data are restored",
+                engine=core.engine_name,
+            )
+        base: int = await rebase(floor, core.deadline())
+        return base
+
+    async def _ping(self) -> float:
+        core = self._core
+        began = core.runtime.now()
+        await core.engine().ping(core.deadline())
+        return core.runtime.now() - began
+
+    async def _close(self) -> None:
+        await self._core.close()
+        for store in self._open_stores.values():
+            store.close()
+
+
+def semaphore_shape(limit: int) -> Shape:
+    return Shape(kind="semaphore", limit=check_limit(limit))
+
+
+def _rebuild(kind: type[BaseClient], options: ClientOptions) -> BaseClient:
+    return kind(
+        options.url,
+        namespace=options.namespace,
+        holder=options.holder,
+        ttl=options.ttl,
+        call_timeout=options.call_timeout,
+        on_event=options.on_event,
+    )
+
+
+def _register_for_fork(core: ClientCore) -> None:
+    key = id(core)
+    _CORES[key] = weakref.ref(core, lambda _: _CORES.pop(key, None))
+
+
+def _after_fork_in_child() -> None:
+    for core_ref in list(_CORES.values()):
+        if core := core_ref():
+            core.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

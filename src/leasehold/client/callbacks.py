@@ -1,0 +1,62 @@
+"""Runs callbacks and event hooks on a thread of their own, so that no user's code can hold up a renewal."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from leasehold.runtime.base import Runtime, Signal
+
+_log = logging.getLogger("leasehold.callbacks")
+
+
+class CallbackThread:
+    """One thread per client, started when there is first something to tell, in the order told."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        self._queue: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._signal: Signal | None = None
+        self._running = False
+        self._mutex = self._runtime.mutex()
+        self._stops_when_idle = False
+
+    def submit(self, fn: Callable[..., object], *args: object) -> None:
+        with self._mutex:
+            self._queue.append((fn, args))
+            starts, self._running = not self._running, True
+        if starts:
+            try:
+                self._runtime.start_thread(self._run, "leasehold-callbacks")
+            except BaseException as error:  # no thread to be had: the next thing to tell tries again
+                self._running = False
+                if not isinstance(error, RuntimeError):  # what tells is the watchdog above all: it must not end by that
+                    raise
+        elif self._signal is not None:
+            self._signal.set()
+
+    def stop_when_idle(self) -> None:
+        """End the thread once everything is told. Safe inside a finaliser."""
+        self._stops_when_idle = True
+        if self._signal is not None:
+            self._signal.set()
+
+    async def _run(self, runtime: Runtime) -> None:
+        self._signal = signal = runtime.signal()
+        while True:
+            while self._queue:
+                fn, args = self._queue.popleft()
+                try:
+                    fn(*args)
+                except BaseException:  # sys.exit() in a callback ends the callback, not the teller
+                    _log.exception("%s failed", getattr(fn, "__qualname__", fn))
+                del fn, args  # or an idle teller would keep a lease alive
+            with self._mutex:
+                if self._stops_when_idle and not self._queue:
+                    self._running, self._signal = False, None
+                    return
+            await signal.wait(3600.0)

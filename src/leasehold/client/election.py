@@ -1,0 +1,238 @@
+"""Leader election: a lock whose holder leads, and a way to look on.
+
+What is promised beyond the lock:
+
+- *Terms.* A term is a grant of the name; its token is the fence, and rises from term to term. Where the engine's grants
+  may outlive their client, a term that is resigned early stays in view for a second (`min_hold`), and a leader that
+  dies stays in view until its ttl ends. So an observer that looks more often than that sees every term once and in
+  order. One that could not look in time says so with the next term it gives: `missed`.
+- *Callbacks.* `serve` calls start, then stop, then perhaps start again, on its caller's own thread or task. A start
+  that returned is followed by exactly one stop, also after a loss, an error or a cancellation; a start that raised by
+  none. On resigning, stop returns before the name is given up: that is the time to drain. In one process no start
+  begins before the stop of an earlier term of the same election has returned.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+from leasehold.client.lease import BaseLease, wait_lost
+from leasehold.client.lock import BaseLock
+from leasehold.config import LockArguments, Unset, check_seconds
+from leasehold.core import names, timing
+from leasehold.engines.base import Engine
+from leasehold.engines.registry import snapshot_items
+from leasehold.errors import ConfigError, SelfDeadlock, Unavailable
+from leasehold.model import Holding, Term, Traits
+from leasehold.runtime.base import maybe_await
+
+L = TypeVar("L", bound=BaseLease)
+
+_log = logging.getLogger("leasehold.election")
+
+_POLL_INTERVAL: Final = 0.02
+_ACTIVE_TERMS: Final[
+    dict[tuple[object, ...], list[BaseLease]]
+] = {}  # by election: terms whose callbacks are under way here
+
+
+class Resigned(Exception):
+    """Ends the standing in line of a candidate that stepped down. Never leaves the recipe."""
+
+
+def election_options(traits: Traits, options: LockArguments) -> LockArguments:
+    """What the lock of an election is built with: a fence, and terms that stay in view."""
+    if options.get("reentrant"):
+        raise ConfigError("an election is not reentrant: a term has one leader")
+    given: LockArguments = {**options, "require": {"fencing", *options.get("require", ())}}
+    if traits.outlives:
+        max_hold = options.get("max_hold")
+        visible_for = timing.TERM_VISIBLE if max_hold is None else min(timing.TERM_VISIBLE, max_hold)
+        given["min_hold"] = max(visible_for, options.get("min_hold", 0.0))
+    return given
+
+
+class BaseElection(Generic[L]):
+    """The election of both faces: one candidate, and any number of looks."""
+
+    def __init__(self, lock: BaseLock[L]) -> None:
+        self._lock, self._core = lock, lock._core
+        self._term: L | None = None  # kept alive until it is resigned
+        self._serving = self._resigned = False
+        self._owner_id = ""  # the thread or task that serves
+
+    @property
+    def name(self) -> str:
+        """What is led."""
+        return self._lock.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} ttl={self._lock.options.ttl}>"
+
+    # ------------------------------------------------------------- leading
+
+    async def _campaign(self, wait: float | Unset | None) -> L:
+        self._refuse_second_candidacy()
+        self._term = await self._lock._acquire_lease(wait)
+        return self._term
+
+    def _refuse_second_candidacy(self) -> None:
+        if self._serving:
+            raise ConfigError(
+                f"serve() of this election ({self.name}) is under way: make another one to campaign again"
+            )
+        if self._term is not None and self._term.held:
+            raise SelfDeadlock(self.name, token=self._term.token, why="this very candidate leads: resign() first")
+
+    async def _resign(self) -> bool:
+        """Step down. True: it led. Under `serve` that is only asked for here: its own thread drains, then releases."""
+        term = self._term
+        if self._serving:
+            self._resigned = True
+            for _, waiter in snapshot_items(self._core.registry.waiting):
+                if waiter.claim.name == self.name and names.owner_of(waiter.claim.id_hash) == self._owner_id:
+                    waiter.cancelled = True  # it asks `_engine_unless_resigned`, and leaves the line
+                    waiter.signal.set()
+            if term is not None:
+                term._set_signals()
+            return term is not None and term.held
+        self._term = None
+        return term is not None and await term._release_explicitly()
+
+    async def _serve(self, start: Callable[[L], object], stop: Callable[[L], object]) -> None:
+        """Campaign and lead, term after term, until resigned."""
+        for callback in (start, stop):
+            if not callable(callback) or (self._core.runtime.blocking and inspect.iscoroutinefunction(callback)):
+                raise ConfigError("serve() takes two functions of one argument, the term: start and stop")
+        self._refuse_second_candidacy()
+        self._owner_id = self._core.runtime.owner_id()
+        self._serving, self._resigned = True, False
+        try:
+            while not self._resigned:
+                term = await self._next_term()
+                if term is not None:
+                    await self._lead(term, start, stop)
+        finally:
+            self._serving, self._term = False, None
+
+    async def _next_term(self) -> L | None:
+        """The next term; None: resigned meanwhile. An engine that does not answer is asked again, ever more seldom."""
+        tries = 0
+        while not self._resigned:
+            try:
+                return await self._lock._acquire_lease(None, self._engine_unless_resigned)
+            except Resigned:
+                return None
+            except Unavailable as error:
+                tries += 1
+                pause = timing.backoff(tries, 0.1, 5.0, 0.5 + self._core.runtime.random() / 2)
+                _log.warning("%s: the campaign failed and goes on in %.1f s: %s", self.name, pause, error)
+                await self._pause(pause)
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Short steps: whoever resigns meanwhile does not wait for the rest."""
+        end = self._core.runtime.now() + seconds
+        while not self._resigned and (left := end - self._core.runtime.now()) > 0:
+            await self._core.runtime.sleep(min(left, 0.1))
+
+    def _engine_unless_resigned(self) -> Engine:
+        if self._resigned:
+            raise Resigned
+        return self._core.engine()
+
+    async def _lead(self, term: L, start: Callable[[L], object], stop: Callable[[L], object]) -> None:
+        """One term with its callbacks. Whatever happens, a start that returned is followed by one stop."""
+        self._term = term
+        key = (os.getpid(), self._core.config.url, self._core.options.namespace, self.name)
+        active_terms = _ACTIVE_TERMS.setdefault(key, [])
+        try:
+            active_terms.append(term)
+            await self._wait_for_earlier_terms(term, active_terms)
+            if term.held and not self._resigned:
+                result: Any = start(term)
+                if not self._core.runtime.blocking:
+                    await maybe_await(result)
+                try:
+                    await wait_lost([term], None, lambda: self._resigned)
+                finally:
+                    result = stop(term)  # called right here: Ctrl-C on a longer way there would leave it out
+                    if not self._core.runtime.blocking:
+                        await maybe_await(result)
+        finally:
+            if term in active_terms:  # else Ctrl-C came before it was
+                active_terms.remove(term)
+            await term._release()
+
+    async def _wait_for_earlier_terms(self, term: L, active_terms: list[BaseLease]) -> None:
+        """Wait until the callbacks of every earlier term of this election, in this process, have returned.
+
+        One that was renewed after our grant is no earlier term: then it is another engine behind the same URL.
+        """
+        runtime, granted = self._core.runtime, self._core.runtime.now()
+        while term.held and any(
+            other_term is not term
+            and other_term.token < term.token
+            and not (other_term.held and other_term._renewed_at > granted)
+            for other_term in active_terms
+        ):
+            await runtime.sleep(_POLL_INTERVAL)
+
+    # ---------------------------------------------------------- looking on
+
+    async def _leader(self) -> Term | None:
+        return next((term_of(holding) for holding in await self._visible_terms() if holding.state == "held"), None)
+
+    async def _visible_terms(self) -> list[Holding]:
+        """The terms in view: one that goes on, or one that has just ended."""
+        core = self._core
+        found = await core.engine().inspect(core.options.namespace, self.name, True, core.deadline())
+        return [holding for holding in found if holding.state in ("held", "cooling") and holding.token is not None]
+
+
+class BaseTerms:
+    """The terms of an election as they come, each once and in order, for one observer."""
+
+    def __init__(self, election: BaseElection[Any], seconds: float | None) -> None:
+        if seconds is not None:
+            check_seconds("seconds", seconds)
+        self._election, self._runtime = election, election._core.runtime
+        self._deadline = timing.NEVER if seconds is None else self._runtime.now() + seconds
+        options = election._lock.options
+        self._visible_for = min(timing.TERM_VISIBLE, options.ttl, options.max_hold or timing.TERM_VISIBLE)
+        self._last_poll_at: float | None = None  # when the last look was asked for that was answered
+        self._last_token, self._missed, self._next_poll_at = 0, False, 0.0
+
+    async def _next(self) -> Term | None:
+        """The next term; None: the time is over."""
+        now = self._runtime.now
+        while True:
+            pause = min(self._next_poll_at, self._deadline) - now()
+            if pause > 0:
+                await self._runtime.sleep(pause)
+            if self._last_poll_at is not None and now() >= self._deadline:
+                return None
+            asked_at = now()
+            self._next_poll_at = asked_at + timing.observe_interval(self._visible_for)
+            try:
+                found = await self._election._visible_terms()
+            except Unavailable as error:
+                if now() >= self._deadline:
+                    return None
+                _log.info("%s: the observer looks again: %s", self._election.name, error)
+                continue
+            self._missed |= self._last_poll_at is not None and now() - self._last_poll_at > self._visible_for
+            self._last_poll_at = asked_at
+            for holding in found:
+                if (holding.token or 0) > self._last_token:
+                    term, self._missed = term_of(holding, self._missed), False
+                    self._last_token = term.token
+                    return term
+
+
+def term_of(holding: Holding, missed: bool = False) -> Term:
+    return Term(holding.name, holding.token or 0, holding.holder, holding.age, missed)

@@ -1,0 +1,129 @@
+"""Who has entered which lock by `with` or decorator: for leaving it again, for reentrancy, against self-deadlock.
+
+Locks are immutable and shared between threads, so what a `with` entered is noted here, by thread or task. Which entry
+a `with` leaves is told by its frame, the same at both ends: bodies may interleave (generators), and be closed by
+another thread or task than entered them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from leasehold.runtime.base import Interrupt, Runtime
+
+if TYPE_CHECKING:
+    from leasehold.client.lease import BaseLease
+    from leasehold.model import Mode
+
+Key: TypeAlias = tuple[Hashable, str]
+
+
+@dataclass(slots=True, eq=False)
+class HeldLock:
+    lock: object  # the lock whose `with` will leave it; None: taken by acquire() of a reentrant lock
+    lease: BaseLease
+    mode: Mode
+    frame: int = 0  # the id of the frame that runs the `with`; alive as long as the entry is of use
+    interrupt: Interrupt | None = None
+    released: bool = False  # its hold was given up by hand: leaving it gives up nothing more
+
+
+class HeldLocks:
+    """Entries by owner and name, oldest first. Every change is under the guard: leases are released by any thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._held: dict[Key, list[HeldLock]] = {}
+
+    def after_fork(self) -> None:
+        self._mutex = self._runtime.mutex()
+
+    def find(self, name: str) -> HeldLock | None:
+        """The newest entry of this thread or task whose lease is still held."""
+        if not self._held:
+            return None
+        held_locks = self._held.get((self._runtime.owner(), name), ())
+        return next(
+            (held_lock for held_lock in reversed(held_locks) if not held_lock.released and held_lock.lease.held), None
+        )
+
+    def push(self, name: str, held_lock: HeldLock) -> None:
+        key = (self._runtime.owner(), name)
+        with self._mutex:
+            held_locks = self._held.get(key)
+            if held_locks is None:
+                self._held[key] = [held_lock]
+            else:
+                held_locks.append(held_lock)
+
+    def pop(self, name: str, lock: object, frame: int) -> HeldLock:
+        """The entry that this frame's `with` made. Where a helper such as ExitStack entered and left: the newest of
+        this lock here, else the only one anywhere."""
+        own_key = (self._runtime.owner(), name)
+        with self._mutex:
+            held_locks = self._held.get(own_key)
+            if (
+                held_locks is not None
+                and len(held_locks) == 1
+                and held_locks[0].lock is lock
+                and held_locks[0].frame == frame
+            ):
+                del self._held[own_key]  # nearly always
+                return held_locks[0]
+            held_lock = self._pop_frame(lock, frame) or self._pop_newest(
+                [own_key], lambda held_lock: held_lock.lock is lock
+            )
+            if held_lock is None:
+                matching = [e for held_locks in self._held.values() for e in held_locks if e.lock is lock]
+                if len(matching) == 1:
+                    held_lock = self._pop_newest(list(self._held), lambda held_lock: held_lock is matching[0])
+        if held_lock is None:
+            raise RuntimeError(
+                f"{name}: this `with` is left in another thread or task than it was entered in, and the lock is "
+                "entered in several; use acquire() and release() for leases that move"
+            )
+        return held_lock
+
+    def remove(self, held_lock: HeldLock) -> bool:
+        """Take out this very entry. False: it is not here, or no longer."""
+        with self._mutex:
+            return self._pop_newest(list(self._held), lambda other: other is held_lock) is not None
+
+    def pop_if_present(self, lock: object, frame: int) -> HeldLock | None:
+        """Take out what a `with` entered, if anything, when leaving it was interrupted."""
+        with self._mutex:
+            return self._pop_frame(lock, frame)
+
+    def mark_released(self, lease: BaseLease) -> None:
+        """One hold of this lease is given up by hand: the newest, which no `with` shall give up once more."""
+        if not self._held:
+            return
+        with self._mutex:
+            held_lock = self._find_newest(
+                list(self._held), lambda held_lock: held_lock.lease is lease and not held_lock.released
+            )
+            if held_lock is None:
+                return
+            held_lock.released = True
+            if held_lock.lock is None:
+                self._pop_newest(list(self._held), lambda other: other is held_lock)
+
+    def _pop_frame(self, lock: object, frame: int) -> HeldLock | None:
+        return self._pop_newest(list(self._held), lambda held_lock: held_lock.lock is lock and held_lock.frame == frame)
+
+    def _find_newest(self, keys: list[Key], matches: Callable[[HeldLock], bool]) -> HeldLock | None:
+        return next((e for key in keys for e in reversed(self._held.get(key, ())) if matches(e)), None)
+
+    def _pop_newest(self, keys: list[Key], matches: Callable[[HeldLock], bool]) -> HeldLock | None:
+        for key in keys:
+            held_locks = self._held.get(key, [])
+            for index in reversed(range(len(held_locks))):
+                if matches(held_locks[index]):
+                    held_lock = held_locks.pop(index)
+                    if not held_locks:
+                        del self._held[key]
+                    return held_lock
+        return None

@@ -1,0 +1,415 @@
+"""What a caller holds: a grant, and how long to trust it.
+
+The state is computed when it is read, from the clock: nothing has to run for a lease to be over. All a watchdog, a
+break or a failed renewal can do is move `_valid_until` forward, or end the lease earlier; never bring it back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+
+from leasehold.client.acquire import without_min_hold
+from leasehold.config import check_ttl
+from leasehold.core import timing
+from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable
+from leasehold.model import Alive, Claim, Gone, Grant, Reason
+
+if TYPE_CHECKING:
+    from leasehold.client.core import ClientCore
+    from leasehold.client.held_locks import HeldLock
+    from leasehold.runtime.base import Interrupt, Signal
+
+
+class LeaseState(StrEnum):
+    """Where a lease stands. It only ever goes down this list, but for AT_RISK, which a renewal makes HELD again."""
+
+    HELD = "HELD"  # trusted
+    AT_RISK = "AT_RISK"  # trusted, but a renewal failed or is overdue
+    LOST = "LOST"  # stop: another holder may exist
+    RELEASED = "RELEASED"  # given up
+
+
+# Module names, because reading a member of an enum costs more than the whole comparison.
+HELD: Final = LeaseState.HELD
+AT_RISK: Final = LeaseState.AT_RISK
+LOST: Final = LeaseState.LOST
+RELEASED: Final = LeaseState.RELEASED
+
+_MAYBE_STILL_HELD: Final = frozenset({"unreachable", "stalled", "max_hold"})  # lost here, perhaps not yet at the engine
+
+
+class BaseLease:
+    """The lease of both faces; they add the calls that wait. Belongs to no thread: hand it to another freely."""
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_claim",
+        "_core",
+        "_depth",
+        "_expiry_entry_id",
+        "_final_state",
+        "_granted_at",
+        "_interrupt",
+        "_lost_reason",
+        "_max_hold_at",
+        "_release_sent",
+        "_renew_at",
+        "_renewal_attempted",
+        "_renewal_claim",
+        "_renewal_entry_id",
+        "_renewal_failed",
+        "_renewed_at",
+        "_signals",
+        "_valid_until",
+        "slot",
+        "token",
+        "ttl",
+    )
+
+    def __init__(
+        self, core: ClientCore, claim: Claim, grant: Grant, asked_at: float, valid_until: float, max_hold: float | None
+    ) -> None:
+        self._core, self._claim = core, claim
+        self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
+        self._granted_at = self._renewed_at = asked_at
+        # From now, not from when it was asked for: an answer that took longer would hand out what is over.
+        self._max_hold_at = timing.NEVER if max_hold is None else core.runtime.now() + max_hold
+        self._valid_until = valid_until if valid_until < self._max_hold_at else self._max_hold_at
+        self._renew_at = timing.renew_at(asked_at, grant.ttl, core.runtime.random())
+        self._final_state: LeaseState | None = None
+        self._lost_reason: Reason | None = None
+        self._renewal_failed = self._renewal_attempted = self._release_sent = False
+        self._depth = 1
+        self._renewal_entry_id = (
+            self._expiry_entry_id
+        ) = -1  # the watchdog's newest appointments for it; older ones are void
+        self._callbacks: list[Callable[[Self], object]] | None = None
+        self._signals: list[Signal] | None = None
+        self._interrupt: Interrupt | None = None
+        self._renewal_claim: Claim | None = None  # with which it is renewed
+
+    # ------------------------------------------------------- reading, no I/O
+
+    @property
+    def name(self) -> str:
+        """What is locked."""
+        return self._claim.name
+
+    @property
+    def holder(self) -> str:
+        """Who holds it, in words for people."""
+        return self._claim.holder.label
+
+    @property
+    def fingerprint(self) -> str:
+        """What may be shown of the secret id: 16 hex digits of its hash."""
+        return self._claim.fingerprint
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may read beside this lease: it is of the read side of an rwlock."""
+        return self._claim.mode == "shared"
+
+    @property
+    def state(self) -> LeaseState:
+        """HELD, AT_RISK, LOST or RELEASED, by the clock at this very moment."""
+        if self._final_state is not None:
+            return self._final_state
+        now = self._core.runtime.now()
+        if now >= self._valid_until:
+            return LOST
+        if self._renewal_failed or now >= timing.overdue_at(self._renewed_at, self.ttl):
+            return AT_RISK
+        return HELD
+
+    @property
+    def held(self) -> bool:
+        """True while the work may go on: HELD or AT_RISK."""
+        return self._final_state is None and self._core.runtime.now() < self._valid_until
+
+    @property
+    def remaining(self) -> float:
+        """Seconds the lease can be trusted if no renewal succeeds any more; never more than the truth."""
+        return max(0.0, self._valid_until - self._core.runtime.now()) if self._final_state is None else 0.0
+
+    @property
+    def lost_reason(self) -> Reason | None:
+        """Why the lease is LOST; None while it is not."""
+        return self._lost_reason_at(self._core.runtime.now())
+
+    def check(self) -> None:
+        """Raise `LeaseLost` once the lease cannot be trusted. No I/O: call it before every step that matters."""
+        if not self.held:
+            self._raise_lost()
+
+    def on_lost(self, callback: Callable[[Self], object]) -> None:
+        """Call `callback(lease)` once when the lease is lost, on a thread of its own; at once if it is lost already.
+
+        Not promised: that it runs before the next holder begins, if this process is paused. `check()` is.
+        """
+        if not callable(callback) or inspect.iscoroutinefunction(callback):
+            raise ConfigError("on_lost takes a plain function of one argument, the lease; it runs on its own thread")
+        with self._core.mutex:
+            if self._final_state is None:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        if self._final_state is LOST:
+            self._core.callbacks.submit(callback, self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} token={self.token} {self.state} {self.remaining:.1f} s>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a lease cannot be pickled: it is held by this process. Send lease.token, and check that")
+
+    # --------------------------------------------------------- ending it
+
+    def _end_lost(self, reason: Reason) -> bool:
+        """End it as LOST, once, and tell everybody who asked. From any thread; False: it had ended already."""
+        core = self._core
+        with core.mutex:
+            if self._final_state is not None:
+                return False
+            self._final_state, self._lost_reason = LOST, reason
+        core.registry.held.pop(self._claim.id_hash, None)
+        self._set_signals()
+        if self._interrupt is not None:
+            self._interrupt.fire()
+        for callback in self._callbacks or ():
+            core.callbacks.submit(callback, self)
+        core.report_lost(self, reason)
+        return True
+
+    def _reenter(self) -> bool:
+        """Count one more hold of a reentrant lock, if there is still something to hold."""
+        with self._core.mutex:
+            if not self.held:
+                return False
+            self._depth += 1
+            return True
+
+    def _release_nowait(self) -> None:
+        """Give it up without waiting: the `with` that held it was torn apart."""
+        with self._core.mutex:
+            if not self._end_without_release():
+                return
+        self._core.watchdog.lease_collected(self._claim)
+
+    def _rollback(self, held_lock: HeldLock) -> None:
+        """Give up this hold without waiting, never having worked under it: nothing is kept for min_hold. May be
+        repeated: whoever is interrupted in here starts again."""
+        core = self._core
+        try:
+            with core.mutex:
+                if held_lock.released:
+                    return
+                held_lock.released = True
+                if not self._end_without_release():
+                    return
+            core.watchdog.unwatch(self._claim.id_hash)
+            core.forget(without_min_hold(self._claim))
+        except BaseException:
+            if self._release_sent:
+                core.forget(without_min_hold(self._claim))
+            raise
+        core.emit("released", self._claim, token=self.token, since=self._granted_at)
+
+    def _end_without_release(self) -> bool:
+        """Under the guard: one hold less. True: the last one of a live lease, whose release is now the caller's."""
+        self._depth -= 1
+        if self._depth > 0 or self._final_state is not None:
+            return False
+        self._final_state, self._release_sent = RELEASED, True
+        return True
+
+    def _invalidate(self, reason: Reason) -> None:
+        """End it as LOST without a word to anyone: it never was this process's, or this client's, to lose."""
+        self._final_state, self._lost_reason = LOST, reason
+
+    async def _release(self) -> bool:
+        """Give it up. True: a live lease ended by this call, confirmed. Renewal stops before the release is sent."""
+        core = self._core
+        now = core.runtime.now()
+        lost_reason = self._lost_reason_at(now)  # before anything is sent
+        if lost_reason is not None:
+            self._end_lost(lost_reason)
+        try:
+            with core.mutex:
+                if self._depth > 1:  # an inner hold of a reentrant lock
+                    self._depth -= 1
+                    return True
+                if self._release_sent or (self._final_state is LOST and self._lost_reason not in _MAYBE_STILL_HELD):
+                    return False
+                self._release_sent = True
+                if self._final_state is None:
+                    self._final_state = RELEASED
+            core.in_flight.add(self._claim.id_hash)  # before it leaves the book: close() finds it in one of the two
+            core.watchdog.unwatch(self._claim.id_hash)
+            if self._signals:
+                self._set_signals()
+            try:
+                confirmed = await core.send_release(self._claim, now)
+            except Unavailable as error:
+                core.retry_release(self._claim, error)
+                confirmed = False
+        except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, the release still due
+            if self._release_sent:
+                core.forget(self._claim)
+            raise
+        finally:
+            core.in_flight.discard(self._claim.id_hash)
+        if core.options.on_event is not None:
+            core.emit("released", self._claim, token=self.token, since=self._granted_at)
+        return confirmed and lost_reason is None
+
+    def _release_explicitly(self) -> Coroutine[Any, Any, bool]:
+        self._core.held_locks.mark_released(self)
+        return self._release()
+
+    def _report_stale_token(self, stale: StaleToken) -> None:
+        """A fence has seen a newer token. Told, and no more: the fence may be shared by locks that are not this one."""
+        self._core.emit("stale_token", self._claim, token=self.token, reason=str(stale))
+
+    def _set_signals(self) -> None:
+        for signal in self._signals or ():
+            signal.set()
+
+    def _lost_reason_at(self, now: float) -> Reason | None:
+        if self._final_state is not None:
+            return self._lost_reason if self._final_state is LOST else None
+        return None if now < self._valid_until else self._expiry_reason()
+
+    def _expiry_reason(self) -> Reason:
+        if self._valid_until >= self._max_hold_at:
+            return "max_hold"
+        return "unreachable" if self._renewal_attempted else "stalled"
+
+    def _raise_lost(self) -> NoReturn:
+        reason = "released" if self._final_state is RELEASED else self.lost_reason or "unknown"
+        raise LeaseLost(self.name, reason=reason, token=self.token)
+
+    def __del__(self) -> None:
+        # A program that ends is not a leak: nothing is released at exit, a thread may still be working.
+        try:
+            ended = self._final_state
+        except AttributeError:  # torn while it was made
+            return
+        if ended is None and not sys.is_finalizing():
+            self._final_state = RELEASED  # somebody may still reach it, by the warning or from the same cycle
+            # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the guard.
+            self._core.watchdog.lease_collected(self._claim)
+            warnings.warn(
+                f"{self.name} (token {self.token}) was dropped without release(); it is released now. "
+                "Use `with`, or keep the lease",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+    # -------------------------------------------------------- renewing it
+
+    async def _renew(self, ttl: float | None) -> None:
+        """Ask the engine to let it live `ttl` seconds from now. Raises `LeaseLost` or `Unavailable`."""
+        if ttl is not None:
+            check_ttl(ttl)
+        self.check()
+        core = self._core
+        asked_at, claim = core.runtime.now(), self._claim_for_renewal(ttl)
+        deadline = asked_at + min(core.options.call_timeout, self.remaining)
+        self._renewal_attempted = True
+        (reply,) = await core.engine().renew([claim], deadline)
+        self._on_renewal_reply(asked_at, claim, reply, explicit=True)
+        if isinstance(reply, Unavailable):
+            raise reply
+        self.check()
+        core.watchdog.watch(self)  # the next renewal may be due sooner than planned
+
+    def _claim_for_renewal(self, ttl: float | None = None) -> Claim:
+        """The claim to send: with its token, so that only this very grant is renewed. The same one each time: an engine
+        may keep what it made of it."""
+        renewal_claim, wanted_ttl = self._renewal_claim, self._claim.ttl if ttl is None else ttl
+        if renewal_claim is None or renewal_claim.ttl != wanted_ttl:
+            renewal_claim = self._renewal_claim = self._claim._replace(token=self.token, ttl=wanted_ttl)
+        return renewal_claim
+
+    def _on_renewal_reply(
+        self, asked_at: float, claim: Claim, reply: Alive | Gone | Unavailable, explicit: bool = False
+    ) -> None:
+        """Take the engine's answer to a renewal; one for a lease that ended meanwhile is dropped. Another ttl than it
+        has is only ever asked for by hand: the watchdog's own question was then overtaken by that."""
+        core = self._core
+        if isinstance(reply, Gone):
+            self._end_lost(reply.reason)
+            return
+        if core.runtime.now() >= self._valid_until:  # somebody may have read LOST: it does not come back
+            self._end_lost(self._expiry_reason())
+            return
+        with core.mutex:
+            if self._final_state is not None:
+                return
+            if isinstance(reply, Unavailable):
+                newly_at_risk, self._renewal_failed = not self._renewal_failed, True
+            elif asked_at >= self._renewed_at if claim.ttl == self._claim.ttl else explicit:  # else it says nothing new
+                if claim.ttl != self._claim.ttl:
+                    self._claim = self._claim._replace(ttl=claim.ttl)
+                life = reply.ttl
+                if life > claim.ttl:  # what an engine makes of a ttl is never less
+                    life = min(life, timing.granted_ttl(claim.ttl, core.traits.min_ttl, core.traits.ttl_step))
+                self._renewed_at, self.ttl = asked_at, life
+                self._valid_until = min(timing.valid_until(asked_at, self.ttl), self._max_hold_at)
+                self._renew_at = timing.renew_at(asked_at, self.ttl, core.runtime.random())
+                self._renewal_failed = self._renewal_attempted = False
+        if isinstance(reply, Alive):
+            if core.options.on_event is not None:
+                core.emit("renewed", claim, token=self.token, since=asked_at, on_callback_thread=True)
+            return
+        now = core.runtime.now()
+        self._renew_at = timing.retry_at(now, self._valid_until, core.runtime.random())
+        core.emit("renew_failed", claim, token=self.token, since=asked_at, reason=str(reply), on_callback_thread=True)
+        if newly_at_risk:
+            core.report_at_risk(self, reply)
+
+    def _mark_at_risk(self, why: str) -> None:
+        """The engine lost its connection: at risk from now on, and renewed as soon as that can be."""
+        core = self._core
+        with core.mutex:
+            if self._final_state is not None or self._renewal_failed:
+                return
+            self._renewal_failed = True
+        self._renew_at = core.runtime.now()
+        core.report_at_risk(self, Unavailable(why, engine=core.engine_name))
+        core.watchdog.watch(self)
+
+    async def _wait_lost(self, seconds: float | None) -> bool:
+        """Wait until the lease is lost, at most `seconds`. False: it is not, or was released."""
+        return await wait_lost([self], seconds)
+
+
+LeaseRef = weakref.ref[BaseLease]
+
+
+async def wait_lost(
+    leases: Sequence[BaseLease], seconds: float | None, should_stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Wait until one of them is over, or it is `should_stop` (whoever makes it so wakes them). False: none is lost."""
+    runtime = leases[0]._core.runtime
+    end = timing.NEVER if seconds is None else runtime.now() + seconds
+    signal = runtime.signal()
+    for lease in leases:
+        with lease._core.mutex:
+            lease._signals = [*(lease._signals or ()), signal]
+    try:
+        while all(lease.held for lease in leases) and not should_stop() and (left := end - runtime.now()) > 0:
+            await signal.wait(min(left, timing.MAX_SLEEP, *(lease.remaining for lease in leases)))
+    finally:
+        for lease in leases:
+            with lease._core.mutex:
+                lease._signals = [other for other in lease._signals or () if other is not signal]
+    return any(lease.lost_reason is not None for lease in leases)

@@ -1,0 +1,248 @@
+"""Locks, read and write locks, permits of a semaphore: one recipe, told apart by their shape."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from leasehold.client.acquire import acquire
+from leasehold.client.held_locks import HeldLock
+from leasehold.client.lease import LOST, RELEASED, BaseLease
+from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
+from leasehold.core.lock_state import describe_kind
+from leasehold.core.names import check_name, make_claim_id
+from leasehold.core.timing import NEVER
+from leasehold.engines.base import Engine
+from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
+from leasehold.model import Claim, Grant, Kind, Mode
+from leasehold.runtime.base import maybe_await
+
+if TYPE_CHECKING:
+    from leasehold.client.base import BaseClient
+    from leasehold.client.core import ClientCore
+
+L = TypeVar("L", bound=BaseLease)
+T = TypeVar("T")
+
+_new = tuple.__new__  # what `Claim(...)` comes down to, without matching the arguments
+
+
+class Shape(NamedTuple):
+    """What is asked of a name: `lock` and its read and write sides are one kind, a semaphore of n another."""
+
+    mode: Mode = "exclusive"
+    kind: Kind = "lock"
+    limit: int = 1
+
+
+class BaseLock(Generic[L]):
+    """The lock of both faces: immutable, shared freely between threads and tasks."""
+
+    __slots__ = ("_claim_fields", "_client", "_core", "_lease_type", "_namespace", "name", "options", "shape")
+
+    def __init__(self, client: BaseClient, lease_type: type[L], name: str, shape: Shape, options: LockOptions) -> None:
+        self.name = check_name(name)
+        self._client, self._lease_type, self.shape, self.options = client, lease_type, shape, options
+        self._core: ClientCore = client._core
+        self._namespace = self._core.options.namespace
+        # What every claim of this lock says after its holder, laid out once: claims are made on each acquire.
+        self._claim_fields = (options.ttl, *shape, options.delay, options.min_hold, False, 0, NEVER)
+        self._refuse_unsupported()
+        self._core.watchdog.shortest_ttl = min(self._core.watchdog.shortest_ttl, options.ttl)
+
+    def _refuse_unsupported(self) -> None:
+        """What the engine cannot do is said now, not by a call that already runs."""
+        traits, engine = self._core.traits, self._core.engine_name
+        missing = []
+        if self.shape.mode == "shared" and not traits.shared:
+            missing.append("shared claims (read locks)")
+        if traits.max_limit is not None and self.shape.limit > traits.max_limit:
+            missing.append(f"more than {traits.max_limit} holder(s) of a name")
+        if not traits.outlives and (self.options.min_hold or self.options.delay):
+            missing.append("min_hold and delay (its grants die with their process)")
+        if missing:
+            text = f"{engine} does not support {' or '.join(missing)}: use another engine"
+            raise Unsupported(text, engine=engine, missing=tuple(missing))
+        if self.options.require:
+            check_required(self.options.require, traits, engine)
+
+    def __repr__(self) -> str:
+        what = "shared lock" if self.shape.mode == "shared" else describe_kind(self.shape.kind, self.shape.limit)
+        return f"<{type(self).__name__} {self.name} ({what}) ttl={self.options.ttl}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._client, self._lease_type, self.name, self.shape, self.options)
+
+    # ----------------------------------------------------------- acquiring
+
+    def _acquire(self, wait: float | Unset | None = UNSET) -> Coroutine[Any, Any, L]:
+        """A new lease; of a reentrant lock this thread or task already holds, the same lease once more."""
+        return self._acquire_reentrant(wait) if self.options.reentrant else self._acquire_lease(wait)
+
+    async def _acquire_reentrant(self, wait: float | Unset | None) -> L:
+        lease = await self._acquire_lease(wait)
+        self._core.held_locks.push(self.name, HeldLock(None, lease, self.shape.mode))
+        return lease
+
+    async def _try_acquire(self) -> L | None:
+        try:
+            return await self._acquire(0)
+        except NotAcquired:
+            return None
+
+    async def _acquire_lease(self, wait: float | Unset | None, get_engine: Callable[[], Engine] | None = None) -> L:
+        """A new lease, or one this thread or task has already (its depth tells). `ready` may raise to end the wait.
+
+        Here and below a coroutine is only made where something is awaited: each costs a call as much again.
+        """
+        if isinstance(wait, Unset):
+            wait = self.options.wait
+        else:
+            check_wait(wait)
+        core = self._core
+        if not core.runtime.bind():  # before anything is noted of the running task
+            core.rebind_loop()
+        if self.options.require:
+            await core.check_traits(self.options.require)
+        held_lock, waiting_deadlocks = core.held_locks.find(self.name), False
+        if held_lock is not None:
+            if not (self.options.reentrant and held_lock.mode in ("exclusive", self.shape.mode)):
+                waiting_deadlocks = self._waiting_deadlocks(held_lock, wait)
+            elif held_lock.lease._reenter():
+                return held_lock.lease  # type: ignore[return-value]  # leases of one client are of one type
+        claim = self._new_claim()
+        began, has_hook = core.runtime.now(), core.options.on_event is not None
+        if has_hook:
+            core.emit("attempted", claim)
+        core.in_flight.add(claim.id_hash)
+        try:
+            lease, waited = await acquire(
+                core,
+                get_engine or core.engine_unless_closed,
+                claim,
+                began,
+                wait,
+                waiting_deadlocks,
+                self._register,
+                self._with_new_id,
+            )
+        except NotAcquired as busy:
+            core.emit("busy", claim, token=busy.token, since=began, reason=busy.holder)
+            raise
+        except BaseException as error:
+            core.emit("failed", claim, since=began, reason=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            core.in_flight.discard(claim.id_hash)
+        if has_hook:
+            if waited:
+                core.emit("waited", lease._claim, token=lease.token, since=began)
+            core.emit("granted", lease._claim, token=lease.token, since=began)
+        return lease
+
+    def _waiting_deadlocks(self, held_lock: HeldLock, wait: float | None) -> bool:
+        """True: may be tried beside the lease this thread or task has, but not waited for. Raises if it never could."""
+        if self.shape.kind == "semaphore" or wait == 0:
+            return False
+        if self.shape.mode == held_lock.mode == "shared":
+            return True
+        raise SelfDeadlock(self.name, token=held_lock.lease.token)
+
+    def _new_claim(self) -> Claim:
+        core, options = self._core, self.options
+        runtime, holder = core.runtime, core.holder(options.holder, options.purpose)
+        secret, id_hash = make_claim_id(runtime.owner_id(), runtime.random_bytes(16).hex())
+        return _new(Claim, (self._namespace, self.name, secret, id_hash, holder, *self._claim_fields))
+
+    def _with_new_id(self, claim: Claim) -> Claim:
+        return self._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
+
+    def _register(self, claim: Claim, grant: Grant, asked_at: float, valid_until: float, loss_epoch: object) -> L:
+        if self.options.require:  # the server may have come back with other settings while this stood in line
+            check_required(self.options.require, self._core.traits, self._core.engine_name)
+        lease = self._lease_type(self._core, claim, grant, asked_at, valid_until, self.options.max_hold)
+        self._core.register(lease, loss_epoch)
+        return lease
+
+    # ------------------------------------------------------ with, and call
+
+    def _record_enter(self, lease: L, frame: int, entered: list[HeldLock]) -> L:
+        """It was taken for the `with` that this frame runs; `entered` tells what to undo if that is torn apart."""
+        core = self._core
+        interrupt = core.runtime.interrupt() if lease._depth == 1 else None  # an outer hold has its own
+        held_lock = HeldLock(self, lease, self.shape.mode, frame, interrupt)
+        entered.append(held_lock)
+        core.held_locks.push(self.name, held_lock)
+        if interrupt is not None:
+            lease._interrupt = interrupt
+            if lease.state is LOST:  # before the interrupt was in place
+                interrupt.fire()
+        return lease
+
+    async def _exit(
+        self, frame: int, kind: type[BaseException] | None, error: BaseException | None, exited: list[HeldLock]
+    ) -> None:
+        """Release, which takes its verdict by the clock before it sends anything; LOST raises `LeaseLost`. `exited`
+        tells that the entry is taken out: from then on the release sees to itself, whatever happens."""
+        held_lock = self._core.held_locks.pop(self.name, self, frame)
+        exited.append(held_lock)
+        interrupted = held_lock.interrupt is not None and held_lock.interrupt.disarm(kind)
+        lease = held_lock.lease
+        if not held_lock.released:
+            await lease._release()
+        if lease._final_state is RELEASED or (reason := lease.lost_reason) is None:
+            return
+        lost = LeaseLost(self.name, reason=reason, token=lease.token)
+        if error is None or interrupted:
+            raise lost from error
+        if not isinstance(error, LeaseLost):
+            error.add_note(str(lost))
+
+    def _rollback_enter(self, entered: list[HeldLock]) -> None:
+        """After Ctrl-C in the middle of entering a `with`: what this very one has taken is given up."""
+        for held_lock in entered:
+            if self._core.held_locks.remove(held_lock) and not held_lock.released:
+                held_lock.lease._release_nowait()
+
+    def _rollback_exit(self, frame: int, exited: list[HeldLock]) -> None:
+        """After Ctrl-C in the middle of leaving a `with`: what it still holds is given up."""
+        if not exited and (held_lock := self._core.held_locks.pop_if_present(self, frame)) and not held_lock.released:
+            held_lock.lease._release_nowait()
+
+    async def _call(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], pass_lease: bool
+    ) -> Any:
+        async def work(lease: L) -> Any:
+            result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
+            return result if self._core.runtime.blocking else await maybe_await(result)
+
+        return await self._run_locked(work)
+
+    async def _run_locked(self, work: Callable[[L], Awaitable[T]]) -> T:
+        """What the body of a `with` would be, as a coroutine function of the lease."""
+        frame = id(sys._getframe())
+        entered: list[HeldLock] = []
+        exited: list[HeldLock] = []
+        try:
+            lease = self._record_enter(await self._acquire_lease(UNSET), frame, entered)
+            try:
+                result = await work(lease)
+            except BaseException as error:
+                await self._exit(frame, type(error), error, exited)
+                raise
+            await self._exit(frame, None, None, exited)
+        except BaseException:
+            if not exited:
+                self._rollback_enter(entered)
+            raise
+        return result
+
+    async def _locked(self) -> bool:
+        """Whether no further holder of this shape would be let in, if nobody stood in line."""
+        core = self._core
+        found = await core.engine().inspect(core.options.namespace, self.name, True, core.deadline())
+        holders = [holding for holding in found if holding.state in ("held", "reserved", "cooling")]
+        if self.shape.mode == "shared":
+            return any(holding.mode == "exclusive" for holding in holders)
+        return len(holders) >= self.shape.limit

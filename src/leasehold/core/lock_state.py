@@ -1,0 +1,380 @@
+"""Who may hold a name, given the claims upon it: the state machine that every party-table engine implements.
+
+A `LockState` is all there is about one live name. Its verbs are told the time, issue tokens through the counter they
+are given, and return what to tell whom; they read no clock and send nothing. The memory engine is this module behind a
+guard, and the tests of the SQL and Redis engines run it beside the real thing as the model.
+
+    waiting ──> reserved ──> held ──> (released)          a reservation is a grant the waiter has yet to claim:
+       ^            │          └────> cooling ──> (over)   its ttl must start at a request whose sending it timed
+       └─ passed ───┘ not claimed in time, or not to be told: keeps its ticket, comes back at its old place
+
+Safety, in four lines. A new occupier is only admitted by `_can_admit`, after `_expire_holders` has ended what is over
+(E1). Every token comes from the one counter, which only rises (E3). A repeated attempt finds its party by mark (E2).
+`until` of a grant only moves forward, and only while it lies ahead (E8), so whoever trusts an earlier answer is never
+overtaken."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from leasehold.core.names import owner_of
+from leasehold.core.queue_entry import (
+    COOLING,
+    HELD,
+    PASSED,
+    RESERVED,
+    STATES,
+    WAITING,
+    Context,
+    Notification,
+    QueueEntry,
+)
+from leasehold.core.timing import NEVER, RESERVATION_PROBE, RESERVATION_TTL, WAITER_TTL
+from leasehold.errors import Mismatch
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Kind, Mode
+
+_new = tuple.__new__  # of a named tuple, where each grant passes: a third of what matching its arguments costs
+AttemptResult: TypeAlias = "tuple[Grant | Busy, list[Notification]]"
+
+
+class LockState:
+    """Everything about one live name; `idle` once nothing is left of it."""
+
+    __slots__ = (
+        "_next_expiry",
+        "_next_waiter_scan",
+        "_notified_head",
+        "entries",
+        "holders",
+        "kind",
+        "last_ticket",
+        "limit",
+        "waiters",
+    )
+
+    def __init__(self, now: float, kind: Kind = "lock", limit: int = 1) -> None:
+        self.kind: Kind = kind
+        self.limit = limit
+        self.entries: dict[str, QueueEntry] = {}  # by mark: everything that has an owner
+        self.holders: dict[int, QueueEntry] = {}  # by token: reserved, held, cooling
+        self.waiters: list[tuple[int, QueueEntry]] = []  # by ticket; passed-over parties are not among them
+        self.last_ticket = 0
+        self._next_expiry = NEVER  # no occupier ends before this
+        self._next_waiter_scan = now + WAITER_TTL
+        self._notified_head: tuple[str, float] = ("", 0.0)  # which head knows when to look again, and when
+
+    @property
+    def idle(self) -> bool:
+        return not self.entries and not self.holders
+
+    # ------------------------------------------------------------------ verbs
+
+    def attempt(self, context: Context, claim: Claim, client: str) -> AttemptResult:
+        notifications: list[Notification] = []
+        if context.now >= self._next_expiry or context.now >= self._next_waiter_scan:
+            self._expire_holders(context.now)
+        if claim.kind != self.kind or claim.limit != self.limit:
+            self._change_kind(context.now, claim)
+        entry = self.entries.get(claim.id_hash)
+        if entry is None:
+            if self.waiters:
+                self._advance_queue(context, notifications)
+            if not self.waiters and (not self.holders or self._can_admit(claim.mode)):
+                entry = self._add_entry(context.now, claim, client)
+                self._make_holder(context, entry, HELD, context.now + claim.ttl)
+                return _new(Grant, (entry.token, claim.ttl, entry.slot)), notifications
+            if not claim.queue:
+                return self._busy(context.now, None), notifications
+            entry = self._add_entry(context.now, claim, client)
+        if entry.state == PASSED:
+            entry.state = WAITING
+            insort(self.waiters, (entry.ticket, entry))
+        entry.heartbeat_expires_at, entry.client = context.now + WAITER_TTL, client
+        if entry.state == WAITING:
+            self._advance_queue(context, notifications, attempting=entry)
+        if entry.state not in (RESERVED, HELD):
+            return self._busy(context.now, entry), notifications
+        return self._grant_entry(context, entry, claim, notifications), notifications
+
+    def renew(self, context: Context, claim: Claim) -> tuple[Alive | Gone, list[Notification]]:
+        notifications: list[Notification] = []
+        entry = self.entries.get(claim.id_hash)
+        expired = entry is not None and entry.state == HELD and entry.until <= context.now
+        self._expire_holders(context.now)
+        self._advance_queue(context, notifications)
+        entry = self.entries.get(claim.id_hash)
+        if entry is None:
+            return Gone("expired" if expired else "unknown"), notifications
+        if not claim.token:  # queued: the heart-beat alone. It lengthens no reservation and puts nobody back in line
+            entry.heartbeat_expires_at = context.now + WAITER_TTL
+            return Alive(WAITER_TTL, self._position(entry) if entry.state == WAITING else None), notifications
+        if entry.state != HELD or entry.token != claim.token:
+            return Gone("unknown"), notifications
+        return Alive(self._extend(context.now, entry, claim.ttl)), notifications
+
+    def release(
+        self, context: Context, id_hash: str, min_hold: float, release_held: bool = True
+    ) -> tuple[bool, list[Notification]]:
+        """`release_held=False`: give up a place or a turn only. A turn may be told late, to a client that no longer
+        knows the claim because the grant was taken meanwhile and handed on: that grant is not its to end."""
+        notifications: list[Notification] = []
+        if context.now >= self._next_expiry or context.now >= self._next_waiter_scan:
+            self._expire_holders(context.now)
+        entry = self.entries.get(id_hash)
+        if entry is not None and entry.state == HELD and not release_held:
+            entry = None
+        if entry is not None:
+            # A clock that went back must not keep it for longer than that.
+            if (
+                min_hold
+                and entry.state == HELD
+                and (kept_until := min(entry.since, context.now) + min_hold) > context.now
+            ):
+                self._start_cooling(entry, kept_until, delay=0.0)
+            else:
+                self._remove(entry)
+        if self.waiters:
+            self._advance_queue(context, notifications)
+        return entry is not None and entry.token > 0, notifications
+
+    def break_(self, context: Context, token: int) -> tuple[bool, list[Notification]]:
+        notifications: list[Notification] = []
+        self._expire_holders(context.now)
+        entry = self.holders.get(token)
+        broken = entry is not None and (entry.state == HELD or (entry.state == COOLING and not entry.delay))
+        if entry is not None and broken:
+            # What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
+            if entry.state == HELD:
+                notifications.append(Notification(entry.client, "lost", entry.id_hash))
+            if entry.state == HELD and entry.delay:
+                self._start_cooling(entry, context.now + entry.delay, entry.delay)
+            else:
+                self._remove(entry)
+        self._advance_queue(context, notifications)
+        return broken, notifications
+
+    def notification_failed(self, context: Context, id_hash: str) -> tuple[bool, list[Notification]]:
+        """A turn that could not be told, for engines that tell after they have decided: passed over at once."""
+        notifications: list[Notification] = []
+        self._expire_holders(context.now)
+        entry = self.entries.get(id_hash)
+        passed_over = entry is not None and entry.state == RESERVED and not context.reachable(entry.client)
+        if entry is not None and passed_over:
+            self._pass_over(entry)
+        self._advance_queue(context, notifications)
+        return passed_over, notifications
+
+    def sweep(self, context: Context) -> list[Notification]:
+        """End what is over and wake whoever may go, though nobody asked: what a sweep does."""
+        notifications: list[Notification] = []
+        self.expire(context.now)
+        self._advance_queue(context, notifications)
+        return notifications
+
+    def expire(self, now: float) -> None:
+        """End what is over, and give nothing to anybody: for whoever only looks on."""
+        self._expire_holders(now)
+        self._expire_waiters(now)
+
+    def repair(self, context: Context) -> list[Notification]:
+        """Make the books agree again after a verb was torn in two: by Ctrl-C, or for want of memory or stack.
+
+        Each party's own state is the truth, for it changes in one step; where it stands follows. What the torn verb
+        was about to do has not happened, and its caller gives the claim up. Words that may not have gone out are
+        said again: twice does no harm.
+        """
+        all_entries = [*self.entries.values(), *self.holders.values()]
+        self.holders = {p.token: p for p in all_entries if p.token and p.state in (RESERVED, HELD, COOLING)}
+        self.entries = {p.id_hash: p for p in all_entries if p.state != COOLING}
+        self.waiters = sorted((p.ticket, p) for p in self.entries.values() if p.state == WAITING)
+        self._next_expiry, self._notified_head = 0.0, ("", 0.0)
+        reserved = [Notification(p.client, "go", p.id_hash) for p in self.entries.values() if p.state == RESERVED]
+        return reserved + self.sweep(context)
+
+    def holdings(self, namespace: str, name: str, now: float) -> Iterator[Holding]:
+        """Holders by token, then the line by ticket, passed-over waiters at the place they would come back to."""
+        all_entries = {id(entry): entry for entry in (*self.entries.values(), *self.holders.values())}
+        for entry in sorted(all_entries.values(), key=lambda p: (p.token == 0, p.token, p.ticket)):
+            is_holder = entry.state in (RESERVED, HELD, COOLING)
+            yield Holding(
+                namespace=namespace,
+                name=name,
+                state=STATES[entry.state],
+                mode=entry.mode,
+                kind=self.kind,
+                limit=self.limit,
+                fingerprint=entry.id_hash[:16],
+                holder=entry.holder,
+                age=now - entry.since,
+                left=max(0.0, (entry.until if is_holder else entry.heartbeat_expires_at) - now),
+                token=entry.token or None,
+                slot=entry.slot,
+                position=None if is_holder else self._position(entry),
+                owner=owner_of(entry.id_hash),
+            )
+
+    # -------------------------------------------------------------- decisions
+
+    def _can_admit(self, mode: Mode) -> bool:
+        if not self.holders:
+            return True
+        if self.kind == "semaphore":
+            return len(self.holders) < self.limit
+        return mode == "shared" and all(entry.mode == "shared" for entry in self.holders.values())
+
+    def _change_kind(self, now: float, claim: Claim) -> None:
+        self._expire_waiters(now)  # the dead do not fix a kind
+        if not self.idle:
+            raise Mismatch(
+                claim.name, wanted=describe_kind(claim.kind, claim.limit), found=describe_kind(self.kind, self.limit)
+            )
+        self.kind, self.limit = claim.kind, claim.limit
+
+    def _expire_holders(self, now: float) -> None:
+        """End every occupation that is over by now. Nothing is decided before this has run."""
+        if now >= self._next_waiter_scan:
+            self._expire_waiters(now)
+        if now < self._next_expiry:
+            return
+        for entry in [entry for entry in self.holders.values() if entry.until <= now]:
+            if entry.state == HELD and entry.until + entry.delay > now:
+                self._start_cooling(entry, entry.until + entry.delay, entry.delay)
+            elif entry.state == RESERVED and entry.heartbeat_expires_at > now:
+                self._pass_over(entry)
+            else:
+                self._remove(entry)
+        self._next_expiry = min((entry.until for entry in self.holders.values()), default=NEVER)
+
+    def _expire_waiters(self, now: float) -> None:
+        """Drop the places of those not heard of. Rare: a dead head is also met in `_advance_queue`."""
+        self._next_waiter_scan = now + WAITER_TTL
+        for entry in [
+            p for p in self.entries.values() if p.state in (WAITING, PASSED) and p.heartbeat_expires_at <= now
+        ]:
+            self._remove(entry)
+
+    def _advance_queue(
+        self, context: Context, notifications: list[Notification], attempting: QueueEntry | None = None
+    ) -> None:
+        """Reserve for the head of the line while it fits; then see that the new head knows when to look again."""
+        while (head := self._head()) is not None:
+            if head is not attempting and head.heartbeat_expires_at <= context.now:
+                self._remove(head)
+            elif head is not attempting and not context.reachable(head.client):
+                self._pass_over(head)
+            elif self._can_admit(head.mode):
+                self._make_holder(context, head, RESERVED, context.now + RESERVATION_TTL)
+                if head is not attempting:  # its own answer tells it
+                    notifications.append(Notification(head.client, "go", head.id_hash))
+            elif unreachable := self._unreachable_reserved(context, attempting):
+                for entry in unreachable:
+                    self._pass_over(entry)
+            else:
+                self._next_expiry = min(entry.until for entry in self.holders.values())
+                recheck_at = self._recheck_at(context.now)
+                if head is attempting:  # told by its own answer
+                    self._notified_head = (head.id_hash, recheck_at)
+                elif self._notified_head[0] != head.id_hash or recheck_at < self._notified_head[1]:
+                    notifications.append(Notification(head.client, "head", head.id_hash, recheck_at - context.now))
+                    self._notified_head = (head.id_hash, recheck_at)
+                return
+
+    def _recheck_at(self, now: float) -> float:
+        """When the head of the line has to look: at the first end, or soon if somebody given a turn may have died."""
+        soonest = min(entry.until for entry in self.holders.values())
+        reserved = any(entry.state == RESERVED for entry in self.holders.values())
+        return min(soonest, now + RESERVATION_PROBE) if reserved else soonest
+
+    def _unreachable_reserved(self, context: Context, attempting: QueueEntry | None) -> list[QueueEntry]:
+        """Those who died after they were given their turn: they will not claim it. One that asks lives."""
+        reserved = [p for p in self.holders.values() if p.state == RESERVED and p is not attempting]
+        return [entry for entry in reserved if not context.reachable(entry.client)]
+
+    def _head(self) -> QueueEntry | None:
+        """First in line. A line kept in a table brings it in from there."""
+        return self.waiters[0][1] if self.waiters else None
+
+    # ----------------------------------------------------------- transitions
+
+    def _add_entry(self, now: float, claim: Claim, client: str) -> QueueEntry:
+        """A new party, not yet in line: as one passed over, it takes its place by what comes next."""
+        self.last_ticket += 1
+        entry = QueueEntry(
+            claim.id_hash, client, claim.holder, claim.mode, claim.delay, self.last_ticket, now, now + WAITER_TTL
+        )
+        self.entries[claim.id_hash] = entry
+        return entry
+
+    def _grant_entry(
+        self, context: Context, entry: QueueEntry, claim: Claim, notifications: list[Notification]
+    ) -> Grant:
+        """A reserved or held party asks again: the same token, and at least the life it asks for (E2, E8)."""
+        if entry.state == RESERVED:
+            entry.state, entry.since, entry.until = HELD, context.now, context.now
+        entry.delay = claim.delay
+        life = self._extend(context.now, entry, claim.ttl)
+        self._next_expiry = min(self._next_expiry, entry.until)
+        self._advance_queue(context, notifications)
+        return Grant(entry.token, life, entry.slot)
+
+    def _extend(self, now: float, entry: QueueEntry, ttl: float) -> float:
+        """Move the end forward, never back: the life left, not a rounding error away from the ttl asked for."""
+        if now + ttl < entry.until:
+            return entry.until - now
+        entry.until = now + ttl
+        return ttl
+
+    def _make_holder(self, context: Context, entry: QueueEntry, state: int, until: float) -> None:
+        token = context.issue_token()
+        slot = self._free_slot() if self.kind == "semaphore" else None
+        self._leave_queue(entry)
+        entry.state, entry.until, entry.since, entry.token, entry.slot = state, until, context.now, token, slot
+        self.holders[token] = entry
+        if until < self._next_expiry:
+            self._next_expiry = until
+
+    def _free_slot(self) -> int:
+        taken = {entry.slot for entry in self.holders.values()}
+        return next(slot for slot in range(self.limit) if slot not in taken)
+
+    def _start_cooling(self, entry: QueueEntry, until: float, delay: float) -> None:
+        """Take the owner from what it held; the place stays taken until then."""
+        self.entries.pop(entry.id_hash, None)
+        entry.state, entry.until, entry.delay = COOLING, until, delay
+        self._next_expiry = min(self._next_expiry, until)
+
+    def _pass_over(self, entry: QueueEntry) -> None:
+        self._leave_queue(entry)
+        self.holders.pop(entry.token, None)
+        entry.state, entry.token, entry.slot = PASSED, 0, None
+
+    def _remove(self, entry: QueueEntry) -> None:
+        if self.entries.get(entry.id_hash) is entry:
+            del self.entries[entry.id_hash]
+        self._leave_queue(entry)
+        self.holders.pop(entry.token, None)
+
+    def _leave_queue(self, entry: QueueEntry) -> None:
+        if entry.state == WAITING:
+            position = self._position(entry)
+            if position < len(self.waiters) and self.waiters[position][1] is entry:
+                del self.waiters[position]
+
+    # --------------------------------------------------------------- answers
+
+    def _busy(self, now: float, entry: QueueEntry | None) -> Busy:
+        position = None if entry is None else self._position(entry)
+        first_ending = min(self.holders.values(), key=lambda p: p.until, default=None)
+        if first_ending is None:
+            return Busy(None, position)
+        ends = self._recheck_at(now) if position == 0 else first_ending.until
+        return Busy(max(0.0, ends - now), position, first_ending.token, first_ending.holder)
+
+    def _position(self, entry: QueueEntry) -> int:
+        return bisect_left(self.waiters, entry.ticket, key=lambda waiter: waiter[0])
+
+
+def describe_kind(kind: Kind, limit: int) -> str:
+    return "lock" if kind == "lock" else f"semaphore of {limit}"

@@ -1,0 +1,70 @@
+"""What a line is made of: the parties of a name, the words said to clients, and what a verb may know of the world.
+
+`admission.py` decides over these; an engine that keeps its line in a table or on a server reads and writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from leasehold.model import Holder, HoldingState, Mode
+
+WAITING: Final = 0
+RESERVED: Final = 1
+HELD: Final = 2
+COOLING: Final = 3  # no owner; ends by itself
+PASSED: Final = 4
+
+STATES: Final[tuple[HoldingState, ...]] = ("waiting", "reserved", "held", "cooling", "passed over")
+
+
+class Notification(NamedTuple):
+    """One message to one client: `go` (your turn is reserved), `head` (look again in `seconds`), `lost` (broken)."""
+
+    client: str
+    kind: Literal["go", "head", "lost"]
+    id_hash: str
+    seconds: float = 0.0
+
+
+class TokenCounter:
+    """The fencing tokens of a bucket of names: only ever rises, and never below the clock it is shown."""
+
+    __slots__ = ("last",)
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+
+    def next(self, floor: int) -> int:
+        self.last = token = floor if floor > self.last else self.last + 1
+        return token
+
+
+@dataclass(slots=True)
+class Context:
+    """What a verb may know of the world when it runs."""
+
+    now: float  # the engine's clock, which ends leases
+    issue_token: Callable[[], int]  # the next token
+    reachable: Callable[[str], bool]  # False: this client cannot be told anything
+
+
+@dataclass(slots=True, eq=False)
+class QueueEntry:
+    """One claim's part in a line. `until` ends what it occupies, `heartbeat_expires_at` its place while it waits
+    (E7)."""
+
+    id_hash: str = field(repr=False)
+    client: str
+    holder: Holder
+    mode: Mode
+    delay: float
+    ticket: int
+    since: float
+    heartbeat_expires_at: float
+    state: int = PASSED
+    until: float = 0.0
+    token: int = 0
+    slot: int | None = None

@@ -1,0 +1,431 @@
+"""One attempt of one claim: stand in line or take the name, look whose turn it is, make a turn a grant.
+
+Every step is one transaction of `line.py`, and every answer leads to a reply or to the next step. `ClaimState` keeps
+what is known from attempt to attempt. Before a key is written its leases are noted there, so that whatever ends this
+attempt, the release that follows knows what to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from leasehold.core.lock_state import describe_kind
+from leasehold.engines.etcd import leases as lifetimes
+from leasehold.engines.etcd import messages, queue
+from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState
+from leasehold.engines.etcd.delays import DelayTracker
+from leasehold.engines.etcd.queue import EntryState, EntryValue, QueueView
+from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
+from leasehold.errors import Mismatch
+from leasehold.model import Busy, Claim, Grant
+from leasehold.runtime.base import Runtime
+
+_ACTIVE_STATES: Final = ("waiting", "held")
+
+
+@dataclass(slots=True)
+class EtcdAttempt:
+    client_state: EtcdClientState
+    rpc: RpcClient
+    runtime: Runtime
+    claim: Claim
+    deadline: float
+    claim_state: ClaimState = field(init=False)
+    asked_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asked_at = self.runtime.now()  # lives are told from here (E8)
+        self.claim_state = self.client_state.get_claim_state(self.claim)
+
+    async def run(self, notified: bool) -> Grant | Busy:
+        """`notified`: its turn has probably come."""
+        while True:
+            reply: Grant | Busy | None
+            if self.claim_state.create_revision and self.claim_state.state == "held":
+                reply = await self._repeat_grant()
+            elif self.claim_state.create_revision:
+                reply = await self._retry_queued(notified)
+            elif self.claim.queue:
+                reply = await self._enqueue()
+            else:
+                reply = await self._try_acquire()
+            if reply is not None:
+                return reply
+            notified = False
+
+    # --------------------------------------------------------- to get in line
+
+    async def _enqueue(self) -> Grant | Busy | None:
+        """Hoping for the best, on a lease of the holder's ttl; where others wait already, on a waiter's."""
+        claim_state, base = self.claim_state, await self._get_base()
+        ttl = lifetimes.required_ttl(self.claim)
+        if claim_state.lease is None:
+            claim_state.lease = await self._get_lease(
+                lifetimes.WAITER_LEASE_TTL if self.client_state.has_other_waiter(self.claim) else ttl
+            )
+        as_holder = claim_state.lease.requested_ttl == ttl
+        value = self._entry_value("held" if as_holder else "waiting", base)
+        done = await self._write(
+            queue.enqueue_txn(claim_state.queue_key, value, claim_state.lease.id, self.client_state.base)
+        )
+        if done is None:
+            claim_state.lease = None
+            return None
+        enqueued = queue.parse_enqueued(claim_state.queue_key, done)
+        if enqueued is None:
+            await self._resolve_rejected_put(
+                queue.parse_view(claim_state.queue_key, await self._run_txn(queue.view_txn(claim_state.queue_key, 0)))
+            )
+            return None
+        conflicts, claim_state.create_revision = enqueued.conflicts, queue.txn_revision(done)
+        if queue.may_hold(claim_state.queue_key, len(conflicts)) and not self._may_be_delayed():
+            return (
+                self._grant_reply(base, claim_state.create_revision)
+                if as_holder
+                else await self._claim_grant(checked=True)
+            )
+        claim_state.position = max(0, enqueued.total - claim_state.queue_key.limit)
+        self._query_missing_ends(enqueued.oldest, claim_state.create_revision)
+        if as_holder:
+            return await self._requeue_as_waiter()
+        if not conflicts:  # nothing but a delay is in its way
+            return None
+        self._watch_conflict(conflicts, claim_state.create_revision)
+        return Busy(None, claim_state.position)
+
+    async def _requeue_as_waiter(self) -> Busy | None:
+        """It has to wait: from now on its key lives as long as a waiter is heard of (E7), not as long as a holder."""
+        claim_state = self.claim_state
+        assert claim_state.lease is not None
+        if claim_state.next_lease is None:
+            claim_state.next_lease = await self._get_lease(lifetimes.WAITER_LEASE_TTL)
+        done = await self._write(
+            queue.requeue_txn(
+                claim_state.queue_key,
+                claim_state.create_revision,
+                self._entry_value("waiting", 0),
+                claim_state.next_lease.id,
+            )
+        )
+        if done is None:
+            claim_state.next_lease = None
+            return None
+        view = queue.parse_view(claim_state.queue_key, done)
+        if not done.succeeded:
+            self._reset_expired()
+            return None
+        self._switch_to_next_lease()
+        return (
+            None if queue.may_hold(claim_state.queue_key, len(view.conflicts)) else self._wait_reply(view)
+        )  # None: it left meanwhile
+
+    async def _try_acquire(self) -> Grant | Busy | None:
+        """Now or not at all: nothing is left in line."""
+        claim_state, base, viewed_revision = self.claim_state, await self._get_base(), 0
+        while True:
+            if claim_state.lease is None:
+                claim_state.lease = await self._get_lease(lifetimes.required_ttl(self.claim))
+            value = self._entry_value("held", base)
+            done = await self._write(
+                queue.try_acquire_txn(
+                    claim_state.queue_key, value, claim_state.lease.id, self.client_state.base, viewed_revision
+                )
+            )
+            if done is None:
+                claim_state.lease = None
+                continue
+            if queue.was_put(done):
+                claim_state.create_revision = queue.txn_revision(done)
+                return self._grant_reply(base, claim_state.create_revision)
+            view = queue.parse_view(claim_state.queue_key, done)
+            if await self._resolve_rejected_put(view):
+                return None
+            if not queue.may_hold(claim_state.queue_key, len(view.conflicts)):
+                break
+            viewed_revision = 0 if claim_state.queue_key.is_exclusive else view.revision
+        self._discard()
+        if view.head is None:
+            return Busy()  # a stranger's key, of which nothing can be said
+        (ttl_reply,) = await self.rpc.call_each(
+            messages.LEASE_TTL, [messages.LeaseId(view.head.lease_id)], self.deadline
+        )
+        return self._busy_reply(view, None, float(max(ttl_reply.ttl, 0)))
+
+    async def _resolve_rejected_put(self, view: QueueView) -> bool:
+        """Why a key was not put: another base, another kind, or there it is. False: none of these."""
+        claim_state, head = self.claim_state, view.head
+        if view.base != self.client_state.base:
+            self.client_state.base = view.base
+            return True
+        if view.own is not None and queue.parse_value(view.own.value).id_hash != self.claim.id_hash:
+            self.client_state.assign_new_key(self.claim, claim_state)
+            return True
+        if view.own is not None:  # an earlier try, the answer to which was lost (E2)
+            claim_state.create_revision, claim_state.state = view.own.create_revision, "waiting"
+            if claim_state.lease is None or claim_state.lease.id != view.own.lease:
+                claim_state.lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
+            return True
+        if head is not None and (head.kind, head.limit) != (self.claim.kind, self.claim.limit):
+            self._discard()
+            wanted, found = describe_kind(self.claim.kind, self.claim.limit), describe_kind(head.kind, head.limit)
+            raise Mismatch(self.claim.name, wanted=wanted, found=found)
+        return False
+
+    # ------------------------------------------------------------ in the line
+
+    async def _retry_queued(self, notified: bool) -> Grant | Busy | None:
+        claim_state = self.claim_state
+        if notified and claim_state.queue_key.is_exclusive and not self._may_be_delayed():
+            return await self._claim_grant(checked=False)
+        view = queue.parse_view(
+            claim_state.queue_key,
+            await self._run_txn(queue.view_txn(claim_state.queue_key, claim_state.create_revision)),
+        )
+        if not self._own_key_exists(view):
+            return None
+        self._observe(view)
+        if not queue.may_hold(claim_state.queue_key, len(view.conflicts)) or not self._own_key_active(view):
+            return self._wait_reply(view)
+        if claim_state.delays.left(self.runtime.now()) > 0:
+            return await self._publish_delay(view)
+        return await self._claim_grant(checked=True)
+
+    def _may_be_delayed(self) -> bool:
+        """Whether the name may have to rest for a delay, or nobody knows yet."""
+        return self.claim_state.delays.has_unknown_ends or self.claim_state.delays.left(self.runtime.now()) > 0
+
+    async def _publish_delay(self, view: QueueView) -> Busy | None:
+        """Its turn has come, but for a delay. That is said in its note: whoever comes now, and did not see who it was
+        that vanished, has it from there."""
+        claim_state, now = self.claim_state, self.runtime.now()
+        if claim_state.delays.until > max(claim_state.published_delay_until, now) and claim_state.lease is not None:
+            until = claim_state.delays.until
+            value = self._entry_value("waiting", 0, until - now)
+            done = await self._write(
+                queue.requeue_txn(claim_state.queue_key, claim_state.create_revision, value, claim_state.lease.id)
+            )
+            if done is None or not done.succeeded:
+                return None
+            claim_state.published_delay_until = until
+        return self._wait_reply(view)
+
+    def _observe(self, view: QueueView) -> None:
+        """The place first: what is heard of those who are gone wakes only the first in line."""
+        position = queue.position(self.claim_state.queue_key, view.ahead)
+        if position is not None:
+            self.claim_state.position = position
+        self._query_missing_ends(view.oldest, view.revision)
+
+    def _query_missing_ends(self, oldest: tuple[messages.KeyValue, ...], revision: int) -> None:
+        """How those ended that are gone."""
+        claim_state = self.claim_state
+        ahead = queue.conflicts_ahead(claim_state.queue_key, claim_state.create_revision, oldest)
+        for key, since_revision in claim_state.delays.observe(ahead, revision, self.runtime.now()):
+            self.client_state.watcher.watch_history(self.claim.id_hash, key, since_revision)
+
+    async def _claim_grant(self, *, checked: bool) -> Grant | Busy | None:
+        """A lease first, then the transaction: the life of the grant begins before the grant."""
+        claim_state, base = self.claim_state, await self._get_base()
+        if claim_state.next_lease is None:
+            claim_state.next_lease = await self._get_lease(lifetimes.required_ttl(self.claim))
+        value = self._entry_value("held", base)
+        done = await self._write(
+            queue.grant_txn(
+                claim_state.queue_key,
+                claim_state.create_revision,
+                value,
+                claim_state.next_lease.id,
+                self.client_state.base,
+                checked,
+            )
+        )
+        if done is None:
+            claim_state.next_lease = None
+            return None
+        if queue.was_put(done):
+            self._switch_to_next_lease()
+            return self._grant_reply(base, queue.txn_revision(done))
+        view = queue.parse_view(claim_state.queue_key, done)
+        if view.base != self.client_state.base:
+            self.client_state.base = view.base
+            return None
+        if not self._own_key_exists(view):
+            return None
+        if not self._own_key_active(view):
+            return self._wait_reply(view)
+        if queue.may_hold(claim_state.queue_key, len(view.conflicts)):  # the one ahead left just then
+            return None
+        if not claim_state.has_unconfirmed_write:
+            self.client_state.leases.recycle(self.rpc, claim_state.next_lease)
+            claim_state.next_lease = None
+        return self._wait_reply(view)
+
+    async def _repeat_grant(self) -> Grant | None:
+        """Asked again for what it holds: the same grant, with the life that is left (E2, E8)."""
+        claim_state = self.claim_state
+        view = queue.parse_view(
+            claim_state.queue_key,
+            await self._run_txn(queue.view_txn(claim_state.queue_key, claim_state.create_revision)),
+        )
+        if not self._own_key_exists(view) or view.own is None or queue.parse_value(view.own.value).state != "held":
+            self._reset_expired()
+            return None
+        if claim_state.lease is None or claim_state.lease.id != view.own.lease:
+            claim_state.lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
+        return None if claim_state.lease is None else Grant(claim_state.token, self._remaining_ttl())
+
+    def _own_key_exists(self, view: QueueView) -> bool:
+        if view.own is not None and view.own.create_revision == self.claim_state.create_revision:
+            return True
+        self._reset_expired()
+        return False
+
+    def _own_key_active(self, view: QueueView) -> bool:
+        """What was broken or released only cools there."""
+        return view.own is not None and queue.parse_value(view.own.value).state in _ACTIVE_STATES
+
+    # ---------------------------------------------------------------- replies
+
+    def _grant_reply(self, base: int, revision: int) -> Grant:
+        claim_state = self.claim_state
+        claim_state.state, claim_state.base, claim_state.held_since = "held", base, self.runtime.now()
+        claim_state.delays, claim_state.published_delay_until = DelayTracker(), 0.0
+        watcher = self.client_state.watcher
+        watcher.unwatch(self.claim.id_hash)
+        watcher.watch_own(self.claim.id_hash, claim_state.queue_key.key, revision)
+        return Grant(claim_state.token, self._remaining_ttl())
+
+    def _remaining_ttl(self) -> float:
+        """Counted by the caller from before it asked. The delay is the engine's to keep, not the holder's to use."""
+        lease = self.claim_state.lease
+        assert lease is not None
+        return max(0.0, min(lease.expires_at - self.asked_at, float(lease.ttl)) - self.claim.delay)
+
+    def _wait_reply(self, view: QueueView) -> Busy:
+        claim_state = self.claim_state
+        self._observe(view)
+        self._watch_conflict(view.conflicts, view.revision)
+        return self._busy_reply(view, claim_state.position, claim_state.delays.left(self.runtime.now()) or None)
+
+    def _busy_reply(self, view: QueueView, position: int | None, left: float | None) -> Busy:
+        head = view.head
+        if head is None or head.create_revision == self.claim_state.create_revision:
+            return Busy(left, position)
+        return Busy(left, position, head.token if head.value.base else None, head.value.holder)
+
+    def _watch_conflict(self, conflicts: tuple[messages.KeyValue, ...], revision: int) -> None:
+        """Hear of the next change that matters: the nearest in the way is gone; of permits, the first in line hears of
+        any that is given back, and one further back when the one ahead of it left or had its turn."""
+        queue_key, watcher, id_hash = self.claim_state.queue_key, self.client_state.watcher, self.claim.id_hash
+        if not conflicts:
+            return
+        is_next = len(conflicts) <= queue_key.limit
+        if is_next and queue_key.limit > 1:
+            watcher.watch_conflict(
+                id_hash,
+                queue_key.conflict_prefix,
+                queue.range_end(queue_key.conflict_prefix),
+                revision,
+                include_puts=False,
+                is_next=True,
+            )
+        else:
+            watcher.watch_conflict(
+                id_hash, conflicts[0].key, b"", revision, include_puts=queue_key.limit > 1, is_next=is_next
+            )
+
+    # ------------------------------------------------------------------ steps
+
+    def _entry_value(self, state: EntryState, base: int, remaining_delay: float = 0.0) -> bytes:
+        claim, written_at = self.claim, round(self.runtime.wall(), 3)
+        return EntryValue(claim.id_hash, state, base, claim.delay, claim.holder, written_at, remaining_delay).to_bytes()
+
+    async def _get_lease(self, seconds: int) -> lifetimes.EtcdLease:
+        return await self.client_state.leases.get(self.rpc, seconds, self.deadline)
+
+    async def _get_base(self) -> int:
+        if not self.client_state.base:
+            self.client_state.base = await read_base(self.client_state, self.rpc, self.runtime, self.deadline)
+        return self.client_state.parse_base(self.client_state.base)
+
+    async def _write(self, txn: messages.TxnRequest) -> messages.TxnResponse | None:
+        """None: the lease named there is over. Until it is answered nobody can be sure what becomes of it."""
+        claim_state, unconfirmed, was_unconfirmed = (
+            self.claim_state,
+            list[str](),
+            self.claim_state.has_unconfirmed_write,
+        )
+        claim_state.has_unconfirmed_write = True
+        try:
+            done = await run_txn(self.client_state, self.rpc, txn, self.deadline, unconfirmed)
+        except LeaseNotFound:
+            claim_state.has_unconfirmed_write = was_unconfirmed or bool(unconfirmed)
+            return None
+        claim_state.has_unconfirmed_write = was_unconfirmed or bool(unconfirmed)
+        return done
+
+    async def _run_txn(self, txn: messages.TxnRequest) -> messages.TxnResponse:
+        return await run_txn(self.client_state, self.rpc, txn, self.deadline)
+
+    def _switch_to_next_lease(self) -> None:
+        """The key hangs on the next lease now."""
+        claim_state = self.claim_state
+        old_lease, claim_state.lease, claim_state.next_lease = claim_state.lease, claim_state.next_lease, None
+        if old_lease is not None and old_lease is not claim_state.lease and not claim_state.has_unconfirmed_write:
+            self.client_state.leases.recycle(self.rpc, old_lease)
+        elif old_lease is not None and old_lease is not claim_state.lease:
+            self.client_state.leases.revoke_nowait(self.rpc, old_lease)
+
+    def _reset_expired(self) -> None:
+        """etcd has it no more: what is left of it must not come back."""
+        claim_state = self.claim_state
+        for lease in (claim_state.lease, claim_state.next_lease):
+            if lease is not None:
+                self.client_state.leases.revoke_nowait(self.rpc, lease)
+        claim_state.lease = claim_state.next_lease = None
+        claim_state.create_revision, claim_state.state, claim_state.published_delay_until = (
+            0,
+            "waiting",
+            0.0,
+        )  # what is known of delays stays true
+
+    def _discard(self) -> None:
+        """It was refused, and has nothing at etcd."""
+        if self.claim_state.lease is not None:
+            dispose = (
+                self.client_state.leases.revoke_nowait
+                if self.claim_state.has_unconfirmed_write
+                else self.client_state.leases.recycle
+            )
+            dispose(self.rpc, self.claim_state.lease)
+        self.client_state.remove_claim(self.claim)
+
+
+async def run_txn(
+    client_state: EtcdClientState,
+    rpc: RpcClient,
+    txn: messages.TxnRequest,
+    deadline: float,
+    unconfirmed: list[str] | None = None,
+) -> messages.TxnResponse:
+    """A transaction, and a look at whether time has gone back."""
+    last_revision = client_state.last_revision()
+    done = await rpc.call(messages.TXN, txn, deadline, unconfirmed)
+    client_state.record_header(done.header, last_revision)
+    client_state.check_history()
+    return done
+
+
+async def read_base(client_state: EtcdClientState, rpc: RpcClient, runtime: Runtime, deadline: float) -> bytes:
+    """What tokens begin at; made by whoever comes first, from its clock. Later nobody's clock matters."""
+    key = queue.base_key(client_state.url.root)
+    new = b"%d" % int(runtime.wall() * 1_000_000)
+    absent = messages.Compare(messages.EQUAL, messages.CREATE, key)
+    put, read = messages.RequestOp(put=messages.PutRequest(key, new)), messages.RequestOp(messages.RangeRequest(key))
+    done = await run_txn(client_state, rpc, messages.TxnRequest((absent,), (put,), (read,)), deadline)
+    if done.succeeded:
+        return new
+    found = done.responses[0].range if done.responses else None
+    if found is None or not found.kvs:
+        raise messages.MalformedReply("a base that is neither there nor absent")
+    return found.kvs[0].value

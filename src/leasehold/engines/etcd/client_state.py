@@ -1,0 +1,201 @@
+"""What the twins of a client share: its claims at etcd, its leases, its watches, and what it knows of the cluster."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final, Literal
+from weakref import ref
+
+from leasehold.engines.etcd import messages, queue
+from leasehold.engines.etcd.delays import DelayTracker
+from leasehold.engines.etcd.leases import EtcdLease, LeasePool
+from leasehold.engines.etcd.rpc import Login
+from leasehold.engines.etcd.url import EtcdUrl
+from leasehold.engines.etcd.watch import KeyWatch, WatchCallback, Watcher
+from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.errors import ConfigError
+from leasehold.model import Claim
+from leasehold.runtime.base import Runtime
+
+_MAX_BASE: Final = (1 << 53) - (1 << 40)  # of a base, so that tokens stay below 2^53 for a million million changes
+
+
+class ClaimState:
+    """One claim of this client as etcd has it, so far as this client knows."""
+
+    __slots__ = (
+        "base",
+        "create_revision",
+        "delays",
+        "has_unconfirmed_write",
+        "held_since",
+        "key_number",
+        "lease",
+        "next_lease",
+        "position",
+        "published_delay_until",
+        "queue_key",
+        "state",
+    )
+
+    def __init__(self, queue_key: queue.QueueKey, key_number: int) -> None:
+        self.queue_key, self.key_number = queue_key, key_number
+        self.create_revision = 0  # the revision that created its key: its place in line
+        self.state: Literal["waiting", "held"] = "waiting"
+        self.lease: EtcdLease | None = None  # what the key hangs on
+        self.next_lease: EtcdLease | None = None  # what it may be about to hang on
+        self.base = 0
+        self.held_since = 0.0
+        self.position: int | None = None  # in line, when it last looked
+        self.delays = DelayTracker()  # of those ahead
+        self.published_delay_until = 0.0  # until when the name rests, as its own note says
+        self.has_unconfirmed_write = False  # something was sent for it that may be carried out after all that follows
+
+    @property
+    def token(self) -> int:
+        return self.base + self.create_revision
+
+    @property
+    def is_empty(self) -> bool:
+        """It has nothing at etcd, and nothing is on its way there."""
+        return (
+            not self.create_revision
+            and not self.has_unconfirmed_write
+            and self.lease is None
+            and self.next_lease is None
+        )
+
+
+class EtcdClientState:
+    def __init__(self, url: EtcdUrl, runtime: Runtime, registry: ClaimRegistry) -> None:
+        self.url = url
+        self.claim_states: dict[str, ClaimState] = {}  # by mark
+        self._free_key_numbers: list[int] = []  # that are free
+        self._new_key_numbers = count()
+        self._runtime, self._mutex = runtime, runtime.mutex()
+        self.leases = LeasePool(runtime)
+        self.login = Login()
+        self.base = b""  # as it stands at etcd; empty: not read yet
+        self.member_count = len(url.endpoints)
+        self._now, self._registry = runtime.now, ref(registry)
+        self._revision = self._cluster_id = 0
+        self._rewound_reason = ""
+        self.watcher = Watcher(url, runtime, self.login, _weak_callback(ref(self)))
+
+    def get_claim_state(self, claim: Claim) -> ClaimState:
+        claim_state = self.claim_states.get(claim.id_hash)
+        if claim_state is None:
+            claim_state = self.claim_states[claim.id_hash] = ClaimState(*self._allocate_key(claim))
+        return claim_state
+
+    def assign_new_key(self, claim: Claim, claim_state: ClaimState) -> None:
+        """Something of an earlier claim still stands on its chair: cooling, most likely."""
+        claim_state.queue_key, claim_state.key_number = self._allocate_key(claim)
+
+    def _allocate_key(self, claim: Claim) -> tuple[queue.QueueKey, int]:
+        registry = self._registry()
+        assert registry is not None, "whoever attempts has one"
+        with self._mutex:
+            key_number = heappop(self._free_key_numbers) if self._free_key_numbers else next(self._new_key_numbers)
+        return queue.make_queue_key(self.url.root, claim, f"{registry.client_id}{key_number:x}"), key_number
+
+    def remove_claim(self, claim: Claim) -> None:
+        """Nothing is known of it any more. Its chair is free, unless something may yet be written on it."""
+        claim_state = self.claim_states.pop(claim.id_hash, None)
+        if claim_state is not None:
+            self.watcher.unwatch(claim.id_hash)
+            if not claim_state.has_unconfirmed_write:
+                with self._mutex:
+                    heappush(self._free_key_numbers, claim_state.key_number)
+
+    def has_other_waiter(self, claim: Claim) -> bool:
+        """Somebody of this client waits for that name already."""
+        if (registry := self._registry()) is None:
+            return False
+        other_claims = (
+            waiter.claim for _, waiter in snapshot_items(registry.waiting) if waiter.claim.id_hash != claim.id_hash
+        )
+        return any(other.name == claim.name and other.namespace == claim.namespace for other in other_claims)
+
+    def after_fork(self) -> None:
+        self.claim_states.clear()
+        self._mutex = self._runtime.mutex()
+        self.leases.after_fork()
+        self.watcher.after_fork()
+
+    # ------------------------------------------------ what etcd has shown
+
+    def parse_base(self, base: bytes) -> int:
+        """The base as a number."""
+        if not (base.isdigit() and 0 < int(base) < _MAX_BASE):
+            raise ConfigError(
+                f"{queue.base_key(self.url.root).decode()} in etcd must hold the number that tokens begin at: "
+                "`leasehold rebase` mends it"
+            )
+        return int(base)
+
+    def last_revision(self) -> int:
+        """To be read before a request is sent: no answer to it may be of an earlier time."""
+        return self._revision
+
+    def record_header(self, header: messages.ResponseHeader | None, last_revision: int) -> None:
+        """Data that went back in time were restored from a snapshot: tokens would fall, and grants are forgotten."""
+        if header is None:
+            return
+        if header.revision < last_revision or self._cluster_id not in (0, header.cluster_id):
+            self._rewound_reason = (
+                f"the data of this etcd were replaced: revision {last_revision} was seen, now {header.revision}. Run "
+                "`leasehold rebase` if they were restored without --bump-revision, then make a new client"
+            )
+        self._cluster_id = header.cluster_id
+        self._revision = max(self._revision, header.revision)
+
+    @property
+    def history_rewound(self) -> bool:
+        return bool(self._rewound_reason)
+
+    def check_history(self) -> None:
+        """Raises once this client has seen time go back: it issues no token any more."""
+        if self._rewound_reason:
+            raise ConfigError(self._rewound_reason)
+
+    def on_watch_event(self, key_watch: KeyWatch, event: messages.WatchEvent | None, seconds: float) -> None:
+        """On the watcher's thread."""
+        id_hash = key_watch.id_hash
+        claim_state, registry = self.claim_states.get(id_hash), self._registry()
+        if claim_state is None or registry is None:
+            return
+        if key_watch.reason == "own":
+            if event is not None and (event.type == messages.DELETED or _is_cooling(event.kv)):
+                registry.on_notification("lost", id_hash, 0.0, None)
+            return
+        if event is not None and event.type == messages.DELETED:
+            self._on_key_deleted(claim_state, event.kv.key if event.kv is not None else key_watch.key, event.prev_kv)
+        elif event is None and key_watch.reason == "past":
+            self._on_key_deleted(claim_state, key_watch.key, None)
+        if key_watch.reason == "past" and claim_state.position:
+            return  # good to know; others are ahead, and it is told when they go
+        if event is None:
+            registry.on_notification("head", id_hash, seconds, None)
+        else:
+            registry.on_notification("go", id_hash, 0.0, None)
+
+    def _on_key_deleted(self, claim_state: ClaimState, key: bytes, previous_kv: messages.KeyValue | None) -> None:
+        last_entry = None if previous_kv is None else queue.parse_entry(self.url.root, previous_kv)
+        if (
+            last_entry is None or last_entry.create_revision < claim_state.create_revision
+        ):  # else its chair is another's by now, behind this claim
+            claim_state.delays.entry_ended(key, last_entry, self._now())
+
+
+def _is_cooling(kv: messages.KeyValue | None) -> bool:
+    return kv is not None and queue.parse_value(kv.value).state == "cooling"
+
+
+def _weak_callback(client_state: ref[EtcdClientState]) -> WatchCallback:
+    def on_watch_event(key_watch: KeyWatch, event: messages.WatchEvent | None, seconds: float) -> None:
+        if (live_state := client_state()) is not None:
+            live_state.on_watch_event(key_watch, event, seconds)
+
+    return on_watch_event

@@ -1,0 +1,399 @@
+"""gRPC over HTTP/2 on one plain socket: many calls at once, streams among them, read by one thread.
+
+Why not grpcio: its core has threads and locks of its own, and does not survive a fork. A child with a new channel hung
+or crashed whenever a call or a stream was open at that moment, and now and then when all had been closed just before. A
+socket of ours is let go in the child, and that is all.
+
+Whoever calls writes its frames itself, under the guard; the reader hands out what comes back. A connection is never
+mended: whatever is wrong with it (`fail`) ends it and every call on it, and the next call opens another.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+from weakref import ref
+
+from leasehold.engines.etcd.grpc import connect, frames
+from leasehold.engines.etcd.grpc.frames import ConnectionBroken, GrpcStatus, GrpcStream, encode_frame, strip_padding
+from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
+from leasehold.engines.etcd.url import Endpoint
+from leasehold.errors import Reentered
+from leasehold.runtime.base import Mutex, Runtime
+
+_WINDOW_UPDATE_AFTER: Final = 1 << 20  # bytes read before the peer is told that it may send so many more
+_SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MAX_INT31)  # no pushes; a window that never fills
+_CANCEL: Final = 8
+_MAX_HEADER_BLOCK: Final = 1 << 16  # of one call, as sent; etcd's have a hundred bytes
+_MAX_ERROR_TEXT: Final = 500  # of what it says about an error, which people will read
+_SEND_TIMEOUT: Final = 0.1  # that a caller waits for a full socket: an event loop may be the one that waits
+_PING_AFTER: Final = 6.0  # of silence with calls open; etcd takes offence at less than 5
+_PING_TIMEOUT: Final = 4.0
+
+
+class GrpcConnection:
+    """`open` first. `tick` is called on the reader's thread, now and then and after everything heard."""
+
+    def __init__(self, runtime: Runtime, authority: str, tls: bool) -> None:
+        self._now = runtime.now
+        self._mutex: Mutex = runtime.mutex()
+        self._header_prefix = (
+            b"\x83" + (b"\x87" if tls else b"\x86") + encode_literal(b":authority", authority.encode())
+        )
+        self._header_blocks: dict[str, bytes] = {}
+        self._socket: socket.socket | None = None
+        self._tls: connect.Tls | None = None
+        self._decoder = HeaderDecoder()
+        self._streams: dict[int, GrpcStream] = {}
+        self._next_stream_id = 1
+        self._send_window, self._initial_stream_window, self._unacked_bytes = (
+            frames.DEFAULT_WINDOW,
+            frames.DEFAULT_WINDOW,
+            0,
+        )
+        self._buffer = bytearray()
+        self._partial_headers: tuple[int, int, bytearray] | None = None  # headers that go on in the next frame
+        self._received_at = self._now()
+        self._pinged_at: float | None = None
+        self.bytes_received = 0  # bytes so far: whether there is any life in it
+        self.failure: str | None = None
+        self.going_away = False  # the peer takes no new calls
+        self.tick: Callable[[], float | None] | None = None
+        self._has_reader = False  # by a thread, which then is the one to close the socket
+
+    def open(
+        self, endpoint: Endpoint, addresses: Sequence[str], context: ssl.SSLContext | None, deadline: float
+    ) -> None:
+        """Connect to one of these numbers of it; blocks until then at most. Raises OSError."""
+        sock = connect.open_socket(addresses, endpoint.port, self._now, deadline)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                self._tls = connect.tls_handshake(sock, context, endpoint.host, self._now, deadline)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+        with self._mutex:
+            self._write(frames.PREFACE + encode_frame(frames.SETTINGS, 0, 0, _SETTINGS))
+            self._write(
+                encode_frame(frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", frames.MAX_INT31 - frames.DEFAULT_WINDOW))
+            )
+
+    # ------------------------------------------------------------- callers
+
+    def start(self, stream: GrpcStream, path: str, metadata: list[Header], body: bytes | None, end: bool) -> None:
+        """Send the headers of a call, and its (first) message. Never waits. Raises Broken."""
+        if self._mutex.held_by_me():  # a signal handler, in the midst of this very thread's frame
+            raise Reentered
+        block = self._method_header_block(path) + b"".join(encode_literal(*header) for header in metadata)
+        with self._mutex:
+            if self.failure is not None or self.going_away:
+                raise ConnectionBroken(self.failure or "this connection takes no new calls")
+            stream.stream_id, self._next_stream_id = self._next_stream_id, self._next_stream_id + 2
+            stream.send_window = self._initial_stream_window
+            self._streams[stream.stream_id] = stream
+            stream.unsent += b"" if body is None else frames.encode_message(body)
+            stream.closing = end
+            self._write(
+                encode_frame(frames.HEADERS, frames.END_HEADERS, stream.stream_id, block)
+                + self._sendable_frames(stream)
+            )
+
+    def _method_header_block(self, path: str) -> bytes:
+        """The headers that are the same in every call of a method."""
+        if (block := self._header_blocks.get(path)) is None:
+            block = self._header_prefix + encode_literal(b":path", path.encode())
+            block += b"".join(encode_literal(*header) for header in frames.COMMON_HEADERS)
+            self._header_blocks[path] = block
+        return block
+
+    def send(self, stream: GrpcStream, body: bytes) -> None:
+        """A further message of a call that was not ended."""
+        if self._mutex.held_by_me():
+            raise Reentered
+        with self._mutex:
+            if self.failure is not None:
+                raise ConnectionBroken(self.failure)
+            stream.unsent += frames.encode_message(body)
+            self._write(self._sendable_frames(stream))
+
+    def cancel(self, stream: GrpcStream) -> None:
+        """Nobody waits for this call any more. It may be carried out all the same."""
+        stream.on_end(GrpcStatus(frames.CANCELLED))
+        if self._mutex.held_by_me():
+            return
+        with self._mutex:
+            if self._streams.pop(stream.stream_id, None) is not None and self.failure is None:
+                with suppress(ConnectionBroken):
+                    self._write(encode_frame(frames.RST_STREAM, 0, stream.stream_id, struct.pack(">I", _CANCEL)))
+
+    def fail(self, reason: str) -> None:
+        """End it, and all calls on it."""
+        self.failure = self.failure or reason
+        self._close_socket()
+        for stream in list(self._streams.values()):
+            stream.on_end(GrpcStatus(frames.UNAVAILABLE, self.failure))
+
+    def close_descriptor(self) -> None:
+        """In a forked child: the parent goes on using it, so no goodbye, only our descriptor."""
+        if self._socket is not None:
+            self._socket.close()
+        self.failure, self._socket = "it belongs to the parent of this forked process", None
+
+    def __del__(self) -> None:
+        if getattr(self, "_socket", None) is not None:
+            self._close_socket()
+
+    def _close_socket(self) -> None:
+        if self._socket is not None and self._has_reader:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader, which closes it
+        elif self._socket is not None:
+            self._socket.close()
+
+    def _sendable_frames(self, stream: GrpcStream) -> bytes:
+        """As much of what a call has to send as both windows allow."""
+        out = bytearray()
+        while stream.unsent:
+            size = min(len(stream.unsent), self._send_window, stream.send_window, frames.MAX_DATA_FRAME)
+            if size <= 0:
+                return bytes(out)
+            piece = bytes(stream.unsent[:size])
+            del stream.unsent[:size]
+            self._send_window -= size
+            stream.send_window -= size
+            is_last = stream.closing and not stream.unsent
+            out += encode_frame(frames.DATA, frames.END_STREAM if is_last else 0, stream.stream_id, piece)
+        return bytes(out)
+
+    def _write(self, data: bytes) -> None:
+        """Under the guard. A frame sent by half would garble all that follow."""
+        try:
+            if self._tls is not None:
+                self._tls[0].write(data)
+                data = self._tls[2].read()
+            while data:
+                assert self._socket is not None
+                try:
+                    data = data[self._socket.send(data) :]
+                except BlockingIOError:
+                    poll = select.poll()  # not select(): a descriptor may have any number
+                    poll.register(self._socket, select.POLLOUT)
+                    if not poll.poll(_SEND_TIMEOUT * 1000):
+                        raise ConnectionError("the other side takes nothing any more") from None
+        except (OSError, ValueError) as error:
+            self.fail(_error_text(error))
+            raise ConnectionBroken(self.failure) from error
+        except BaseException:
+            self.fail("interrupted in the midst of a frame")
+            raise
+
+    # -------------------------------------------------------------- reader
+
+    def make_reader(self) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+        """What the reading thread runs, until the connection is broken or nobody has it any more."""
+        assert self._socket is not None
+        self._has_reader = True
+        return _make_reader(self._socket, ref(self))
+
+    def receive(self, data: bytes) -> None:
+        """Bytes from the socket."""
+        self.bytes_received += len(data)
+        self._received_at, self._pinged_at = self._now(), None
+        try:
+            if self._tls is not None:
+                data = self._decrypt(data)
+            self._buffer += data
+            while len(self._buffer) >= 9:
+                size = int.from_bytes(self._buffer[:3], "big")
+                if size > frames.MAX_FRAME:
+                    raise ProtocolError("a frame longer than was allowed")
+                if len(self._buffer) < 9 + size:
+                    return
+                frame_type, flags, stream_id = (
+                    self._buffer[3],
+                    self._buffer[4],
+                    int.from_bytes(self._buffer[5:9], "big"),
+                )
+                body = bytes(self._buffer[9 : 9 + size])
+                del self._buffer[: 9 + size]
+                self._on_frame(frame_type, flags, stream_id & 0x7FFFFFFF, body)
+        except (ProtocolError, struct.error, IndexError, ssl.SSLError) as error:
+            self.fail(f"this is not HTTP/2 as gRPC speaks it: {error}")
+        except ConnectionBroken:
+            return
+
+    def _decrypt(self, data: bytes) -> bytes:
+        assert self._tls is not None
+        tls, incoming, _ = self._tls
+        out = bytearray()
+        with self._mutex:
+            incoming.write(data)
+            with suppress(ssl.SSLWantReadError):
+                while part := tls.read(65_536):
+                    out += part
+        return bytes(out)
+
+    def ping_if_idle(self) -> None:
+        """Nothing was heard for a while: see that the other side still lives, while anybody waits for it."""
+        if not self._streams or self._now() - self._received_at < _PING_AFTER:
+            return
+        if self._pinged_at is None:
+            self._pinged_at = self._now()
+            with self._mutex, suppress(ConnectionBroken):
+                self._write(encode_frame(frames.PING, 0, 0, bytes(8)))
+        elif self._now() - self._pinged_at > _PING_TIMEOUT:
+            self.fail("the other side has fallen silent")
+
+    def poll_timeout(self) -> float:
+        """How long the reader may sleep."""
+        next_tick = self.tick() if self.tick is not None else None
+        default = 1.0 if self._streams else 60.0
+        return default if next_tick is None else max(0.0, min(default, next_tick))
+
+    def _on_frame(self, frame_type: int, flags: int, stream_id: int, body: bytes) -> None:
+        if self._partial_headers is not None and frame_type != frames.CONTINUATION:
+            raise ProtocolError("headers that do not go on")
+        if frame_type == frames.DATA:
+            self._on_data(self._streams.get(stream_id), stream_id, flags, body)
+        elif frame_type == frames.HEADERS:
+            body = strip_padding(flags, body)
+            self._on_headers(stream_id, flags, bytearray(body[5:] if flags & frames.PRIORITY else body))
+        elif frame_type == frames.CONTINUATION:
+            if self._partial_headers is None or self._partial_headers[0] != stream_id:
+                raise ProtocolError("headers that go on without a beginning")
+            headers_stream_id, first_flags, block = self._partial_headers
+            block += body
+            self._on_headers(headers_stream_id, first_flags | flags & frames.END_HEADERS, block)
+        elif frame_type == frames.SETTINGS and not flags & frames.ACK:
+            self._on_settings(body)
+        elif frame_type == frames.PING and not flags & frames.ACK:
+            with self._mutex:
+                self._write(encode_frame(frames.PING, frames.ACK, 0, body))
+        elif frame_type == frames.WINDOW_UPDATE:
+            self._on_window_update(stream_id, struct.unpack(">I", body)[0] & frames.MAX_INT31)
+        elif frame_type == frames.RST_STREAM:
+            self._end_stream(
+                stream_id, GrpcStatus(frames.UNAVAILABLE, f"the server reset the call ({struct.unpack('>I', body)[0]})")
+            )
+        elif frame_type == frames.GOAWAY:
+            self._on_goaway(struct.unpack_from(">I", body)[0] & frames.MAX_INT31)
+        elif frame_type == frames.PUSH_PROMISE:
+            raise ProtocolError("a push, which was not allowed")
+
+    def _on_data(self, stream: GrpcStream | None, stream_id: int, flags: int, body: bytes) -> None:
+        self._unacked_bytes += len(body)
+        window_updates = b""
+        if self._unacked_bytes >= _WINDOW_UPDATE_AFTER:
+            window_updates += encode_frame(frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", self._unacked_bytes))
+            self._unacked_bytes = 0
+        if stream is not None:
+            stream.unacked_bytes += len(body)
+            if stream.unacked_bytes >= _WINDOW_UPDATE_AFTER and not flags & frames.END_STREAM:
+                window_updates += encode_frame(
+                    frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", stream.unacked_bytes)
+                )
+                stream.unacked_bytes = 0
+            stream.feed(strip_padding(flags, body))
+            if flags & frames.END_STREAM:
+                self._end_stream(stream_id, GrpcStatus(frames.UNKNOWN, "the call ended without a status"))
+        if window_updates:
+            with self._mutex:
+                self._write(window_updates)
+
+    def _on_headers(self, stream_id: int, flags: int, block: bytearray) -> None:
+        if len(block) > _MAX_HEADER_BLOCK:
+            raise ProtocolError("headers that do not end")
+        if not flags & frames.END_HEADERS:
+            self._partial_headers = (stream_id, flags, block)
+            return
+        self._partial_headers = None
+        headers = dict(self._decoder.decode(bytes(block)))
+        status, code = headers.get(b":status", b"200"), headers.get(b"grpc-status", b"")
+        if code.isdigit() and (code != b"0" or flags & frames.END_STREAM):
+            text = unquote_to_bytes(headers.get(b"grpc-message", b"")[:_MAX_ERROR_TEXT]).decode(errors="replace")
+            self._end_stream(
+                stream_id, GrpcStatus(int(code[:9]), "".join(each if each.isprintable() else "?" for each in text))
+            )
+        elif status != b"200":
+            self._end_stream(
+                stream_id,
+                GrpcStatus(frames.UNAVAILABLE, f"answered with HTTP status {status[:3].decode(errors='replace')}"),
+            )
+        elif flags & frames.END_STREAM:
+            self._end_stream(stream_id, GrpcStatus(frames.UNKNOWN, "the call ended without a status"))
+
+    def _on_settings(self, body: bytes) -> None:
+        with self._mutex:
+            for name, value in struct.iter_unpack(">HI", body):
+                if name == 4:
+                    for stream in self._streams.values():
+                        stream.send_window += value - self._initial_stream_window
+                    self._initial_stream_window = value
+            self._write(encode_frame(frames.SETTINGS, frames.ACK, 0, b""))
+
+    def _on_window_update(self, stream_id: int, increment: int) -> None:
+        with self._mutex:
+            if stream_id and (stream := self._streams.get(stream_id)):
+                stream.send_window += increment
+                streams = [stream]
+            else:
+                self._send_window += 0 if stream_id else increment
+                streams = list(self._streams.values())
+            if sendable := b"".join(self._sendable_frames(stream) for stream in streams):
+                self._write(sendable)
+
+    def _end_stream(self, stream_id: int, status: GrpcStatus) -> None:
+        if (stream := self._streams.pop(stream_id, None)) is not None:
+            stream.on_end(status)
+
+    def _on_goaway(self, last_stream_id: int) -> None:
+        self.going_away = True
+        for stream_id in [stream_id for stream_id in list(self._streams) if stream_id > last_stream_id]:
+            self._end_stream(stream_id, GrpcStatus(frames.UNAVAILABLE, "the server is closing this connection"))
+
+
+def _error_text(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _make_reader(
+    sock: socket.socket, connection: ref[GrpcConnection]
+) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+    """Holds the connection weakly: one nobody has any more must be able to go. Then its socket wakes this thread."""
+
+    async def read(_: Runtime) -> None:
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        timeout = 1.0
+        with sock:
+            while True:
+                readable = poll.poll(timeout * 1000)
+                live_connection = connection()
+                if live_connection is None or live_connection.failure is not None:
+                    return
+                if readable:
+                    try:
+                        data = sock.recv(65_536)
+                    except BlockingIOError:
+                        continue
+                    except OSError as error:
+                        data, live_connection.failure = b"", live_connection.failure or _error_text(error)
+                    if not data:
+                        live_connection.fail("the server closed the connection")
+                        return
+                    live_connection.receive(data)
+                else:
+                    live_connection.ping_if_idle()
+                timeout = live_connection.poll_timeout()
+                del live_connection
+
+    return read

@@ -1,0 +1,90 @@
+"""The pieces of gRPC over HTTP/2: frames, the messages inside them, and one call as it goes along."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from leasehold.engines.etcd.grpc.hpack import Header, ProtocolError
+from leasehold.runtime.base import Signal
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
+END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 1, 1, 4, 8, 32
+
+OK, CANCELLED, UNKNOWN, UNAVAILABLE, UNAUTHENTICATED = 0, 1, 2, 14, 16  # of gRPC's codes
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+MAX_INT31: Final = (1 << 31) - 1
+DEFAULT_WINDOW: Final = 65_535
+MAX_DATA_FRAME: Final = 16_384  # of a frame we send; also the least that a peer may limit us to
+MAX_FRAME: Final = 1 << 20
+_MAX_MESSAGE: Final = 1 << 26
+
+COMMON_HEADERS: Final = (
+    Header(b"content-type", b"application/grpc"),
+    Header(b"te", b"trailers"),
+    Header(b"user-agent", b"leasehold"),
+)
+
+
+def encode_frame(frame_type: int, flags: int, stream_id: int, body: bytes) -> bytes:
+    return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", frame_type, flags, stream_id) + body
+
+
+def strip_padding(flags: int, body: bytes) -> bytes:
+    return body[1 : len(body) - body[0]] if flags & PADDED else body
+
+
+def encode_message(body: bytes) -> bytes:
+    return struct.pack(">BI", 0, len(body)) + body
+
+
+class GrpcStatus(NamedTuple):
+    code: int
+    text: str = ""
+
+
+class ConnectionBroken(Exception):
+    """The connection is of no more use. Whether a call on it was carried out is not known. Never leaves the engine."""
+
+
+class GrpcStream:
+    """One call: what was said back so far, and how it ended."""
+
+    def __init__(self, signal: Signal | None) -> None:
+        self.stream_id = 0
+        self.messages: list[bytes] = []
+        self.status: GrpcStatus | None = None
+        self._signal = signal
+        self._buffer = bytearray()
+        self.unsent, self.closing, self.send_window = bytearray(), False, DEFAULT_WINDOW
+        self.unacked_bytes = 0
+
+    def on_message(self, message: bytes) -> None:
+        self.messages.append(message)
+        if self._signal is not None:
+            self._signal.set()
+
+    def on_end(self, status: GrpcStatus) -> None:
+        if self.status is None:
+            self.status = status
+            if self._signal is not None:
+                self._signal.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Until something was said or it is over. False: neither."""
+        assert self._signal is not None
+        return await self._signal.wait(seconds)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of messages; each is led by a flag (compressed, which nobody asked for) and its length."""
+        self._buffer += data
+        while len(self._buffer) >= 5:
+            flag, size = struct.unpack_from(">BI", self._buffer)
+            if flag or size > _MAX_MESSAGE:
+                raise ProtocolError("a message that is compressed, or longer than any of ours")
+            if len(self._buffer) < 5 + size:
+                return
+            message = bytes(self._buffer[5 : 5 + size])
+            del self._buffer[: 5 + size]
+            self.on_message(message)

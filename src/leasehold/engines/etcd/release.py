@@ -1,0 +1,172 @@
+"""The end of a claim: given up by its owner, or broken by an operator.
+
+Its key is deleted if it is still the one that was created for it. Three things ask for more care: `min_hold` keeps the
+key for a while without an owner, `delay` has to be told that this was a release, and who breaks a grant keeps its key
+for the delay. What is not known to be over is ended by its leases, which nothing that is still on its way survives.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from leasehold.engines.etcd import messages, queue
+from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState
+from leasehold.engines.etcd.leases import MIN_TTL
+from leasehold.engines.etcd.messages import KeyValue, PutRequest, RequestOp
+from leasehold.engines.etcd.queue import Entry, EntryValue
+from leasehold.engines.etcd.rpc import NoSpace, RpcClient
+from leasehold.model import Claim
+from leasehold.runtime.base import Runtime
+
+
+@dataclass(slots=True)
+class EtcdRelease:
+    """One release."""
+
+    client_state: EtcdClientState
+    rpc: RpcClient
+    runtime: Runtime
+    claim: Claim
+    deadline: float
+
+    async def run(self) -> bool:
+        claim_state = self.client_state.claim_states.get(self.claim.id_hash)
+        if (
+            claim_state is None
+            or not claim_state.create_revision
+            or self.claim.delay
+            or self.claim.min_hold
+            or not self.claim.id
+        ):
+            ended = await self._find_and_release(claim_state)
+        else:
+            done = await self.rpc.call(
+                messages.TXN, queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision), self.deadline
+            )
+            ended = bool(done.succeeded) and claim_state.state == "held"
+        if claim_state is not None:
+            await self._release_leases(claim_state)
+        return ended
+
+    async def _find_and_release(self, claim_state: ClaimState | None) -> bool:
+        while (found := await self._find_entry(claim_state)) is not None:
+            kv, entry = found
+            if entry.value.state == "cooling" or self._has_other_token(entry):
+                return False
+            held = claim_state.state == "held" if claim_state is not None else entry.value.state != "waiting"
+            if held and not self.claim.id:  # a turn told late: the grant may have been taken and handed on
+                return False
+            if held and (min_hold_left := self._min_hold_left(claim_state)) > 0:
+                if await start_cooling(
+                    self.client_state, self.rpc, kv, entry.value._replace(delay=0.0), min_hold_left, self.deadline
+                ):
+                    return True
+            elif self.claim.delay and entry.value.state == "held":  # as one may hope to be that never was
+                final_value = entry.value._replace(state="released" if held else "waiting")
+                put = RequestOp(put=PutRequest(kv.key, final_value.to_bytes(), entry.lease_id))
+                try:
+                    await self.rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), self.deadline)
+                except NoSpace:  # without a word, then: the next in line waits the delay, and not the whole ttl
+                    if await self._delete(kv):
+                        return held
+            elif await self._delete(kv):
+                return held
+        return False
+
+    async def _delete(self, kv: KeyValue) -> bool:
+        delete = queue.if_unchanged_txn(kv, RequestOp(delete=messages.DeleteRangeRequest(kv.key)))
+        return bool((await self.rpc.call(messages.TXN, delete, self.deadline)).succeeded)
+
+    async def _find_entry(self, claim_state: ClaimState | None) -> tuple[KeyValue, Entry] | None:
+        """Its key; of a claim that another process took, by its mark."""
+        root = self.client_state.url.root
+        prefix = queue.claim_prefix(root, self.claim)
+        read = (
+            messages.RangeRequest(prefix, queue.range_end(prefix))
+            if claim_state is None
+            else messages.RangeRequest(claim_state.queue_key.key)
+        )
+        for kv in (await self.rpc.call(messages.RANGE, read, self.deadline)).kvs:
+            entry = queue.parse_entry(root, kv)
+            if entry is not None and entry.value.id_hash == self.claim.id_hash:
+                return kv, entry
+        return None
+
+    def _has_other_token(self, entry: Entry) -> bool:
+        return bool(self.claim.token) and entry.value.state == "held" and entry.token != self.claim.token
+
+    def _min_hold_left(self, claim_state: ClaimState | None) -> float:
+        """What `min_hold` leaves. Who did not take it itself cannot know since when it was held: all of it, then."""
+        if not self.claim.min_hold:
+            return 0.0
+        return (
+            self.claim.min_hold
+            if claim_state is None
+            else claim_state.held_since + self.claim.min_hold - self.runtime.now()
+        )
+
+    async def _release_leases(self, claim_state: ClaimState) -> None:
+        """The key is gone. Its leases carry the next claim, unless something may yet be written on them."""
+        for lease in {claim_state.lease, claim_state.next_lease} - {None}:
+            assert lease is not None
+            if claim_state.has_unconfirmed_write:
+                await self.client_state.leases.revoke(self.rpc, lease, self.deadline)
+            else:
+                self.client_state.leases.recycle(self.rpc, lease)
+        if self.client_state.claim_states.get(self.claim.id_hash) is claim_state:
+            self.client_state.remove_claim(self.claim)
+
+
+async def start_cooling(
+    client_state: EtcdClientState, rpc: RpcClient, kv: KeyValue, value: EntryValue, seconds: float, deadline: float
+) -> bool:
+    """Take the owner from a key, and leave it in its place for so long. False: it was changed meanwhile."""
+    lease = await client_state.leases.create(rpc, max(MIN_TTL, math.ceil(seconds)), deadline)
+    put = RequestOp(put=PutRequest(kv.key, value._replace(state="cooling").to_bytes(), lease.id))
+    if (await rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), deadline)).succeeded:
+        return True
+    client_state.leases.revoke_nowait(rpc, lease)
+    return False
+
+
+async def break_grant(
+    client_state: EtcdClientState, rpc: RpcClient, namespace: str, name: str, token: int, deadline: float
+) -> bool:
+    """End the grant that has this token. Looked for again until nobody changed it in between."""
+    root = client_state.url.root
+    begin = queue.names_prefix(root, namespace, name, exact=True)
+    while True:
+        listed = await rpc.call(messages.RANGE, messages.RangeRequest(begin, queue.range_end(begin)), deadline)
+        for kv in listed.kvs:
+            entry = queue.parse_entry(root, kv)
+            if entry is None or entry.token != token or entry.value.state not in ("held", "cooling"):
+                continue
+            if entry.value.delay and entry.value.state == "cooling":
+                return False  # it guards against a holder not yet told: a second break must not cut it short
+            if not _is_holder(root, entry, listed.kvs):
+                return False
+            if entry.value.delay:
+                if await start_cooling(client_state, rpc, kv, entry.value, entry.value.delay, deadline):
+                    return True
+                break
+            if (
+                await rpc.call(
+                    messages.TXN,
+                    queue.if_unchanged_txn(kv, RequestOp(delete=messages.DeleteRangeRequest(kv.key))),
+                    deadline,
+                )
+            ).succeeded:
+                return True
+            break
+        else:
+            return False
+
+
+def _is_holder(root: str, candidate: Entry, kvs: tuple[KeyValue, ...]) -> bool:
+    earlier = [
+        entry
+        for kv in kvs
+        if (entry := queue.parse_entry(root, kv)) is not None and entry.create_revision < candidate.create_revision
+    ]
+    return queue.is_holder(candidate, earlier)

@@ -1,0 +1,393 @@
+"""Calls to an etcd cluster: several members, one deadline, one mapping of errors (E9).
+
+A call goes to the member that answered last. If that one refuses, breaks off or stays silent for its share of the time,
+the next is asked: everything this engine sends may be carried out twice. What etcd says of a cluster that is about to
+recover (no leader, an election) is waited out until the deadline, as is a restart; everything else is said at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+from leasehold.core.timing import backoff
+from leasehold.engines.etcd import messages
+from leasehold.engines.etcd.grpc.connection import GrpcConnection
+from leasehold.engines.etcd.grpc.frames import (
+    OK,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    ConnectionBroken,
+    GrpcStatus,
+    GrpcStream,
+)
+from leasehold.engines.etcd.grpc.hpack import Header
+from leasehold.engines.etcd.messages import MalformedReply, RpcMethod
+from leasehold.engines.etcd.url import EtcdUrl, resolve
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.runtime.base import Mutex, Runtime, Signal
+
+_log = logging.getLogger("leasehold.etcd")
+
+M = TypeVar("M")
+
+(
+    _DEADLINE_EXCEEDED,
+    _NOT_FOUND,
+    _ALREADY_EXISTS,
+    _PERMISSION_DENIED,
+    _RESOURCE_EXHAUSTED,
+    _FAILED_PRECONDITION,
+    _ABORTED,
+) = 4, 5, 6, 7, 8, 9, 10
+_INVALID_ARGUMENT, _UNIMPLEMENTED = 3, 12
+_PAUSE: Final = 0.02
+_MAX_PAUSE: Final = 0.25
+_MAX_CONCURRENT: Final = 64  # calls of one batch
+_MIN_MEMBER_TIME: Final = 0.2  # seconds for one member, however little time there is for all
+_STALE_LOGIN_TEXTS: Final = ("invalid auth token", "revision of auth store is old")
+
+
+class LeaseNotFound(Unavailable):
+    """The etcd lease that was named is over."""
+
+
+class LeaseAlreadyExists(Unavailable):
+    """The etcd lease to be made is there already: an earlier try of ours was carried out."""
+
+
+class NoSpace(Unavailable):
+    """The database is full: etcd deletes, and writes nothing."""
+
+
+class Login:
+    """The token etcd gave for user and password; one for both twins."""
+
+    def __init__(self) -> None:
+        self.auth_token = ""
+
+    def discard_if_stale(self, status: GrpcStatus) -> bool:
+        """Whether the token is what is wrong: it ends by itself, and with every change of users and roles."""
+        stale = status.code in (UNAUTHENTICATED, _INVALID_ARGUMENT) and any(
+            text in status.text for text in _STALE_LOGIN_TEXTS
+        )
+        if stale:
+            self.auth_token = ""
+        return stale
+
+
+class RpcClient:
+    """One twin's way to the cluster: one connection at a time, made when first needed."""
+
+    def __init__(self, url: EtcdUrl, runtime: Runtime, login: Login) -> None:
+        self._url, self._runtime, self._login = url, runtime, login
+        self._mutex: Mutex = runtime.mutex()
+        self._connection: GrpcConnection | None = None
+        self._endpoint_index = 0  # which endpoint is asked
+        self._ever_answered = False  # anybody has ever answered
+        self._connect_waiters: list[Signal] | None = None  # for the connection that somebody is making
+
+    async def call(
+        self, method: RpcMethod[M], request: tuple[Any, ...], deadline: float, unconfirmed: list[str] | None = None
+    ) -> M:
+        """The answer, from whichever member gives one by the deadline. `unconfirmed` gets a word for every try without
+        an answer: such a request may yet be carried out, even after the one that was answered."""
+        started_at, tries, failures, reauthenticated = self._runtime.now(), 0, 0, False
+        last_status = GrpcStatus(UNAVAILABLE, "no answer")
+        member_count = len(self._url.endpoints)
+        while (left := deadline - self._runtime.now()) > 0:
+            try:
+                await self._authenticate(deadline)
+                status, payloads = await self._try_once(method, messages.encode(request), self._member_deadline(left))
+            except ConnectionBroken as error:
+                last_status, failures = GrpcStatus(UNAVAILABLE, str(error)), failures + 1
+                _note_unconfirmed(unconfirmed, last_status)
+                if (
+                    failures > member_count and not self._ever_answered
+                ):  # each was asked, one of them twice: nobody is there
+                    break
+                if failures > member_count:  # there was somebody before, and may be again in a moment
+                    await self._pause(failures - member_count, deadline)
+                continue
+            if status is None:
+                last_status = GrpcStatus(UNAVAILABLE, "no answer")
+                _note_unconfirmed(unconfirmed, last_status)
+                continue
+            last_status, self._ever_answered = status, True
+            if status.code == OK:
+                return self._decode_reply(method, payloads)
+            if self._login.discard_if_stale(status) and self._url.user and not reauthenticated:
+                reauthenticated = True
+                continue
+            if not _is_transient(status):
+                raise _to_error(status)
+            _note_unconfirmed(unconfirmed, status)
+            tries += 1
+            await self._pause(tries, deadline)
+        seconds = self._runtime.now() - started_at
+        raise Unavailable(f"etcd gave no answer in {seconds:.1f} s: {last_status.text}", engine="etcd", seconds=seconds)
+
+    async def _pause(self, tries: int, deadline: float) -> None:
+        pause = backoff(tries, _PAUSE, _MAX_PAUSE, 0.5 + self._runtime.random() / 2)
+        await self._runtime.sleep(min(pause, max(deadline - self._runtime.now(), 0.0)))
+
+    def _member_deadline(self, left: float) -> float:
+        """Until when one member is waited for: the rest of the time is for the others."""
+        single_member = len(self._url.endpoints) == 1
+        return self._runtime.now() + (left if single_member else min(left, max(left / 2, _MIN_MEMBER_TIME)))
+
+    async def keep_alive(self, leases: Sequence[int], deadline: float) -> dict[int, int]:
+        """The life each lease now has, in seconds; 0: it is over. One stream for all of them."""
+        ttls: dict[int, int] = {}
+        failures, last_error = 0, "no answer"
+        while missing := [lease for lease in leases if lease not in ttls]:
+            left = deadline - self._runtime.now()
+            if left <= 0 or (failures > len(self._url.endpoints) and not self._ever_answered):
+                raise Unavailable(f"etcd did not answer a keep-alive: {last_error}", engine="etcd")
+            try:
+                await self._keep_alive_once(missing, ttls, self._member_deadline(left))
+            except ConnectionBroken as error:
+                failures, last_error = failures + 1, str(error)
+                if failures > len(self._url.endpoints):
+                    await self._pause(failures, deadline)
+        return ttls
+
+    async def _keep_alive_once(self, leases: Sequence[int], ttls: dict[int, int], deadline: float) -> None:
+        connection, stream = await self._start_call(
+            messages.LEASE_KEEP_ALIVE, messages.encode(messages.LeaseId(leases[0])), deadline, False
+        )
+        try:
+            for lease in leases[1:]:
+                connection.send(stream, messages.encode(messages.LeaseId(lease)))
+            for _ in leases:
+                while not stream.messages:
+                    if stream.status is not None and not _is_transient(stream.status):
+                        raise _to_error(stream.status)
+                    if stream.status is not None:
+                        raise ConnectionBroken(stream.status.text)
+                    if not await stream.wait(deadline - self._runtime.now()):
+                        raise ConnectionBroken("no answer in time")
+                reply = self._decode_reply(messages.LEASE_KEEP_ALIVE, [stream.messages.pop(0)])
+                ttls[reply.id] = max(reply.ttl, 0)
+        except ConnectionBroken:
+            self._switch_member(connection)
+            raise
+        finally:
+            connection.cancel(stream)
+
+    async def call_each(self, method: RpcMethod[M], requests: Sequence[tuple[Any, ...]], deadline: float) -> list[M]:
+        """Many small questions, sent all at once; what is not answered so is asked one by one."""
+        answers: list[M] = []
+        for begin in range(0, len(requests), _MAX_CONCURRENT):
+            sent = []
+            member_deadline = self._member_deadline(deadline - self._runtime.now())
+            try:
+                for request in requests[begin : begin + _MAX_CONCURRENT]:
+                    sent.append(await self._start_call(method, messages.encode(request), member_deadline, True))
+                for connection, stream in sent:
+                    status = await self._wait_status(connection, stream, member_deadline)
+                    if status is None or status.code != OK:
+                        break
+                    answers.append(self._decode_reply(method, stream.messages))
+            except ConnectionBroken as error:
+                _log.debug("asked again, one by one: %s", error)
+            finally:
+                for connection, stream in sent:
+                    if stream.status is None:
+                        connection.cancel(stream)
+            for request in requests[len(answers) : begin + _MAX_CONCURRENT]:
+                answers.append(await self.call(method, request, deadline))
+        return answers
+
+    def send_nowait(self, method: RpcMethod[M], request: tuple[Any, ...]) -> None:
+        """Send without waiting, if there is a connection; nobody hears the answer."""
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.start(GrpcStream(None), method.path, self._metadata(5.0), messages.encode(request), True)
+            except (ConnectionBroken, LeaseholdError) as error:
+                _log.debug("not sent: %s", error)
+
+    def _switch_member(self, connection: GrpcConnection | None) -> None:
+        """Ask another member from now on, by a new connection. Calls still on the old one may end there."""
+        with self._mutex:
+            if self._connection is connection:
+                self._connection = None
+                self._endpoint_index = (self._endpoint_index + 1) % len(self._url.endpoints)
+
+    def after_fork(self) -> None:
+        """In a forked child."""
+        self._mutex = self._runtime.mutex()
+        self._connect_waiters = None
+        if self._connection is not None:
+            self._connection.close_descriptor()
+            self._connection = None
+
+    def close(self) -> None:
+        with self._mutex:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.fail("closed")
+
+    # ------------------------------------------------------------ one try
+
+    async def _try_once(
+        self, method: RpcMethod[M], body: bytes, deadline: float
+    ) -> tuple[GrpcStatus | None, list[bytes]]:
+        """How it ended, or None if it did not in time. Unless it was answered, the next try meets another member."""
+        connection, stream = await self._start_call(method, body, deadline, True)
+        try:
+            status = await self._wait_status(connection, stream, deadline)
+        finally:
+            if stream.status is None:
+                connection.cancel(stream)
+        if status is not None and _is_transient(status) and len(self._url.endpoints) > 1:
+            self._switch_member(connection)
+        return status, stream.messages
+
+    async def _wait_status(self, connection: GrpcConnection, stream: GrpcStream, deadline: float) -> GrpcStatus | None:
+        received_before = connection.bytes_received
+        while stream.status is None:
+            if not await stream.wait(deadline - self._runtime.now()) and stream.status is None:
+                if len(self._url.endpoints) > 1 or connection.bytes_received == received_before:
+                    self._switch_member(connection)
+                return None
+        if stream.status.code == UNAVAILABLE and connection.failure is not None:
+            self._switch_member(connection)
+            raise ConnectionBroken(connection.failure)
+        return stream.status
+
+    async def _start_call(
+        self, method: RpcMethod[M], body: bytes, deadline: float, end: bool
+    ) -> tuple[GrpcConnection, GrpcStream]:
+        connection = await self.get_connection(deadline)
+        stream = GrpcStream(self._runtime.signal())
+        metadata = self._metadata(max(deadline - self._runtime.now(), 0.001))
+        connection.start(stream, method.path, metadata, body, end)
+        return connection, stream
+
+    def _metadata(self, seconds: float) -> list[Header]:
+        metadata = [Header(b"grpc-timeout", b"%dm" % max(1, min(int(seconds * 1000), 99_999_999)))]
+        if self._login.auth_token:
+            metadata.append(Header(b"token", self._login.auth_token.encode()))
+        return metadata
+
+    async def get_connection(self, deadline: float) -> GrpcConnection:
+        """The connection; many who ask at once wait for the one that makes it."""
+        while True:
+            with self._mutex:
+                connection = self._connection
+                if connection is not None and connection.failure is None and not connection.going_away:
+                    return connection
+                signal = None
+                if self._connect_waiters is None:
+                    self._connect_waiters, self._connection = [], None
+                else:
+                    signal = self._runtime.signal()
+                    self._connect_waiters.append(signal)
+            if signal is None:
+                return await self._connect(deadline)
+            if not await signal.wait(deadline - self._runtime.now()):
+                raise ConnectionBroken("nobody answers")
+
+    async def _connect(self, deadline: float) -> GrpcConnection:
+        try:
+            connection = await self._open_connection(deadline)
+            try:
+                self._runtime.start_thread(connection.make_reader(), "leasehold-etcd")
+            except RuntimeError as error:
+                connection.close_descriptor()
+                raise ConnectionBroken(str(error)) from error
+            with self._mutex:
+                self._connection = connection
+        except ConnectionBroken:
+            self._switch_member(None)
+            raise
+        finally:
+            with self._mutex:
+                waiters, self._connect_waiters = self._connect_waiters or (), None
+            for signal in waiters:
+                signal.set()
+        return connection
+
+    async def connect_unshared(self, deadline: float) -> GrpcConnection:
+        """A connection for the caller alone, who reads it."""
+        await self._authenticate(deadline)
+        self.close()
+        try:
+            return await self._open_connection(deadline)
+        finally:
+            self._switch_member(None)  # the next one goes to the next member
+
+    async def _open_connection(self, deadline: float) -> GrpcConnection:
+        endpoint, tls = self._url.endpoints[self._endpoint_index], self._url.tls
+        connection = GrpcConnection(self._runtime, str(endpoint), tls is not None)
+        try:
+            addresses = await resolve(endpoint.host, self._runtime, deadline)
+            await self._runtime.call(connection.open, endpoint, addresses, tls, deadline)
+        except OSError as error:
+            raise ConnectionBroken(f"{endpoint}: {getattr(error, 'strerror', None) or error}") from error
+        return connection
+
+    async def _authenticate(self, deadline: float) -> None:
+        if not self._url.user or self._login.auth_token:
+            return
+        request = messages.encode(messages.AuthenticateRequest(self._url.user, self._url.password))
+        status, payloads = await self._try_once(messages.AUTHENTICATE, request, deadline)
+        if status is None:
+            raise ConnectionBroken("no answer")
+        self._ever_answered = True
+        if status.code == OK:
+            self._login.auth_token = self._decode_reply(messages.AUTHENTICATE, payloads).token
+        elif "authentication is not enabled" in status.text:
+            raise ConfigError("this etcd knows no users: leave user and password out of the URL")
+        elif _is_transient(status):
+            raise ConnectionBroken(status.text)
+        else:
+            raise _to_error(status)
+
+    def _decode_reply(self, method: RpcMethod[M], payloads: Sequence[bytes]) -> M:
+        """Every answer of etcd has a header; one without it is none."""
+        try:
+            if len(payloads) != 1:
+                raise MalformedReply(f"{len(payloads)} messages instead of one")
+            reply = messages.decode(method.reply_type, payloads[0])
+            if not isinstance(getattr(reply, "header", None), messages.ResponseHeader):
+                raise MalformedReply("an answer without a header")
+        except MalformedReply as error:
+            self.close()
+            raise Unavailable(f"etcd's answer cannot be read: {error}", engine="etcd") from error
+        return reply
+
+
+def _note_unconfirmed(unconfirmed: list[str] | None, status: GrpcStatus) -> None:
+    if unconfirmed is not None:
+        unconfirmed.append(status.text)
+
+
+def _is_transient(status: GrpcStatus) -> bool:
+    """Whether the cluster is about to recover by itself, and the same request may then be answered."""
+    if status.code == _RESOURCE_EXHAUSTED:
+        return "too many requests" in status.text
+    return status.code in (UNAVAILABLE, _ABORTED) or (status.code == _FAILED_PRECONDITION and "leader" in status.text)
+
+
+def _to_error(status: GrpcStatus) -> Exception:
+    """The one mapping of what etcd answers (E9)."""
+    text = status.text or f"gRPC status {status.code}"
+    if status.code == _NOT_FOUND and "lease" in text:
+        return LeaseNotFound(text, engine="etcd")
+    if status.code in (_ALREADY_EXISTS, _FAILED_PRECONDITION) and "lease already exists" in text:
+        return LeaseAlreadyExists(text, engine="etcd")
+    if "too large lease TTL" in text:
+        return ConfigError("etcd keeps no lease longer than 9,000,000,000 s: choose a shorter ttl, delay or min_hold")
+    if status.code == _UNIMPLEMENTED:
+        return ConfigError(f"this is no etcd of version 3.4 or newer: {text}")
+    if status.code == _PERMISSION_DENIED:
+        return ConfigError(f"etcd does not permit this user to do that: {text}")
+    if status.code in (_INVALID_ARGUMENT, UNAUTHENTICATED):
+        return ConfigError(f"etcd refuses this user, password or request: {text}")
+    if "space exceeded" in text:
+        return NoSpace(f"etcd takes no writes until its NOSPACE alarm is disarmed: {text}", engine="etcd")
+    return Unavailable(f"etcd cannot answer: {text}", engine="etcd")

@@ -1,0 +1,130 @@
+"""What an etcd URL says: where the members are, who asks, and below which prefix everything is kept.
+
+etcd://user:password@host1:2379,host2:2379,host3:2379/prefix
+etcds://host1,host2?ca=ca.pem&cert=client.pem&key=client.key
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote
+
+from leasehold.config import EngineConfig
+from leasehold.engines.etcd.queue import key_root
+from leasehold.errors import ConfigError
+from leasehold.runtime.base import Runtime
+
+_DEFAULT_PORT: Final = 2379
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdUrl:
+    endpoints: tuple[Endpoint, ...]
+    root: str  # what every key begins with
+    user: str
+    password: str = field(repr=False)
+    tls: ssl.SSLContext | None
+
+
+def parse_url(config: EngineConfig) -> EtcdUrl:
+    """Checked without a word to anybody: a bad URL is a ConfigError when the client is made."""
+    options = config.accept(ca=_check_readable, cert=_check_readable, key=_check_readable)
+    # Not config.target, which is decoded: a password may hold any of the characters that part a URL.
+    after_scheme = config.url.partition("://")[2].partition("?")[0]
+    authority, _, prefix = after_scheme.partition("/")
+    userinfo, at_sign, hosts = authority.rpartition("@")
+    user, colon, password = userinfo.partition(":")
+    if at_sign and not (user and colon):
+        raise ConfigError("an etcd URL names both or neither: etcd://user:password@host:2379")
+    prefix = unquote(prefix).strip("/")
+    if "\0" in prefix or len(prefix.encode()) > 255:
+        raise ConfigError("the prefix of an etcd URL has at most 255 bytes, and no NUL character")
+    endpoints = (
+        tuple(_parse_endpoint(each) for each in hosts.split(",")) if hosts else (Endpoint("localhost", _DEFAULT_PORT),)
+    )
+    if len(set(endpoints)) < len(endpoints):
+        raise ConfigError("an endpoint is given twice in this etcd URL")
+    return EtcdUrl(endpoints, key_root(prefix), unquote(user), unquote(password), _tls_context(config.scheme, options))
+
+
+def _parse_endpoint(text: str) -> Endpoint:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(_DEFAULT_PORT)
+    if host.startswith("[") != host.endswith("]") or not host.strip("[]"):
+        raise ConfigError("an endpoint of an etcd URL is a host and a port: etcd://host1:2379,host2:2379")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise ConfigError("the port of an etcd URL is a number from 1 to 65535")
+    return Endpoint(unquote(host.strip("[]")), int(port))
+
+
+def _check_readable(path: str) -> str:
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{path} cannot be read")
+    return path
+
+
+def _tls_context(scheme: str, options: dict[str, str]) -> ssl.SSLContext | None:
+    if scheme != "etcds":
+        if options:
+            raise ConfigError(f"{', '.join(sorted(options))}: for TLS the URL begins with etcds://")
+        return None
+    if "key" in options and "cert" not in options:
+        raise ConfigError("key= is the private key of a client's certificate: give that, too, with cert=")
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca"))
+        if "cert" in options:
+            context.load_cert_chain(options["cert"], options.get("key"), _refuse_passphrase)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the certificates of this etcds:// URL cannot be used: {error}") from error
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+async def resolve(host: str, runtime: Runtime, deadline: float) -> list[str]:
+    """The numbers of a host, on a thread of its own: a network that is silent is so to look-ups too, and the system
+    asks for as long as it likes. Raises OSError."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
+            socket.inet_pton(family, host)
+            return [host]
+    result: list[list[str] | OSError] = []
+    signal = runtime.signal()
+
+    async def resolve_blocking(_: Runtime) -> None:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            result.append(list(dict.fromkeys(str(each[4][0]) for each in found)))
+        except (OSError, UnicodeError) as error:
+            result.append(OSError(None, f"it has no address: {getattr(error, 'strerror', None) or error}"))
+        signal.set()
+
+    try:
+        runtime.start_thread(resolve_blocking, "leasehold-look-up")
+    except RuntimeError as error:
+        raise OSError(None, str(error)) from error
+    await signal.wait(deadline - runtime.now())
+    if not result:
+        raise TimeoutError("its address was not found in time")
+    if isinstance(result[0], OSError):
+        raise result[0]
+    return result[0]
+
+
+def _refuse_passphrase() -> str:
+    """OpenSSL would ask on the terminal, and wait there for ever."""
+    raise ValueError("the private key is encrypted")

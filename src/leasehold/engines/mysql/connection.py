@@ -1,0 +1,73 @@
+"""One twin's connection to MySQL: how it is opened, which procedures the verbs are, how the schema is made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+from leasehold.engines.mysql import connect, schema
+from leasehold.engines.mysql.errors import ENGINE, SERVER, MyServerError, schema_missing, schema_too_new
+from leasehold.engines.mysql.session import MySession
+from leasehold.engines.mysql.url import MyOptions
+from leasehold.engines.sql import connection
+from leasehold.engines.sql.session import SchemaMissing, SqlServerError, SqlSession
+from leasehold.errors import ConfigError, Unavailable
+from leasehold.runtime.base import Runtime
+
+_log = logging.getLogger("leasehold.mysql")
+
+_GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
+
+
+class MyConnection(connection.SerialConnection):
+    def __init__(self, options: MyOptions, runtime: Runtime) -> None:
+        super().__init__(runtime, ENGINE, SERVER)
+        self._options = options
+        self._prefix = schema.quote_identifier(options.database)
+
+    def _statement(self, verb: str) -> bytes:
+        return f"call {self._prefix}.lh_{verb}_v1".encode()
+
+    async def _open(self, deadline: float) -> MySession:
+        return await connect.open_session(
+            self._options.target, self._runtime, deadline, self._options.call_timeout + _GRACE
+        )
+
+    def _schema_missing(self, why: object) -> ConfigError:
+        return schema_missing(self._options.database, why)
+
+    async def _create_schema(self, session: SqlSession, deadline: float) -> None:
+        name, exists, found = self._options.database, True, 0
+        try:
+            await session.execute(f"use {self._prefix}".encode(), (), deadline)
+            versions = await session.execute(b"select version from lh_meta", (), deadline)
+            found = max([int(version or 0) for (version,) in versions], default=0)
+        except MyServerError as error:
+            if not isinstance(error.classify(), SchemaMissing):
+                raise self._schema_missing(error) from error
+            exists = not error.no_database
+        if found > schema.VERSION:
+            raise schema_too_new(name, found)
+        if not self._options.create:
+            raise self._schema_missing("the URL says create=no")
+        script = list(schema.statements(schema.text(name, procedures=self._options.procedures)))
+        # Whoever may use a database that is there need not have the right to make one.
+        await self._run_script(session, script[1:] if exists else script, deadline)
+        _log.info("made the tables of Leasehold in database %r", name)
+
+    async def _run_script(self, session: SqlSession, script: Sequence[str], deadline: float) -> None:
+        """One at a time: the second finds all that the first has made. Each statement commits by itself; whoever is
+        stopped halfway leaves what the next one completes."""
+        name = "lh.make." + sha256(self._prefix.encode()).hexdigest()[:40]
+        lock_seconds = max(1, int(deadline - self._runtime.now()))
+        try:
+            await session.execute(f"do get_lock('{name}', {lock_seconds})".encode(), (), deadline)
+            for statement in script:
+                await session.execute(statement.encode(), (), deadline)
+            await session.execute(f"do release_lock('{name}')".encode(), (), deadline)
+        except SqlServerError as error:
+            session.close()  # and with it the lock
+            classified = error.classify()
+            raise (classified if isinstance(classified, Unavailable) else self._schema_missing(error)) from error

@@ -1,0 +1,127 @@
+"""The one mapping of what MySQL, MariaDB and PyMySQL say to what Leasehold raises (E9).
+
+What waiting or another try can mend is `Unavailable`; what somebody has to mend is `ConfigError`. Where the outcome is
+unknown it is always `Unavailable`. No text of theirs holds a password; values are never shown.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Final
+
+import pymysql
+from pymysql.constants import CR, ER
+
+from leasehold.engines.mysql import schema
+from leasehold.engines.sql.session import SchemaMissing, SqlServerError, TransactionConflict
+from leasehold.engines.sql.session import no_answer as _no_answer
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+
+ENGINE: Final = "mysql"
+SERVER: Final = "MySQL"
+
+# A procedure that is not there is denied, too, to whom nothing was granted.
+_MISSING: Final = frozenset({ER.SP_DOES_NOT_EXIST, ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE, ER.PROCACCESS_DENIED_ERROR})
+_DENIED: Final = frozenset(
+    {
+        ER.DBACCESS_DENIED_ERROR,
+        ER.ACCESS_DENIED_ERROR,
+        ER.TABLEACCESS_DENIED_ERROR,
+        ER.COLUMNACCESS_DENIED_ERROR,
+        ER.SPECIFIC_ACCESS_DENIED_ERROR,
+    }
+)
+_DEFINER_GONE: Final = 1449
+_UNSTORABLE: Final = frozenset({ER.DATA_TOO_LONG, ER.WARN_DATA_OUT_OF_RANGE, ER.TRUNCATED_WRONG_VALUE_FOR_FIELD, 1690})
+_STATEMENT_LOG: Final = 1665  # binlog_format=STATEMENT, which cannot log what is decided at READ COMMITTED
+_DEADLOCK: Final = ER.LOCK_DEADLOCK
+_LOCK_TIMEOUT: Final = ER.LOCK_WAIT_TIMEOUT
+_READ_ONLY: Final = frozenset({1792, 1836})
+_FORBIDDEN_BY_OPTION: Final = 1290  # the server was started with one that forbids this; not every such one is read_only
+
+# Answers to a hand-shake that no waiting changes.
+_REFUSED: Final = frozenset(
+    {
+        *(ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.HOST_NOT_PRIVILEGED, ER.NOT_SUPPORTED_AUTH_MODE),
+        *(1698, 1820, 1862, 3118, 3159, 4151),  # no password, an expired one, a locked account, no TLS
+        *(CR.CR_SSL_CONNECTION_ERROR, CR.CR_AUTH_PLUGIN_CANNOT_LOAD),
+    }
+)
+
+_INTERRUPTED: Final[int] = ER.QUERY_INTERRUPTED
+_NO_DATABASE: Final[int] = ER.BAD_DB_ERROR
+_SESSION_REUSABLE: Final = _MISSING | {_DEADLOCK}
+
+
+class MyServerError(SqlServerError):
+    """The server answered with an error."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+        super().__init__(text)
+
+    @property
+    def session_reusable(self) -> bool:
+        """Whether the session can go on. After most errors a transaction may still be open in it."""
+        return self.code in _SESSION_REUSABLE
+
+    @property
+    def no_database(self) -> bool:
+        return self.code == _NO_DATABASE
+
+    @property
+    def interrupted(self) -> bool:
+        """Somebody ended this very statement, by KILL QUERY."""
+        return self.code == _INTERRUPTED
+
+    def classify(self) -> LeaseholdError | SchemaMissing | TransactionConflict:
+        if self.code in _MISSING:
+            return SchemaMissing(str(self))
+        if self.code == _DEADLOCK:
+            return TransactionConflict(str(self))
+        if self.code in _DENIED:
+            return ConfigError(f"MySQL: {self}; grant this account what `leasehold schema mysql --role ACCOUNT` prints")
+        if self.code == _DEFINER_GONE:
+            return ConfigError(
+                f"MySQL: {self}: the account that made Leasehold's procedures is gone; have another do so"
+            )
+        if self.code == _STATEMENT_LOG:
+            return ConfigError("locks need binlog_format=ROW or MIXED: this server logs statements")
+        if self.code in _UNSTORABLE:
+            return ConfigError(f"MySQL cannot store what was asked for: {self}")
+        if self.code in _READ_ONLY or (self.code == _FORBIDDEN_BY_OPTION and "read-only" in str(self)):
+            return Unavailable(f"MySQL: {self}: a replica, perhaps in the midst of a fail-over", engine=ENGINE)
+        if self.code == _LOCK_TIMEOUT:
+            return Unavailable("MySQL: other transactions kept this name until the deadline", engine=ENGINE)
+        return Unavailable(f"MySQL: {self}", engine=ENGINE)
+
+
+def connection_refused(error: Exception) -> LeaseholdError:
+    """Why a connection could not be made."""
+    code = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
+    original = getattr(error, "original_exception", error)
+    text = " ".join(str(error.args[1] if isinstance(code, int) and len(error.args) > 1 else error).split())
+    if code in _REFUSED or isinstance(original, ssl.SSLCertVerificationError):
+        return ConfigError(f"MySQL: {text}")
+    if isinstance(error, RuntimeError | ValueError | FileNotFoundError):  # a package or a file that is not there
+        return ConfigError(f"MySQL: {text}")
+    return Unavailable(f"MySQL: {text}", engine=ENGINE)
+
+
+def no_answer(seconds: float) -> Unavailable:
+    return _no_answer(SERVER, ENGINE, seconds)
+
+
+def schema_missing(name: str, why: object) -> ConfigError:
+    return ConfigError(
+        f"the tables and procedures of Leasehold are not in database {name!r}, or not for this account, and could not "
+        f"be made ({why}): have its owner run what `leasehold schema mysql --role ACCOUNT` prints; an account that may "
+        "have tables but no procedures uses procedures=no, which gives locks only"
+    )
+
+
+def schema_too_new(name: str, found: int) -> ConfigError:
+    return ConfigError(
+        f"database {name!r} was made by a newer Leasehold (schema version {found}, this one knows {schema.VERSION}), "
+        "which no longer serves this one: upgrade"
+    )

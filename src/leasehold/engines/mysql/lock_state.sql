@@ -1,0 +1,312 @@
+-- The state machine of core/admission.py in stored procedures: one name's line of claims. They are called by the verbs
+-- (verbs.sql) alone, with the row of the name's bucket locked, and are told the time.
+--
+--   waiting ──> reserved ──> held ──> (released)
+--      ^            │          └────> cooling ──> (over)
+--      └─ passed ───┘ not claimed in time, or not to be told
+--
+-- A held grant's row may be locked by a transaction of the application that asked lh_check_v1 whether its lease still
+-- holds. Nothing here waits for such a row while it keeps the bucket: rows are found by reads that lock nothing, and
+-- then locked one by one, by their whole key, if they are free (`skip locked`). What cannot be removed goes on occupying
+-- the name, and is looked at again a little later (100000 us).
+--
+-- Whatever is not for update is read by `select ... into`: in `set`, `if` and `call` a sub-query locks what it reads.
+--
+-- The clock is utc_timestamp(6): each statement of a procedure reads it anew, and no time zone has a part in it.
+
+delimiter $$
+
+-- What every verb that writes needs of its transaction, whatever the session says. Then lock the bucket, and only then
+-- read the clock: decisions and their times have one order (E1, E3). Whom to wake is noted in @lh_wake until the commit.
+create procedure if not exists lh_begin_v1(_lock_timeout_ms integer)
+begin
+    set @lh_wake = '';
+    set session innodb_lock_wait_timeout = (_lock_timeout_ms + 999) div 1000;
+    set transaction isolation level read committed;  -- a snapshot from before the lock would show a past line
+    start transaction;
+end
+$$
+
+create procedure if not exists lh_lock_bucket_v1(
+    _namespace varbinary(255), _bucket integer, out _now bigint, out _last_token bigint  -- the last token that was given
+)
+begin
+    select token into _last_token from lh_bucket where namespace = _namespace and bucket = _bucket for update;
+    if _last_token is null then  -- not `insert ignore`: those who met there would share a lock, and each want it for itself
+        insert into lh_bucket values (_namespace, _bucket, 0, 0, null) on duplicate key update ticket = lh_bucket.ticket;
+        select token into _last_token from lh_bucket where namespace = _namespace and bucket = _bucket for update;
+    end if;
+    set _now = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+end
+$$
+
+-- The end of a verb. _sweep: 1 to end what is over and nobody asked about, 2 to look for lines that died out, too.
+create procedure if not exists lh_end_v1(_sweep integer)
+begin
+    declare _expired boolean;
+    if _sweep > 0 then  -- mostly nothing is over, and to see that costs a quarter of a sweep
+        select exists (
+            select 1 from lh_grant where ends <= timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) into _expired;
+        if _expired or _sweep > 1 then
+            call lh_sweep_v1(_sweep > 1);
+        end if;
+    end if;
+    commit;
+    if @lh_wake <> '' then
+        call lh_wake_v1();
+    end if;
+end
+$$
+
+-- Whether a client can be told anything: it keeps a user lock named by its address for as long as its session lives. A
+-- client without an address asks again by itself, and soon. The name is a hash: nobody else is to learn the address.
+create procedure if not exists lh_reachable_v1(_client varbinary(64), out _reachable boolean)
+begin
+    set _reachable = _client = '' or is_used_lock(concat('lh.life.', left(sha2(_client, 256), 40))) is not null;
+end
+$$
+
+create procedure if not exists lh_notify_v1(_client varbinary(64))
+begin
+    if _client <> '' and find_in_set(_client, @lh_wake) = 0 then
+        set @lh_wake = concat(@lh_wake, if(@lh_wake = '', '', ','), _client);
+    end if;
+end
+$$
+
+-- After the commit: wake those who were told something. Only a session that says so itself, by a user lock of this
+-- name, is hit; it sleeps in lh_listen_v1, with the rights that this has, so that no further right is needed.
+create procedure if not exists lh_wake_v1()
+begin
+    declare _client varbinary(64);
+    declare _session bigint;
+    declare continue handler for sqlexception begin end;  -- it is gone: what was decided stands all the same
+    while @lh_wake <> '' do
+        set _client = substring_index(@lh_wake, ',', 1);
+        set @lh_wake = substring(@lh_wake, char_length(_client) + 2);
+        set _session = is_used_lock(concat('lh.listener.', left(sha2(_client, 256), 40)));
+        if _session is not null then
+            kill query _session;
+        end if;
+    end while;
+end
+$$
+
+-- One who was given a turn and did not take it: keeps its ticket, and comes back at its old place when it asks again.
+create procedure if not exists lh_pass_over_v1(_namespace varbinary(255), _name varbinary(255), _token bigint)
+begin
+    insert into lh_queue
+        select namespace, name, bucket, kind, grant_limit, '', 0, '' from lh_grant
+        where namespace = _namespace and name = _name and token = _token
+        on duplicate key update grant_limit = lh_queue.grant_limit;
+    insert into lh_waiter
+        select namespace, name, 1, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at
+        from lh_grant where namespace = _namespace and name = _name and token = _token;
+    delete from lh_grant where namespace = _namespace and name = _name and token = _token;
+end
+$$
+
+-- End every occupation that is over by now. Nothing is decided before this has run (E1).
+create procedure if not exists lh_expire_grants_v1(_namespace varbinary(255), _name varbinary(255), _now bigint)
+begin
+    declare _token bigint default 0;
+    declare _state integer;
+    declare _heartbeat_expires_at, _ends bigint;
+    ended: loop
+        select min(token) into _token from lh_grant
+            where namespace = _namespace and name = _name and until <= _now and token > _token;
+        if _token is null then
+            leave ended;
+        end if;
+        set _state = null;
+        select state, heartbeat_expires_at, ends into _state, _heartbeat_expires_at, _ends from lh_grant
+            where namespace = _namespace and name = _name and token = _token and until <= _now for update skip locked;
+        if _state = 2 and _ends > _now then
+            update lh_grant set state = 3, until = _ends
+                where namespace = _namespace and name = _name and token = _token;
+        elseif _state = 1 and _heartbeat_expires_at > _now then
+            call lh_pass_over_v1(_namespace, _name, _token);
+        elseif _state is not null then
+            delete from lh_grant where namespace = _namespace and name = _name and token = _token;
+        end if;
+    end loop;
+end
+$$
+
+-- Whether one more may occupy the name, beside those who do; and the lowest number no permit has.
+create procedure if not exists lh_fits_v1(
+    _namespace varbinary(255), _name varbinary(255), _mode varbinary(16), out _fits boolean, out _free_slot integer
+)
+begin
+    declare _count, _grant_limit integer;
+    declare _kind varbinary(16);
+    declare _exclusive boolean;
+    select count(*), max(kind), max(grant_limit), max(mode = 'exclusive') into _count, _kind, _grant_limit, _exclusive
+        from lh_grant where namespace = _namespace and name = _name;
+    set _fits = _count = 0
+        or (_kind = 'semaphore' and _count < _grant_limit)
+        or (_kind = 'lock' and _mode = 'shared' and not _exclusive);
+    set _free_slot = 0;
+    if _fits and _count > 0 and _kind = 'semaphore' then  -- either 0 is free, or the number after one that is taken
+        select if(min(g.slot) > 0, 0, min(if(n.slot is null, g.slot + 1, null))) into _free_slot
+            from lh_grant g left join lh_grant n
+                on n.namespace = g.namespace and n.name = g.name and n.slot = g.slot + 1
+            where g.namespace = _namespace and g.name = _name;
+    end if;
+end
+$$
+
+-- Reserve for the head of the line while it fits; then see that the new head knows when to look again.
+-- _asking is told by its own answer, and lives: it speaks.
+create procedure if not exists lh_advance_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _now bigint, _caller_id_hash varbinary(64)
+)
+advance: begin
+    declare _kind varbinary(16);
+    declare _id_hash, _client, _reserved_client, _notified_id_hash varbinary(64);
+    declare _mode varbinary(16);
+    declare _ticket, _heartbeat_expires_at, _notified_recheck_at, _token, _end, _recheck_at bigint;
+    declare _grant_limit, _free_slot integer;
+    declare _fits, _reachable, _reserved, _passed_over, _waiters_left boolean;
+    select kind, grant_limit, notified_id_hash, notified_recheck_at into _kind, _grant_limit, _notified_id_hash, _notified_recheck_at
+        from lh_queue where namespace = _namespace and name = _name;
+    if _kind is null then
+        leave advance;
+    end if;
+    heads: loop
+        set _id_hash = null;
+        select id_hash, client, mode, ticket, heartbeat_expires_at into _id_hash, _client, _mode, _ticket, _heartbeat_expires_at from lh_waiter
+            where namespace = _namespace and name = _name and passed = 0 order by ticket limit 1;
+        if _id_hash is null then
+            leave heads;
+        end if;
+        if _id_hash <> _caller_id_hash then
+            if _heartbeat_expires_at <= _now then
+                delete from lh_waiter
+                    where namespace = _namespace and name = _name and passed = 0 and ticket = _ticket;
+                iterate heads;
+            end if;
+            call lh_reachable_v1(_client, _reachable);
+            if not _reachable then
+                update lh_waiter set passed = 1
+                    where namespace = _namespace and name = _name and passed = 0 and ticket = _ticket;
+                iterate heads;
+            end if;
+        end if;
+        call lh_fits_v1(_namespace, _name, _mode, _fits, _free_slot);
+        if _fits then
+            update lh_bucket set token = greatest(token + 1, _now) where namespace = _namespace and bucket = _bucket;
+            select token into _token from lh_bucket where namespace = _namespace and bucket = _bucket;
+            insert into lh_grant (
+                    namespace, name, token, bucket, id_hash, state, client, label, host, pid, purpose, mode, kind, grant_limit,
+                    slot, delay, ticket, since, heartbeat_expires_at, until)
+                select namespace, name, _token, _bucket, id_hash, 1, client, label, host, pid, purpose, mode, _kind, _grant_limit,
+                    if(_kind = 'semaphore', _free_slot, null), delay, ticket, _now, heartbeat_expires_at, _now + 3000000
+                from lh_waiter where namespace = _namespace and name = _name and passed = 0 and ticket = _ticket;
+            delete from lh_waiter where namespace = _namespace and name = _name and passed = 0 and ticket = _ticket;
+            if _id_hash <> _caller_id_hash then
+                call lh_notify_v1(_client);
+            end if;
+            iterate heads;
+        end if;
+        set _passed_over = false, _token = 0;  -- those who died after they were given their turn will not claim it
+        reservations: loop
+            select min(token) into _token from lh_grant
+                where namespace = _namespace and name = _name and state = 1 and id_hash <> _caller_id_hash and token > _token;
+            if _token is null then
+                leave reservations;
+            end if;
+            select client into _reserved_client from lh_grant
+                where namespace = _namespace and name = _name and token = _token;
+            call lh_reachable_v1(_reserved_client, _reachable);
+            if not _reachable then
+                call lh_pass_over_v1(_namespace, _name, _token);
+                set _passed_over = true;
+            end if;
+        end loop;
+        if _passed_over then
+            iterate heads;
+        end if;
+        select min(if(until > _now, until, _now + 100000)), max(state = 1) into _end, _reserved
+            from lh_grant where namespace = _namespace and name = _name;
+        set _recheck_at = if(_reserved, least(_end, _now + 1000000), _end);
+        if _id_hash = _caller_id_hash then
+            if _notified_id_hash <> _id_hash or _notified_recheck_at <> _recheck_at then
+                update lh_queue set notified_id_hash = _id_hash, notified_recheck_at = _recheck_at, notified_client = ''
+                    where namespace = _namespace and name = _name;
+            end if;
+        elseif _notified_id_hash <> _id_hash or _recheck_at < _notified_recheck_at then
+            call lh_notify_v1(_client);
+            update lh_queue set notified_id_hash = _id_hash, notified_recheck_at = _recheck_at, notified_client = _client
+                where namespace = _namespace and name = _name;
+        end if;
+        leave advance;
+    end loop;
+    -- Nobody waits. Those passed over and not heard of since are gone, and with the last of them the line.
+    delete from lh_waiter where namespace = _namespace and name = _name and passed = 1 and heartbeat_expires_at <= _now;
+    select exists (select 1 from lh_waiter where namespace = _namespace and name = _name) into _waiters_left;
+    if not _waiters_left then
+        delete from lh_queue where namespace = _namespace and name = _name;
+    end if;
+end
+$$
+
+-- A claim has ended: whoever waits is next.
+create procedure if not exists lh_advance_if_queued_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _now bigint
+)
+begin
+    declare _has_queue boolean;
+    select exists (select 1 from lh_queue where namespace = _namespace and name = _name) into _has_queue;
+    if _has_queue then
+        call lh_expire_grants_v1(_namespace, _name, _now);
+        call lh_advance_v1(_namespace, _bucket, _name, _now, '');
+    end if;
+end
+$$
+
+-- End what is over and wake whoever may go, though nobody asked.
+create procedure if not exists lh_sweep_name_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _now bigint
+)
+begin
+    call lh_expire_grants_v1(_namespace, _name, _now);
+    delete from lh_waiter where namespace = _namespace and name = _name and heartbeat_expires_at <= _now;
+    call lh_advance_v1(_namespace, _bucket, _name, _now, '');
+end
+$$
+
+-- End what is over and nobody asked about, a few at a time; _lines: also lines whose waiters have all died. Whoever has
+-- a bucket now does this for it: nothing is waited for.
+create procedure if not exists lh_sweep_v1(_queues boolean)
+begin
+    declare _done boolean default false;
+    declare _namespace, _name varbinary(255);
+    declare _bucket, _locked integer;
+    declare _now bigint default timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+    declare _expired cursor for
+        (select namespace, bucket, name from lh_grant where ends <= _now order by ends limit 8)
+        union
+        (select l.namespace, l.bucket, l.name from lh_queue l where _queues and not exists (
+            select 1 from lh_waiter w where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > _now) limit 8);
+    declare continue handler for not found set _done = true;
+    open _expired;
+    names: loop
+        set _done = false;  -- whatever was not found in between
+        fetch _expired into _namespace, _bucket, _name;
+        if _done then
+            leave names;
+        end if;
+        set _locked = null;
+        select 1 into _locked from lh_bucket
+            where namespace = _namespace and bucket = _bucket for update skip locked;
+        if _locked is not null then
+            set _now = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+            call lh_sweep_name_v1(_namespace, _bucket, _name, _now);
+        end if;
+    end loop;
+    close _expired;
+end
+$$
+
+delimiter ;

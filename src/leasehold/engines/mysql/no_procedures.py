@@ -1,0 +1,110 @@
+"""The verbs without procedures, for an account that may not have any: locks only, and nobody is woken.
+
+Each verb is a handful of statements sent at once, in one transaction, on the same tables and under the lock of
+the same bucket's row as the procedures use (`verbs.sql`). So the two kinds of client exclude each other, and stand in
+one line. Whoever waits here looks by itself, often at the head of the line; and a client of this kind gives nobody a
+turn, so that others, too, find out by themselves. A head that falls silent keeps the line waiting until its place
+lapses (E7): `fair` is not promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from leasehold.engines.mysql.connection import MyConnection
+from leasehold.engines.mysql.session import literal
+from leasehold.engines.sql.session import Row, Value
+from leasehold.model import Claim
+
+_KEY: Final = ("namespace", "bucket", "name", "id_hash")
+_HOLDER: Final = ("client", "label", "host", "pid", "purpose")
+_ATTEMPT: Final = (*_KEY, *_HOLDER, "mode", "kind", "grant_limit", "ttl", "delay", "queue", "sweep", "lock_timeout_ms")
+_PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
+    "attempt": _ATTEMPT,
+    "attempt_free": _ATTEMPT,
+    "release": (*_KEY, "min_hold", "held", "lock_timeout_ms", "token"),
+    "break": ("namespace", "bucket", "name", "token", "lock_timeout_ms"),
+    "inspect": ("namespace", "prefix", "exact"),
+}
+_RENEWAL: Final = ("namespace", "name", "id_hash", "token", "ttl")
+_SWEEP_COUNT: Final = 4  # names, each in a transaction of its own
+_THIS_NAME: Final = "namespace = {namespace} and name = {name}"
+
+
+@cache
+def _load_sections() -> dict[str, str]:
+    """By the name of their section."""
+    found = {}
+    for section in (files(__package__) / "no_procedures.sql").read_text(encoding="utf-8").split("-- :")[1:]:
+        header, _, body = section.partition("\n")
+        found[header.split()[0]] = body.strip().replace("{here}", _THIS_NAME)
+    for shared in ("lock_bucket", "grant", "expire"):
+        found = {name: body.replace(f"{{{shared}}}", found[shared]) for name, body in found.items()}
+    return found
+
+
+class NoProceduresConnection(MyConnection):
+    async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
+        found: list[Row] = []
+        if verb == "attempt" and claim is not None and not claim.queue:  # most find their name free
+            found = await self._execute(self._render("attempt_free", values), (), deadline, claim)
+        return found or await self._execute(self._render(verb, values), (), deadline, claim)
+
+    def compensate(self, id_hash: str, values: Sequence[Value]) -> None:
+        session = self._unanswered.pop(id_hash, None)
+        if session is not None:
+            self._track_draining(session.send_compensation(self._render("release", values), ()))
+
+    def _render(self, verb: str, values: Sequence[Any]) -> bytes:
+        if verb == "renew":
+            return self._render_renewals(*values)
+        if verb == "heartbeat":
+            return self._render_heartbeats(*values)
+        fields = dict(zip(_PARAMETERS[verb], values, strict=True))
+        script = self._fill(verb, fields)
+        if sweep := fields.get("sweep"):
+            script += self._render_sweep(queues=sweep > 1) * _SWEEP_COUNT
+        return script.encode()
+
+    def _render_sweep(self, queues: bool) -> str:
+        return _load_sections()["sweep"].format(
+            db=self._prefix, namespace="@lh_sweep_namespace", name="@lh_sweep_name", lines=int(queues)
+        )
+
+    def _render_renewals(self, *values: Any) -> bytes:
+        *columns, _lock_timeout_ms = values
+        rows = [dict(zip(_RENEWAL, row, strict=True)) for row in zip(*columns, strict=True)]
+        return self._render_batch(
+            "renew", changes=self._render_each("change", rows), answers=self._render_answers("answer", rows)
+        )
+
+    def _render_heartbeats(self, *values: Any) -> bytes:
+        *columns, _lock_timeout_ms = values
+        rows = [dict(zip(_KEY, row, strict=True)) for row in zip(*columns, strict=True)]
+        buckets = sorted({(row["namespace"].encode(), row["bucket"]) for row in rows})
+        locks = [{"namespace": namespace.decode(), "bucket": bucket} for namespace, bucket in buckets]
+        return self._render_batch(
+            "heartbeat",
+            buckets=self._render_each("bucket", locks),
+            beats=self._render_each("heartbeat_update", rows),
+            answers=self._render_answers("heartbeat_answer", rows),
+        )
+
+    def _render_each(self, section: str, rows: list[dict[str, Any]]) -> str:
+        return "\n".join(self._fill(section, row) for row in rows)
+
+    def _render_answers(self, section: str, rows: list[dict[str, Any]]) -> str:
+        return "\nunion all ".join(
+            self._fill(section, row | {"ordinal": ordinal}) for ordinal, row in enumerate(rows, 1)
+        )
+
+    def _render_batch(self, verb: str, **parts: str) -> bytes:
+        return _load_sections()[verb].format(**parts).encode()
+
+    def _fill(self, section: str, values: dict[str, Value]) -> str:
+        return _load_sections()[section].format(
+            db=self._prefix, **{name: literal(value).decode() for name, value in values.items()}
+        )

@@ -1,0 +1,126 @@
+"""How a session begins: the host's address, the hand-shake, and what is settled before the first call.
+
+Each step has the call's deadline. libpq would look up names for as long as that takes; so a thread does it. Whether a
+pooler stands between is seen by the server's own process number, which a pooler does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from leasehold.engines.postgresql.errors import ENGINE, SERVER, connection_refused, no_answer
+from leasehold.engines.postgresql.session import PgSession
+from leasehold.engines.postgresql.url import PgTarget
+from leasehold.engines.sql.connect import resolve, split_deadline
+from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.runtime.base import Runtime
+
+# What a session of ours needs, unless a pooler stands between: then it would be set for whoever has it next. One that
+# lost its client without a goodbye is given up by the server after half a minute, and no longer looks alive. Plans are
+# made once (anew for each renewal, they would cost as much as all the rest of it) and kept: so one made while a table
+# was all but empty must not read the whole of it when it has grown. Nor may it be compiled, for 70 ms at a time: what
+# reads a table all the same counts as beyond all cost.
+_SETTINGS: Final = {
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "enable_seqscan": "off",
+    "idle_session_timeout": "0",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+_SESSION_QUERY: Final = b"""
+select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsync'),
+    (select oid from pg_database where datname = current_database())
+        || ' ' || extract(epoch from pg_postmaster_start_time()),
+    (select count(set_config(name, value, false)) from unnest($2::text[], $3::text[]) as wanted (name, value)
+        where pg_backend_pid() = $1::integer and current_setting(name, true) is not null)
+"""
+
+
+async def open_session(target: PgTarget, runtime: Runtime, deadline: float, statement_timeout: float) -> PgSession:
+    """A session with the first host that takes us. Of the time left, each host gets an equal share, and of that each
+    of its addresses."""
+    failure: LeaseholdError = no_answer(0.0)
+    for number, params in enumerate(target.hosts):
+        until = split_deadline(runtime, deadline, len(target.hosts) - number)
+        try:
+            return await _connect_host(params, runtime, until, statement_timeout)
+        except Unavailable as error:
+            failure = error
+        except ConfigError as error:
+            if len(target.hosts) == 1 or isinstance(failure, ConfigError):
+                raise
+            failure = error
+    raise failure
+
+
+async def _connect_host(
+    params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float
+) -> PgSession:
+    failure = no_answer(0.0)
+    candidates = await _resolve_params(params, runtime, deadline)
+    for number, candidate in enumerate(candidates):
+        try:
+            return await _connect_address(
+                candidate, runtime, split_deadline(runtime, deadline, len(candidates) - number), statement_timeout
+            )
+        except Unavailable as error:
+            failure = error
+    raise failure
+
+
+async def _connect_address(
+    params: dict[str, Any], runtime: Runtime, deadline: float, statement_timeout: float
+) -> PgSession:
+    pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
+    session = PgSession(pg, runtime)
+    try:
+        began = runtime.now()
+        if pg.status == pq.ConnStatus.BAD:
+            raise connection_refused(pg.get_error_message())
+        while (state := pg.connect_poll()) != pq.PollingStatus.OK:
+            if state == pq.PollingStatus.FAILED:
+                raise connection_refused(pg.get_error_message())
+            reading = state == pq.PollingStatus.READING
+            if not await runtime.wait_fd(pg.socket, deadline - runtime.now(), read=reading, write=not reading):
+                raise no_answer(deadline - began)
+        pg.nonblocking = 1
+        pg.enter_pipeline_mode()
+        await _prepare_session(session, pg, deadline, statement_timeout)
+    except (SqlServerError, SqlConnectionLost) as error:
+        session.close()
+        raise connection_refused(str(error)) from error
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+async def _prepare_session(session: PgSession, pg: pq.abc.PGconn, deadline: float, statement_timeout: float) -> None:
+    """See who is there, and have the session as we need it."""
+    if pg.parameter_status(b"server_encoding") != b"UTF8":
+        raise ConfigError("locks have names of any text: use a database whose encoding is UTF8")
+    settings = _SETTINGS | {"statement_timeout": str(int(statement_timeout * 1000))}
+    session.server = DatabaseServer(False, "", True)
+    ((direct, standby, fsync, identity, _),) = await session.execute(
+        _SESSION_QUERY, (pg.backend_pid, list(settings), list(settings.values())), deadline
+    )
+    if standby == "t":
+        raise Unavailable("PostgreSQL: this is a standby, which cannot grant locks", engine=ENGINE)
+    session.server = DatabaseServer(direct == "t", identity or "", fsync == "on")
+
+
+async def _resolve_params(params: dict[str, str], runtime: Runtime, deadline: float) -> list[dict[str, str]]:
+    """For each address of the host."""
+    host = params.get("host", "")
+    if not host or host.startswith(("/", "@")) or "hostaddr" in params:
+        return [params]
+    return [params | {"hostaddr": address} for address in await resolve(host, runtime, deadline, SERVER, ENGINE)]

@@ -1,0 +1,85 @@
+"""One twin's connection to PostgreSQL: how it is opened, which functions the verbs are, how the schema is made."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Final
+
+from leasehold.engines.postgresql import connect, schema
+from leasehold.engines.postgresql.errors import ENGINE, SERVER, schema_missing, schema_too_new
+from leasehold.engines.postgresql.session import PgSession
+from leasehold.engines.postgresql.url import PgOptions
+from leasehold.engines.sql import connection
+from leasehold.engines.sql.session import Row, SchemaMissing, SqlServerError, SqlSession, TransactionConflict
+from leasehold.errors import ConfigError, Unavailable
+from leasehold.runtime.base import Runtime
+
+_log = logging.getLogger("leasehold.postgresql")
+
+_GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
+_VERBS: Final = {
+    "attempt": 17,
+    "renew": 6,
+    "heartbeat": 5,
+    "release": 7,
+    "break": 5,
+    "inspect": 3,
+}  # and their parameters
+_ROW_VERBS: Final = ("renew", "heartbeat", "inspect")  # these answer by rows; the others by one value, which is cheaper
+_decode_json: Final = json.JSONDecoder(parse_int=str).decode  # as text, like all that comes from a server
+
+
+class PgConnection(connection.SerialConnection):
+    def __init__(self, options: PgOptions, runtime: Runtime) -> None:
+        super().__init__(runtime, ENGINE, SERVER)
+        self._options = options
+        prefix = schema.quote_identifier(options.schema)
+        self._version_query = f"select version from {prefix}.lh_meta".encode()
+        self._statements = {
+            verb: f"select {'* from ' * (verb in _ROW_VERBS)}{prefix}.lh_{verb}_v1({_params(count)})".encode()
+            for verb, count in _VERBS.items()
+        }
+
+    def _statement(self, verb: str) -> bytes:
+        return self._statements[verb]
+
+    def decode_reply(self, row: Row) -> Row:
+        return tuple(_decode_json(row[0] or ""))
+
+    async def _open(self, deadline: float) -> PgSession:
+        return await connect.open_session(
+            self._options.target, self._runtime, deadline, self._options.call_timeout + _GRACE
+        )
+
+    def _schema_missing(self, why: object) -> ConfigError:
+        return schema_missing(self._options.schema, why)
+
+    async def _create_schema(self, session: SqlSession, deadline: float) -> None:
+        assert isinstance(session, PgSession)
+        name = self._options.schema
+        try:
+            found = max(
+                [int(version or 0) for (version,) in await session.execute(self._version_query, (), deadline)],
+                default=0,
+            )
+        except SqlServerError as error:
+            if not isinstance(error.classify(), SchemaMissing):
+                raise schema_missing(name, error) from error
+            found = 0
+        if found > schema.VERSION:
+            raise schema_too_new(name, found)
+        if not self._options.create:
+            raise schema_missing(name, "the URL says create=no")
+        try:
+            await session.run(schema.text(name), deadline)
+        except SqlServerError as error:
+            classified = error.classify()
+            raise (
+                classified if isinstance(classified, Unavailable | TransactionConflict) else schema_missing(name, error)
+            ) from error
+        _log.info("made the tables of Leasehold in schema %r", name)
+
+
+def _params(count: int) -> str:
+    return ", ".join(f"${number + 1}" for number in range(count))

@@ -1,0 +1,68 @@
+"""Wake-ups by LISTEN: the address names a channel of NOTIFY and, by its hash, an advisory lock (`lh_reachable_v1`).
+
+Notes bring the marks of claims, and all may see the numbers of locks: so these are a hash.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+from weakref import ReferenceType
+
+from leasehold.engines.postgresql import connect
+from leasehold.engines.postgresql.errors import ENGINE
+from leasehold.engines.postgresql.session import PgSession
+from leasehold.engines.postgresql.url import PgTarget
+from leasehold.engines.registry import ClaimRegistry
+from leasehold.engines.sql import listener
+from leasehold.engines.sql.session import DatabaseServer, SqlSession
+from leasehold.runtime.base import Runtime
+
+_MAX_WAIT: Final = 3600.0
+_LISTEN: Final = (
+    "listen lh_{address}; "
+    "select pg_advisory_lock(('x' || left(encode(sha256('{address}'), 'hex'), 16))::bit(64)::bigint)"
+)
+
+
+class PgListener(listener.SqlListener):
+    def __init__(self, target: PgTarget | None, registry: ClaimRegistry, runtime: Runtime) -> None:
+        super().__init__(registry, runtime, ENGINE, enabled=target is not None)
+        self._target = target
+
+    async def _open(self, runtime: Runtime, deadline: float) -> PgSession:
+        assert self._target is not None
+        return await connect.open_session(self._target, runtime, deadline, 0.0)
+
+    def _unusable_reason(self, server: DatabaseServer, call_server: DatabaseServer | None) -> str:
+        if not server.direct:
+            return "a pooler stands between; pass listen_url=, a URL straight to the server, or listen=no"
+        if call_server is not None and server.identity != call_server.identity:
+            return "listen_url leads to another server, or to another database of it"
+        return ""
+
+    async def _start_listening(
+        self, session: SqlSession, address: str, runtime: Runtime, deadline: float
+    ) -> listener.ListenLoop:
+        assert isinstance(session, PgSession)
+        await session.run(_LISTEN.format(address=address), deadline)
+        session.enable_shutdown()
+
+        async def listen_loop(runtime: Runtime, registry: ReferenceType[ClaimRegistry]) -> None:
+            while True:
+                for payload in session.notifications():
+                    if (strong_ref := registry()) is not None:
+                        _deliver_payload(strong_ref, payload)
+                    del strong_ref
+                await runtime.wait_fd(session.descriptor, _MAX_WAIT)
+
+        return listen_loop
+
+
+def _deliver_payload(registry: ClaimRegistry, payload: bytes) -> None:
+    try:
+        kind, id_hash, after_us, namespace, name = json.loads(payload)
+        seconds = after_us / 1_000_000
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return  # not ours
+    listener.deliver_notification(registry, kind, id_hash, seconds, namespace, name)

@@ -1,0 +1,293 @@
+-- The state machine of core/admission.py in PL/pgSQL: one name's line of claims. These functions are called by the
+-- verbs (attempt.sql, verbs.sql) alone, with the row of the name's bucket locked, and are told the time.
+--
+--   waiting ──> reserved ──> held ──> (released)
+--      ^            │          └────> cooling ──> (over)
+--      └─ passed ───┘ not claimed in time, or not to be told
+--
+-- A grant's row may be locked by a transaction of the application that asked lh_check_v1 whether its lease still holds.
+-- Nothing here waits for such a row while it keeps the bucket: what cannot be removed goes on occupying the name, and
+-- is looked at again a little later (100000 us).
+
+create or replace function "leasehold".lh_now_v1() returns bigint
+language sql volatile as $lh$
+    -- now() would be when the transaction began; extract() would count in decimal digits, 1.5 us each time
+    select (date_part('epoch', clock_timestamp()) * 1000000)::bigint
+$lh$;
+
+-- Whether a client can be told anything. Its listening session has an exclusive advisory lock on its address: whoever
+-- gets a shared one knows that the session is gone. A client without an address asks again by itself, and soon. The
+-- lock's number is a hash of the address: all may read pg_locks, but nobody else is to listen at, or forge, its channel.
+create or replace function "leasehold".lh_reachable_v1(_client text) returns boolean
+language sql volatile as $lh$
+    select case when _client = '' then true
+        else not pg_try_advisory_xact_lock_shared(
+            ('x' || left(encode(sha256(convert_to(_client, 'UTF8')), 'hex'), 16))::bit(64)::bigint) end
+$lh$;
+
+-- Delivered when the transaction commits, and never before.
+create or replace function "leasehold".lh_notify_v1(
+    _client text, _notification text, _id_hash text, _after bigint, _namespace text, _name text
+) returns void
+language plpgsql as $lh$
+begin
+    if _client <> '' then
+        perform pg_notify('lh_' || _client, json_build_array(_notification, _id_hash, _after, _namespace, _name)::text);
+    end if;
+end
+$lh$;
+
+create or replace function "leasehold".lh_refuse_v1() returns text
+language plpgsql as $lh$
+begin
+    raise exception 'leasehold needs read committed' using errcode = 'LH001';
+end
+$lh$;
+
+-- What every verb that writes needs of its transaction, whatever the session, the role or a pooler says. It is one
+-- expression, which PostgreSQL puts in the place of the call.
+create or replace function "leasehold".lh_prepare_v1(_lock_timeout_ms integer) returns text
+language sql volatile as $lh$
+    select concat(
+        -- Each statement must see what was committed before it: a snapshot from before the lock would show a past line.
+        case when current_setting('transaction_isolation') = 'read committed'
+            then set_config('lock_timeout', _lock_timeout_ms::text, true) else "leasehold".lh_refuse_v1() end,
+        case when current_setting('synchronous_commit') in ('off', 'local')
+            then set_config('synchronous_commit', 'on', true) end,  -- a grant that was answered outlives a crash
+        case when current_setting('client_min_messages') = 'error'
+            then set_config('client_min_messages', 'warning', true) end)  -- one tells that no standby has the commit
+$lh$;
+
+-- Lock the bucket, and only then read the clock: decisions and their times have one order (E1, E3).
+create or replace function "leasehold".lh_lock_bucket_v1(_namespace text, _bucket integer, _lock_timeout_ms integer) returns bigint
+language plpgsql as $lh$
+declare
+    _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms);
+begin
+    loop
+        perform 1 from "leasehold".lh_bucket where namespace = _namespace and bucket = _bucket for update;
+        exit when found;
+        insert into "leasehold".lh_bucket values (_namespace, _bucket, 0, 0) on conflict do nothing;
+    end loop;
+    return "leasehold".lh_now_v1();
+end
+$lh$;
+
+-- From here on, until the bucket is let go, nobody else ends a grant of this name. One that is not watched could be
+-- released by its holder without the bucket (`lh_release_v1`): if that is under way it is waited for, which is short,
+-- for it waits for nobody longer than 100 ms, and never for a bucket while it has the row; and what is looked at after
+-- this shows what it did. A name has one such grant at most, its first. This comes before any other row of the name is
+-- locked, so that no two wait for each other.
+create or replace function "leasehold".lh_set_contended_v1(_namespace text, _name text) returns void
+language plpgsql as $lh$
+begin
+    update "leasehold".lh_grant set contended = true where namespace = _namespace and name = _name and not contended;
+end
+$lh$;
+
+-- One who was given a turn and did not take it: keeps its ticket, and comes back at its old place when it asks again.
+create or replace function "leasehold".lh_pass_over_v1(_grant "leasehold".lh_grant) returns void
+language plpgsql as $lh$
+begin
+    delete from "leasehold".lh_grant where namespace = _grant.namespace and name = _grant.name and token = _grant.token;
+    insert into "leasehold".lh_queue values (_grant.namespace, _grant.name, _grant.bucket, _grant.kind, _grant.grant_limit, '', 0)
+        on conflict do nothing;
+    insert into "leasehold".lh_waiter values (
+        _grant.namespace, _grant.name, true, _grant.ticket, _grant.id_hash, _grant.client, _grant.label, _grant.host, _grant.pid, _grant.purpose,
+        _grant.mode, _grant.delay, _grant.since, _grant.heartbeat_expires_at);
+end
+$lh$;
+
+-- End every occupation that is over by now. Nothing is decided before this has run (E1).
+create or replace function "leasehold".lh_expire_grants_v1(_namespace text, _name text, _now bigint) returns void
+language plpgsql as $lh$
+declare
+    _grant "leasehold".lh_grant;
+begin
+    for _grant in
+        select * from "leasehold".lh_grant
+        where namespace = _namespace and name = _name and until <= _now
+        order by token for update skip locked
+    loop
+        if _grant.state = 2 and _grant.until + _grant.delay > _now then
+            update "leasehold".lh_grant set state = 3, until = _grant.until + _grant.delay
+                where namespace = _namespace and name = _name and token = _grant.token;
+        elsif _grant.state = 1 and _grant.heartbeat_expires_at > _now then
+            perform "leasehold".lh_pass_over_v1(_grant);
+        else
+            delete from "leasehold".lh_grant where namespace = _namespace and name = _name and token = _grant.token;
+        end if;
+    end loop;
+end
+$lh$;
+
+-- Whether one more may occupy the name, beside those who do.
+create or replace function "leasehold".lh_fits_v1(_namespace text, _name text, _mode text) returns boolean
+language plpgsql as $lh$
+declare
+    _count integer;
+    _kind text;
+    _grant_limit integer;
+    _exclusive boolean;
+begin
+    select count(*), max(kind), max(grant_limit), bool_or(mode = 'exclusive') into _count, _kind, _grant_limit, _exclusive
+        from "leasehold".lh_grant where namespace = _namespace and name = _name;
+    return _count = 0
+        or (_kind = 'semaphore' and _count < _grant_limit)
+        or (_kind = 'lock' and _mode = 'shared' and not _exclusive);
+end
+$lh$;
+
+-- The lowest number no permit has. One of the first count + 1 is free.
+create or replace function "leasehold".lh_free_slot_v1(_namespace text, _name text) returns integer
+language plpgsql as $lh$
+declare
+    _count integer;
+begin
+    select count(*) into _count from "leasehold".lh_grant where namespace = _namespace and name = _name;
+    return (
+        select candidate from generate_series(0, _count) candidate
+        where not exists (
+            select 1 from "leasehold".lh_grant where namespace = _namespace and name = _name and slot = candidate)
+        order by candidate limit 1);
+end
+$lh$;
+
+-- Reserve for the head of the line while it fits; then see that the new head knows when to look again.
+-- _asking is told by its own answer, and lives: it speaks.
+create or replace function "leasehold".lh_advance_v1(
+    _namespace text, _bucket integer, _name text, _now bigint, _caller_id_hash text
+) returns void
+language plpgsql as $lh$
+declare
+    _queue_row "leasehold".lh_queue;
+    _head "leasehold".lh_waiter;
+    _grant "leasehold".lh_grant;
+    _token bigint;
+    _end bigint;
+    _recheck_at bigint;
+    _reserved boolean;
+    _passed_over boolean;
+begin
+    select * into _queue_row from "leasehold".lh_queue where namespace = _namespace and name = _name;
+    if not found then
+        return;
+    end if;
+    loop
+        select * into _head from "leasehold".lh_waiter
+            where namespace = _namespace and name = _name and not passed order by ticket limit 1;
+        exit when not found;
+        if _head.id_hash <> _caller_id_hash then
+            if _head.heartbeat_expires_at <= _now then
+                delete from "leasehold".lh_waiter
+                    where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+                continue;
+            elsif not "leasehold".lh_reachable_v1(_head.client) then
+                update "leasehold".lh_waiter set passed = true
+                    where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+                continue;
+            end if;
+        end if;
+        if "leasehold".lh_fits_v1(_namespace, _name, _head.mode) then
+            update "leasehold".lh_bucket set token = greatest(token + 1, _now)
+                where namespace = _namespace and bucket = _bucket returning token into _token;
+            delete from "leasehold".lh_waiter
+                where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+            insert into "leasehold".lh_grant values (
+                _namespace, _name, _token, _bucket, _head.id_hash, 1, _head.client, _head.label, _head.host, _head.pid,
+                _head.purpose, _head.mode, _queue_row.kind, _queue_row.grant_limit,
+                case _queue_row.kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end,
+                _head.delay, _head.ticket, _now, _head.heartbeat_expires_at, _now + 3000000, true);
+            if _head.id_hash <> _caller_id_hash then
+                perform "leasehold".lh_notify_v1(_head.client, 'go', _head.id_hash, 0, _namespace, _name);
+            end if;
+            continue;
+        end if;
+        _passed_over := false;  -- those who died after they were given their turn will not claim it
+        for _grant in
+            select * from "leasehold".lh_grant
+            where namespace = _namespace and name = _name and state = 1 and id_hash <> _caller_id_hash order by token
+        loop
+            if not "leasehold".lh_reachable_v1(_grant.client) then
+                perform "leasehold".lh_pass_over_v1(_grant);
+                _passed_over := true;
+            end if;
+        end loop;
+        continue when _passed_over;
+        select min(case when until > _now then until else _now + 100000 end), bool_or(state = 1) into _end, _reserved
+            from "leasehold".lh_grant where namespace = _namespace and name = _name;
+        _recheck_at := case when _reserved then least(_end, _now + 1000000) else _end end;
+        if _head.id_hash = _caller_id_hash then
+            update "leasehold".lh_queue set notified_id_hash = _head.id_hash, notified_recheck_at = _recheck_at
+                where namespace = _namespace and name = _name and (notified_id_hash <> _head.id_hash or notified_recheck_at <> _recheck_at);
+        elsif _queue_row.notified_id_hash <> _head.id_hash or _recheck_at < _queue_row.notified_recheck_at then
+            perform "leasehold".lh_notify_v1(_head.client, 'head', _head.id_hash, _recheck_at - _now, _namespace, _name);
+            update "leasehold".lh_queue set notified_id_hash = _head.id_hash, notified_recheck_at = _recheck_at
+                where namespace = _namespace and name = _name;
+        end if;
+        return;
+    end loop;
+    -- Nobody waits. Those passed over and not heard of since are gone, and with the last of them the line.
+    delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
+    delete from "leasehold".lh_queue where namespace = _namespace and name = _name and not exists (
+        select 1 from "leasehold".lh_waiter where namespace = _namespace and name = _name);
+end
+$lh$;
+
+-- End what is over and wake whoever may go, though nobody asked.
+create or replace function "leasehold".lh_sweep_name_v1(_namespace text, _bucket integer, _name text, _now bigint) returns void
+language plpgsql as $lh$
+begin
+    perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
+    delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and heartbeat_expires_at <= _now;
+    perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
+end
+$lh$;
+
+-- The buckets of others are entered only if nobody is inside: one who has a bucket never waits for another, so no two
+-- can wait for each other.
+create or replace function "leasehold".lh_try_sweep_name_v1(_namespace text, _bucket integer, _name text) returns void
+language plpgsql as $lh$
+begin
+    perform 1 from "leasehold".lh_bucket where namespace = _namespace and bucket = _bucket for update skip locked;
+    if found then
+        perform "leasehold".lh_sweep_name_v1(_namespace, _bucket, _name, "leasehold".lh_now_v1());
+    end if;
+end
+$lh$;
+
+-- Look after names that lapsed and nobody asks about: 8 blocks of the table at a time, round and round, by a turn that
+-- each client counts. (An index of ends would cost each grant 8 us and 70 bytes of WAL, and each renewal more: an update
+-- that leaves all indexes alone stays within its block.)
+create or replace function "leasehold".lh_sweep_v1(_round bigint) returns void
+language plpgsql set enable_seqscan = off set jit = off as $lh$
+declare
+    _expired record;
+    _now bigint := "leasehold".lh_now_v1();
+    _blocks bigint := (
+        select pg_relation_size(typrelid) / current_setting('block_size')::integer
+        from pg_type where oid = pg_typeof(null::"leasehold".lh_grant));
+    _first bigint := _round % (_blocks / 8 + 1) * 8;
+    _from tid := format('(%s,0)', _first);
+    _to tid := format('(%s,0)', _first + 8);
+begin
+    for _expired in
+        select namespace, bucket, name from "leasehold".lh_grant
+        where ctid >= _from and ctid < _to and until + delay <= _now
+        order by random() limit 8  -- some may be kept for long, by transactions of the application's
+    loop
+        perform "leasehold".lh_try_sweep_name_v1(_expired.namespace, _expired.bucket, _expired.name);
+    end loop;
+    if _round % 8 = 0 then  -- and at lines whose waiters have all died
+        for _expired in
+            select l.namespace, l.bucket, l.name from "leasehold".lh_queue l where (
+                -- `not exists` would be a join, and one planned while there were few reads all for each when many are
+                select true from "leasehold".lh_waiter w
+                where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > _now limit 1) is null
+            limit 8
+        loop
+            perform "leasehold".lh_try_sweep_name_v1(_expired.namespace, _expired.bucket, _expired.name);
+        end loop;
+    end if;
+end
+$lh$;

@@ -1,0 +1,251 @@
+"""Wake-ups in a cluster: a channel for each bucket, heard on the server that has the bucket.
+
+Only there does a script know who listens. A client has a connection, and a thread, for each node that has a bucket of
+its names. When a slot moves, its server ends the subscription and it is made anew where the slot went; when a node
+fails, where the map has it next, which the listener itself finds out: its waiters have no reason to ask anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+from weakref import ref
+
+import hiredis
+
+from leasehold.engines.redis.cluster import SlotMap, slot_of
+from leasehold.engines.redis.protocol import lock_keys
+from leasehold.engines.redis.pubsub import BaseSubscription, PubSubListener, Subscription
+from leasehold.engines.redis.scripts import SHARDED_PUBSUB
+from leasehold.engines.redis.server import encode_command, is_error_reply
+from leasehold.engines.redis.server_settings import Unreachable
+from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.runtime.base import Runtime
+from leasehold.runtime.net.blocking import WOKEN, SelfPipe, SocketAddress, SocketStream
+from leasehold.runtime.net.event_loop import LoopStream
+
+_MAX_SUBSCRIBE_REDIRECTS: Final = 3  # times that a channel is sent on before its node takes a pause
+
+
+class ChannelSubscription(BaseSubscription):
+    """Of one bucket."""
+
+    def __init__(self, tag: str, subscriptions: ClusterSubscriptions) -> None:
+        super().__init__()
+        self.tag, self.slot, self._subscriptions = tag, slot_of(tag), subscriptions
+        self.node: NodeListener | None = None  # that listens for it, or tries to
+        self.redirects = 0  # times in a row, from node to node
+        self.ended_by_server = False  # by its server
+
+    @property
+    def failing(self) -> bool:
+        return self.node is None or self.node.failing
+
+    def start(self) -> None:
+        if self.node is None:
+            self._subscriptions.assign(self)
+
+    def drop_connection(self) -> None:
+        if self.node is not None:
+            self.node.drop_connection()
+
+
+class ClusterSubscriptions:
+    """All ears of a client."""
+
+    def __init__(self, slot_map: SlotMap, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
+        self.slot_map, self._runtime, self._registry_ref, self._call_timeout = (
+            slot_map,
+            runtime,
+            ref(registry),
+            call_timeout,
+        )
+        self._channels: dict[str, ChannelSubscription] = {}
+        self._listeners: dict[SocketAddress, NodeListener] = {}
+
+    def for_bucket(self, tag: str) -> Subscription:
+        return self._channels.get(tag) or self._channels.setdefault(tag, ChannelSubscription(tag, self))
+
+    def assign(self, channel: ChannelSubscription) -> None:
+        """Have it listened for where the map says; nobody known: whoever asks next finds out."""
+        owner, registry = self.slot_map.owners[channel.slot], self._registry_ref()
+        if owner is None or registry is None:
+            channel.node = None
+            channel.wake_waiters()
+            return
+        listener = self._listeners.get(owner)
+        if listener is None:
+            listener = self._listeners.setdefault(
+                owner, NodeListener(owner, self, self._runtime, registry, self._call_timeout)
+            )
+        listener.add(channel)
+
+    def close(self) -> None:
+        for _, listener in snapshot_items(self._listeners):
+            listener.close()
+
+    def after_fork(self) -> None:
+        for _, listener in snapshot_items(self._listeners):
+            listener.after_fork()
+        self._listeners, self._channels = {}, {}
+
+
+class NodeListener(PubSubListener):
+    """One connection: all channels of one server."""
+
+    def __init__(
+        self,
+        address: SocketAddress,
+        subscriptions: ClusterSubscriptions,
+        runtime: Runtime,
+        registry: ClaimRegistry,
+        call_timeout: float,
+    ) -> None:
+        self._address, self._subscriptions = address, subscriptions
+        self._channels: dict[str, ChannelSubscription] = {}  # by tag
+        super().__init__(subscriptions.slot_map.server(address), SHARDED_PUBSUB, runtime, registry, call_timeout)
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        if self.self_pipe is not None:
+            self.self_pipe.close()
+        self._pending: deque[ChannelSubscription] = deque()  # subscriptions on their way, in order
+        self._to_subscribe: deque[ChannelSubscription] = deque()  # to be asked for
+        self._just_confirmed: set[str] = set()  # tags of those just confirmed
+        self._resubscribed = False  # some of them after they had been ended here
+
+    def add(self, channel: ChannelSubscription) -> None:
+        """From any thread."""
+        with self._mutex:
+            channel.node = self
+            self._channels[channel.tag] = channel
+            self._to_subscribe.append(channel)
+            if not self._running:
+                self.self_pipe = SelfPipe()
+            self.start()
+            self_pipe = self.self_pipe
+        if self_pipe is not None:
+            self_pipe.set()
+
+    def close(self) -> None:
+        super().close()
+        if self.self_pipe is not None:
+            self.self_pipe.set()
+
+    # ------------------------------------------------------- on its thread
+
+    def _run(self, stop_flag: list[bool]) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+        self_pipe, listen = self.self_pipe, super()._run(stop_flag)
+
+        async def run(runtime: Runtime) -> None:
+            try:
+                await listen(runtime)
+            finally:
+                if self_pipe is not None:
+                    self_pipe.close()
+
+        return run
+
+    async def _open(self, runtime: Runtime) -> SocketStream | LoopStream:
+        """First see what is still here; with nothing left its thread ends."""
+        if self._subscriptions.slot_map.stale:
+            await self._refresh_slot_map(runtime)
+        owners = self._subscriptions.slot_map.owners
+        for tag, channel in snapshot_items(self._channels):
+            if owners[channel.slot] != self._address:
+                self._reassign(tag, channel)
+        with self._mutex:
+            if not self._channels:
+                self._stop_flag.append(True)
+                self._running = False
+                raise Unreachable("no name is here any more", engine="redis")
+            self._pending.clear()
+            self._to_subscribe = deque(self._channels.values())
+        try:
+            return await super()._open(runtime)
+        except Unreachable:
+            self._subscriptions.slot_map.stale = True
+            raise
+
+    def _reassign(self, tag: str, channel: ChannelSubscription) -> None:
+        del self._channels[tag]
+        channel.active = False
+        self._subscriptions.assign(channel)
+
+    def _subscribe_commands(self, client: str) -> bytes:
+        commands = []
+        while self._to_subscribe:
+            channel = self._to_subscribe.popleft()
+            if self._channels.get(channel.tag) is channel:
+                self._pending.append(channel)
+                commands.append(encode_command("SSUBSCRIBE", f"{SHARDED_PUBSUB.channel_prefix(channel.tag)}{client}"))
+        return b"".join(commands)
+
+    async def _on_push(self, reply: Any, runtime: Runtime) -> None:
+        if isinstance(reply, hiredis.ReplyError) and self._pending:
+            channel = self._pending.popleft()
+            if not is_error_reply(reply, "MOVED"):
+                raise self._server.map_error(reply)
+            self._subscriptions.slot_map.apply_moved(reply, self._subscriptions.slot_map.server(self._address))
+            channel.redirects += 1
+            if channel.redirects > _MAX_SUBSCRIBE_REDIRECTS:
+                raise Unreachable(f"{self._server} sends on what was sent to it: {reply}", engine="redis")
+            self._reassign(channel.tag, channel)
+        elif isinstance(reply, list) and len(reply) == 3 and reply[0] == b"sunsubscribe":
+            self._subscriptions.slot_map.stale = True
+            tag = bytes(reply[1] or b"").decode(errors="replace").partition(":")[2].rpartition(":c:")[0]
+            if (ended_channel := self._channels.get(tag)) is not None:
+                ended_channel.active, ended_channel.ended_by_server = False, True
+                self._to_subscribe.append(ended_channel)
+        else:
+            await super()._on_push(reply, runtime)
+            if self._resubscribed and not self._pending:
+                await self._check_ownership(runtime)
+        if reply is WOKEN or self._to_subscribe:
+            self._subscribe_new(runtime)
+
+    async def _refresh_slot_map(self, runtime: Runtime) -> None:
+        with suppress(Unreachable):
+            await self._subscriptions.slot_map.find(runtime, runtime.now() + self._call_timeout, self._address)
+
+    async def _check_ownership(self, runtime: Runtime) -> None:
+        """It ended subscriptions and took them again: so does a primary that became a replica, where nobody counts
+        them. It knows itself who has the slots now."""
+        self._resubscribed = False
+        await self._refresh_slot_map(runtime)
+        owners = self._subscriptions.slot_map.owners
+        if any(owners[channel.slot] != self._address for _, channel in snapshot_items(self._channels)):
+            raise Unreachable(f"names have gone from {self._server}", engine="redis")
+
+    def _subscribe_new(self, runtime: Runtime) -> None:
+        if (
+            (registry := self._registry_ref()) is not None
+            and self._stream is not None
+            and (commands := self._subscribe_commands(registry.client_id))
+        ):
+            self._stream.send(commands, runtime.now() + self._call_timeout)
+
+    def _on_subscribed(self, registry: ClaimRegistry) -> None:
+        self._succeeded, self._failing = True, False
+        if self._pending:
+            channel = self._pending.popleft()
+            self._resubscribed |= channel.ended_by_server
+            channel.active, channel.ended_by_server, channel.redirects = True, False, 0
+            channel.wake_waiters()
+            self._just_confirmed.add(channel.tag)
+        if self._pending:
+            return
+        confirmed_tags, self._just_confirmed = self._just_confirmed, set()
+        for id_hash, waiter in snapshot_items(
+            registry.waiting
+        ):  # their turn may have come while nobody could tell them
+            if lock_keys(waiter.claim.namespace, waiter.claim.name)[0].partition(":")[2] in confirmed_tags:
+                registry.on_notification("head", id_hash, 0.0, None)
+
+    def _on_disconnect(self) -> None:
+        for _, channel in snapshot_items(self._channels):
+            channel.active = False
+            if self._failing:
+                channel.wake_waiters()

@@ -1,0 +1,293 @@
+"""How requests reach one server: `call(packed, deadline)`, a reply in blocking mode, something to await under asyncio.
+
+Blocking, there is a pool, with a connection for each call under way. Under asyncio all tasks share one connection;
+calls that would hold up the others (`follow_up`) have connections of their own, one at a time each.
+
+Whatever ends a call early takes its connection with it: a reply still to come must never be taken for another's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from copy import copy
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+from leasehold.engines.redis.server import RedisEndpoint
+from leasehold.engines.redis.server_settings import Unreachable
+from leasehold.engines.registry import snapshot_items
+from leasehold.errors import LeaseholdError
+from leasehold.runtime.base import Runtime, Signal, maybe_await
+from leasehold.runtime.net.blocking import SocketStream
+from leasehold.runtime.net.event_loop import LoopStream
+
+_MAX_IDLE: Final = 64  # connections kept while nobody uses them
+_MAX_EXCLUSIVE: Final = 64  # tasks of a loop that have a connection of their own at a time
+
+
+Compensation: TypeAlias = Callable[[], bytes] | None
+
+
+class Connections(Protocol):
+    """To one server."""
+
+    server: RedisEndpoint
+
+    def call(self, packed: bytes, deadline: float, compensation: Compensation = None) -> Any | Awaitable[Any]:
+        """One request, one reply. Blocking, `compensation` is sent behind a request that was given up, as the last on
+        its connection, where it cannot overtake it; under asyncio `post` does that."""
+
+    def calls(
+        self, packed: bytes, count: int, deadline: float, follow_up: bytes, compensation: Compensation = None
+    ) -> list[Any] | Awaitable[list[Any]]:
+        """Many requests at once, and all replies. `follow_up`, if anything, follows once they are answered, on the same
+        connection, which nobody else uses meanwhile; `compensation` is sent there behind what was given up."""
+
+    def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:
+        """Send behind everything sent so far and not answered, and wait for nothing. False: cannot be done here."""
+
+    def hang_up(self) -> None:
+        """Drop all connections; the next call opens a new one."""
+
+    def abort(self) -> None:
+        """From any thread: this server is not to be waited for any longer. Calls under way fail now."""
+
+    def close(self) -> None: ...
+
+    def after_fork(self) -> None: ...
+
+
+class BlockingPool:
+    """Of the blocking runtime. Used by many threads: single steps on a list."""
+
+    def __init__(self, server: RedisEndpoint, runtime: Runtime) -> None:
+        self.server, self._runtime = server, runtime
+        self._idle: list[SocketStream] = []
+        self._all: dict[int, SocketStream] = {}  # for a fork
+        self._max_idle = _MAX_IDLE  # of those kept; 0: it is closed
+
+    def call(self, packed: bytes, deadline: float, compensation: Compensation = None) -> Any | Awaitable[Any]:
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            return self._call_on_new(packed, deadline, compensation)
+        try:
+            reply = stream.call(packed, deadline)
+        except BaseException as error:
+            self._drop(stream, error, compensation)
+            raise
+        if len(self._idle) < self._max_idle:
+            self._idle.append(stream)
+        else:
+            self._drop(stream)
+        return reply
+
+    async def _call_on_new(self, packed: bytes, deadline: float, compensation: Compensation) -> Any:
+        self._idle.append(await self._open(deadline))
+        return await maybe_await(self.call(packed, deadline, compensation))
+
+    async def calls(
+        self, packed: bytes, count: int, deadline: float, follow_up: bytes, compensation: Compensation = None
+    ) -> list[Any]:
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            stream = await self._open(deadline)
+        try:
+            replies = stream.calls(packed, count, deadline)
+            if follow_up:
+                replies.append(stream.call(follow_up, deadline))
+        except BaseException as error:
+            self._drop(stream, error, compensation)
+            raise
+        if len(self._idle) < self._max_idle:
+            self._idle.append(stream)
+        else:
+            self._drop(stream)
+        return replies
+
+    def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:
+        return False  # what was under way went with its connection, and `compensation` behind it
+
+    async def _open(self, deadline: float) -> SocketStream:
+        stream = cast(SocketStream, await self.server.open(self._runtime, deadline))
+        self._all[id(stream)] = stream
+        return stream
+
+    def _drop(
+        self, stream: SocketStream, error: BaseException | None = None, compensation: Compensation = None
+    ) -> None:
+        self._all.pop(id(stream), None)
+        if compensation is not None:
+            stream.send_and_close(compensation())
+        else:
+            stream.close()
+        if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+            self.hang_up()  # the server has gone: what idles here was lost with it
+
+    def hang_up(self) -> None:
+        while self._idle:
+            try:
+                self._drop(self._idle.pop())
+            except IndexError:  # another thread was faster
+                return
+
+    def abort(self) -> None:
+        for _, stream in snapshot_items(self._all):
+            stream.shutdown()
+
+    def close(self) -> None:
+        self._max_idle = 0
+        self.hang_up()
+
+    def after_fork(self) -> None:
+        streams, self._all, self._idle = list(self._all.values()), {}, []
+        for stream in streams:
+            stream.after_fork()
+
+
+class PendingConnect:
+    """A connection that one task makes for all who come meanwhile."""
+
+    def __init__(self) -> None:
+        self.waiters: list[Signal] = []
+        self.failure: LeaseholdError | None = None  # for all of them
+
+
+class SharedConnection:
+    """Of the asyncio runtime."""
+
+    def __init__(self, server: RedisEndpoint, runtime: Runtime) -> None:
+        self.server, self._runtime = server, runtime
+        self._stream: LoopStream | None = None
+        self._draining: list[LoopStream] = []  # silent ones, on which some still wait for what they asked before
+        self._idle: list[LoopStream] = []  # nobody is using them
+        self._in_use: list[LoopStream] = []  # each used by one task
+        self._semaphore = TaskSemaphore(runtime, _MAX_EXCLUSIVE)
+        self._pending_connect: PendingConnect | None = None  # of the shared one
+
+    def call(self, packed: bytes, deadline: float, compensation: Compensation = None) -> Awaitable[Any]:
+        stream = self._stream
+        if stream is not None and stream.usable:
+            return stream.call(packed, deadline)
+        return self._call_on_new(packed, deadline)
+
+    async def _call_on_new(self, packed: bytes, deadline: float) -> Any:
+        stream = await self._get_shared(deadline)
+        return await stream.call(packed, deadline)
+
+    async def _get_shared(self, deadline: float) -> LoopStream:
+        """One task opens the connection for all. If it fails, it fails for all: a crowd does not try one by one. If it
+        ran out of time, or was cancelled, the next one tries: its deadline may be a later one."""
+        while self._stream is None or not self._stream.usable:
+            if (pending := self._pending_connect) is not None:
+                signal = self._runtime.signal()
+                pending.waiters.append(signal)
+                if not await signal.wait(deadline - self._runtime.now()):
+                    raise Unreachable(f"{self.server} cannot be reached: no connection in time", engine="redis")
+                if pending.failure is not None:
+                    raise copy(pending.failure) from pending.failure
+                continue
+            self._pending_connect = pending = PendingConnect()
+            try:
+                stream = await self._open(deadline)
+                if self._stream is not None:
+                    self._draining = [each for each in (*self._draining, self._stream) if each.open]
+                self._stream = stream
+            except LeaseholdError as failure:
+                pending.failure = None if isinstance(failure.__cause__, TimeoutError) else failure
+                raise
+            finally:
+                self._pending_connect = None
+                for each in pending.waiters:
+                    each.set()
+        return self._stream
+
+    async def calls(
+        self, packed: bytes, count: int, deadline: float, follow_up: bytes, compensation: Compensation = None
+    ) -> list[Any]:
+        if not follow_up:
+            return await (await self._get_shared(deadline)).calls(packed, count, deadline)
+        if not await self._semaphore.acquire(deadline):
+            raise Unreachable(f"{self.server} cannot be reached: no connection is free in time", engine="redis")
+        try:
+            self._idle = [stream for stream in self._idle if stream.usable]
+            stream = self._idle.pop() if self._idle else await self._open(deadline)
+            self._in_use.append(stream)
+            try:
+                replies = await stream.calls(packed, count, deadline)
+                replies.append(await stream.call(follow_up, deadline))
+            except BaseException:
+                stream.send_and_close(b"" if compensation is None else compensation())
+                raise
+            finally:
+                self._in_use.remove(stream)
+            self._idle.append(stream)
+            return replies
+        finally:
+            self._semaphore.release()
+
+    async def _open(self, deadline: float) -> LoopStream:
+        return cast(LoopStream, await self.server.open(self._runtime, deadline))
+
+    def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:
+        stream = self._stream
+        for draining in self._draining if stream is None or stream.usable else (*self._draining, stream):
+            draining.post(packed, deadline, _ignore_reply)
+        return stream is not None and stream.usable and stream.post(packed, deadline, on_reply)
+
+    def hang_up(self) -> None:
+        for stream in (self._stream, *self._draining, *self._idle):
+            if stream is not None:
+                stream.close()
+        self._stream = None
+        self._draining.clear()
+        self._idle.clear()
+
+    def abort(self) -> None:
+        for stream in (self._stream, *self._draining, *self._idle, *self._in_use):
+            if stream is not None:
+                stream.shutdown()
+
+    def close(self) -> None:
+        self.hang_up()
+
+    def after_fork(self) -> None:
+        for stream in (self._stream, *self._draining, *self._idle, *self._in_use):
+            if stream is not None:
+                stream.after_fork()
+        self._stream, self._pending_connect, self._semaphore = None, None, TaskSemaphore(self._runtime, _MAX_EXCLUSIVE)
+        for streams in (self._draining, self._idle, self._in_use):
+            streams.clear()
+
+
+class TaskSemaphore:
+    """So many tasks of a loop at a time; the others wait, first come, first served."""
+
+    def __init__(self, runtime: Runtime, limit: int) -> None:
+        self._runtime, self._free = runtime, limit
+        self._queue: deque[Signal] = deque()
+
+    async def acquire(self, deadline: float) -> bool:
+        if self._free:
+            self._free -= 1
+            return True
+        signal = self._runtime.signal()
+        self._queue.append(signal)
+        acquired = False
+        try:
+            acquired = await signal.wait(deadline - self._runtime.now())
+        finally:
+            if not acquired:  # too late, or cancelled: a turn given meanwhile is passed on
+                self._queue.remove(signal) if signal in self._queue else self.release()
+        return acquired
+
+    def release(self) -> None:
+        if self._queue:
+            self._queue.popleft().set()
+        else:
+            self._free += 1
+
+
+def _ignore_reply(_reply: Any) -> None:
+    """On a silent connection: only an answer on another one counts."""

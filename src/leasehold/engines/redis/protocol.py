@@ -1,0 +1,319 @@
+"""Requests as bytes, and what their replies mean.
+
+A lock asks the same thing again and again; only the claim's mark is new each time. So what stands before and behind the
+mark is packed once and kept. Times travel as whole microseconds, marks as their 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from leasehold.core.lock_state import LockState, describe_kind
+from leasehold.core.names import FORMAT, bucket, decode, encode
+from leasehold.core.queue_entry import COOLING, HELD, WAITING, QueueEntry
+from leasehold.engines.redis.scripts import MICROS, PubSubCommands, Script, load
+from leasehold.engines.redis.server import encode_command
+from leasehold.errors import Mismatch, Unavailable
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
+
+_MAX_CACHED_ARGUMENTS: Final = 4096  # ways of asking that are kept packed
+MAX_CACHED_NAMES: Final = 16_384  # and names, about 450 bytes each: a client may well hold ten thousand
+_MAX_MICROS: Final = 100 * 365 * 86_400 * MICROS  # a century: sums of such times are still whole numbers of a double
+_ID_HASH_HEADER: Final = b"$16\r\n"
+
+_new_tuple = tuple.__new__  # what `Grant(...)` comes down to, without matching the arguments
+
+
+class NameKeys(NamedTuple):
+    """The keys of a name, packed; `tag` is their hash tag, braces and all."""
+
+    tag: str
+    encoded: bytes
+
+
+def lock_keys(namespace: str, name: str) -> tuple[str, str, str, str]:
+    """Counter, name, queue, waiters: what `machine.lua` calls them."""
+    counter = f"{FORMAT}:{{{encode(namespace)}:{bucket(name)}}}"
+    key = f"{counter}:{encode(name)}"
+    return counter, key, f"{key}:q", f"{key}:w"
+
+
+def encode_keys(namespace: str, name: str, with_missing_key: bool = False) -> NameKeys:
+    """All is plain ASCII, a byte for each character."""
+    all_keys: tuple[str, ...] = lock_keys(namespace, name)
+    if with_missing_key:
+        all_keys += (f"{all_keys[0]}:",)
+    text = "".join([f"${len(key)}\r\n{key}\r\n" for key in (str(len(all_keys)), *all_keys)])
+    return NameKeys(all_keys[0][len(FORMAT) + 1 :], text.encode())
+
+
+def scan_pattern(namespace: str, prefix: str) -> str:
+    """What SCAN is asked for: the encoding leaves no character that would mean something else there."""
+    return f"{FORMAT}:{{{encode(namespace)}:*}}:{encode(prefix)}*"
+
+
+def parse_key(key: str) -> tuple[str, str] | None:
+    """Namespace and name of a name's own key; None: of another key beside it, or not ours."""
+    parts = key.split(":")
+    if len(parts) != 4 or parts[0] != FORMAT or not parts[1].startswith("{"):
+        return None
+    try:
+        return decode(parts[1][1:]), decode(parts[3])
+    except ValueError:
+        return None
+
+
+def encode_attempt_arguments(claim: Claim, client: str) -> tuple[bytes, bytes]:
+    """What the attempts of a lock say behind their mark, packed: one that tries, and one that joins the line."""
+    semaphore_limit = claim.limit if claim.kind == "semaphore" else 0
+    shared, delay = int(claim.mode == "shared"), to_micros(claim.delay)
+    fields = (HELD, shared, delay, 0 if semaphore_limit else -1, 0, 0, client, encode_holder(claim.holder))
+    packed_grant = b"".join([encode_msgpack(field) for field in fields])
+    without_queue, with_queue = (
+        b"\r\n" + encode_arguments(to_micros(claim.ttl), delay, queue, semaphore_limit, packed_grant)
+        for queue in (0, 1)
+    )
+    return without_queue, with_queue
+
+
+class RedisRequests:
+    """Of one engine."""
+
+    def __init__(self, pubsub_commands: PubSubCommands, client: str) -> None:
+        names = ("attempt", "renew", "release", "break", "inspect")
+        self.scripts = RedisScripts(*(load(name, pubsub_commands) for name in names))
+        self._pubsub_commands = pubsub_commands
+        self.set_client(client)
+
+    def set_client(self, client: str) -> None:
+        """The client has another address now: after a fork."""
+        self._client = client
+        self._cached_keys: dict[tuple[str, ...], NameKeys] = {}
+        self._cached_arguments: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
+        self._last_arguments: tuple[tuple[Any, ...], tuple[bytes, bytes]] = ((), (b"", b""))
+        scripts = self.scripts
+        self._attempt_prefix = self._encode_prefix(scripts.attempt, 6)
+        self._release_prefix = self._encode_prefix(scripts.release, 1)
+        self._renew_prefix = self._encode_prefix(scripts.renew, 3)
+
+    def _encode_prefix(self, script: Script, arguments: int) -> bytes:
+        return encode_prefix(script, arguments, 4 + self._pubsub_commands.by_bucket)
+
+    def name_keys(self, namespace: str, name: str) -> NameKeys:
+        """In a cluster the keys have one more, which never exists: while a slot moves, a server refuses a script that
+        does not find all its keys. Else it would run as long as it finds them, and end where it misses the first."""
+        cache_key = (namespace, name)
+        keys = self._cached_keys.get(cache_key)
+        if keys is None:
+            keys = encode_keys(namespace, name, self._pubsub_commands.by_bucket)
+            if len(self._cached_keys) >= MAX_CACHED_NAMES:
+                self._cached_keys.clear()
+            self._cached_keys[cache_key] = keys
+        return keys
+
+    def _lookup_arguments(self, key: tuple[Any, ...], claim: Claim) -> tuple[bytes, bytes]:
+        arguments = self._cached_arguments.get(key)
+        if arguments is None:
+            arguments = encode_attempt_arguments(claim, self._client)
+            if len(self._cached_arguments) >= _MAX_CACHED_ARGUMENTS:
+                self._cached_arguments.clear()
+            self._cached_arguments[key] = arguments
+        self._last_arguments = (key, arguments)
+        return arguments
+
+    def attempt(self, keys: NameKeys, claim: Claim) -> bytes:
+        last_arguments, key = (
+            self._last_arguments,
+            claim[4:10],
+        )  # comparing with the one used last is a third of a look-up
+        arguments = last_arguments[1] if last_arguments[0] == key else self._lookup_arguments(key, claim)
+        return b"".join(
+            (self._attempt_prefix, keys.encoded, _ID_HASH_HEADER, bytes.fromhex(claim.id_hash), arguments[claim.queue])
+        )
+
+    def release(self, keys: NameKeys, claim: Claim) -> bytes:
+        id_hash = bytes.fromhex(claim.id_hash)
+        if claim.id and not claim.min_hold:
+            return b"".join((self._release_prefix, keys.encoded, _ID_HASH_HEADER, id_hash, b"\r\n"))
+        held = int(bool(claim.id))  # 0: it ends no grant
+        return (
+            self._encode_prefix(self.scripts.release, 3)
+            + keys.encoded
+            + encode_arguments(id_hash, to_micros(claim.min_hold), held)
+        )
+
+    def renew(self, keys: NameKeys, claims: Sequence[Claim]) -> bytes:
+        parts = [
+            self._renew_prefix if len(claims) == 1 else self._encode_prefix(self.scripts.renew, 3 * len(claims)),
+            keys.encoded,
+        ]
+        for claim in claims:
+            token, ttl = b"%d" % claim.token, b"%d" % to_micros(claim.ttl)
+            fields = (bytes.fromhex(claim.id_hash), len(token), token, len(ttl), ttl)
+            parts.append(b"$16\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % fields)
+        return b"".join(parts)
+
+    def break_(self, keys: NameKeys, token: int) -> bytes:
+        return self._encode_prefix(self.scripts.break_, 1) + keys.encoded + encode_arguments(token)
+
+    def inspect(self, keys: NameKeys) -> bytes:
+        return self._encode_prefix(self.scripts.inspect, 0) + keys.encoded
+
+
+class RedisScripts(NamedTuple):
+    attempt: Script
+    renew: Script
+    release: Script
+    break_: Script
+    inspect: Script
+
+
+def as_eval(script: Script, packed: bytes) -> bytes:
+    """The same request for a server that does not know the script, or forgot it: it learns it by this."""
+    return packed.replace(_encode_evalsha(script), b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(script.text), script.text), 1)
+
+
+def _encode_evalsha(script: Script) -> bytes:
+    return b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % script.sha
+
+
+def encode_prefix(script: Script, arguments: int, key_count: int = 4) -> bytes:
+    """What stands before the keys and their number."""
+    return b"*%d\r\n%b" % (3 + key_count + arguments, _encode_evalsha(script))
+
+
+def encode_arguments(*values: bytes | str | int) -> bytes:
+    return encode_command(*values).partition(b"\r\n")[2]
+
+
+def to_micros(seconds: float) -> int:
+    return min(round(seconds * MICROS), _MAX_MICROS)
+
+
+def encode_msgpack(value: int | str) -> bytes:
+    """As the scripts pack it (MessagePack), as far as it is needed."""
+    if isinstance(value, str):
+        raw = value.encode()
+        return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else b"\xda" + len(raw).to_bytes(2)) + raw
+    if value < 128:
+        return value.to_bytes(1, signed=True)
+    return b"\xcf" + value.to_bytes(8)
+
+
+def encode_holder(holder: Holder) -> str:
+    """For people, so short: the usual label is made of host and pid."""
+    fields = (holder.host, str(holder.pid), holder.purpose)
+    return "\0".join(fields if holder.label == f"{holder.host}:{holder.pid}" else (holder.label, *fields))
+
+
+def decode_holder(raw: bytes) -> Holder:
+    try:
+        *label, host, pid, purpose = raw.decode().split("\0")
+        return Holder(label[0] if label else f"{host}:{pid}", host, int(pid), purpose)
+    except ValueError as bad:
+        raise unexpected_reply() from bad
+
+
+# -------------------------------------------------------------- replies
+
+
+def unexpected_reply() -> Unavailable:
+    return Unavailable("the server answered what no script of Leasehold answers: is it Redis?", engine="redis")
+
+
+def decode_attempt(claim: Claim, reply: Any) -> Grant | Busy:
+    if reply.__class__ is list and len(reply) == 3:  # the usual answer; a match would cost five times as much
+        token, life, slot = reply
+        if token.__class__ is life.__class__ is slot.__class__ is int and token > 0:
+            return _new_tuple(Grant, (token, life / MICROS, None if slot < 0 else slot))
+    match reply:
+        case [0, int(left), int(raw_position), int(token), bytes(holder), int()]:
+            position = None if raw_position < 0 else raw_position
+            if left < 0:
+                return Busy(None, position)
+            return Busy(left / MICROS, position, token, decode_holder(holder))
+        case [-1, int(semaphore_limit)]:
+            found = describe_kind("semaphore", semaphore_limit) if semaphore_limit else describe_kind("lock", 1)
+            raise Mismatch(claim.name, wanted=describe_kind(claim.kind, claim.limit), found=found)
+    raise unexpected_reply()
+
+
+def not_subscribed(reply: Any) -> bool:
+    """Busy, and the server knows nobody whom it could wake."""
+    return len(reply) == 6 and reply[5] == 0
+
+
+def decode_bool(reply: Any) -> bool:
+    if reply not in (0, 1):
+        raise unexpected_reply()
+    return bool(reply)
+
+
+def decode_renewals(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
+    """For each claim, in turn."""
+    if reply.__class__ is list and len(claims) == 1 and len(reply) == 2:  # the usual answer
+        life, position = reply
+        if life.__class__ is position.__class__ is int and life >= 0:
+            return [Alive(life / MICROS, None if position < 0 else position)]
+    if not isinstance(reply, list) or len(reply) != 2 * len(claims) or not all(type(number) is int for number in reply):
+        raise unexpected_reply()
+    answers: list[Alive | Gone] = []
+    for life, position in zip(reply[::2], reply[1::2], strict=True):
+        if life < 0:
+            answers.append(Gone("expired" if life == -2 else "unknown"))
+        else:
+            answers.append(Alive(life / MICROS, None if position < 0 else position))
+    return answers
+
+
+def decode_scan(reply: Any) -> tuple[bytes, list[tuple[str, str]]]:
+    """Where to go on, and the names found."""
+    match reply:
+        case [bytes(cursor), list(keys)]:
+            return cursor, [name_id for key in keys if (name_id := parse_key(key.decode(errors="replace"))) is not None]
+    raise unexpected_reply()
+
+
+def decode_holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
+    """Judged by the reference itself, at the server's own time."""
+    try:
+        now, *contents = reply
+        if not contents:
+            return []
+        semaphore_limit, *entries = contents
+        lock_state = LockState(now / MICROS, "semaphore" if semaphore_limit else "lock", semaphore_limit or 1)
+        lock_state._next_expiry = 0.0
+        for packed_entry in entries:
+            _add_entry(lock_state, packed_entry)
+    except (TypeError, ValueError, AttributeError) as bad:
+        raise unexpected_reply() from bad
+    lock_state.waiters.sort(key=lambda entry: entry[0])
+    lock_state.expire(now / MICROS)
+    return list(lock_state.holdings(namespace, name, now / MICROS))
+
+
+def _add_entry(lock_state: LockState, packed_entry: Any) -> None:
+    id_hash, token, expires_at, since, state, shared, delay, slot, ticket, heartbeat_expires_at, client, holder, *_ = (
+        packed_entry
+    )
+    entry = QueueEntry(
+        id_hash=id_hash.hex(),
+        client=client.decode(),
+        holder=decode_holder(holder),
+        mode="shared" if shared else "exclusive",
+        delay=delay / MICROS,
+        ticket=ticket,
+        since=since / MICROS,
+        heartbeat_expires_at=heartbeat_expires_at / MICROS,
+        state=state,
+        until=expires_at / MICROS,
+        token=token,
+        slot=None if slot < 0 else slot,
+    )
+    if token:
+        lock_state.holders[token] = entry
+    if state != COOLING:
+        lock_state.entries[entry.id_hash] = entry
+    if state == WAITING:
+        lock_state.waiters.append((ticket, entry))

@@ -1,0 +1,344 @@
+"""One question to all nodes, at once, and what each of them made of it.
+
+Blocking, a caller has a bundle of connections, one to each node, for as long as a call lasts. Under asyncio all tasks
+share one connection to each. Either way the nodes are asked by the caller's own thread or task, before any answer is
+awaited.
+
+A round lasts until all nodes have answered, but not for long: once their answers decide it, the others have only their
+patience, which is short against the ttl; undecided, until the deadline. Who has not answered by then is sent the
+`compensation`, behind what it was asked, and rests for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import hiredis
+
+from leasehold.engines.redis.connections import SharedConnection
+from leasehold.engines.redis.protocol import as_eval
+from leasehold.engines.redis.scripts import Script
+from leasehold.engines.redis.server import describe_error, is_error_reply
+from leasehold.engines.redlock.node import RedlockNode, ignore_reply
+from leasehold.engines.redlock.quorum import majority
+from leasehold.errors import ConfigError, LeaseholdError, Mismatch, Unavailable
+from leasehold.runtime.base import Runtime
+from leasehold.runtime.net.fanout_blocking import AnswersByServer, ConnectionGroup, FanoutRequests, WaitPolicy
+from leasehold.runtime.net.fanout_event_loop import gather_answers
+
+T = TypeVar("T")
+
+_MAX_IDLE: Final = 64  # bundles kept while nobody uses them
+_STRAGGLER_TIMEOUT: Final = (
+    0.05,
+    0.5,
+)  # seconds: the least and the most that is waited for a node whose answer is not needed
+_STRAGGLER_TTL_SHARE: Final = 0.1  # of the ttl
+_COMPENSATION_GRACE: Final = 0.5  # that a connection is kept beyond the deadline: the regret goes behind what was asked
+_NO_NODES: Final[Mapping[int, Sequence[bytes]]] = {}
+
+
+class RoundResult(NamedTuple):
+    """What the nodes said, by number; and why the others did not."""
+
+    replies: dict[int, list[Any]]
+    errors: dict[int, Exception]
+
+    def decode_first(self, decode: Callable[[Any], T]) -> dict[int, T]:
+        """The first reply of each, as it is to be read."""
+        return self._decode({index: replies[0] for index, replies in self.replies.items()}, decode)
+
+    def decode_all(self, decode: Callable[[list[Any]], T]) -> dict[int, T]:
+        """All replies of each."""
+        return self._decode(dict(self.replies), decode)
+
+    def _decode(self, raw_replies: dict[int, Any], decode: Callable[[Any], T]) -> dict[int, T]:
+        """What cannot be read is no answer, whatever the others say."""
+        decoded: dict[int, T] = {}
+        for index, reply in raw_replies.items():
+            try:
+                decoded[index] = decode(reply)
+            except LeaseholdError as error:
+                self.errors[index] = error
+                del self.replies[index]
+        return decoded
+
+
+Packed: TypeAlias = Sequence[bytes]
+Decided: TypeAlias = Callable[[Mapping[int, list[Any]]], bool]
+
+
+class Fanout(Protocol):
+    """How the nodes are reached."""
+
+    async def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer: ...
+
+    def post(self, index: int, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
+        """Send behind everything sent so far, and wait for nothing. False: cannot be done here."""
+
+    def close(self) -> None: ...
+
+    def after_fork(self) -> None: ...
+
+
+class Broadcaster:
+    """Of one engine."""
+
+    def __init__(self, nodes: Sequence[RedlockNode], runtime: Runtime) -> None:
+        self.nodes, self._runtime, self.quorum = nodes, runtime, majority(len(nodes))
+        self.fanout: Fanout = BlockingFanout(nodes, runtime) if runtime.blocking else AsyncFanout(nodes, runtime)
+
+    async def run_round(
+        self,
+        script: Script | None,
+        packed: Packed | Mapping[int, Packed],
+        deadline: float,
+        ttl: float,
+        decided: Decided,
+        compensation: Callable[[], bytes] = bytes,
+    ) -> RoundResult:
+        """Ask all nodes the same, or some of them each its own; what is packed are calls of one script, as many for
+        each."""
+        now = self._runtime.now()
+        calls, backed_off = (packed, _NO_NODES) if isinstance(packed, Mapping) else self._choose_nodes(now, packed)
+        straggler_deadline = now + min(
+            max(ttl * _STRAGGLER_TTL_SHARE, _STRAGGLER_TIMEOUT[0]), _STRAGGLER_TIMEOUT[1], (deadline - now) / 2
+        )
+
+        def is_enough(answers: AnswersByServer) -> bool:
+            # Those that do not know the script have to be asked once more, and not by the deadline.
+            return bool(_nodes_without_script(answers)) or decided(_valid_replies(answers))
+
+        answers = await self._ask(calls, WaitPolicy(straggler_deadline, deadline, is_enough), compensation, backed_off)
+        if script is not None and (without_script := _nodes_without_script(answers)):
+            policy = WaitPolicy(straggler_deadline, deadline, lambda answers: decided(_valid_replies(answers)))
+            for index in without_script:
+                del answers[index]
+            repeated = {n: each for n, each in {**calls, **backed_off}.items() if n in without_script}
+            remaining = {n: each for n, each in backed_off.items() if n not in answers and n not in repeated}
+            answers |= await self._ask_with_script_text(
+                script, repeated, remaining, policy.combined_with(answers), compensation
+            )
+        errors: dict[int, Exception] = {}
+        replies: dict[int, list[Any]] = {}
+        for index in range(len(self.nodes)):
+            answer = answers.get(index)
+            if isinstance(answer, list):
+                self._record_replies(index, answer, replies, errors)
+            else:
+                errors[index] = self._record_failure(index, answer)
+        return RoundResult(replies, errors)
+
+    async def _ask(
+        self,
+        calls: Mapping[int, Packed],
+        policy: WaitPolicy,
+        compensation: Callable[[], bytes],
+        later: Mapping[int, Packed] = _NO_NODES,
+    ) -> AnswersByServer:
+        count = max(map(len, (*calls.values(), *later.values())), default=0)
+        return await self.fanout.request_all(
+            FanoutRequests(_join_calls(calls), _join_calls(later), compensation), count, policy
+        )
+
+    async def _ask_with_script_text(
+        self,
+        script: Script,
+        calls: Mapping[int, Packed],
+        later: Mapping[int, Packed],
+        policy: WaitPolicy,
+        compensation: Callable[[], bytes],
+    ) -> AnswersByServer:
+        """The same question to nodes that do not know the script, or forgot it: they learn it by its text."""
+
+        def with_text(by_node: Mapping[int, Packed]) -> dict[int, Packed]:
+            return {
+                index: [as_eval(script, first_call), *other_calls]
+                for index, (first_call, *other_calls) in by_node.items()
+            }
+
+        return await self._ask(with_text(calls), policy, compensation, with_text(later))
+
+    def _choose_nodes(self, now: float, packed: Packed) -> tuple[dict[int, Packed], dict[int, Packed]]:
+        """Those worth asking, and the others. One whose rest is over is asked by one call first."""
+        available, backed_off = {}, {}
+        for index, node in enumerate(self.nodes):
+            if node.backoff_until <= now:
+                available[index] = packed
+                if node.backoff_until:
+                    node.backoff_until = now + _STRAGGLER_TIMEOUT[1]
+            else:
+                backed_off[index] = packed
+        return available, backed_off
+
+    def _record_replies(
+        self, index: int, node_replies: list[Any], replies: dict[int, list[Any]], errors: dict[int, Exception]
+    ) -> None:
+        node = self.nodes[index]
+        node.on_answer()
+        for reply in node_replies:
+            if isinstance(reply, hiredis.ReplyError):
+                errors[index] = node.map_error(reply)
+                return
+        replies[index] = node_replies
+
+    def _record_failure(self, index: int, failure: Exception | None) -> Exception:
+        node = self.nodes[index]
+        if failure is None:
+            return Unavailable(f"{node} was not asked: it did not answer lately", engine="redlock")
+        node.on_failure(self._runtime.now(), self._runtime.random())
+        if isinstance(failure, LeaseholdError):
+            if isinstance(failure, ConfigError) and not node.accepted_once:
+                raise failure  # never fit for locks: whoever configured this has to know, whatever the others say
+            return failure
+        error = Unavailable(f"{node} did not answer: {describe_error(failure)}", engine="redlock")
+        error.__cause__ = failure
+        return error
+
+    def no_majority_error(self, result: RoundResult, what: str) -> LeaseholdError:
+        """Nothing can be said without a majority: which node said what."""
+        summary = f"{len(result.replies)} of {len(self.nodes)} nodes answered, {self.quorum} are needed"
+        reasons = "; ".join(str(error) for _, error in sorted(result.errors.items()))
+        if sum(isinstance(error, ConfigError) for error in result.errors.values()) >= self.quorum:
+            return ConfigError(f"{what}: {summary}: {reasons}")
+        mismatches = [error for error in result.errors.values() if isinstance(error, Mismatch)]
+        if len(mismatches) >= self.quorum:
+            return mismatches[0]
+        return Unavailable(f"{what}: {summary}: {reasons}", engine="redlock")
+
+    def close(self) -> None:
+        self.fanout.close()
+
+    def after_fork(self) -> None:
+        self.fanout.after_fork()
+
+
+def _join_calls(packed: Mapping[int, Packed]) -> dict[int, bytes]:
+    return {
+        index: node_calls[0] if len(node_calls) == 1 else b"".join(node_calls) for index, node_calls in packed.items()
+    }
+
+
+def _valid_replies(answers: AnswersByServer) -> dict[int, list[Any]]:
+    """The answers that are one."""
+    return {
+        index: answer
+        for index, answer in answers.items()
+        if answer.__class__ is list and answer[0].__class__ is not hiredis.ReplyError
+    }
+
+
+def _nodes_without_script(answers: AnswersByServer) -> list[int]:
+    return [
+        index for index, answer in answers.items() if answer.__class__ is list and is_error_reply(answer[0], "NOSCRIPT")
+    ]
+
+
+class BlockingFanout:
+    """Of the blocking runtime. Used by many threads: single steps on a list."""
+
+    def __init__(self, nodes: Sequence[RedlockNode], runtime: Runtime) -> None:
+        self._nodes, self._runtime = nodes, runtime
+        self._idle: list[ConnectionGroup] = []
+        self._connection_groups: dict[int, ConnectionGroup] = {}  # for a fork
+        self._closed = False
+
+    async def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:
+        try:
+            connections = self._idle.pop()
+        except IndexError:
+            connections = ConnectionGroup(self._nodes, hiredis.Reader, self._runtime.now)
+            self._connection_groups[id(connections)] = connections
+        try:
+            answers = connections.request_all(requests, count, policy)
+        except BaseException:  # torn apart anywhere: an answer still to come must never be taken for another's
+            self._drop(connections)
+            raise
+        if len(self._idle) < _MAX_IDLE and not self._closed:  # whoever did not answer was dropped from it
+            self._idle.append(connections)
+        else:
+            self._drop(connections)
+        return answers
+
+    def _drop(self, connections: ConnectionGroup) -> None:
+        self._connection_groups.pop(id(connections), None)
+        connections.close()
+
+    def post(self, index: int, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
+        return False  # what was under way went with its connection, and `compensation` behind it
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            try:
+                connections = self._idle.pop()
+            except IndexError:  # another thread was faster
+                return
+            self._drop(connections)
+
+    def after_fork(self) -> None:
+        groups, self._connection_groups, self._idle = list(self._connection_groups.values()), {}, []
+        for connections in groups:
+            connections.after_fork()
+
+
+class AsyncFanout:
+    """Of the asyncio runtime."""
+
+    def __init__(self, nodes: Sequence[RedlockNode], runtime: Runtime) -> None:
+        self._now = runtime.now
+        self._connections = [SharedConnection(node, runtime) for node in nodes]
+
+    async def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:
+        answers = await self._gather(requests, count, policy)
+        all_requests = {**requests.first, **requests.later}
+        broken = [
+            n for n, answer in answers.items() if isinstance(answer, OSError) and not isinstance(answer, TimeoutError)
+        ]
+        if broken:  # in the middle: a new connection is made, and the question repeated, once
+            answered = {index: answer for index, answer in answers.items() if index not in broken}
+            retries = FanoutRequests({index: all_requests[index] for index in broken})
+            answers = answered | await self._gather(retries, count, policy.combined_with(answered))
+        if compensation := b"" if TimeoutError not in map(type, answers.values()) else requests.compensation():
+            for index, answer in answers.items():
+                if isinstance(answer, TimeoutError):
+                    self._connections[index].post(compensation, policy.deadline + _COMPENSATION_GRACE, ignore_reply)
+        return answers
+
+    async def _gather(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:
+        if count == 1:
+            wrapped_policy = policy._replace(decided=lambda answers: policy.decided(_wrap_in_lists(answers)))
+            return _wrap_in_lists(
+                await gather_answers(
+                    partial(self._send_one, policy.deadline + _COMPENSATION_GRACE), requests, wrapped_policy, self._now
+                )
+            )
+        return await gather_answers(
+            partial(self._send_pipeline, policy.deadline + _COMPENSATION_GRACE, count), requests, policy, self._now
+        )
+
+    def _send_one(self, deadline: float, index: int, data: bytes) -> Awaitable[Any]:
+        return self._connections[index].call(data, deadline)
+
+    def _send_pipeline(self, deadline: float, count: int, index: int, data: bytes) -> Awaitable[Any]:
+        return self._connections[index].calls(data, count, deadline, follow_up=b"")
+
+    def post(self, index: int, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
+        return self._connections[index].post(packed, deadline, done)
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def after_fork(self) -> None:
+        for connection in self._connections:
+            connection.after_fork()
+
+
+def _wrap_in_lists(answers: AnswersByServer) -> AnswersByServer:
+    return {
+        n: answer if isinstance(answer, Exception) and not isinstance(answer, hiredis.ReplyError) else [answer]
+        for n, answer in answers.items()
+    }

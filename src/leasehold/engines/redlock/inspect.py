@@ -1,0 +1,69 @@
+"""Inspection: every node's view of a name, made one. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.redis.protocol import decode_holdings, decode_scan, scan_pattern
+from leasehold.engines.redis.server import encode_command
+from leasehold.engines.redlock import quorum
+from leasehold.engines.redlock.broadcast import Broadcaster, Packed, RoundResult
+from leasehold.engines.redlock.protocol import RedlockRequests
+from leasehold.model import Holding
+
+_SCAN_COUNT: Final = 1000  # keys a node goes through at a time
+_BATCH: Final = 100  # names asked about at a time
+
+
+class RedlockInspector:
+    """Of one engine."""
+
+    def __init__(self, requests: RedlockRequests, broadcaster: Broadcaster) -> None:
+        self._requests, self._broadcaster = requests, broadcaster
+
+    async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
+        names = [prefix] if exact else sorted(await self._scan_names(namespace, prefix, deadline))
+        found: list[Holding] = []
+        for start in range(0, len(names), _BATCH):
+            found += await self._inspect_names(namespace, names[start : start + _BATCH], deadline)
+        return found
+
+    async def _inspect_names(self, namespace: str, names: Sequence[str], deadline: float) -> list[Holding]:
+        packed = [self._requests.inspect(self._requests.name_keys(namespace, name)) for name in names]
+        result = await self._broadcaster.run_round(
+            self._requests.scripts.inspect, packed, deadline, WAITER_TTL, self._has_majority
+        )
+        views = result.decode_all(
+            lambda replies: [decode_holdings(namespace, *each) for each in zip(names, replies, strict=True)]
+        )
+        self._require_majority(result)
+        by_name = zip(*views.values(), strict=True)
+        return [each for views in by_name for each in quorum.merge_holdings(views, len(self._broadcaster.nodes))]
+
+    async def _scan_names(self, namespace: str, prefix: str, deadline: float) -> set[str]:
+        """Those with a key of their own on any node. There is no index of names: each goes through all its keys."""
+        found: set[str] = set()
+        key_pattern = scan_pattern(namespace, prefix)
+        calls: Packed | dict[int, Packed] = [encode_command("SCAN", "0", "MATCH", key_pattern, "COUNT", _SCAN_COUNT)]
+        finished: set[int] = set()
+        while calls:
+            result = await self._broadcaster.run_round(None, calls, deadline, WAITER_TTL, self._has_majority)
+            calls = {}
+            for node, (cursor, names) in result.decode_first(decode_scan).items():
+                found.update(name for found_namespace, name in names if found_namespace == namespace)
+                if cursor == b"0":
+                    finished.add(node)
+                else:
+                    calls[node] = [encode_command("SCAN", cursor, "MATCH", key_pattern, "COUNT", _SCAN_COUNT)]
+        if len(finished) < self._broadcaster.quorum:
+            self._require_majority(result)
+        return found
+
+    def _has_majority(self, replies: object) -> bool:
+        return len(replies) >= self._broadcaster.quorum  # type: ignore[arg-type]
+
+    def _require_majority(self, result: RoundResult) -> None:
+        if len(result.replies) < self._broadcaster.quorum:
+            raise self._broadcaster.no_majority_error(result, "names could not be looked at")

@@ -1,0 +1,139 @@
+"""Renewal by majority, and taking part again where a node has lost a grant.
+
+A lease lives on when a majority of the nodes still had it and pushed its end back; it is gone when so many do not have
+it that no majority can. A node that answered without having it, because it was down too long, lost its data, or was
+never asked, is then offered the grant again. That can let nobody in beside the holder, and no token out of order: the
+majority has just said that the grant lives, and the offer is good only for a moment, by the node's own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from leasehold.engines.redis.protocol import NameKeys, as_eval
+from leasehold.engines.redlock import protocol, quorum
+from leasehold.engines.redlock.broadcast import Broadcaster, RoundResult
+from leasehold.engines.redlock.client_state import ProposalClock
+from leasehold.engines.redlock.protocol import NodeRenewal, RedlockRequests
+from leasehold.engines.registry import ClaimRegistry
+from leasehold.errors import LeaseholdError, Unavailable
+from leasehold.model import Alive, Claim, Gone
+
+_OFFER_LIFETIME: Final = 500_000  # microseconds that an offer is good for
+
+
+class ClaimAnswers(NamedTuple):
+    """A claim, and what each node says about it, by its own clock."""
+
+    claim: Claim
+    answers: dict[int, NodeRenewal]
+    clocks: dict[int, int]
+
+
+class RedlockRenewer:
+    """Of one engine."""
+
+    def __init__(
+        self, registry: ClaimRegistry, requests: RedlockRequests, broadcaster: Broadcaster, proposals: ProposalClock
+    ) -> None:
+        self._registry, self._requests, self._broadcaster, self._proposals = registry, requests, broadcaster, proposals
+
+    async def renew(self, claims: Sequence[Claim], deadline: float) -> list[Alive | Gone | Unavailable]:
+        """One trip to each node for all claims: a script for each name."""
+        names: dict[tuple[str, str], list[int]] = {}
+        for index, claim in enumerate(claims):
+            names.setdefault((claim.namespace, claim.name), []).append(index)
+        number, groups = self._proposals.next_number(), list(names.values())
+        packed = [self._requests.renew(self._name_keys(claims[g[0]]), [claims[n] for n in g], number) for g in groups]
+        ttl = min((claim.ttl for claim in claims), default=0.0)
+
+        def decided(replies: Mapping[int, list[Any]]) -> bool:
+            return None not in map(self._verdict, self._collect_answers(claims, groups, RoundResult(dict(replies), {})))
+
+        try:
+            result = await self._broadcaster.run_round(self._requests.scripts.renew, packed, deadline, ttl, decided)
+            answers = self._collect_answers(claims, groups, result)
+        except LeaseholdError as error:
+            return [Unavailable(str(error), engine="redlock")] * len(claims)
+        await self._rejoin(answers, deadline)
+        return [self._answer(claim_answers, result) for claim_answers in answers]
+
+    def _collect_answers(
+        self, claims: Sequence[Claim], groups: Sequence[Sequence[int]], result: RoundResult
+    ) -> list[ClaimAnswers]:
+        answers = [ClaimAnswers(claim, {}, {}) for claim in claims]
+        sizes = [len(group) for group in groups]
+        by_node = result.decode_all(
+            lambda replies: [protocol.decode_renewals(*sized_reply) for sized_reply in zip(sizes, replies, strict=True)]
+        )
+        for node, by_group in by_node.items():
+            for group, (renewed, now) in zip(groups, by_group, strict=True):
+                for index, answer in zip(group, renewed, strict=True):
+                    answers[index].answers[node], answers[index].clocks[node] = answer, now
+        return answers
+
+    def _verdict(self, claim_answers: ClaimAnswers) -> Alive | Gone | None:
+        judge = quorum.judge_held if claim_answers.claim.token else quorum.judge_waiting
+        return judge(claim_answers.answers, len(self._broadcaster.nodes))
+
+    async def _rejoin(self, answers: Sequence[ClaimAnswers], deadline: float) -> None:
+        """A trip to each node that lacks any, for all that it lacks."""
+        lacking: dict[int, dict[Claim, bytes]] = {}
+        ttl, number = float("inf"), self._proposals.next_number()
+        for claim_answers in answers:
+            claim = claim_answers.claim
+            if claim.token and claim.id_hash in self._registry.held and isinstance(self._verdict(claim_answers), Alive):
+                for node, answer in claim_answers.answers.items():
+                    if answer.life is None:
+                        until = claim_answers.clocks[node] + _OFFER_LIFETIME
+                        packed = self._requests.rejoin(self._name_keys(claim), claim, number, until)
+                        lacking.setdefault(node, {})[claim] = packed
+                        ttl = min(ttl, claim.ttl)
+        rejoin = self._requests.scripts.rejoin
+        for node, offers in lacking.items():
+            compensation = partial(self._compensation, list(offers), number)
+            await self._broadcaster.run_round(
+                rejoin, {node: list(offers.values())}, deadline, ttl, lambda _: True, compensation
+            )
+            await self._withdraw_released(
+                node, [claim for claim in offers if claim.id_hash not in self._registry.held], deadline
+            )
+
+    def _compensation(self, claims: Sequence[Claim], number: int) -> bytes:
+        release, requests = self._requests.scripts.release, self._requests
+        return b"".join(
+            as_eval(release, requests.undo_attempt(self._name_keys(claim), claim, number)) for claim in claims
+        )
+
+    async def _withdraw_released(self, node: int, released: Sequence[Claim], deadline: float) -> None:
+        """What was released while it was offered: the release may have come first, and the offer would stay (E6). One
+        that is held by now is released after this, and behind the offer."""
+        if not released:
+            return
+        release, requests = self._requests.scripts.release, self._requests
+        packed = {
+            each.id_hash: requests.release(self._name_keys(each), each._replace(min_hold=0.0)) for each in released
+        }
+        result = await self._broadcaster.run_round(
+            release, {node: list(packed.values())}, deadline, released[0].ttl, lambda _: True
+        )
+        if result.errors.get(node):
+            for id_hash, each in packed.items():
+                self._broadcaster.nodes[node].add_missed_release(id_hash, release, each)
+
+    def _name_keys(self, claim: Claim) -> NameKeys:
+        return self._requests.name_keys(claim.namespace, claim.name)
+
+    def _answer(self, claim_answers: ClaimAnswers, result: RoundResult) -> Alive | Gone | Unavailable:
+        verdict, claim = self._verdict(claim_answers), claim_answers.claim
+        if verdict is None:
+            why = self._broadcaster.no_majority_error(result, f"{claim.name} could not be renewed")
+            return Unavailable(str(why), engine="redlock")
+        left_over = any(answer.life is not None for answer in claim_answers.answers.values())
+        if claim.token and claim.id and left_over and isinstance(verdict, Gone):
+            self._registry.retry_release(
+                claim
+            )  # the few that still have it would keep it for as long as it was to live
+        return verdict

@@ -1,0 +1,69 @@
+"""Turns at one connection: one caller at a time, in the order they came, and nobody waits beyond its deadline.
+
+place = gate.place()
+try:
+    await gate.enter(place, deadline)
+    ...
+finally:
+    gate.leave(place)       # whatever happened, and wherever: also before the turn came
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+
+from leasehold.errors import Reentered, Unavailable
+from leasehold.runtime.base import Mutex, Runtime, Signal
+
+
+class LockCaller:
+    __slots__ = ("owner", "signal")
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.owner = runtime.owner()
+        self.signal: Signal | None = None
+
+
+class FifoLock:
+    def __init__(self, runtime: Runtime, engine: str) -> None:
+        self._runtime, self._engine = runtime, engine
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        self._mutex: Mutex = self._runtime.mutex()
+        self._waiting: deque[LockCaller] = deque()
+        self._current: LockCaller | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return self._current is None
+
+    def is_held_by(self, caller: LockCaller) -> bool:
+        return self._current is caller
+
+    def new_caller(self) -> LockCaller:
+        return LockCaller(self._runtime)
+
+    async def acquire(self, caller: LockCaller, deadline: float) -> None:
+        with self._mutex:
+            if self._current is None:
+                self._current = caller
+                return
+            if self._current.owner == caller.owner:  # a finaliser or signal handler, in the midst of its thread's call
+                raise Reentered
+            caller.signal = self._runtime.signal()
+            self._waiting.append(caller)
+        await caller.signal.wait(deadline - self._runtime.now())
+        if self._current is not caller:
+            raise Unavailable("other calls of this client used the connection until the deadline", engine=self._engine)
+
+    def release(self, caller: LockCaller) -> None:
+        with self._mutex:
+            if self._current is not caller:
+                with suppress(ValueError):
+                    self._waiting.remove(caller)
+                return
+            self._current = self._waiting.popleft() if self._waiting else None
+            if self._current is not None and self._current.signal is not None:
+                self._current.signal.set()

@@ -1,0 +1,272 @@
+"""One twin's connection to the file: opened when first needed, one transaction at a time, its errors mapped (E9).
+
+No connection is carried across a fork. SQLite has its POSIX locks per process but its idea of them in memory, per file:
+a child that inherits a connection, even if it never uses it and opens its own, believes in locks it does not have; once
+the parent closes, the log is removed beneath the child, and the two go on in worlds of their own (ran: each saw writes
+the other did not). So every connection is closed just before a fork, between transactions, and both sides open anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+from weakref import WeakSet
+
+from leasehold.engines.sqlite import location, schema
+from leasehold.engines.sqlite.boot_clock import BootClock
+from leasehold.errors import ConfigError, LeaseholdError, Reentered, Unavailable
+from leasehold.runtime.base import Mutex, Runtime
+
+_log = logging.getLogger("leasehold.sqlite")
+
+T = TypeVar("T")
+
+_FORK_TIMEOUT: Final = 5.0  # how long a fork waits for another thread's transaction
+_FILE_CHECK_INTERVAL: Final = 0.1
+_LOCKED_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_CORRUPT_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+_PERMISSION_CODES: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+
+_NEVER_CLOSED: list[sqlite3.Connection] = []  # for ever: closing these could remove files that others use
+_UNUSABLE_PATHS: set[str] = (
+    set()
+)  # files with a connection inherited from a parent: SQLite cannot be trusted with them here
+
+
+class DatabaseLocked(Exception):
+    """Another process is inside its transaction: ask again. Never leaves the engine."""
+
+
+class ClockChanged(Exception):
+    """The file belongs to another clock than when it was opened: open it anew. Never leaves the engine."""
+
+
+class SqliteConnection:
+    def __init__(self, path: str, durable: bool, boot_clock: BootClock, runtime: Runtime) -> None:
+        self._db: sqlite3.Connection | None = None
+        self.path, self.durable, self.boot_clock = path, durable, boot_clock
+        self._runtime = runtime
+        self._inodes: list[tuple[int, int]] = []  # which files were opened: their paths may name others by now
+        self._is_synchronous: bool | None = None  # whether the connection waits for the disk at each commit
+        self._file_check_at = 0.0
+        self._frozen = False
+        self._mutex: Mutex = runtime.mutex()
+        _CONNECTIONS.add(self)
+
+    def run_transaction(self, job: Callable[[sqlite3.Connection], T], write: bool = True, sync: bool = True) -> T:
+        """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait.
+
+        `sync=False`: a power cut may undo it (the next that syncs keeps it too), so it does not wait for the disk.
+        """
+        if self._mutex.held_by_me():  # a finaliser or signal handler, in the midst of this very thread's transaction:
+            raise Reentered  # to wait for that would keep the whole machine waiting, and in vain
+        with self._mutex:
+            try:
+                db = self._ensure_open()
+                self._set_synchronous(db, sync and self.durable)
+                return self._transact(db, job, write)
+            except sqlite3.Error as error:
+                raise self._map_error(error) from error
+            except (OverflowError, UnicodeError) as error:
+                raise ConfigError(f"SQLite cannot store what was asked for: {error}") from error
+            except ClockChanged:
+                self._disconnect()
+                raise DatabaseLocked from None
+
+    def _transact(self, db: sqlite3.Connection, job: Callable[[sqlite3.Connection], T], write: bool) -> T:
+        try:
+            if db.in_transaction:  # Ctrl-C came once more, before the rollback below
+                db.execute("rollback")
+            db.execute("begin immediate" if write else "begin")
+            answer = job(db)
+            db.execute("commit")
+        finally:
+            if db.in_transaction:  # also when Ctrl-C came in between
+                with suppress(sqlite3.Error):
+                    db.execute("rollback")
+        return answer
+
+    def open(self) -> None:
+        """See that the file is there and ours. Done by every transaction anyway."""
+        if self._mutex.held_by_me():
+            raise Reentered
+        with self._mutex:
+            try:
+                self._ensure_open()
+            except sqlite3.Error as error:
+                raise self._map_error(error) from error
+
+    def _ensure_open(self) -> sqlite3.Connection:
+        if self.path in _UNUSABLE_PATHS:
+            raise ConfigError("this process was forked inside a transaction of its parent: it cannot use SQLite locks")
+        now = self.boot_clock.now()
+        if self._db is not None:
+            if now < self._file_check_at or self._is_current():
+                return self._db
+            # Removed or replaced by somebody: locks in the old file would exclude nobody any more.
+            _log.warning("%s was replaced: leases in the old file are gone", self.path)
+        if _FORKS_IN_PROGRESS:
+            raise DatabaseLocked  # the child could not use what is opened now
+        self._close_replaced()
+        try:
+            location.prepare(self.path)
+            self._db = self._connect()
+        except (BlockingIOError, FileNotFoundError) as error:  # being made, or removed, at this very moment
+            raise DatabaseLocked from error
+        self._file_check_at = now + _FILE_CHECK_INTERVAL
+        return self._db
+
+    def _is_current(self) -> bool:
+        """Do the paths still name the files that were opened? SQLite removes none of them while one has them open."""
+        self._file_check_at = self.boot_clock.now() + _FILE_CHECK_INTERVAL
+        return location.inodes_match(self.path, self._inodes)
+
+    def _close_replaced(self) -> None:
+        """Close every connection of this process whose files others no longer find: one opened beside it would share
+        the memory of its log. Raises Occupied while another thread is inside one."""
+        for connection in _all_connections():
+            if (
+                connection.path != self.path
+                or connection._db is None
+                or location.inodes_match(self.path, connection._inodes)
+            ):
+                continue
+            acquire = getattr(connection._mutex, "acquire", None)
+            if (
+                acquire is None
+                or (connection is not self and connection._mutex.held_by_me())
+                or not acquire(blocking=False)
+            ):
+                self._file_check_at = 0.0
+                raise DatabaseLocked
+            try:
+                connection._disconnect(replaced=not location.inodes_match(self.path, connection._inodes[:1]))
+            finally:
+                connection._mutex.__exit__(None, None, None)
+
+    def _connect(self) -> sqlite3.Connection:
+        # timeout=0: SQLite's own waiting knows no deadline of ours. check_same_thread: the guard sees to that.
+        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("pragma page_size = 1024")  # of a new file: whole pages are written, and a verb changes two rows
+            if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
+                raise ConfigError(f"{self.path} is on a file system that cannot share memory, which SQLite's WAL needs")
+            self._is_synchronous = None
+            self._set_synchronous(db, self.durable)
+            clock_id = self._read_clock_id(db)
+            if clock_id != self.boot_clock.clock_id:
+                db.execute("begin immediate")
+                schema.prepare_schema(db, self.path, self.boot_clock)
+                db.execute("commit")
+            self._inodes = location.inodes(self.path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _set_synchronous(self, db: sqlite3.Connection, wanted: bool) -> None:
+        if self._is_synchronous is not wanted:
+            db.execute(f"pragma synchronous = {'full' if wanted else 'normal'}")
+            self._is_synchronous = wanted
+
+    def _read_clock_id(self, db: sqlite3.Connection) -> str:
+        """Whose clock the file has; empty if it is new or of another version. Most openings write nothing."""
+        try:
+            row = db.execute("select version, clock_id from lh_meta").fetchone()
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+            return ""
+        return str(row[1]) if row is not None and row[0] == schema.VERSION else ""
+
+    def _map_error(self, error: sqlite3.Error) -> LeaseholdError | DatabaseLocked:
+        """The one mapping of what SQLite raises (E9)."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _LOCKED_CODES:
+            return DatabaseLocked()
+        if code in _CORRUPT_CODES:
+            return ConfigError(f"{self.path} is not a sound SQLite file ({error}): move it away to start anew")
+        if code in _PERMISSION_CODES and not location.is_writable(self.path):
+            return ConfigError(f"{self.path} cannot be written ({error}): choose another path or mend its permissions")
+        return Unavailable(f"{self.path}: {error}", engine="sqlite")
+
+    def _disconnect(self, replaced: bool = False) -> None:
+        db, self._db = self._db, None
+        if db is not None and replaced:  # closing it could remove the log of the new file, which has the same name
+            _NEVER_CLOSED.append(db)
+        elif db is not None:
+            with suppress(sqlite3.Error):
+                db.close()
+
+    def close(self) -> None:
+        with self._mutex:
+            self._disconnect()
+
+    def __del__(self) -> None:
+        self._disconnect()
+
+    # ------------------------------------------------------------------ fork
+
+    def freeze(self) -> None:
+        """Before a fork: finish, close, and let nobody begin until it is over."""
+        acquire = getattr(self._mutex, "acquire", None)
+        if self._mutex.held_by_me() or acquire is None or not acquire(timeout=_FORK_TIMEOUT):
+            return  # the forking thread itself is inside a transaction, or another is stuck in one
+        self._frozen = True
+        self._disconnect()
+
+    def thaw(self) -> None:
+        if self._frozen and self._mutex.held_by_me():  # else frozen by another thread, which forks as well
+            self._frozen = False
+            self._mutex.__exit__(None, None, None)
+
+    def after_fork(self) -> None:
+        """In the child."""
+        if self._db is not None:
+            _NEVER_CLOSED.append(self._db)
+            _UNUSABLE_PATHS.add(self.path)
+            self._db = None
+        self._frozen = False
+        self._mutex = self._runtime.mutex()
+
+
+_CONNECTIONS: WeakSet[SqliteConnection] = WeakSet()
+_FORKS_IN_PROGRESS: list[bool] = []  # one for each fork under way
+
+
+def _all_connections() -> list[SqliteConnection]:
+    while True:
+        try:
+            return list(_CONNECTIONS)
+        except RuntimeError:  # another thread made one meanwhile
+            continue
+
+
+def _freeze_all() -> None:
+    _FORKS_IN_PROGRESS.append(
+        True
+    )  # first: a file that is made from here on is not among those frozen, and may not be opened
+    for connection in sorted(
+        _all_connections(), key=id
+    ):  # in one order: two threads that fork would wait for each other
+        connection.freeze()
+
+
+def _thaw_all() -> None:
+    for connection in _all_connections():
+        connection.thaw()
+    _FORKS_IN_PROGRESS.pop()
+
+
+def _after_fork_in_child() -> None:
+    _FORKS_IN_PROGRESS.clear()
+    for connection in _all_connections():
+        connection.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_freeze_all, after_in_parent=_thaw_all, after_in_child=_after_fork_in_child)

@@ -1,0 +1,205 @@
+"""Where a file of leases may live and who may use it. Everything that cannot work is refused here, before any grant."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from leasehold.errors import ConfigError, Unavailable
+
+# Locks on these are not seen by every machine that can write the file, or not at all.
+_REMOTE_FILESYSTEMS: Final = frozenset(
+    """
+    9p afs beegfs ceph cifs coda davfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs prl_fs smb2 smb3 smbfs
+    vboxsf virtiofs vmhgfs fuse.ceph fuse.davfs fuse.gcsfuse fuse.glusterfs fuse.grpcfuse fuse.juicefs fuse.osxfs
+    fuse.rclone fuse.s3fs fuse.sshfs
+    """.split()  # noqa: SIM905  # a list of its own lines would be three times as long
+)
+
+_TEMPORARY_PREFIX: Final = ".leasehold-"
+_RESOURCE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO)
+
+
+def resolve_path(target: str) -> str:
+    """The absolute path a URL means: `sqlite:///srv/x.db`, `sqlite://./x.db` from here, `sqlite://~/x.db` from home,
+    `sqlite://` in the user's state directory."""
+    if not target:
+        state = os.environ.get("XDG_STATE_HOME", "")
+        if not os.path.isabs(state):  # the XDG rules have a relative one ignored
+            state = "~/.local/state"
+        target = f"{state}/leasehold/locks.db"
+    if target.startswith("~/"):
+        target = os.path.expanduser(target)
+        if not os.path.isabs(target):
+            raise ConfigError(
+                "this user has no home directory to keep a file of locks in: set HOME or XDG_STATE_HOME, or name a "
+                "file by the URL sqlite:///absolute/path.db"
+            )
+    if not target.startswith(("/", "./", "../")) or target.endswith("/") or "\0" in target:
+        raise ConfigError(
+            "a sqlite:// URL names a file: sqlite:///absolute/path.db, sqlite://./path.db from the working directory, "
+            "sqlite://~/path.db from home, or sqlite:// for the default; for locks within one process use memory://"
+        )
+    return os.path.abspath(target)
+
+
+def prepare(path: str) -> None:
+    """See that the file exists, for its owner alone, on a disk of this machine."""
+    folder = os.path.dirname(path)
+    try:
+        _make_folders(folder)
+        if kind := remote_filesystem(folder):
+            raise ConfigError(
+                f"{folder} is on a network or shared file system ({kind}), where SQLite's locks do not hold: "
+                "choose a path on a local disk, or an engine that serves several machines"
+            )
+        if not os.path.exists(path):
+            with _removing_leftovers(path):
+                _create(path)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ConfigError(f"{path} is not a file")
+        _refuse_second_names(path)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno in _RESOURCE_ERRNOS:
+            raise Unavailable(f"{path} cannot be made now: {error.strerror}", engine="sqlite") from error
+        raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}") from error
+
+
+def _make_folders(folder: str) -> None:
+    """Whatever is missing of it, for its owner alone. `os.makedirs` would open the ones between to everybody."""
+    if not os.path.isdir(folder):
+        _make_folders(os.path.dirname(folder))
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+
+
+def _create(path: str) -> None:
+    """Make an empty file under another name first: whoever opens and closes a database's own file drops the locks
+    that SQLite has on it in this process."""
+    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=os.path.dirname(path))  # 0600
+    os.close(handle)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return  # somebody else was first
+    except OSError as error:
+        if error.errno in _RESOURCE_ERRNOS:
+            raise
+        os.replace(temporary, path)  # a file system without links: a race with another creator is then possible
+        return
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+@contextmanager
+def _removing_leftovers(path: str) -> Iterator[None]:
+    """While a file is made, remove what is left of one that was removed. Whoever still has that open shares the memory
+    of its log, which a new file must not find. Raises BlockingIOError while another process does the same.
+
+    The log goes last, for it is locked meanwhile: nobody may clear away what a faster one has just begun.
+    """
+    real = os.path.realpath(path)
+    for locked_suffix in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            handle = os.open(real + locked_suffix, os.O_RDONLY | os.O_CLOEXEC)
+            break
+    else:
+        yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.exists(path) or not os.path.samestat(os.fstat(handle), os.stat(real + locked_suffix)):
+            raise BlockingIOError(errno.EAGAIN, "somebody else was first", path)
+        for suffix in ("-shm", "-wal"):
+            with suppress(FileNotFoundError):
+                os.unlink(real + suffix)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _refuse_second_names(path: str) -> None:
+    """SQLite finds the log of a file by its name: under two names one file has two logs, and two worlds."""
+    real = os.path.realpath(path)
+    folder, name = os.path.split(real)
+    if len(os.fsencode(name)) > 240 or len(os.fsencode(real)) > 490:  # room for `-journal`; SQLite's own limit is 512
+        raise ConfigError(f"{path} is too long a path for SQLite: choose a shorter one")
+    if _is_mount_point(real):
+        raise ConfigError(f"{path} is mounted as a single file, apart from its log: mount its whole folder instead")
+    found = os.stat(real)
+    if found.st_nlink > 1:  # as for a moment while it is made, and for ever if its maker was killed then
+        for entry in os.scandir(folder):
+            if entry.name.startswith(_TEMPORARY_PREFIX) and entry.inode() == found.st_ino:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+        if os.stat(real).st_nlink > 1:
+            raise ConfigError(f"{path} has a second name (a hard link), under which its locks do not hold: remove one")
+
+
+def inodes(path: str) -> list[tuple[int, int]]:
+    """Which files these are: the database, its log, and the memory of its log. Raises OSError if one is missing."""
+    real = os.path.realpath(path)  # where SQLite has them, whatever links lead there
+    found = [os.stat(real + suffix) for suffix in ("", "-wal", "-shm")]
+    return [(each.st_dev, each.st_ino) for each in found]
+
+
+def inodes_match(path: str, known: list[tuple[int, int]]) -> bool:
+    """Are these files, or the first of them, still the ones that were known?"""
+    real = os.path.realpath(path)
+    try:
+        found = [os.stat(real + suffix) for suffix in ("", "-wal", "-shm")[: len(known)]]
+    except OSError:
+        return False
+    return [(each.st_dev, each.st_ino) for each in found] == known
+
+
+def remote_filesystem(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
+    """The type of the file system if it is one that machines share; empty if local, or where one cannot tell."""
+    real, longest, found = os.path.realpath(folder), -1, ""
+    for mount_point, kind in _mounts(mounts):
+        contains = mount_point == "/" or real == mount_point or real.startswith(mount_point + "/")
+        if contains and len(mount_point) >= longest:  # of two on one point, the later lies on top
+            longest, found = len(mount_point), kind
+    return found if found in _REMOTE_FILESYSTEMS else ""
+
+
+def _is_mount_point(real: str) -> bool:
+    return any(mount_point == real for mount_point, _ in _mounts("/proc/self/mountinfo"))
+
+
+def _mounts(mounts: str) -> Iterator[tuple[str, str]]:
+    """Where something is mounted, and the type of its file system; nothing where one cannot tell."""
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(" ")
+        if "-" in fields:
+            yield _unescape(fields[4]), fields[fields.index("-") + 1]
+
+
+def _unescape(text: str) -> str:
+    for code, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, plain)
+    return text
+
+
+def is_writable(path: str) -> bool:
+    """False: this place is read-only for us, so no waiting helps."""
+    folder = os.path.dirname(path)
+    try:
+        read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+    return not read_only and os.access(folder, os.W_OK) and (not os.path.exists(path) or os.access(path, os.W_OK))

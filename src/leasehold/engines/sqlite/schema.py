@@ -1,0 +1,85 @@
+"""The tables of the SQLite engine, made on first use.
+
+Times are seconds of the host's boot clock. A name without holders and waiters has no row anywhere.
+
+    lh_meta    one row: schema version, the machine and clock the times belong to, the last token and ticket
+    lh_grant   one row per party that occupies a name: reserved, held, cooling; `life` is what it was last given
+    lh_waiter  one row per party in line: waiting, or passed over
+    lh_line    one row per name that has waiters: its kind, when to look for lapsed ones, what its head was told
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.sqlite.boot_clock import BootClock
+from leasehold.errors import ConfigError
+
+VERSION: Final = 1
+
+SCHEMA: Final = (
+    """create table lh_meta (
+        id integer primary key check (id = 1), version integer not null,
+        machine text not null, boot text not null, clock_id text not null,
+        token integer not null, ticket integer not null)""",
+    """create table lh_grant (
+        namespace text not null, name text not null, token integer not null,
+        id_hash text not null, state integer not null, client text not null,
+        label text not null, host text not null, pid integer not null, purpose text not null,
+        mode text not null, delay real not null, ticket integer not null,
+        since real not null, heartbeat_expires_at real not null, until real not null, slot integer,
+        granted_ttl real not null, kind text not null, grant_limit integer not null,
+        primary key (namespace, name, token)) without rowid""",
+    """create table lh_waiter (
+        namespace text not null, name text not null, passed integer not null, ticket integer not null,
+        id_hash text not null, client text not null,
+        label text not null, host text not null, pid integer not null, purpose text not null,
+        mode text not null, delay real not null, since real not null, heartbeat_expires_at real not null,
+        primary key (namespace, name, passed, ticket)) without rowid""",
+    "create index lh_waiter_id_hash on lh_waiter (id_hash)",
+    """create table lh_queue (
+        namespace text not null, name text not null, kind text not null, grant_limit integer not null,
+        scan_at real not null, notified_id_hash text not null, notified_recheck_at real not null,
+        primary key (namespace, name)) without rowid""",
+)
+
+
+def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> None:
+    """Inside an immediate transaction: make the tables, and see whose clock the times in them are.
+
+    Same boot and time namespace: ours. Another boot of this machine: the clock began anew, so every lease gets its full
+    ttl once more, never less. Another machine, or a shifted clock: its times cannot be read here, so nothing may live.
+    """
+    if db.execute("select 1 from sqlite_schema where type = 'table' and name = 'lh_meta'").fetchone() is None:
+        for statement in SCHEMA:
+            db.execute(statement)
+    row = db.execute("select version, machine, boot, clock_id from lh_meta").fetchone()
+    if row is None:
+        values = (VERSION, boot_clock.machine, boot_clock.boot, boot_clock.clock_id)
+        db.execute("insert into lh_meta values (1, ?, ?, ?, ?, 0, 0)", values)
+        return
+    version, machine, boot, clock_id = row
+    if version > VERSION:
+        raise ConfigError(f"{path} was made by a newer Leasehold (schema {version}, this one knows {VERSION}): upgrade")
+    if clock_id == boot_clock.clock_id:
+        return
+    now = boot_clock.now()
+    if boot != boot_clock.boot and machine == boot_clock.machine:
+        db.execute(
+            "update lh_grant set until = ? + granted_ttl, since = ?, heartbeat_expires_at = ?",
+            (now, now, now + WAITER_TTL),
+        )
+        db.execute("update lh_waiter set since = ?, heartbeat_expires_at = ?", (now, now + WAITER_TTL))
+        db.execute("update lh_queue set scan_at = ?, notified_id_hash = ''", (now + WAITER_TTL,))
+    elif db.execute("select exists (select 1 from lh_grant) or exists (select 1 from lh_waiter)").fetchone()[0]:
+        origin = "another time namespace of this machine" if boot == boot_clock.boot else "another machine"
+        raise ConfigError(
+            f"{path} holds leases of {origin}, whose clock cannot be compared with this one: let every process use the "
+            "file from one machine and one time namespace; if that one is gone for good, remove the file"
+        )
+    db.execute(
+        "update lh_meta set machine = ?, boot = ?, clock_id = ?",
+        (boot_clock.machine, boot_clock.boot, boot_clock.clock_id),
+    )

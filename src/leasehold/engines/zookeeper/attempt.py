@@ -1,0 +1,351 @@
+"""One attempt: a claim joins its line or looks where it stands, and is granted the name, or told what is in its way.
+
+    join       create2 own node | get children | get base        one flight: 3 requests
+    told       set own node | get children | get base            one flight; the set starts the ttl
+    waiting    watch the one before | look at who holds          one flight, then asleep
+
+Whoever holds is never asked to go by a clock alone. Its node is deleted by its version, once three things agree: its
+version has stood unchanged for the whole ttl by our own clock, the leader's clock says so too, and the leader still has
+that version when it deletes. The first alone is safe among honest clocks: the holder counts from before it wrote the
+version that we saw later. The second keeps one waiter's wrong clock from deciding. A renewal in between wins.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetChildren2, GetData, SetData, Sync
+
+from leasehold.core.lock_state import describe_kind
+from leasehold.core.names import engine_key
+from leasehold.core.timing import DRIFT
+from leasehold.engines.zookeeper import nodes, slots
+from leasehold.engines.zookeeper.kazoo_adapter import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer, Reply
+from leasehold.engines.zookeeper.nodes import ROOT, TOKEN_BASE, ClaimNode, NodeQueue
+from leasehold.engines.zookeeper.session import OwnNode, ZookeeperSession, remember
+from leasehold.errors import ConfigError, Mismatch
+from leasehold.model import Busy, Claim, Grant
+from leasehold.runtime.base import Runtime
+
+LAST_SEQUENCE: Final = 2**31 - 10**6  # a server that has counted to 2^31 gives the same number again and again
+_PARENT_CACHE_TIME: Final = (
+    20.0  # seconds for which a line is taken to be there still: the server sweeps empty ones each minute
+)
+_DRAIN_POLL_INTERVAL: Final = 0.2  # how often to look whether a line out of numbers is empty
+
+
+def queue_path(session: ZookeeperSession, namespace: str, name: str) -> str:
+    return f"{session.url.chroot}{ROOT}/{engine_key(namespace, name)}"
+
+
+class ZookeeperAttempt:
+    """Everything one attempt has found out so far."""
+
+    def __init__(
+        self, session: ZookeeperSession, runtime: Runtime, claim: Claim, asked_at: float, deadline: float
+    ) -> None:
+        self._session, self._runtime, self._claim = session, runtime, claim
+        self._asked_at, self._deadline = asked_at, deadline
+        self._parent = queue_path(session, claim.namespace, claim.name)
+        self._base_path = session.url.chroot + TOKEN_BASE
+        self._own_node: OwnNode | None = None
+        self._queue = NodeQueue(())
+        self._token_base = 0
+        self._slots: tuple[bytes, int] = (b"", 0)  # what the parent says of them, and its version
+        self._is_fresh = False  # the own node was written in the same flight that the line was read in
+        self._leader_time_ms = 0  # the leader's clock, in ms, when it last wrote for this visit
+
+    async def run(self, woken: bool) -> Grant | Busy:
+        session, claim = self._session, self._claim
+        self._own_node = session.own_nodes.get(claim.id_hash)
+        if self._own_node is None and claim.id_hash in session.unconfirmed:
+            self._own_node = await find_unconfirmed(session, self._runtime, claim, self._deadline)
+        if self._own_node is not None:
+            # A semaphore's waiter does not write before it is its turn: whoever is behind it would be woken by that.
+            await self._refresh(write=bool(self._own_node.token) or (woken and claim.kind == "lock"))
+        mismatch_seen = False
+        while True:
+            if self._own_node is None and (busy := await self._drain_exhausted_queue()):
+                return busy
+            own_node = self._own_node or await self._join()
+            index = self._queue.index(own_node.name)
+            if index is None:  # somebody ended it: it begins anew
+                self._forget_node()
+            elif self._queue.nodes[index].sequence > LAST_SEQUENCE:
+                await self._leave_exhausted_queue()
+            elif existing_kind := self._queue.mismatch(index):
+                if await self._delete_expired(self._queue.holders) is not None:
+                    if mismatch_seen:
+                        await self._pipeline(Delete(own_node.path, -1))
+                        self._forget_node()
+                        raise Mismatch(claim.name, wanted=describe_kind(claim.kind, claim.limit), found=existing_kind)
+                    mismatch_seen = True  # one that is itself refused is gone in a moment: it fixes no kind
+                await self._refresh(write=False)
+            elif not self._queue.holds(index):
+                keeps_position = claim.queue or own_node.waits  # it stands in line already: it keeps its place (E2)
+                if busy := await (self._stay_queued(index) if keeps_position else self._give_up()):
+                    return busy
+            elif not self._is_fresh:
+                await self._refresh(write=True)
+            elif grant := await self._grant(own_node):
+                return grant
+
+    # -------------------------------------------------------------- flights
+
+    async def _pipeline(self, *requests: Any) -> list[Reply]:
+        return await self._session.pipeline(self._runtime, requests, self._deadline)
+
+    def _queue_reads(self) -> list[Any]:
+        """The slots before the line: a mark missing in the line but named in the slots must be one that is gone."""
+        reads = [GetChildren(self._parent, None), GetData(self._base_path, None)]
+        return [GetData(self._parent, None), *reads] if self._claim.kind == "semaphore" else reads
+
+    def _parse_queue(self, replies: list[Reply]) -> None:
+        *slot_replies, children, base = replies
+        self._queue = NodeQueue(children.get(NoNodeError) or ())
+        self._token_base = nodes.parse_base((base.get(NoNodeError) or (b"0", None))[0])
+        if slot_replies:
+            data, stat = slot_replies[-1].get(NoNodeError) or (b"", None)
+            self._slots = (data, stat.version if stat else 0)
+
+    def _forget_node(self) -> None:
+        self._session.forget_node(self._claim.id_hash)
+        self._own_node = None
+
+    def _record_write(self, own_node: OwnNode, sent: float, life: float, waits: bool, stat: Any) -> None:
+        own_node.waits, own_node.until = waits, max(own_node.until, sent + life)
+        self._leader_time_ms = stat.mtime
+        self._session.leader_clock_offset = stat.mtime / 1000 - self._runtime.now()
+
+    async def _join(self) -> OwnNode:
+        """Create the own node and read the line in one flight. Nothing is known of it until that is answered."""
+        session, claim, parent = self._session, self._claim, self._parent
+        acl = session.url.acl
+        data = nodes.encode_data(claim.holder, claim.ttl, False)
+        create = Create2(f"{parent}/{nodes.name_prefix(claim)}", data, acl, EPHEMERAL_SEQUENTIAL)
+        while True:
+            sent = self._runtime.now()
+            known = session.known_parents.get(parent, float("-inf")) > sent - _PARENT_CACHE_TIME
+            parent_creates = () if known else (CreateContainer(parent, b"", acl, CONTAINER),)
+            requests = (*parent_creates, create, *self._queue_reads())
+            replies = await session.pipeline(self._runtime, requests, self._deadline, creates=claim.id_hash)
+            created = replies[len(parent_creates)]
+            if created.error is None:
+                break
+            session.unconfirmed.discard(claim.id_hash)  # answered, and nothing made
+            session.known_parents.pop(parent, None)
+            created.get(NoNodeError)
+            if parent_creates and isinstance(replies[0].error, NoNodeError):
+                await create_root(session, self._runtime, self._deadline)
+            elif parent_creates and replies[0].error is not None:
+                replies[0].get(NodeExistsError)  # raises, unless it was there and swept away in between
+        path, stat = created.value
+        own_node = self._own_node = session.own_nodes[claim.id_hash] = OwnNode(claim, path, stat, sent + claim.ttl)
+        session.unconfirmed.discard(claim.id_hash)
+        remember(session.known_parents, parent, sent)
+        self._record_write(own_node, sent, claim.ttl, False, stat)
+        self._is_fresh = True
+        self._parse_queue(replies[len(parent_creates) + 1 :])
+        return own_node
+
+    async def _refresh(self, write: bool) -> None:
+        own_node, claim, sent = self._own_node, self._claim, self._runtime.now()
+        assert own_node is not None
+        if not write:  # a follower may be behind: a release answered to somebody else is to be seen all the same
+            self._is_fresh = False
+            _, *read_replies = await self._pipeline(Sync(self._parent), *self._queue_reads())
+            self._parse_queue(read_replies)
+            return
+        life = (
+            max(claim.ttl, own_node.until - sent) if own_node.token else claim.ttl
+        )  # never shorter than was promised (E8)
+        write_request = SetData(own_node.path, nodes.encode_data(claim.holder, life, False), -1)
+        write_reply, *read_replies = await self._pipeline(write_request, *self._queue_reads())
+        self._parse_queue(read_replies)
+        if stat := write_reply.get(NoNodeError):
+            self._record_write(own_node, sent, life, False, stat)
+            self._is_fresh = True
+
+    # -------------------------------------------------------------- answers
+
+    async def _grant(self, own_node: OwnNode) -> Grant | None:
+        """None: the slots changed meanwhile, look again."""
+        claim = self._claim
+        if claim.kind == "semaphore" and own_node.slot is None:
+            data, version = self._slots
+            slot, new_data = slots.choose(data, self._queue, claim.id_hash, own_node.created_zxid, claim.limit)
+            if new_data is not None:
+                (reply,) = await self._pipeline(SetData(self._parent, new_data, version))
+                if reply.get(BadVersionError, NoNodeError) is None:
+                    await self._refresh(write=True)
+                    return None
+            own_node.slot = slot
+        token = own_node.token or self._token_base + own_node.created_zxid
+        if token >= nodes.TOKEN_BOUND:
+            raise ConfigError(f"{nodes.TOKEN_BASE} is too high: with it tokens would not stay below 2^53")
+        own_node.token = token
+        left = self._session.trusted_until(own_node) - self._asked_at
+        return Grant(own_node.token, max(0.0, min(left, claim.ttl)), own_node.slot)
+
+    async def _give_up(self) -> Busy | None:
+        """Asked once: leave nothing behind, and say who holds."""
+        assert self._own_node is not None
+        path = self._own_node.path
+        holders = self._queue.holders
+        deleted, *holder_replies = await self._pipeline(Delete(path, -1), *self._holder_reads(holders))
+        deleted.get(NoNodeError)
+        self._forget_node()
+        return await self._busy_reply(holders, holder_replies, None)
+
+    async def _stay_queued(self, index: int) -> Busy | None:
+        """Watch whoever is in the way. None: somebody went meanwhile, decide again."""
+        session, claim, own_node, queue = self._session, self._claim, self._own_node, self._queue
+        assert own_node is not None
+        position = queue.position(index)
+        holders = queue.holders if position == 0 else queue.holders[:1]
+        is_semaphore_head = claim.kind == "semaphore" and position == 0
+        target = self._parent if is_semaphore_head else f"{self._parent}/{queue.predecessor(index).name}"
+        watch = session.watch(target, claim.id_hash)
+        # An ephemeral node has no children: watched for them, it tells of its end alone, not of its renewals. A waiter
+        # of a semaphore wants to know also that the one before it was let in: that one writes its node then.
+        by_data = claim.kind == "semaphore" and not is_semaphore_head
+        watch_request = GetData(target, watch) if by_data else GetChildren(target, watch)
+        sent = self._runtime.now()
+        waiting_writes = (
+            [] if own_node.waits else [SetData(own_node.path, nodes.encode_data(claim.holder, claim.ttl, True), -1)]
+        )
+        replies = await self._pipeline(*waiting_writes, watch_request, *self._holder_reads(holders))
+        if waiting_writes and (stat := replies.pop(0).get(NoNodeError)):
+            self._record_write(own_node, sent, claim.ttl, True, stat)
+        watch_reply, *holder_replies = replies
+        self._is_fresh = False
+        watched_value = watch_reply.get(NoNodeError)
+        if watched_value is None or (is_semaphore_head and NodeQueue(watched_value).nodes != queue.nodes):
+            await self._refresh(write=False)
+            return None
+        return await self._busy_reply(holders, holder_replies, position)
+
+    async def _leave_exhausted_queue(self) -> None:
+        """This line is out of numbers: nobody joins it any more, and once it is empty it begins anew."""
+        assert self._own_node is not None
+        deleted, parent = await self._pipeline(Delete(self._own_node.path, -1), Exists(self._parent, None))
+        deleted.get(NoNodeError)
+        self._forget_node()
+        if stat := parent.get(NoNodeError):
+            self._session.draining[self._parent] = stat.czxid
+
+    async def _drain_exhausted_queue(self) -> Busy | None:
+        session, parent = self._session, self._parent
+        while (exhausted_zxid := session.draining.get(parent)) is not None:
+            (reply,) = await self._pipeline(GetChildren2(parent, None))
+            names, stat = reply.get(NoNodeError) or ((), None)
+            if stat is None or stat.czxid != exhausted_zxid:
+                session.draining.pop(parent, None)
+            elif names and not NodeQueue(names).nodes:
+                raise ConfigError(
+                    f"{parent} is out of numbers, and nodes in it that are not ours keep it from beginning anew"
+                )
+            elif names:
+                return Busy(_DRAIN_POLL_INTERVAL)
+            else:
+                (deleted,) = await self._pipeline(Delete(parent, -1))
+                deleted.get(NoNodeError, NotEmptyError)
+                session.known_parents.pop(parent, None)
+        return None
+
+    # -------------------------------------------------------- who lapsed
+
+    def _holder_reads(self, holders: list[ClaimNode]) -> list[Any]:
+        return [GetData(f"{self._parent}/{node.name}", None) for node in holders]
+
+    async def _busy_reply(
+        self, holders: list[ClaimNode], holder_replies: list[Reply], position: int | None
+    ) -> Busy | None:
+        """What is in the way. None: something that was is gone now."""
+        left = await self._delete_expired(holders, holder_replies) if not position else float("inf")
+        if left is None:
+            if self._own_node is not None:
+                await self._refresh(write=False)
+            return None
+        data, stat = holder_replies[0].get(NoNodeError) or (b"", None)
+        if stat is None:
+            return Busy(None if position else 0.0, position)
+        node_data = nodes.parse_data(data)
+        return Busy(left if left < float("inf") else None, position, self._token_base + stat.czxid, node_data.holder)
+
+    async def _delete_expired(
+        self, holders: list[ClaimNode], holder_replies: list[Reply] | None = None
+    ) -> float | None:
+        """Delete those that nobody renews; None: there was one. Else the time until that may be so."""
+        if holder_replies is None:
+            holder_replies = await self._pipeline(*self._holder_reads(holders))
+        now, soonest = self._runtime.now(), float("inf")
+        expired = []
+        for node, holder_reply in zip(holders, holder_replies, strict=True):
+            data, stat = holder_reply.get(NoNodeError) or (b"", None)
+            path = f"{self._parent}/{node.name}"
+            if stat is None:
+                self._session.seen_versions.pop(path, None)
+                return None
+            life = nodes.parse_data(data).life
+            left = life * (1 + DRIFT) - self._session.unchanged_for(path, stat.version, now)
+            if left <= 0:
+                expired.append((path, stat, life))
+            else:
+                soonest = min(soonest, left, life)  # what a holder has left, for people; a look too early costs little
+        for path, stat, life in expired:
+            if self._leader_time_ms == 0:
+                await self._read_leader_clock()
+            if (left := (stat.mtime - self._leader_time_ms) / 1000 + life) > 0:  # by the leader's clock
+                soonest = min(soonest, left)
+                continue
+            (deleted,) = await self._pipeline(Delete(path, stat.version))
+            deleted.get(NoNodeError, BadVersionError)
+            self._session.seen_versions.pop(path, None)
+            return None
+        return soonest
+
+    async def _read_leader_clock(self) -> None:
+        """Have the leader write for us, to read its clock. Changes nothing else."""
+        own_node, claim = self._own_node, self._claim
+        assert own_node is not None
+        (write_reply,) = await self._pipeline(
+            SetData(own_node.path, nodes.encode_data(claim.holder, claim.ttl, own_node.waits), -1)
+        )
+        if stat := write_reply.get(NoNodeError):
+            self._leader_time_ms = stat.mtime
+
+
+async def create_root(session: ZookeeperSession, runtime: Runtime, deadline: float) -> None:
+    """The node all lines are in, and those above it."""
+    path, creates = "", []
+    for part in (session.url.chroot + ROOT).split("/")[1:]:
+        path += f"/{part}"
+        creates.append(Create2(path, b"", session.url.acl, 0))
+    replies = await session.pipeline(runtime, creates, deadline)
+    if not isinstance(replies[-1].error, NodeExistsError | None):
+        for reply in replies:  # the first trouble is why; else those above may be there, and not ours to make
+            reply.get(NodeExistsError)
+
+
+async def find_unconfirmed(
+    session: ZookeeperSession, runtime: Runtime, claim: Claim, deadline: float
+) -> OwnNode | None:
+    """The node of a claim whose create was never answered, by its mark.
+
+    The sync is for a connection that moved to another server: a create sent by the old one is at the leader by then, or
+    will be refused there, for the session has moved; but the new server may not have heard of it yet.
+    """
+    parent = queue_path(session, claim.namespace, claim.name)
+    asked_at = runtime.now()
+    _, children = await session.pipeline(runtime, (Sync(parent), GetChildren(parent, None)), deadline)
+    names = [node.name for node in NodeQueue(children.get(NoNodeError) or ()).by_id_hash(claim.id_hash)]
+    if names:
+        replies = await session.pipeline(runtime, [Exists(f"{parent}/{name}", None) for name in names], deadline)
+        for name, reply in zip(names, replies, strict=True):
+            if (stat := reply.get(NoNodeError)) and stat.ephemeralOwner == session.session_id:
+                own_node = OwnNode(claim, f"{parent}/{name}", stat, asked_at + claim.ttl)
+                return session.own_nodes.setdefault(claim.id_hash, own_node)
+    session.unconfirmed.discard(claim.id_hash)
+    return None

@@ -1,0 +1,207 @@
+"""kazoo, with what a lock cannot use taken off: its retries, its callback threads, its patience, its goodbyes.
+
+One thread per session remains: it writes requests, reads answers, and runs our callbacks, which only note and signal.
+Requests go to kazoo's own queue, below its convenience calls: those add results and hops of their own. What is used of
+kazoo's inside is all in this file and in connection.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    NoAuthError,
+    OperationTimeoutError,
+    SASLException,
+    SessionExpiredError,
+    SessionMovedError,
+    ZookeeperError,
+)
+from kazoo.protocol.serialization import CloseInstance, Create2, Delete, SetData
+from kazoo.retry import KazooRetry
+
+from leasehold.engines.zookeeper.connection import KazooConnection, KazooHandler
+from leasehold.engines.zookeeper.url import ZookeeperUrl
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+
+# kazoo's own log says something of every try to connect: it is there for whoever sets its level. Never what is below
+# INFO: there kazoo shows requests, passwords among them.
+_log = logging.getLogger("leasehold.zookeeper.kazoo")
+_log.setLevel(logging.ERROR)
+_log.addFilter(lambda record: record.levelno >= logging.INFO)
+
+EPHEMERAL_SEQUENTIAL: Final = 3
+CONTAINER: Final = 4
+
+_CONNECT_SHARE: Final = 1 / 3  # of the session's timeout: to try each server once
+
+_INHERITED_ADAPTERS: list[
+    KazooAdapter
+] = []  # of a parent, kept for ever: collected, their sockets would be closed with a warning
+
+
+class ZookeeperConnectionLost(Exception):
+    """The connection broke with a request on its way: neither yes nor no. Never leaves the engine."""
+
+
+class CreateContainer(Create2):  # type: ignore[misc]
+    """A node that the server itself removes, without a race, some time after the last of its children is gone."""
+
+    type = 19
+
+
+class Reply:
+    """The answer to one request. Set by the session's thread."""
+
+    __slots__ = ("done", "error", "on_done", "value")
+
+    def __init__(self, on_done: Callable[[Reply], None] | None = None) -> None:
+        self.done = False
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.on_done = on_done
+
+    def set(self, value: Any = None) -> None:
+        self.value = value
+        self._finish()
+
+    def set_exception(self, error: Exception) -> None:
+        if not self.done:  # kazoo says twice that a connection is closed
+            self.error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        if self.on_done is not None:
+            self.on_done(self)
+
+    def get(self, *expected: type[Exception]) -> Any:
+        """The value; None for an error that was to be expected. Anything else is raised as what it means here (E9)."""
+        if self.error is None or isinstance(self.error, expected):
+            return self.value
+        raise map_error(self.error) from self.error
+
+
+def map_error(error: Exception) -> LeaseholdError | ZookeeperConnectionLost:
+    """The one mapping of what kazoo raises (E9)."""
+    if isinstance(error, ConnectionLoss | SessionExpiredError | SessionMovedError | OperationTimeoutError):
+        return ZookeeperConnectionLost()
+    if isinstance(error, NoAuthError):
+        return ConfigError(
+            "ZooKeeper does not permit this: the nodes below /lh1 belong to another user, see acl= and the credentials"
+        )
+    if isinstance(error, AuthFailedError | SASLException):
+        return ConfigError("ZooKeeper refused the credentials of this URL")
+    name = type(error).__name__.removesuffix("Error")
+    if isinstance(error, ZookeeperError):
+        return Unavailable(f"ZooKeeper answered {name}", engine="zookeeper")
+    return Unavailable(f"ZooKeeper gave an answer that cannot be read ({name})", engine="zookeeper")
+
+
+def is_write(request: Any) -> bool:
+    return isinstance(request, Create2 | SetData | Delete)
+
+
+class KazooAdapter(KazooClient):  # type: ignore[misc]
+    """One session's connection. Callbacks come from its thread, and must not wait."""
+
+    def __init__(
+        self,
+        url: ZookeeperUrl,
+        call_timeout: float,
+        now: Callable[[], float],
+        on_session_confirmed: Callable[[float, float, int], None],
+        on_heartbeat: Callable[[float], None],
+        on_sent: Callable[[], None],
+        on_state_change: Callable[[str], None],
+        on_ended: Callable[[KazooAdapter], None],
+    ) -> None:
+        handler = KazooHandler()
+        super().__init__(
+            hosts=url.hosts,
+            timeout=url.session_timeout,
+            handler=handler,
+            connection_retry=KazooRetry(
+                max_tries=-1, delay=0.02, backoff=2, max_delay=0.5, sleep_func=handler.sleep_func
+            ),
+            command_retry=KazooRetry(max_tries=0, sleep_func=handler.sleep_func),
+            logger=_log,
+            **url.options,
+        )
+        self._call_timeout = call_timeout
+        self.negotiated_timeout = url.session_timeout
+        self.last_error: Exception | None = None
+        self.now, self.on_session_confirmed, self.on_heartbeat, self.on_sent, self.on_ended = (
+            now,
+            on_session_confirmed,
+            on_heartbeat,
+            on_sent,
+            on_ended,
+        )
+        self._connection = KazooConnection(
+            self, self._conn_retry.copy(), logger=_log, sasl_options=url.options.get("sasl_options")
+        )
+        self.add_listener(on_state_change)
+
+    def open(self) -> None:
+        """Start its thread. Raises what the system does when it has no descriptor or thread left."""
+        try:
+            self.start_async()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def connect_timeout(self, servers: int) -> float:
+        """For each of so many, so that all can be tried while a lease lasts."""
+        return max(0.2, min(self._call_timeout, self.negotiated_timeout * _CONNECT_SHARE / max(1, servers)))
+
+    @property
+    def session_id(self) -> int:
+        """The session's number, which the server writes on every node of it."""
+        return int(self._session_id or 0)
+
+    @property
+    def credentials_refused(self) -> bool:
+        return isinstance(self.last_error, AuthFailedError | SASLException)
+
+    def submit(self, requests: Sequence[Any], replies: Sequence[Reply]) -> None:
+        """Have them sent together. A connection that is gone answers at once."""
+        self._queue.extend(zip(requests, replies, strict=True))
+        try:
+            self._connection._write_sock.send(b"\0")
+        except (OSError, AttributeError):
+            for reply in replies:
+                reply.set_exception(ConnectionClosedError())
+
+    def unwatch(self, path: str, watcher: object) -> None:
+        for table in (self._child_watchers, self._data_watchers):
+            table.get(path, set()).discard(watcher)  # never an entry more: its thread may be going through them
+
+    def close_session(self) -> None:
+        """End the session at the server, if that can be said; its thread then ends by itself. Never waits."""
+        self._stopped.set()
+        self._queue.append((CloseInstance, None))
+        with suppress(OSError, AttributeError):
+            self._connection._write_sock.send(b"\0")
+
+    def shutdown_socket(self) -> None:
+        """The goodbye was not answered: its thread must end all the same."""
+        with suppress(OSError, AttributeError):
+            self._connection._socket.shutdown(2)
+
+    def after_fork(self) -> None:
+        """In a child: the parent's sockets become the null device, without a goodbye; its thread is not here."""
+        null_device = os.open(os.devnull, os.O_RDWR)
+        for sock in (self._connection._socket, self._connection._read_sock, self._connection._write_sock):
+            with suppress(OSError, AttributeError, ValueError):
+                os.dup2(null_device, sock.fileno(), inheritable=False)
+        os.close(null_device)
+        _INHERITED_ADAPTERS.append(self)

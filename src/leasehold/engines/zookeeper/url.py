@@ -1,0 +1,134 @@
+"""The URL of an ensemble: where it is, who we are, and who may touch what we make there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from kazoo.hosts import collect_hosts
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id
+
+from leasehold.config import EngineConfig, check_seconds
+from leasehold.errors import ConfigError
+
+DEFAULT_SESSION_TIMEOUT: Final = (
+    40.0  # the longest that a server grants unless told otherwise: twenty ticks of two seconds
+)
+_MAX_SESSION_TIMEOUT: Final = 2_000_000  # it is sent as milliseconds, in 32 bits
+_PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
+
+
+@dataclass(frozen=True, slots=True)
+class ZookeeperUrl:
+    hosts: str
+    chroot: str  # empty, or an absolute path
+    session_timeout: float  # the timeout to ask for
+    acl: tuple[ACL, ...]
+    options: dict[str, Any] = field(repr=False)  # for kazoo: credentials, SASL, TLS
+
+    @property
+    def host_count(self) -> int:
+        return self.hosts.count(",") + 1
+
+
+def parse_url(config: EngineConfig) -> ZookeeperUrl:
+    """`zookeeper://[user:password@]host[:port],host[:port]/chroot?options`"""
+    text_options: dict[str, Callable[[str], Any]] = dict.fromkeys(
+        ("sasl", "sasl_service", "ca", "cert", "key", "key_password"), str
+    )
+    accepted = config.accept(
+        session=_parse_session_timeout, acl=_parse_acl, tls=_parse_bool, verify=_parse_bool, **text_options
+    )
+    user, at, location = config.target.rpartition("@")
+    hosts, slash, chroot = location.partition("/")
+    _check_hosts(hosts or "localhost")
+    options = _credentials(user if at else "", accepted) | _tls_options(accepted)
+    default_acl = CREATOR_ALL_ACL if at or "sasl" in accepted else OPEN_ACL_UNSAFE
+    return ZookeeperUrl(
+        hosts or "localhost",
+        _parse_chroot(slash + chroot),
+        accepted.get("session", DEFAULT_SESSION_TIMEOUT),
+        tuple(accepted.get("acl", default_acl)),
+        options,
+    )
+
+
+def _credentials(user: str, accepted: dict[str, Any]) -> dict[str, Any]:
+    name, colon, password = user.partition(":")
+    if user and not (name and colon):
+        raise ConfigError("credentials in a zookeeper:// URL are user:password@")
+    if "sasl" not in accepted:
+        if "sasl_service" in accepted:
+            raise ConfigError("the option sasl_service goes with sasl=DIGEST-MD5 or sasl=GSSAPI")
+        return {"auth_data": [("digest", user)]} if user else {}
+    try:
+        import puresasl  # noqa: F401
+    except ImportError:
+        raise ConfigError('sasl= needs pure-sasl, which is not installed: pip install "kazoo[sasl]"') from None
+    sasl: dict[str, Any] = {"mechanism": accepted["sasl"], "service": accepted.get("sasl_service", "zookeeper")}
+    if user:
+        sasl |= {"username": name, "password": password}
+    return {"sasl_options": sasl}
+
+
+def _tls_options(accepted: dict[str, Any]) -> dict[str, Any]:
+    names = {"ca": "ca", "cert": "certfile", "key": "keyfile", "key_password": "keyfile_password"}
+    files = {theirs: accepted[ours] for ours, theirs in names.items() if ours in accepted}
+    if not accepted.get("tls", False):
+        if files or "verify" in accepted:
+            raise ConfigError("ca, cert, key, key_password and verify go with tls=yes")
+        return {}
+    if ("cert" in accepted) != ("key" in accepted):
+        raise ConfigError("cert and key go together")
+    verify = accepted.get("verify", True)
+    return {"use_ssl": True, "verify_certs": verify, "check_hostname": verify, **files}
+
+
+def _check_hosts(hosts: str) -> None:
+    try:
+        found, _ = collect_hosts(hosts)
+    except ValueError:
+        found = []
+    if not found or any(not host or "/" in host for host, _ in found):
+        raise ConfigError('the hosts of a zookeeper:// URL are "host:port,host:port"; a port is a number')
+
+
+def _parse_chroot(path: str) -> str:
+    path = path.rstrip("/")
+    if any(part in ("", ".", "..") for part in path.split("/")[1:]) or "\0" in path:
+        raise ConfigError("the path of a zookeeper:// URL is a node's: no empty part, no dots alone")
+    return path
+
+
+def _parse_session_timeout(text: str) -> float:
+    seconds = float(text)
+    check_seconds("session", seconds, allow_zero=False)
+    if seconds > _MAX_SESSION_TIMEOUT:
+        _raise_expected(f"at most {_MAX_SESSION_TIMEOUT} seconds")
+    return seconds
+
+
+def _parse_bool(text: str) -> bool:
+    if text not in ("yes", "no"):
+        _raise_expected("yes or no")
+    return text == "yes"
+
+
+def _parse_acl(text: str) -> list[ACL]:
+    """`scheme:id:permissions`, separated by commas: `digest:app:hash:cdrwa,world:anyone:r`."""
+    acls, permitted = [], set[str]()
+    for entry in text.split(","):
+        scheme, _, remainder = entry.partition(":")
+        identity, _, letters = remainder.rpartition(":")
+        if not scheme or not letters or set(letters) - set(_PERMISSIONS):
+            _raise_expected("scheme:id:permissions, such as world:anyone:cdrw, permissions being letters of cdrwa")
+        acls.append(ACL(sum(_PERMISSIONS[letter] for letter in set(letters)), Id(scheme, identity)))
+        permitted |= set(letters)
+    if not permitted >= set("cdrw"):  # a node that nobody may delete stays in its line for as long as its session
+        _raise_expected("an acl that lets somebody create, delete, read and write: all of cdrw")
+    return acls
+
+
+def _raise_expected(wanted: str) -> NoReturn:
+    raise ValueError(wanted)

@@ -1,0 +1,89 @@
+"""What a fence column does, step by step, whoever runs the statements: a DB-API connection or SQLAlchemy.
+
+The update that writes also compares: `... and fence <= :token`. When it touches none, the row is locked and looked at.
+It is not there; or its mark is higher: stale; or else the update is repeated, under the lock: another one has just
+inserted the row, or MySQL did not count a row that did not change.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from leasehold.errors import ConfigError
+from leasehold.fences.rules import NO_TOKEN, Pass, Shown, raise_stale, refuse_slot, token_for_read, token_for_write
+
+_FENCE_COLUMN = "a fence column"
+
+
+class ColumnOperations(ABC):
+    @abstractmethod
+    def resource_of(self, key: Any) -> str:
+        """The row, for people."""
+
+    @abstractmethod
+    def is_fence_column(self, column: str) -> bool:
+        """Whether it is the column of the mark, by whatever spelling."""
+
+    @abstractmethod
+    async def update(self, key: Any, token: int, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
+        """Where the mark is not higher: raise it, set columns, take off columns that have as much. Rows touched."""
+
+    @abstractmethod
+    async def read_locked(self, key: Any, columns: Sequence[str], shared: bool) -> Sequence[Any] | None:
+        """The mark and some columns of a row, locked; None: no such row."""
+
+    async def claim_row(self, lease: Shown, key: Any) -> None:
+        await self._update_row(lease, key, {}, {})
+
+    async def write_row(self, lease: Shown, key: Any, values: Mapping[str, Any]) -> None:
+        if not values:
+            raise ConfigError("write() needs the columns to be written: write(lease, key, count=9)")
+        self._refuse_fence_column(values)
+        await self._update_row(lease, key, values, {})
+
+    async def take_row(self, lease: Shown, key: Any, amounts: Mapping[str, Any]) -> bool:
+        if not amounts or any(amount < 0 for amount in amounts.values()):
+            raise ConfigError("take() needs columns and what to take off them: take(lease, key, quantity=1)")
+        self._refuse_fence_column(amounts)
+        amounts = {column: amount for column, amount in amounts.items() if amount}
+        if (
+            await self._update_row(lease, key, {}, amounts) or not amounts
+        ):  # MySQL does not count a row without a change
+            return True
+        await self._update_row(lease, key, {}, {})  # "not enough" is a read that may decide something
+        return False
+
+    async def read_row(self, lease: Shown, key: Any, columns: Sequence[str]) -> tuple[Any, ...]:
+        if not columns:
+            raise ConfigError('read() needs the columns to be read: read(lease, key, "count")')
+        token_info = refuse_slot(token_for_read(lease), _FENCE_COLUMN)
+        if not token_info.shared:
+            await self._update_row(lease, key, {}, {})
+        return tuple((await self._read_checked(lease, token_info, key, columns))[1:])
+
+    async def _update_row(self, lease: Shown, key: Any, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
+        token_info = refuse_slot(token_for_write(lease), _FENCE_COLUMN)
+        count = await self.update(key, token_info.token, sets, takes)
+        if count == 0:
+            await self._read_checked(lease, token_info, key, ())
+            count = await self.update(key, token_info.token, sets, takes)
+        return count
+
+    async def _read_checked(self, lease: Shown, token_info: Pass, key: Any, columns: Sequence[str]) -> Sequence[Any]:
+        row = await self.read_locked(key, columns, token_info.shared)
+        if row is None:
+            self._raise_missing(key)
+        if (highest_token := row[0] or NO_TOKEN) > token_info.token:
+            raise_stale(lease, token_info, int(highest_token), self.resource_of(key))
+        return row
+
+    def _refuse_fence_column(self, columns: Iterable[str]) -> None:
+        if any(map(self.is_fence_column, columns)):
+            raise ConfigError(
+                "the column of the mark is the fence's own: it would fall, and let holders of the past in"
+            )
+
+    def _raise_missing(self, key: Any) -> NoReturn:
+        raise LookupError(f"{self.resource_of(key)} is not there: insert it first, with fence 0")

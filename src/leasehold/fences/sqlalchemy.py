@@ -1,0 +1,243 @@
+"""SQLAlchemy, Core and ORM, blocking and asyncio: the fence joins the transaction of your session or connection.
+
+Nothing is committed here: the mark, like all else, counts once you commit, and after `StaleToken` you roll back, as
+`with Session.begin() as session:` does by itself. Make the fence the first thing of its transaction: at repeatable read
+(MySQL's default) what was read before it would be shown once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect, or_, select, text, update
+from sqlalchemy.dialects.mysql import VARBINARY
+from sqlalchemy.sql.expression import Delete, Update
+
+from leasehold.errors import ConfigError
+from leasehold.fences.rules import (
+    Pass,
+    Shown,
+    check_resource,
+    raise_stale,
+    refuse_slot,
+    token_for_read,
+    token_for_write,
+)
+from leasehold.fences.sql.column_ops import ColumnOperations
+from leasehold.fences.sql.dialect import TABLE, Values, check_identifier, dialect_by_name, dialect_of, is_autocommit
+from leasehold.fences.sql.row import check_and_raise
+from leasehold.runtime.base import maybe_await, run_sync
+
+T = TypeVar("T")
+
+
+def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
+    """The table of fence rows as part of your metadata, for `create_all` and Alembic."""
+    exact = (
+        String(255)
+        .with_variant(String(255, collation="C"), "postgresql")
+        .with_variant(VARBINARY(255), "mysql", "mariadb")
+    )
+    slot = Column("slot", Integer, primary_key=True, autoincrement=False)
+    token = Column("token", BigInteger, nullable=False)
+    columns = Column("resource", exact, primary_key=True), slot, token
+    return Table(name, metadata, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")  # it has transactions
+
+
+class _BaseAlchemyFence:
+    def __init__(self, session: Any, resource: str, *, table: str = TABLE) -> None:
+        """`session`: a Session or Connection. `table`: made by `fence_table()` in your metadata, or `sql_schema()`."""
+        self.resource = check_resource(resource)
+        self._session, self._table = session, check_identifier(table)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.resource}>"
+
+    async def _run(self, statement: str, values: Values) -> tuple[int, list[Any]]:
+        result = await maybe_await(self._session.execute(text(statement), values))
+        return (0, list(result.all())) if result.returns_rows else (result.rowcount, [])
+
+    async def _claim(self, lease: Shown) -> None:
+        await self._check_and_raise(lease, token_for_write(lease))
+
+    async def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:
+        if await _is_autocommit(self._session):
+            raise ConfigError(
+                "AUTOCOMMIT makes every statement a transaction of its own: a claim would be over before what it is to "
+                "guard. Use another isolation level"
+            )
+        await check_and_raise(
+            self._run, dialect_by_name(_dialect_name(self._session)), self._table, self.resource, lease, token_info
+        )
+
+    async def _read(self, lease: Shown, statement: Any, values: Any) -> Any:
+        await self._check_and_raise(lease, token_for_read(lease))
+        return await maybe_await(self._session.execute(statement, values))
+
+    async def _write(self, lease: Shown, statement: Any, values: Any) -> Any:
+        await self._claim(lease)
+        return await maybe_await(self._session.execute(statement, values))
+
+
+class AlchemyFence(_BaseAlchemyFence):
+    """A fence row, for whatever the transaction of a `Session` or `Connection` does."""
+
+    def claim(self, lease: Shown) -> None:
+        """Raise the mark; what the transaction does from here on is fenced. Raises `StaleToken`, as all of these do."""
+        run_sync(self._claim(lease))
+
+    def read(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+        """The result of a query, to decide a write by: older holders write no more."""
+        return run_sync(self._read(lease, statement, values))
+
+    def write(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+        """Execute a statement, and give its result."""
+        return run_sync(self._write(lease, statement, values))
+
+
+class AsyncAlchemyFence(_BaseAlchemyFence):
+    """As `AlchemyFence`, for `AsyncSession` and `AsyncConnection`."""
+
+    async def claim(self, lease: Shown) -> None:
+        """Raise the mark; what the transaction does from here on is fenced. Raises `StaleToken`, as all of these do."""
+        await self._claim(lease)
+
+    async def read(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+        """The result of a query, to decide a write by: older holders write no more."""
+        return await self._read(lease, statement, values)
+
+    async def write(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+        """Execute a statement, and give its result."""
+        return await self._write(lease, statement, values)
+
+
+class _BaseAlchemyColumn(ColumnOperations):
+    def __init__(self, session: Any, entity: Any, *, fence: str = "fence") -> None:
+        """`entity`: a mapped class or a Table with one primary key column. `fence`: its column of the mark."""
+        self._session, self._entity = session, entity
+        table = entity if isinstance(entity, Table) else inspect(entity).local_table
+        keys = list(table.primary_key.columns)
+        if len(keys) != 1:
+            raise ConfigError(f"{table.name} needs a primary key of one column: use a fence row instead")
+        self._key, self._name, self._table = keys[0], table.name, table
+        self._fence = self._column(fence)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name}>"
+
+    def _column(self, name: str) -> Any:
+        return self._entity.c[name] if isinstance(self._entity, Table) else getattr(self._entity, name)
+
+    def resource_of(self, key: Any) -> str:
+        return f"{self._name}/{key}"
+
+    def is_fence_column(self, column: str) -> bool:
+        return bool(self._column(column).key == self._fence.key)
+
+    async def update(self, key: Any, token: int, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
+        values = {self._column(name): value for name, value in sets.items()}
+        values |= {self._column(name): self._column(name) - amount for name, amount in takes.items()}
+        enough = [self._column(name) >= amount for name, amount in takes.items()]
+        return await self._run_fenced(update(self._entity).where(self._key == key, *enough).values(values), token)
+
+    async def read_locked(self, key: Any, columns: Sequence[str], shared: bool) -> Sequence[Any] | None:
+        query = select(self._fence, *map(self._column, columns)).where(self._key == key).with_for_update(read=shared)
+        result = await maybe_await(self._session.execute(query))
+        row: Sequence[Any] | None = result.first()
+        return row
+
+    async def _run_fenced(self, statement: Any, token: int) -> int:
+        """Only what has no higher mark is touched."""
+        statement = statement.where(or_(self._fence.is_(None), self._fence <= token))
+        if statement.is_update:
+            statement = statement.values({self._fence: token})
+        return int((await maybe_await(self._session.execute(statement))).rowcount)
+
+    async def _execute(self, lease: Shown, statement: Any) -> int:
+        token_info = refuse_slot(token_for_write(lease), "a fence column")
+        if (
+            not isinstance(statement, Update | Delete)
+            or getattr(statement.table, "fullname", "") != self._table.fullname
+        ):
+            raise ConfigError(f"execute() takes an update() or delete() of {self._name}")
+        count = await self._run_fenced(statement, token_info.token)
+        newest_query = select(self._fence).where(self._fence > token_info.token).order_by(self._fence.desc()).limit(1)
+        if statement.whereclause is not None:
+            newest_query = newest_query.where(statement.whereclause)
+        # Locking: a plain query of MySQL would show the marks of an older snapshot, and the refusal would go unsaid.
+        highest_token = (await maybe_await(self._session.execute(newest_query.with_for_update(read=True)))).scalar()
+        if highest_token is not None:
+            raise_stale(lease, token_info, int(highest_token), self._name)
+        return count
+
+
+class AlchemyColumn(_BaseAlchemyColumn):
+    """Rows of a mapped class or table with a column for the mark, in the transaction of a `Session` or `Connection`."""
+
+    def claim(self, lease: Shown, key: Any, /) -> None:
+        """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
+        run_sync(self.claim_row(lease, key))
+
+    def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
+        """Some columns of a row, to decide a write by: older holders write no more."""
+        return run_sync(self.read_row(lease, key, columns))
+
+    def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
+        """Set columns of a row: `write(lease, "teapot", count=9)`."""
+        run_sync(self.write_row(lease, key, values))
+
+    def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
+        """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
+        return run_sync(self.take_row(lease, key, amounts))
+
+    def execute(self, lease: Shown, statement: Any, /) -> int:
+        """Any `update()` or `delete()` of the entity; gives the rows touched. Stale if one has a higher mark."""
+        return run_sync(self._execute(lease, statement))
+
+
+class AsyncAlchemyColumn(_BaseAlchemyColumn):
+    """As `AlchemyColumn`, for `AsyncSession` and `AsyncConnection`."""
+
+    async def claim(self, lease: Shown, key: Any, /) -> None:
+        """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
+        await self.claim_row(lease, key)
+
+    async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
+        """Some columns of a row, to decide a write by: older holders write no more."""
+        return await self.read_row(lease, key, columns)
+
+    async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
+        """Set columns of a row: `write(lease, "teapot", count=9)`."""
+        await self.write_row(lease, key, values)
+
+    async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
+        """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
+        return await self.take_row(lease, key, amounts)
+
+    async def execute(self, lease: Shown, statement: Any, /) -> int:
+        """Any `update()` or `delete()` of the entity; gives the rows touched. Stale if one has a higher mark."""
+        return await self._execute(lease, statement)
+
+
+def _dialect_name(session: Any) -> str:
+    """Of a connection, or of the engine behind a session."""
+    found = getattr(session, "dialect", None) or session.get_bind().dialect
+    return str(found.name)
+
+
+async def _is_autocommit(session: Any) -> bool:
+    """Whether each statement is a transaction of its own: as SQLAlchemy was told, or its driver behind its back."""
+    connection = await maybe_await(session.connection()) if hasattr(session, "get_bind") else session
+    connection = getattr(connection, "sync_connection", connection)  # of asyncio's face
+    isolation_level = connection.get_execution_options().get(
+        "isolation_level", connection.dialect._on_connect_isolation_level
+    )
+    if isolation_level == "AUTOCOMMIT":
+        return True
+    driver = connection.connection.driver_connection
+    try:
+        dialect = dialect_of(driver, None)
+    except ConfigError:  # not one that we know
+        return False
+    return is_autocommit(dialect, driver)

@@ -1,0 +1,83 @@
+"""The caller's side of a fenced HTTP service: send the token, and understand the refusal."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from leasehold.fences.rules import Shown, to_bytes, token_for_write
+from leasehold.fences.urllib_client import NO_CACHE, check_url, send_request
+from leasehold.http.headers import PROBLEM_JSON, headers, parse_stale_problem
+
+__all__ = ["HTTPFence", "LeaseAuth", "headers", "raise_for_stale"]
+
+R = TypeVar("R")
+
+
+class LeaseAuth:
+    """A hook for requests and httpx, both of which call it with each request: `session.auth = LeaseAuth(lease)`."""
+
+    def __init__(self, lease: Shown) -> None:
+        self._lease = lease
+
+    def __call__(self, request: R) -> R:
+        """Add the headers of the lease."""
+        request.headers.update(headers(self._lease))  # type: ignore[attr-defined]
+        return request
+
+
+def raise_for_stale(response: Any, lease: Shown | None = None) -> None:
+    """Raise `StaleToken` if a service refused the token; call it as you call `raise_for_status()`.
+
+    `response`: of requests, httpx, or urllib (an HTTPError is one). With the lease, its client is told as well.
+    """
+    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    if status != 409 or not str(response.headers.get("Content-Type", "")).startswith(PROBLEM_JSON):
+        return
+    try:
+        document = response.json() if hasattr(response, "json") else json.loads(response.read())
+    except ValueError:
+        return
+    if (error := parse_stale_problem(document)) is not None:
+        if (notify := getattr(lease, "_report_stale_token", None)) is not None:
+            notify(error)
+        raise error
+
+
+class HTTPFence:
+    """One resource of a fenced service, by urllib: `write` is PUT, `read` is GET, `call` is any method."""
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 30.0) -> None:
+        self.resource = self._url = check_url(url, "a service is")
+        self._headers, self._timeout = dict(headers or {}), timeout
+
+    def claim(self, lease: Shown) -> None:
+        """Raise the mark: HEAD. Raises `StaleToken`, as all of these do, or `urllib.error.HTTPError`."""
+        token_for_write(lease)
+        self.call(lease, "HEAD")
+
+    def read(self, lease: Shown) -> bytes:
+        """GET, to decide a write by: older holders write no more."""
+        return self.call(lease, "GET")
+
+    def write(self, lease: Shown, data: bytes | str) -> bytes:
+        """PUT. Text is sent as UTF-8. Gives what the service answers."""
+        token_for_write(lease)
+        return self.call(lease, "PUT", to_bytes(data))
+
+    def call(self, lease: Shown, method: str, data: bytes | None = None) -> bytes:
+        """Any method, with the token."""
+        defaults = NO_CACHE if data is None else {"Content-Type": "application/octet-stream"}
+        request_headers = {**defaults, **self._headers, **headers(lease)}
+        try:
+            with send_request(self._url, method, data, request_headers, timeout=self._timeout) as response:
+                return response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise_for_stale(error, lease)
+                raise
+
+    def __repr__(self) -> str:
+        return f"<HTTPFence {self.resource}>"

@@ -1,0 +1,290 @@
+"""ASGI middleware for `Idempotency-Key`: a request sent again is answered again, not carried out again.
+
+    app = leasehold.http.idempotency.IdempotencyKey(app, client)        # any ASGI application; client: an AsyncClient
+
+The same key with the same request replays the first answer. With another request: 422. While the first is in progress:
+409 with Retry-After. An application that raised or answered 5xx may be asked again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from hashlib import sha256
+from typing import Any, Final, TypeAlias
+
+from leasehold.aio import AsyncClient
+from leasehold.config import check_seconds
+from leasehold.errors import (
+    ConfigError,
+    LeaseholdError,
+    LeaseLost,
+    Mismatch,
+    NotAcquired,
+    RunFailed,
+    StaleToken,
+    Unavailable,
+)
+from leasehold.records.once import DAY, OnceOptions, make_once
+from leasehold.records.store import Store
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_log = logging.getLogger("leasehold.http.idempotency")
+
+_HEADER: Final = b"idempotency-key"
+_LONGEST_KEY: Final = 255
+_HEADER_ALLOWANCE: Final = 16_384  # for status and headers beside the body
+_NOT_KEPT: Final = "this request was carried out before; its answer was too large to be kept"
+_TOO_LARGE: Final = "large"  # in the place of a body that was not kept
+
+
+class IdempotencyKey:
+    """Wraps an ASGI application. Requests without the header, and other methods, pass untouched.
+
+    methods      which requests it is for
+    keep         seconds an answer is kept
+    required     answer 400 to such a request without the header
+    who          gives a text for whoever sends the request, from its scope: keys of different people never meet. By
+                 default the Authorization header; with sessions in cookies, give your own
+    max_body     bytes of a request's body; more is answered 413
+    max_answer   bytes of an answer's body that are kept; after a larger one a repetition is answered 409
+    retry_after  seconds, for the header of that name
+    ttl, store   as for `AsyncClient.once`
+    """
+
+    def __init__(
+        self,
+        app: App,
+        client: AsyncClient,
+        *,
+        methods: Collection[str] = ("POST", "PATCH"),
+        keep: float | None = DAY,
+        required: bool = False,
+        who: Callable[[Scope], str] | None = None,
+        max_body: int = 1_048_576,
+        max_answer: int = 262_144,
+        retry_after: float = 1.0,
+        ttl: float | None = None,
+        store: Store | str | None = None,
+    ) -> None:
+        if not callable(app) or not isinstance(client, AsyncClient):
+            raise ConfigError("IdempotencyKey takes an ASGI application and an AsyncClient")
+        if isinstance(methods, str) or not methods:
+            raise ConfigError('methods is a list of them, such as ["POST", "PATCH"]')
+        if who is not None and not callable(who):
+            raise ConfigError("who is a function of the scope")
+        for name, size in (("max_body", max_body), ("max_answer", max_answer)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise ConfigError(f"{name} is a number of bytes, not {size!r}")
+        check_seconds("retry_after", retry_after)
+        self._app, self._client = app, client
+        self._methods = frozenset(method.upper() for method in methods)
+        self._required, self._who = required, who or _authorization
+        self._max_body, self._max_answer = max_body, max_answer
+        self._retry_after_header = (b"retry-after", str(max(1, round(retry_after))).encode())
+        self._ttl, self._store = ttl, store
+        self._options = OnceOptions(keep=keep, max_result=max_answer * 4 // 3 + _HEADER_ALLOWANCE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in self._methods:
+            await self._app(scope, receive, send)
+            return
+        keys = [value for name, value in scope["headers"] if name.lower() == _HEADER]
+        if not keys and not self._required:
+            await self._app(scope, receive, send)
+        elif len(keys) != 1 or not 1 <= len(keys[0]) <= _LONGEST_KEY:
+            await _send_problem(send, 400, f"one Idempotency-Key header of 1 to {_LONGEST_KEY} bytes is needed")
+        else:
+            body, complete = await _read_body(receive, self._max_body)
+            if complete:
+                await self._run_once(keys[0], body, scope, receive, send)
+            elif body:  # else the sender has gone, half-way
+                await _send_problem(send, 413, f"a request with an Idempotency-Key has at most {self._max_body} bytes")
+
+    async def _run_once(self, key: bytes, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        # Hashes: neither the key nor what identifies its sender is shown by `inspect`, and any bytes will do.
+        name = "http:" + _hash(self._sender_id(scope), key)
+        response, app_errors = CapturedResponse(self._max_answer), list[Exception]()
+        options = OnceOptions(
+            self._options.keep, request=_request_hash(scope, body), max_result=self._options.max_result
+        )
+        call = make_once(self._client, name, 0, self._ttl, self._store, options)
+
+        async def run_app() -> dict[str, Any]:
+            try:
+                await self._app(_without_response_extensions(scope), _body_receiver(body, receive), response.capture)
+            except Exception as error:
+                app_errors.append(error)
+                raise
+            if response.status >= 500:
+                raise _ServerError
+            return response.to_dict()
+
+        try:
+            stored = await call.run(run_app, (), {})
+        except _ServerError:
+            await response.forward(send)
+        except LeaseholdError as error:
+            if error in app_errors:  # the application's own: it may use locks, too
+                raise
+            await self._respond_to_error(error, response if call.ran else None, send)
+        else:
+            await (response.forward(send) if call.ran else _send_stored(stored, send))
+
+    def _sender_id(self, scope: Scope) -> bytes:
+        who = self._who(scope)
+        if not isinstance(who, str):
+            raise ConfigError(f"who() gives a text for whoever sends the request, not {type(who).__name__}")
+        return who.encode(errors="surrogatepass")
+
+    async def _respond_to_error(self, error: LeaseholdError, response: CapturedResponse | None, send: Send) -> None:
+        """What is said when the key does not lead to an answer. `response`: of the application, which was asked."""
+        if isinstance(error, RunFailed):
+            await _send_problem(send, 409, _NOT_KEPT)
+        elif isinstance(error, Mismatch):
+            await _send_problem(send, 422, "this Idempotency-Key was used for another request")
+        elif isinstance(error, NotAcquired | StaleToken | LeaseLost):
+            await _send_problem(
+                send, 409, "a request with this Idempotency-Key is in progress", [self._retry_after_header]
+            )
+        elif isinstance(error, Unavailable):
+            _log.warning("an Idempotency-Key could not be looked up or recorded: %s", error)
+            if response is not None:  # it was carried out, and whoever hears so will not ask again
+                await response.forward(send)
+            else:
+                await _send_problem(
+                    send, 503, "whether this request was made before cannot be told now", [self._retry_after_header]
+                )
+        elif response is not None:  # its headers were larger than there is room for
+            await response.forward(send)
+        else:
+            raise error
+
+
+class CapturedResponse:
+    """What the application answers, held back until it is recorded: who has heard it can rely on the record."""
+
+    def __init__(self, max_size: int) -> None:
+        self.status = 0
+        self._max_body = max_size
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = bytearray()
+
+    async def capture(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        elif message["type"] == "http.response.body":
+            self._body += message.get("body", b"")
+
+    def to_dict(self) -> dict[str, Any]:
+        if not self.status:
+            raise RuntimeError("the application ended without an answer")
+        body = _TOO_LARGE if len(self._body) > self._max_body else base64.b64encode(self._body).decode()
+        headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self._headers]
+        return {"status": self.status, "headers": headers, "body": body, "kept": body is not _TOO_LARGE}
+
+    async def forward(self, send: Send) -> None:
+        await _send_response(send, self.status, self._headers, bytes(self._body))
+
+
+class _ServerError(Exception):
+    """The application answered 5xx: nothing is kept but that it failed."""
+
+
+async def _send_stored(stored: dict[str, Any], send: Send) -> None:
+    if not stored["kept"]:
+        await _send_problem(send, 409, _NOT_KEPT)
+        return
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"]]
+    headers.append((b"idempotency-replayed", b"true"))
+    await _send_response(send, stored["status"], headers, base64.b64decode(stored["body"]))
+
+
+async def _send_problem(
+    send: Send, status: int, detail: str, extra_headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """As problem details, RFC 9457."""
+    body = json.dumps({"type": "about:blank", "status": status, "detail": detail}).encode()
+    headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", str(len(body)).encode()),
+        *extra_headers,
+    ]
+    await _send_response(send, status, headers, body)
+
+
+async def _send_response(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _read_body(receive: Receive, max_size: int) -> tuple[bytes, bool]:
+    """The body of a request, and whether it is the whole; of one that breaks off, nothing."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"", False
+        body += message.get("body", b"")
+        if len(body) > max_size:
+            return bytes(body), False
+        if not message.get("more_body", False):
+            return bytes(body), True
+
+
+def _body_receiver(body: bytes, receive: Receive) -> Receive:
+    """The body once more, for the application; after that whatever the server says."""
+    body_sent = False
+
+    async def receive_body() -> Message:
+        nonlocal body_sent
+        if body_sent:
+            return await receive()
+        body_sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_body
+
+
+def _without_response_extensions(scope: Scope) -> Scope:
+    """Without the server's offers of other ways to answer, which would go past us."""
+    extensions = scope.get("extensions")
+    if not extensions:
+        return scope
+    return {
+        **scope,
+        "extensions": {
+            name: extension for name, extension in extensions.items() if not name.startswith("http.response.")
+        },
+    }
+
+
+def _request_hash(scope: Scope, body: bytes) -> str:
+    """What is asked for. Of the headers those that decide what the rest means."""
+    path = scope.get("raw_path") or scope["path"].encode()
+    identifying_headers = (_header_value(scope, b"host"), _header_value(scope, b"content-type"))
+    return _hash(scope["method"].encode(), path, scope.get("query_string", b""), *identifying_headers, body)
+
+
+def _header_value(scope: Scope, wanted: bytes) -> bytes:
+    return b"\n".join(value for name, value in scope["headers"] if name.lower() == wanted)
+
+
+def _authorization(scope: Scope) -> str:
+    return _header_value(scope, b"authorization").decode("latin-1")
+
+
+def _hash(*parts: bytes) -> str:
+    """Of the parts and where they end."""
+    digest = sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()

@@ -1,1 +1,0 @@
-"""What people use, written once over the engine seam."""

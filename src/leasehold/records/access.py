@@ -1,0 +1,105 @@
+"""Reading and writing records for the recipes that decide by them: deadlines, and answers that were lost."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+from leasehold.client.base import BaseClient
+from leasehold.client.core import ClientCore
+from leasehold.client.lock import BaseLock, Shape
+from leasehold.config import EngineConfig, LockArguments
+from leasehold.core import timing
+from leasehold.core.names import MAX_NAME_BYTES, encode
+from leasehold.errors import ConfigError, Unavailable
+from leasehold.records import stores
+from leasehold.records.store import Record, Store
+from leasehold.runtime.base import maybe_await
+
+_TRIES: Final = 3
+_PAUSE: Final = 0.1
+_MAX_PAUSE: Final = 1.0
+
+
+class RecordAccess:
+    """One store, as the recipes of one client use it."""
+
+    def __init__(self, core: ClientCore, store: Store) -> None:
+        self.core, self.store = core, store
+
+    def key(self, kind: str, name: str) -> str:
+        return f"{kind}:{encode(self.core.options.namespace)}:{encode(name)}"
+
+    @property
+    def may_read_before_lock(self) -> bool:
+        """Whether a look may come before the key's lock is held. In a transaction of the caller's it would take the
+        snapshot, and lock the row, of one who then waits for somebody who needs that row."""
+        return not getattr(self.store, "in_caller_transaction", False)
+
+    async def read(self, key: str) -> Record | None:
+        """Asked once more if the connection turned out to be of yesterday."""
+        seconds = self.core.options.call_timeout
+        began = self.core.runtime.now()
+        try:
+            return await maybe_await(self.store.read(key, seconds))
+        except Unavailable:
+            left = began + seconds - self.core.runtime.now()
+            if left < seconds / 2:
+                raise
+            return await maybe_await(self.store.read(key, left))
+
+    async def swap(
+        self, key: str, data: bytes, expected: Record | None, keep: float | None, what: str = ""
+    ) -> Record | None:
+        """The new record in the place of `expected`; None: somebody else changed it (S1).
+
+        After a lost answer the same write is repeated. It carries a new edition, so it cannot be done twice; and where
+        the repetition is refused, the edition that is there tells whether the first had been carried out. Unless it has
+        been replaced since: then nobody can tell, and `what` is unavailable, where a name for it is given.
+        """
+        runtime, seconds = self.core.runtime, self.core.options.call_timeout
+        new = Record(runtime.random_bytes(16).hex(), data)
+        for tries in range(_TRIES):
+            try:
+                if await maybe_await(self.store.write(key, new, expected.version if expected else "", keep, seconds)):
+                    return new
+                if tries == 0:
+                    return None
+                found = await maybe_await(self.store.read(key, seconds))
+                if found is not None and found.version == new.version:
+                    return new
+                break
+            except Unavailable:
+                if tries == _TRIES - 1:
+                    raise
+                await runtime.sleep(timing.backoff(tries, _PAUSE, _MAX_PAUSE, runtime.random()))
+        if what:
+            raise Unavailable(f"{what}: the answer was lost, and others went on since; whether it was done is unknown")
+        return None
+
+
+_CLIENT_URL: Final = ""  # the key of the store that goes with the client's own URL
+
+
+def open_records(client: BaseClient, store: Store | str | None) -> RecordAccess:
+    """Access to the store that is meant: the caller's own, one named by a URL, or the one of the client's own URL."""
+    core = client._core
+    if store is not None and not isinstance(store, str):
+        if not callable(getattr(store, "read", None)) or not callable(getattr(store, "write", None)):
+            raise ConfigError(f"a store is a URL, or something with read() and write(), not {store!r}")
+        return RecordAccess(core, store)
+    store_url = _CLIENT_URL if store is None else store
+    open_store = client._open_stores.get(store_url)
+    if open_store is None:
+        config = core.config if store is None else EngineConfig.parse(store, core.options.call_timeout)
+        opened = stores.open_store(config, core.runtime, same_url=store is None)
+        open_store = client._open_stores.setdefault(store_url, opened)  # another thread may have been faster
+    return RecordAccess(core, cast(Store, open_store))
+
+
+def key_lock(client: BaseClient, kind: str, key: str, **options: Any) -> BaseLock[Any]:
+    """The lock that goes with the record `key` of this kind."""
+    name = f"{kind}:{key}"
+    if not isinstance(key, str) or not key or len(name.encode(errors="replace")) > MAX_NAME_BYTES:
+        raise ConfigError(f"a key is a text of 1 to {MAX_NAME_BYTES - len(kind) - 1} bytes, not {str(key)[:40]!r}")
+    arguments: LockArguments = {"purpose": kind, **options}  # type: ignore[typeddict-item]
+    return BaseLock(client, client._lease_type, name, Shape(), client._lock_options(f"{kind}()", arguments))

@@ -1,0 +1,74 @@
+"""Optimistic concurrency: read, decide, write if nothing changed meanwhile; else the same again, a few times.
+
+For short work that seldom meets: no lock is held, nothing lapses, and nobody waits for a dead holder. The resource
+itself must notice the conflict: a version column, a compare-and-set, a serializable transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from leasehold.client.decorator import accepted_parameters
+from leasehold.config import check_seconds
+from leasehold.core import timing
+from leasehold.core.conflicts import is_conflict
+from leasehold.errors import ConfigError, Conflict
+from leasehold.events import Event, Hook, call_hook
+from leasehold.runtime.base import Runtime, maybe_await
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """What `optimistic` is told, checked."""
+
+    attempts: int
+    on: type[BaseException] | tuple[type[BaseException], ...]
+    pause: float
+    most_pause: float
+    name: str
+    on_event: Hook | None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
+            raise ConfigError(f"attempts is a whole number of at least 1, not {self.attempts!r}")
+        check_seconds("pause", self.pause)
+        check_seconds("most_pause", self.most_pause)
+
+    async def run(self, runtime: Runtime, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What `fn` gives at its first attempt that meets no conflict. After the last one, `Conflict`."""
+        accepted_parameters(fn, runtime.blocking)
+
+        async def attempt() -> Any:
+            value = fn(*args)
+            return value if runtime.blocking else await maybe_await(value)
+
+        return await self.repeat(runtime, attempt)
+
+    async def repeat(self, runtime: Runtime, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The same for a coroutine function of this runtime."""
+        tries = 0
+        while True:
+            try:
+                return await attempt()
+            except Exception as error:
+                if not (is_conflict(error) or isinstance(error, self.on)):
+                    raise
+                tries += 1
+                exhausted = tries == self.attempts
+                seconds = 0.0 if exhausted else timing.backoff(tries - 1, self.pause, self.most_pause, runtime.random())
+                self._emit_conflict(runtime, error, seconds)
+                if exhausted:
+                    text = f"{self.name or 'it'} was changed by others in each of {tries} attempts"
+                    raise Conflict(self.name, text=text, attempts=tries) from error
+            await runtime.sleep(seconds)
+
+    def _emit_conflict(self, runtime: Runtime, error: Exception, seconds: float) -> None:
+        if self.on_event is not None:
+            reason = f"{type(error).__name__}: {error}"
+            call_hook(
+                self.on_event, Event("conflict", "", "", self.name, runtime.wall(), seconds=seconds, reason=reason)
+            )

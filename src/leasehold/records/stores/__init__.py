@@ -1,0 +1,102 @@
+"""Where records are kept: URL scheme to store, and a store within a transaction of your own.
+
+    client.once("invoice-42", send)                                    # beside the client's own locks
+    client.once("invoice-42", send, store="postgresql://host/shop")    # in a database
+    client.once("invoice-42", send, store=stores.within(connection))   # committed with what `send` does
+
+A module is imported on first use, so a driver nobody asked for is never loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, Final, Protocol, cast
+
+from leasehold.config import EngineConfig
+from leasehold.errors import ConfigError
+from leasehold.records.store import Record, Store
+from leasehold.runtime.base import Runtime
+
+__all__ = ["BUILT_IN", "Record", "Store", "open_store", "schema", "within"]
+
+BUILT_IN: Final[dict[str, str]] = {
+    "memory": "leasehold.records.stores.memory",
+    "sqlite": "leasehold.records.stores.sqlite",
+    "redis": "leasehold.records.stores.redis",
+    "rediss": "leasehold.records.stores.redis",
+    "redis+unix": "leasehold.records.stores.redis",
+    "postgresql": "leasehold.records.stores.postgresql",
+    "postgres": "leasehold.records.stores.postgresql",
+    "mysql": "leasehold.records.stores.mysql",
+    "mariadb": "leasehold.records.stores.mysql",
+}
+
+# The module of a store that needs a driver -> the extra that brings it.
+EXTRAS: Final[dict[str, str]] = {
+    "leasehold.records.stores.redis": "redis",
+    "leasehold.records.stores.postgresql": "postgresql",
+    "leasehold.records.stores.mysql": "mysql",
+}
+
+# The package of a database driver -> the module that knows its statements.
+_DRIVERS: Final[dict[str, str]] = {
+    "sqlite3": "leasehold.records.stores.sqlite",
+    "aiosqlite": "leasehold.records.stores.sqlite",
+    "psycopg": "leasehold.records.stores.postgresql",
+    "pymysql": "leasehold.records.stores.mysql",
+    "aiomysql": "leasehold.records.stores.mysql",
+}
+
+
+class ClosableStore(Store, Protocol):
+    """A store with connections of its own."""
+
+    def close(self) -> None:
+        """Let connections go."""
+
+
+def open_store(config: EngineConfig, runtime: Runtime, *, same_url: bool) -> ClosableStore:
+    """The store that a URL names. `same_url`: the URL is that of an engine, whose other options are none of ours."""
+    module = _module(config)
+    if not same_url:
+        return cast(ClosableStore, module.open(config, runtime))
+    config = replace(config, options={name: text for name, text in config.options.items() if name in module.OPTIONS})
+    return cast(ClosableStore, getattr(module, "open_for_engine", module.open)(config, runtime))
+
+
+def _module(config: EngineConfig) -> Any:
+    name = BUILT_IN.get(config.scheme)
+    if name is None:
+        known = ", ".join(f"{scheme}://" for scheme in sorted(BUILT_IN))
+        raise ConfigError(f"{config.scheme}:// keeps no records: pass store= one of {known}, or a store of your own")
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if name not in EXTRAS or (error.name or "").startswith("leasehold"):
+            raise
+        hint = f'pip install "leasehold[{EXTRAS[name]}]"'
+        raise ConfigError(f"a store at {config.scheme}:// needs {error.name}, not installed: {hint}") from error
+
+
+def within(connection: object) -> Store:
+    """A store on a connection of yours, inside the transaction it is in: the record is written when you commit,
+    together with all else you did, or not at all.
+
+    For connections of sqlite3, psycopg (both kinds), PyMySQL, and in asyncio aiosqlite and aiomysql. Of SQLAlchemy,
+    pass `session.connection().connection.driver_connection`. The table must be there: see `schema`. Errors of your
+    driver stay its own: they are not turned into errors of Leasehold.
+    """
+    package = type(connection).__module__.partition(".")[0]
+    if package not in _DRIVERS:
+        raise ConfigError(f"within() knows connections of {', '.join(_DRIVERS)}; not {type(connection).__name__}")
+    factory: Callable[[object], Store] = import_module(_DRIVERS[package]).within
+    return factory(connection)
+
+
+def schema(dialect: str) -> str:
+    """The statements that make the table: `sqlite`, `postgresql` or `mysql`. Repeating them is harmless."""
+    if dialect not in ("sqlite", "postgresql", "mysql"):
+        raise ConfigError(f"there is a schema for sqlite, postgresql and mysql, not for {dialect!r}")
+    return ";\n".join(import_module(f"leasehold.records.stores.{dialect}").DIALECT.schema) + ";\n"

@@ -1,0 +1,109 @@
+"""Records in a table of MySQL or MariaDB: `mysql://user:password@host:3306/database`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import pymysql
+from pymysql.constants import CR, ER, SERVER_STATUS
+
+from leasehold.config import EngineConfig
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.records.stores.sql import INSERT, TABLE, SqlStore, StoreDialect, Table, TransactionStore
+from leasehold.runtime.base import Runtime
+
+OPTIONS: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key"})
+
+
+def _code(error: Exception) -> int:
+    code = error.args[0] if error.args else 0
+    return code if isinstance(code, int) else 0
+
+
+DIALECT: Final = StoreDialect(
+    name="mysql",
+    schema=(
+        f"create table if not exists {TABLE} (name varchar(1600) character set ascii collate ascii_bin not null, "
+        "version char(32) character set ascii not null, data mediumblob not null, until double, "
+        f"primary key (name), key {TABLE}_until (until)) engine = InnoDB",
+    ),
+    now="(unix_timestamp(sysdate(6)) + 0e0)",
+    # Not `insert ignore`, which also ignores what does not fit; and no row count, which a flag of the client changes.
+    insert=INSERT,
+    sweep="delete from {table} where until <= {now} limit 100",
+    paramstyle=r"%(\1)s",
+    lock_suffix=" for update",
+    blob="unhex(:data)",  # bytes as such are more than some pairs of drivers can escape
+    encode_data=bytes.hex,
+    is_duplicate_key=lambda error: isinstance(error, pymysql.IntegrityError) and _code(error) == ER.DUP_ENTRY,
+    is_missing_table=lambda error: isinstance(error, pymysql.ProgrammingError) and _code(error) == ER.NO_SUCH_TABLE,
+)
+_CONFIG_ERRORS: Final = frozenset(
+    {
+        ER.ACCESS_DENIED_ERROR,
+        ER.BAD_DB_ERROR,
+        ER.DATA_TOO_LONG,
+        ER.DBACCESS_DENIED_ERROR,
+        ER.NET_PACKET_TOO_LARGE,
+        ER.NO_DB_ERROR,
+        ER.TABLEACCESS_DENIED_ERROR,
+    }
+)
+
+
+class MysqlStore(SqlStore):
+    table = Table(DIALECT)
+
+    def __init__(self, connect_arguments: dict[str, Any], runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._connect_arguments = connect_arguments
+
+    def connect(self, seconds: float) -> Any:
+        timeouts = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
+        return pymysql.connect(autocommit=True, charset="utf8mb4", **self._connect_arguments, **timeouts)
+
+    def set_timeout(self, connection: Any, seconds: float) -> None:
+        # The driver sets its socket by these before every read and write; it has no public name for them.
+        connection._read_timeout = connection._write_timeout = seconds
+
+    def map_error(self, error: Exception) -> LeaseholdError | None:
+        if not isinstance(error, pymysql.Error):
+            return None
+        code = _code(error)
+        error_type = ConfigError if code in _CONFIG_ERRORS or code == CR.CR_AUTH_PLUGIN_CANNOT_LOAD else Unavailable
+        return error_type(f"the store in MySQL: {error.args[-1] if error.args else 'no answer'}")
+
+
+def open(config: EngineConfig, runtime: Runtime) -> MysqlStore:
+    options = config.accept(**dict.fromkeys(OPTIONS, str))
+    try:
+        parts = urlsplit(config.url)
+        port = parts.port or 3306
+    except ValueError:
+        raise ConfigError(f"this {config.scheme}:// URL cannot be read: is the port a number?") from None
+    if not parts.path.strip("/"):
+        raise ConfigError("a store in MySQL needs a database: mysql://user:password@host/database")
+    connect_arguments = {
+        "host": parts.hostname or "localhost",
+        "port": port,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": unquote(parts.path.strip("/")),
+    }
+    return MysqlStore({**connect_arguments, **options}, runtime)
+
+
+def within(connection: Any) -> TransactionStore:
+    return TransactionStore(MysqlStore.table, connection, _check_in_transaction)
+
+
+def _check_in_transaction(connection: Any) -> None:
+    if connection.get_autocommit() and not _server_status(connection) & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+        raise ConfigError("within() needs a transaction: this connection commits every statement by itself")
+
+
+def _server_status(connection: Any) -> int:
+    """What the server last said. The two drivers keep it in different places, or only with an answer."""
+    result = getattr(connection, "_result", None)
+    return int(getattr(connection, "server_status", 0) or 0) | int(getattr(result, "server_status", 0) or 0)

@@ -1,0 +1,125 @@
+"""Records in a table of PostgreSQL: `postgresql://user:password@host/database`, with options as libpq knows them."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
+
+from leasehold.config import EngineConfig
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table, TransactionStore
+from leasehold.runtime.base import Runtime
+
+# Ours to decide: deadlines are per call, and text is UTF-8.
+OPTIONS: Final = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults()) - {
+    "client_encoding",
+    "connect_timeout",
+}
+
+DIALECT: Final = StoreDialect(
+    name="postgresql",
+    schema=(
+        f'create table if not exists {TABLE} (name text collate "C" primary key, version text not null, '
+        "data bytea not null, until double precision)",
+        f"create index if not exists {TABLE}_until on {TABLE} (until) where until is not null",
+    ),
+    now="cast(extract(epoch from clock_timestamp()) as double precision)",
+    paramstyle=r"%(\1)s",
+    lock_suffix=" for update",
+    is_missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable),
+)
+_CONFIG_ERRORS: Final = (
+    "08P01",
+    "0A",
+    "22",
+    "28",
+    "3D",
+    "42",
+)  # classes of SQLSTATE: asking again would change nothing
+
+
+class DeadlineConnection(psycopg.Connection[Any]):
+    """A connection on which nothing waits past a deadline. The driver knows none of its own."""
+
+    deadline = 0.0
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        return super().wait(gen, interval, max(0.0, self.deadline - time.monotonic()))
+
+
+class PostgresqlStore(SqlStore):
+    table = Table(DIALECT)
+
+    def __init__(self, conninfo: str, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._conninfo = conninfo
+
+    def connect(self, seconds: float) -> DeadlineConnection:
+        """To the first host that takes us; of the time left, each gets an equal share."""
+        deadline = time.monotonic() + seconds
+        hosts = conninfo_attempts(conninfo_to_dict(self._conninfo))
+        for hosts_left in range(len(hosts), 0, -1):
+            try:
+                connection = DeadlineConnection(
+                    _connect_within(hosts[-hosts_left], (deadline - time.monotonic()) / hosts_left)
+                )
+                break
+            except psycopg.OperationalError:
+                if hosts_left == 1:
+                    raise
+        connection.deadline = deadline
+        connection.prepare_threshold = None  # behind a pooler the next statement may run on another session
+        connection.autocommit = True
+        return connection
+
+    def set_timeout(self, connection: Any, seconds: float) -> None:
+        connection.deadline = time.monotonic() + seconds
+
+    def map_error(self, error: Exception) -> LeaseholdError | None:
+        if not isinstance(error, psycopg.Error):
+            return None
+        error_type = ConfigError if (error.sqlstate or "").startswith(_CONFIG_ERRORS) else Unavailable
+        return error_type(f"the store in PostgreSQL: {str(error) or 'no answer in time'}")
+
+
+def _connect_within(params: Any, seconds: float) -> pq.abc.PGconn:
+    """Connected, within so many seconds: psycopg counts whole ones, and no less than two."""
+    deadline = time.monotonic() + seconds
+    pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
+    while True:
+        state = pq.PollingStatus.FAILED if pg.status == pq.ConnStatus.BAD else pg.connect_poll()
+        if state == pq.PollingStatus.OK:
+            return pg
+        if state == pq.PollingStatus.FAILED:
+            raise psycopg.OperationalError(pg.get_error_message())
+        event = selectors.EVENT_READ if state == pq.PollingStatus.READING else selectors.EVENT_WRITE
+        with selectors.DefaultSelector() as selector:
+            selector.register(pg.socket, event)
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                pg.finish()
+                raise psycopg.OperationalError("no answer in time")
+
+
+def open(config: EngineConfig, runtime: Runtime) -> PostgresqlStore:
+    options = config.accept(**dict.fromkeys(OPTIONS, str))
+    conninfo = config.url.partition("?")[0] + (f"?{urlencode(options)}" if options else "")
+    try:
+        conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        raise ConfigError("this postgresql:// URL cannot be read") from None  # its text would show the password
+    return PostgresqlStore(conninfo, runtime)
+
+
+def within(connection: Any) -> TransactionStore:
+    return TransactionStore(PostgresqlStore.table, connection, _check_in_transaction)
+
+
+def _check_in_transaction(connection: Any) -> None:
+    if connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        raise ConfigError("within() needs a transaction: this connection commits every statement by itself")

@@ -1,0 +1,84 @@
+"""Records in a table of any SQLite file: `sqlite:///path`, beside an application's own tables or in a file of its own.
+
+A connection is opened for each call, and closed: none is ever carried across a fork. Of the file itself nothing is
+changed but our table: its journal mode is its owner's business.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, Final
+
+from leasehold.config import EngineConfig
+from leasehold.engines.sqlite import location
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table, TransactionStore
+from leasehold.runtime.base import Runtime
+
+OPTIONS: Final[frozenset[str]] = frozenset()
+
+DIALECT: Final = StoreDialect(
+    name="sqlite",
+    schema=(
+        f"create table if not exists {TABLE} (name text primary key, version text not null, data blob not null, "
+        "until real) without rowid",
+        f"create index if not exists {TABLE}_until on {TABLE} (until) where until is not null",
+    ),
+    now="((julianday('now') - 2440587.5) * 86400.0)",
+    paramstyle=r":\1",
+    is_missing_table=lambda error: "no such table" in str(error),
+)
+_RECORDS_SUFFIX: Final = ".records"  # the file of an engine's locks is for locks: records go into one next to it
+_CONFIG_ERRORS: Final = (
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CORRUPT,
+)
+
+
+class SqliteStore(SqlStore):
+    table = Table(DIALECT)
+    max_idle = 0
+
+    def __init__(self, path: str, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._path = path
+
+    def connect(self, seconds: float) -> sqlite3.Connection:
+        try:
+            location.prepare(self._path)
+        except BlockingIOError as error:  # being made at this very moment
+            raise Unavailable(f"{self._path} is being made", engine="sqlite") from error
+        return sqlite3.connect(self._path, timeout=seconds, isolation_level=None, check_same_thread=False)
+
+    def set_timeout(self, connection: Any, seconds: float) -> None:
+        connection.execute(f"pragma busy_timeout = {int(seconds * 1000)}")
+
+    def map_error(self, error: Exception) -> LeaseholdError | None:
+        if not isinstance(error, sqlite3.Error):
+            return None
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        error_type = ConfigError if code in _CONFIG_ERRORS else Unavailable
+        return error_type(f"the store {self._path}: {error}")
+
+
+def open(config: EngineConfig, runtime: Runtime) -> SqliteStore:
+    config.accept()
+    return SqliteStore(location.resolve_path(config.target), runtime)
+
+
+def open_for_engine(config: EngineConfig, runtime: Runtime) -> SqliteStore:
+    """The store of a client whose locks are in the file that this URL names."""
+    return SqliteStore(location.resolve_path(config.target) + _RECORDS_SUFFIX, runtime)
+
+
+def within(connection: Any) -> TransactionStore:
+    return TransactionStore(SqliteStore.table, connection, _check_in_transaction)
+
+
+def _check_in_transaction(connection: Any) -> None:
+    # Python begins a transaction by itself before a statement that writes, unless it was told not to.
+    if connection.isolation_level is None and not connection.in_transaction:
+        raise ConfigError("within() needs a transaction: execute `begin immediate` first, or the record stands alone")

@@ -1,0 +1,338 @@
+"""Questions to several servers at once, from one thread: each is asked before any answer is waited for.
+
+A `NonblockingConnection` is a connection to one server that never blocks: connecting, the handshake of TLS and signing
+in are steps that `poll` tells it to take, so that a server which does not answer costs the others nothing. A
+`ConnectionGroup` has one strand to each server and belongs to one caller at a time. Its twin for asyncio is `gathering`
+in `loopscatter.py`.
+
+A strand whose answer nobody waits for any more is not to be used again: an answer still to come must never be taken for
+another's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from weakref import finalize
+
+from leasehold.runtime.net.blocking import (
+    WOULD_BLOCK,
+    BaseConnection,
+    Clock,
+    Parser,
+    ReplyReader,
+    SocketAddress,
+    resolve_address,
+)
+
+_LONGEST_POLL: Final = 1_000_000.0  # seconds: the system counts milliseconds in 32 bits
+
+AnswersByServer: TypeAlias = dict[
+    int, Any
+]  # by number of the server: a list of replies, or the exception instead of one
+
+
+class FanoutRequests(NamedTuple):
+    first: Mapping[int, bytes]  # by number of the server
+    later: Mapping[int, bytes] = {}  # for those not worth asking, unless the others do not decide it
+    compensation: Callable[[], bytes] = bytes  # what is sent behind a question that was given up
+
+
+class WaitPolicy(NamedTuple):
+    """How long a question is waited for."""
+
+    all_until: float  # until this instant for all answers
+    deadline: float  # until this one for enough of them
+    decided: Callable[[AnswersByServer], bool]  # whether they are enough
+
+    def wait_until(self, now: float, answers: AnswersByServer) -> float:
+        return self.all_until if now < self.all_until or self.decided(answers) else self.deadline
+
+    def needs_more(self, now: float, answers: AnswersByServer, waiting: Collection[int]) -> bool:
+        """Whether those asked first are too slow, or too few, to decide it."""
+        return (now >= self.all_until or not waiting) and not self.decided(answers)
+
+    def combined_with(self, known: AnswersByServer) -> WaitPolicy:
+        """The same, for a question to the others once these have answered."""
+        return self._replace(decided=lambda new_answers: self.decided(known | new_answers))
+
+
+class FanoutServer(Protocol):
+    """A server to connect to."""
+
+    address: SocketAddress
+    tls: ssl.SSLContext | None
+
+    def handshake(self) -> tuple[bytes, int, Callable[[list[Any]], None]]:
+        """What is said first on a connection, how many replies it has, and who is given them: raises if they are no
+        reason to go on."""
+
+
+class NonblockingConnection(BaseConnection):
+    """A connection to one server, from before it is made."""
+
+    def __init__(self, server: FanoutServer, parser: Parser) -> None:
+        self._server, self._reply_reader = server, ReplyReader(parser)
+        self._targets = resolve_address(server.address)
+        self._outgoing = b""  # not taken by the kernel yet
+        self._first_request = b""  # to be sent once it is open
+        self._handshake_replies = 0
+        self.replies: list[Any] = []
+        self.expected_replies = 0  # replies to what was asked last; they are all that is in `replies`
+        self.open = self.has_answered = False  # served: it has answered before
+        self._in_tls_handshake = False
+        self._error: OSError = ConnectionRefusedError("it has no address")
+        self._current_socket: list[
+            socket.socket
+        ] = []  # the socket of the moment, for when the strand is dropped without a close
+        self._sock = self._start_connecting()
+        finalize(self, _close_all, self._current_socket).atexit = False
+
+    @property
+    def fd(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def events(self) -> int:
+        connecting = not self.open and not self._handshake_replies and not self._in_tls_handshake
+        return select.POLLOUT if connecting else select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+
+    @property
+    def request_sent(self) -> bool:
+        """Whether all of the last question has left: whatever is sent now comes behind it."""
+        return self.open and not self._outgoing
+
+    def send_request(self, data: bytes, count: int) -> None:
+        self.replies, self.expected_replies = [], count
+        if self.open:
+            self._send(data)
+        else:
+            self._first_request = data
+
+    def advance(self) -> None:
+        """Do what can be done at once. Raises what ends the connection."""
+        if not self.open and not self._handshake_replies:
+            self._continue_connecting()
+        elif self._outgoing:
+            self._send(b"")
+        if self.open or self._handshake_replies:
+            self._read()
+
+    def _start_connecting(self) -> socket.socket:
+        """Begin to connect to the next address of the server."""
+        while self._targets:
+            family, target = self._targets.pop(0)
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            self._current_socket[:] = [sock]
+            try:
+                sock.connect(target)
+            except WOULD_BLOCK:
+                return sock
+            except OSError as error:
+                sock.close()
+                self._error = error
+                continue
+            return sock
+        raise self._error
+
+    def _continue_connecting(self) -> None:
+        if not self._in_tls_handshake:
+            if number := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._error = OSError(number, os.strerror(number))
+                self._sock.close()
+                self._sock = self._start_connecting()
+                return
+            if self._sock.family != socket.AF_UNIX:
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._server.tls is not None:
+                self._in_tls_handshake, name = True, self._server.address.host
+                self._sock = self._server.tls.wrap_socket(
+                    self._sock, server_hostname=name, do_handshake_on_connect=False
+                )
+                self._current_socket[0] = self._sock
+        if isinstance(self._sock, ssl.SSLSocket):
+            try:
+                self._sock.do_handshake()
+            except WOULD_BLOCK:
+                return
+        handshake, self._handshake_replies, self._check_handshake = self._server.handshake()
+        self._send(handshake)
+
+    def _send(self, data: bytes) -> None:
+        data = self._outgoing + data if self._outgoing else data
+        try:
+            sent = self._sock.send(data)
+        except WOULD_BLOCK:
+            sent = 0
+        self._outgoing = data[sent:]
+
+    def _read(self) -> None:
+        self.replies += self._reply_reader.read_available(self._sock)
+        if not self.open and len(self.replies) >= self._handshake_replies:
+            self._check_handshake(self.replies)
+            self.open, self.replies = True, []
+            self._send(self._first_request)
+
+    def send_and_close(self, data: bytes) -> None:
+        """Send what can be sent at once, behind what was asked, and hang up. What was not asked yet never is."""
+        if data and self.request_sent:
+            with suppress(OSError):
+                self._sock.send(data)
+        self.close()
+
+
+class ConnectionGroup:
+    """A strand to each of several servers, as far as there is one."""
+
+    def __init__(self, servers: Sequence[FanoutServer], parser: Callable[[], Parser], clock: Clock) -> None:
+        self._servers, self._parser, self._clock = servers, parser, clock
+        self._connections: dict[int, NonblockingConnection] = {}
+        self._server_by_fd: dict[int, int] = {}  # by descriptor
+        self._poll = select.poll()
+
+    def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:
+        """Ask each its question, and wait for `count` replies of each, as long as the limit says.
+
+        A connection that had served before and breaks is made anew, and the question repeated, once. Who has not
+        answered by the end was sent the regret behind the question, if that had left. Who is not in what is returned
+        was not asked.
+        """
+        answers: AnswersByServer = {}
+        waiting: dict[int, bytes] = {}
+        try:
+            self._send_all(requests.first, count, answers, waiting)
+            later = requests.later
+            while waiting or later:
+                now = self._clock()
+                if later and policy.needs_more(now, answers, waiting):
+                    self._send_all(later, count, answers, waiting)
+                    later = {}
+                left = policy.wait_until(now, answers) - now
+                if left <= 0 or not waiting:
+                    break
+                for fd, _ in self._poll.poll(min(left, _LONGEST_POLL) * 1000 + 1):
+                    if (found := self._server_by_fd.get(fd)) is not None:
+                        self._advance(found, count, answers, waiting)
+        finally:
+            for number in waiting:
+                self.drop(number, requests.compensation())
+                answers[number] = TimeoutError("no answer in time")
+        return answers
+
+    def _send_all(
+        self, requests: Mapping[int, bytes], count: int, answers: AnswersByServer, waiting: dict[int, bytes]
+    ) -> None:
+        for number, data in requests.items():
+            waiting[number] = data
+            self._send(number, data, count, answers, waiting)
+
+    def send(self, number: int, data: bytes) -> None:
+        """Send it as soon as there is a connection; what is said back is heard."""
+        connection = self._connections.get(number) or self._connect(number)
+        connection.send_request(data, 0)
+        self._poll.modify(connection.fd, connection.events)
+
+    def receive(self, seconds: float) -> list[tuple[int, Any]]:
+        """What they say, each with its number; an exception: that connection is no more."""
+        received: list[tuple[int, Any]] = []
+        for fd, _ in self._poll.poll(max(0.0, min(seconds, _LONGEST_POLL)) * 1000):
+            number = self._server_by_fd[fd]
+            connection = self._connections[number]
+            try:
+                connection.advance()
+            except Exception as error:
+                self.drop(number)
+                received.append((number, error))
+                continue
+            self._register(number, connection, fd)
+            if connection.open:
+                received += [(number, reply) for reply in connection.replies]
+                connection.replies = []
+        return received
+
+    def _send(self, number: int, data: bytes, count: int, answers: AnswersByServer, waiting: dict[int, bytes]) -> None:
+        try:
+            connection = self._connections.get(number) or self._connect(number)
+            connection.send_request(data, count)
+        except Exception as error:
+            self._on_error(number, error, count, answers, waiting)
+            return
+        if connection._outgoing or not connection.open:
+            self._poll.modify(connection.fd, connection.events)
+
+    def _advance(self, number: int, count: int, answers: AnswersByServer, waiting: dict[int, bytes]) -> None:
+        connection = self._connections[number]
+        before, fd = connection.events, connection.fd
+        try:
+            connection.advance()
+            if connection.open and len(connection.replies) > count:
+                raise ConnectionAbortedError("it answered what nobody asked")
+        except Exception as error:  # whatever the parser or the host calls it
+            self._on_error(number, error, count, answers, waiting)
+            return
+        if connection.fd != fd or connection.events != before:
+            self._register(number, connection, fd)
+        if connection.open and len(connection.replies) >= count and number in waiting:
+            answers[number], connection.has_answered = connection.replies, True
+            del waiting[number]
+
+    def _on_error(
+        self, number: int, error: Exception, count: int, answers: AnswersByServer, waiting: dict[int, bytes]
+    ) -> None:
+        connection = self._connections.get(number)
+        retry = connection is not None and connection.has_answered and isinstance(error, OSError) and number in waiting
+        self.drop(number)
+        if retry:
+            self._send(number, waiting[number], count, answers, waiting)
+        elif number in waiting:
+            del waiting[number]
+            answers[number] = error
+
+    def _connect(self, number: int) -> NonblockingConnection:
+        connection = self._connections[number] = NonblockingConnection(self._servers[number], self._parser())
+        self._server_by_fd[connection.fd] = number
+        self._poll.register(connection.fd, connection.events)
+        return connection
+
+    def _register(self, number: int, connection: NonblockingConnection, fd: int) -> None:
+        if connection.fd != fd:  # another address of the same server; the kernel may give it the same descriptor
+            del self._server_by_fd[fd]
+            with suppress(KeyError):
+                self._poll.unregister(fd)
+        self._server_by_fd[connection.fd] = number
+        self._poll.register(connection.fd, connection.events)
+
+    def drop(self, number: int, final_data: bytes = b"") -> None:
+        connection = self._connections.pop(number, None)
+        if connection is None:
+            return
+        fd = next((fd for fd, found in self._server_by_fd.items() if found == number), -1)
+        self._server_by_fd.pop(fd, None)
+        with suppress(KeyError):
+            self._poll.unregister(fd)
+        connection.send_and_close(final_data)
+
+    def shutdown(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.shutdown()
+
+    def close(self) -> None:
+        for number in list(self._connections):
+            self.drop(number)
+
+    def after_fork(self) -> None:
+        for connection in self._connections.values():
+            connection.after_fork()
+        self._connections, self._server_by_fd, self._poll = {}, {}, select.poll()
+
+
+def _close_all(socks: list[socket.socket]) -> None:
+    for sock in socks:
+        sock.close()

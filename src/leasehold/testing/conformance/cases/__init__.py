@@ -1,0 +1,29 @@
+"""The conformance cases, by what they are about. Importing this package enters them all into `CASES`."""
+
+from leasehold.testing.conformance.case import CASES
+from leasehold.testing.conformance.cases import (
+    acquire,
+    client_api,
+    lease_loss,
+    lost_messages,
+    multilock_election,
+    once,
+    queue,
+    release_renew,
+    rwlock_semaphore,
+    unavailable,
+)
+
+__all__ = [
+    "CASES",
+    "acquire",
+    "client_api",
+    "lease_loss",
+    "lost_messages",
+    "multilock_election",
+    "once",
+    "queue",
+    "release_renew",
+    "rwlock_semaphore",
+    "unavailable",
+]

@@ -1,0 +1,213 @@
+"""E4 and E7: the line of waiters, how one is woken, and how long a place is kept for one not heard of."""
+
+from __future__ import annotations
+
+import time
+
+from leasehold.core.timing import HEARTBEAT_INTERVAL, RESERVATION_TTL, WAITER_TTL
+from leasehold.errors import Unavailable
+from leasehold.model import Alive, Busy, Claim, Grant
+from leasehold.testing.conformance.case import case
+from leasehold.testing.conformance.context import CaseContext
+from leasehold.testing.conformance.engine_driver import EngineDriver
+
+_LONG = 60.0  # a wait that must be cut short by a wake-up, or the case fails
+
+
+@case(shows=("E4",))
+async def wait_without_wakeup_returns_in_time(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    await holder.granted(holder.claim())
+    waiter = other.waiter()
+    busy = await other.busy(waiter)
+    began = time.monotonic()
+    await other.engine.wait(waiter, busy, 0.3)
+    assert time.monotonic() - began < 0.3 + t.timeout
+    again = await other.busy(waiter)
+    assert again.position == 0, "a wait never grants, and costs nobody a place"
+
+
+@case(needs={"push"}, shows=("E4",))
+async def waiter_is_woken_by_release(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held, waiter = await holder.acquire(holder.claim(ttl=_LONG)), other.waiter()
+    busy = await other.busy(waiter)
+    waiting = t.spawn(other.engine.wait(waiter, busy, _LONG))
+    await holder.release(held)
+    await waiting.result()
+    await other.granted(waiter)
+
+
+@case(needs={"push"}, shows=("E4",))
+async def wakeup_before_wait_is_remembered(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held, waiter = await holder.acquire(holder.claim(ttl=_LONG)), other.waiter()
+    busy = await other.busy(waiter)
+    await holder.release(held)
+    await t.spawn(other.engine.wait(waiter, busy, _LONG)).result()
+    await other.granted(waiter)
+
+
+@case(needs={"push"}, shows=("E4",))
+async def next_waiter_is_woken_after_first_left_the_queue(t: CaseContext) -> None:
+    holder, first, second = t.driver(), t.driver(), t.driver()
+    held = await holder.acquire(holder.claim(ttl=_LONG))
+    ahead, behind = first.waiter(), second.waiter()
+    await first.busy(ahead)
+    busy = await second.busy(behind)
+    waiting = t.spawn(second.engine.wait(behind, busy, _LONG))
+    await first.release(ahead)
+    await holder.release(held)
+    await waiting.result()
+    await second.granted(behind)
+
+
+@case(needs={"push", "ttl"}, shows=("E4",))
+async def waiter_retries_when_holder_expires(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    await holder.granted(holder.claim())
+    waiter = other.waiter()
+    waiting = t.spawn(_wait_for(other, waiter))
+    await t.until(lambda: _has_waiters(holder, 1), "the waiter stands in line")
+    await t.pass_time(1.1 * t.rig.ttl)
+    await waiting.result()
+
+
+@case(needs={"fair"}, shows=("E2", "E4"))
+async def grants_follow_queue_order(t: CaseContext) -> None:
+    drivers = [t.driver() for _ in range(5)]
+    held, holder = await drivers[0].acquire(drivers[0].claim()), drivers[0]
+    waiters = [(driver, driver.waiter()) for driver in drivers[1:]]
+    for position, (driver, waiter) in enumerate(waiters):
+        assert (await driver.busy(waiter)).position == position
+    while waiters:
+        for driver, waiter in reversed(waiters):
+            await driver.busy(waiter)
+        await t.driver().busy(drivers[0].claim())  # a newcomer is not let past the line, held or free
+        await holder.release(held)
+        await t.driver().busy(drivers[0].claim())
+        for driver, waiter in reversed(waiters[1:]):
+            await driver.busy(waiter)
+        (holder, held), *waiters = waiters
+        await holder.granted(held)
+
+
+@case(needs={"fair", "ttl"}, shows=("E7",), slow=True)
+async def waiter_without_heartbeat_loses_its_position(t: CaseContext) -> None:
+    holder, silent, other = t.driver(), t.driver(), t.driver()
+    held = await holder.acquire(holder.claim(ttl=4 * WAITER_TTL))
+    lost, kept = silent.waiter(), other.waiter()
+    assert (await silent.busy(lost)).position == 0
+    assert (await other.busy(kept)).position == 1
+    for _ in range(4):
+        await t.pass_time(HEARTBEAT_INTERVAL - 1)
+        assert isinstance((await other.renew(kept))[0], Alive), "a renewal keeps the place of a queued claim"
+    assert (await other.busy(kept)).position == 0, "nobody else is left in line"
+    await silent.gone(lost)
+    await holder.release(held)
+    await other.granted(kept)
+
+
+@case(needs={"fair"}, shows=("E7",), slow=True)
+async def renewal_keeps_queue_position_and_grants_nothing(t: CaseContext) -> None:
+    holder, other, third = t.driver(), t.driver(), t.driver()
+    held = await holder.acquire(holder.claim(ttl=4 * WAITER_TTL))
+    waiter, behind = other.waiter(), third.waiter()
+    await other.busy(waiter)
+    for _ in range(5):
+        await t.pass_time(HEARTBEAT_INTERVAL)
+        await third.busy(behind)
+        alive = await other.alive(waiter)
+        assert alive.position in (None, 0)
+    await holder.release(held)
+    await other.alive(waiter)
+    assert not [h for h in await other.inspect() if h.state == "held"], "its turn came, but it has not claimed it"
+    await other.granted(waiter)
+
+
+@case(needs={"fair"}, shows=("E7",), slow=True)
+async def passed_over_waiter_keeps_its_position(t: CaseContext) -> None:
+    holder, silent, other, last = (t.driver() for _ in range(4))
+    held = await holder.acquire(holder.claim())
+    first, second, third = silent.waiter(), other.waiter(ttl=2 * WAITER_TTL), last.waiter()
+    for driver, waiter in ((silent, first), (other, second), (last, third)):
+        await driver.busy(waiter)
+    await holder.release(held)
+    await t.pass_time(1.2 * RESERVATION_TTL)  # its turn, which it does not claim
+    if isinstance(await other.attempt(second), Grant):  # engines that reserve pass it over
+        assert (await silent.busy(first)).position == 0, "back at its old place"
+        assert (await last.busy(third)).position == 1
+        await other.release(second)
+    await silent.granted(first)
+    await silent.release(first)
+    reserves = (await t.traits()).liveness == "ttl"  # else a turn not taken is over when the place lapses
+    await t.until(
+        lambda: _is_granted(last, third), "the last in line is served too", RESERVATION_TTL if reserves else WAITER_TTL
+    )
+
+
+@case(needs={"fair", "push", "ttl"}, rig={"kill"}, shows=("E4", "E7"))
+async def unreachable_waiter_returns_to_its_position(t: CaseContext) -> None:
+    holder, disconnected, other, last = (t.driver() for _ in range(4))
+    held = await holder.acquire(holder.claim())
+    first, second, third = disconnected.waiter(), other.waiter(), last.waiter()
+    for driver, waiter in ((disconnected, first), (other, second), (last, third)):
+        await driver.busy(waiter)
+    t.rig.kill_session(disconnected)
+    await holder.release(held)
+    if isinstance(await other.attempt(second), Grant):  # passed over at once, unless it had connected anew by then
+        assert (await disconnected.busy(first)).position == 0
+        await other.release(second)
+    assert isinstance(await last.attempt(third), Busy)
+    await disconnected.granted(first)
+
+
+@case(needs={"fair", "push", "session"}, rig={"kill"}, shows=("E4", "E7"))
+async def queue_position_ends_with_its_session(t: CaseContext) -> None:
+    holder, dead, other = t.driver(), t.driver(), t.driver()
+    held = await holder.acquire(holder.claim(ttl=_LONG))
+    first, second = dead.waiter(), other.waiter()
+    assert (await dead.busy(first)).position == 0
+    busy = await other.busy(second)
+    assert busy.position == 1
+    waiting = t.spawn(other.engine.wait(second, busy, _LONG))
+    t.rig.kill_session(dead)
+    await waiting.result()
+    assert (await other.busy(second)).position == 0
+    assert (await dead.busy(first)).position == 1, "it joins anew, at the end"
+    await holder.release(held)
+    await other.granted(second)
+
+
+@case(needs={"fair", "push"}, shows=("E4", "E7"), slow=True)
+async def silent_first_waiter_delays_the_queue_only_briefly(t: CaseContext) -> None:
+    holder, silent, other = t.driver(), t.driver(), t.driver()
+    held, waiter = await holder.acquire(holder.claim(ttl=_LONG)), other.waiter()
+    await silent.busy(silent.waiter())
+    waiting = t.spawn(_wait_for(other, waiter))
+    await t.until(lambda: _has_waiters(holder, 2), "both stand in line")
+    await holder.release(held)
+    await t.pass_time(1.2 * RESERVATION_TTL)
+    await waiting.result(
+        0.0 if t.rig.can_advance_clock else WAITER_TTL
+    )  # engines that do not reserve: when its place lapses
+
+
+async def _is_granted(driver: EngineDriver, claim: Claim) -> bool:
+    return isinstance(await driver.attempt(claim), Grant)
+
+
+async def _wait_for(driver: EngineDriver, waiter: Claim) -> None:
+    """Ask and wait in turn until it is granted, as a recipe does, but never unprompted."""
+    while True:
+        try:
+            reply = await driver.attempt(waiter)
+        except Unavailable:
+            continue  # the clock jumped in the midst of this call: its outcome is unknown, so it is asked again (E2)
+        if isinstance(reply, Grant):
+            return
+        await driver.engine.wait(waiter, reply, _LONG)
+
+
+async def _has_waiters(driver: EngineDriver, count: int) -> bool:
+    return sum(holding.state == "waiting" for holding in await driver.inspect()) == count

@@ -1,0 +1,223 @@
+"""E5 and E6: what is answered about a claim, and what is left of one that has ended."""
+
+from __future__ import annotations
+
+from leasehold.model import Alive, Claim, Gone
+from leasehold.testing.conformance.case import case
+from leasehold.testing.conformance.context import CaseContext
+from leasehold.testing.conformance.engine_driver import EngineDriver
+
+
+@case(shows=("E6",))
+async def release_removes_every_trace(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held, waiter = await holder.acquire(holder.claim()), other.waiter()
+    await other.busy(waiter)
+    assert not await other.release(waiter), "it left the line; no grant ended"
+    assert [holding.state for holding in await other.inspect()] == ["held"]
+    assert await holder.release(held)
+    assert not await holder.inspect()
+
+
+@case(shows=("E6",))
+async def repeated_release_is_harmless(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    first = await holder.acquire(holder.claim())
+    assert await holder.release(first)
+    assert not await holder.release(first)
+    second = await other.acquire(other.claim())
+    assert not await holder.release(first), "the next holder is not its own to release"
+    await other.alive(second)
+
+
+@case(shows=("E5", "E6"))
+async def release_by_another_client_is_harmless(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held = await holder.acquire(holder.claim())
+    for stranger in (other.claim(), other.waiter(), other.claim()._replace(token=held.token)):
+        assert not await other.release(stranger)
+    await holder.alive(held)
+    await other.busy(other.claim())
+
+
+@case(needs={"ttl"}, shows=("E6",))
+async def release_after_expiry_is_harmless(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    late = await holder.acquire(holder.claim())
+    claim = other.claim()
+    grant = await other.granted_within(claim, 1.1 * t.rig.ttl)
+    assert not await holder.release(late)
+    await other.alive(claim._replace(token=grant.token))
+
+
+@case(shows=("E6",))
+async def forgotten_claim_leaves_no_trace(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held, waiter = await holder.acquire(holder.claim()), other.waiter()
+    await other.busy(waiter)
+    for driver, claim in ((other, waiter), (holder, held)):
+        driver.engine.forget(claim)
+        for pending in list(
+            driver.registry.pending_releases.values()
+        ):  # not sent at once: the watchdog would repeat it
+            await driver.release(pending.claim)
+
+    async def has_no_holdings() -> bool:
+        return not await other.inspect()
+
+    await t.until(has_no_holdings, "what was forgotten is gone")
+
+
+@case(needs={"ttl"}, shows=("E5",))
+async def renewal_after_expiry_answers_gone(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held = await holder.acquire(holder.claim())
+    await t.pass_time(1.1 * t.rig.ttl)
+    await t.until(lambda: _is_gone(holder, held), "the lapsed grant is gone, though nobody else has asked")
+    await other.granted(other.claim())
+    await holder.gone(held)
+
+
+async def _is_gone(driver: EngineDriver, held: Claim) -> bool:
+    (reply,) = await driver.renew(held)
+    return isinstance(reply, Gone)
+
+
+@case(needs={"ttl"}, shows=("E5", "E8"))
+async def renewed_grant_stays_alive(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held = await holder.acquire(holder.claim())
+    for _ in range(3):
+        await t.pass_time(0.5 * t.rig.ttl)
+        asked = holder.now()
+        alive = await holder.alive(held)
+        assert 0 < alive.ttl <= t.rig.ttl + (await t.traits()).ttl_step
+    await t.pass_time(0.6 * t.rig.ttl)
+    await other.refused_before(other.claim(), asked + alive.ttl)
+
+
+@case(shows=("E5",))
+async def renewal_answers_each_claim_separately(t: CaseContext) -> None:
+    driver, other = t.driver(), t.driver()
+    kept, freed = await driver.acquire(driver.claim("kept")), await driver.acquire(driver.claim("freed"))
+    broken, never = await driver.acquire(driver.claim("broken")), driver.claim("never")
+    taken, behind = await other.acquire(other.claim("taken")), driver.waiter("taken")
+    await driver.busy(behind)
+    await driver.release(freed)
+    assert await other.break_(broken)
+    older_token_claim, stranger = kept._replace(token=kept.token - 1), other.claim("kept")._replace(token=kept.token)
+    claims = [kept, freed, broken, never, behind, older_token_claim, stranger, kept]
+    replies = await driver.renew(*claims)
+    kinds = [type(reply) for reply in replies]
+    assert kinds == [Alive, Gone, Gone, Gone, Alive, Gone, Gone, Alive], f"{list(zip(claims, replies, strict=True))}"
+    assert not await driver.renew()
+    await other.alive(taken)
+
+
+@case(shows=("E5",))
+async def break_ends_only_the_grant_with_its_token(t: CaseContext) -> None:
+    holder, other, operator = t.driver(), t.driver(), t.driver()
+    first = await holder.acquire(holder.claim())
+    assert await operator.break_(first)
+    await holder.gone(first)
+    second = await other.acquire(other.claim())
+    assert not await operator.break_(first), "an old token hits nobody"
+    assert not await operator.break_(second._replace(token=second.token + 1))
+    assert not await operator.break_(second._replace(name="other"))
+    await other.alive(second)
+
+
+@case(shows=("E5",))
+async def break_lets_the_next_waiter_acquire(t: CaseContext) -> None:
+    holder, other, operator = t.driver(), t.driver(), t.driver()
+    held, waiter = await holder.acquire(holder.claim()), other.waiter()
+    await other.busy(waiter)
+    assert await operator.break_(held)
+    await other.granted(waiter)
+    await holder.gone(held)
+    assert not await holder.release(held)
+
+
+@case(needs={"outlives"}, shows=("E6",))
+async def early_release_keeps_name_cooling_for_min_hold(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    asked = holder.now()
+    held = await holder.acquire(holder.claim(min_hold=t.rig.ttl))
+    await holder.release(held)
+    await holder.gone(held)
+    assert [holding.state for holding in await other.inspect()] == ["cooling"]
+    await t.pass_time(0.7 * t.rig.ttl)
+    await other.refused_before(other.claim(), asked + t.rig.ttl)
+    await other.granted_within(other.claim(), 0.4 * t.rig.ttl)
+
+
+@case(needs={"outlives", "ttl"}, shows=("E1", "E6"))
+async def delay_keeps_name_busy_after_expiry(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    asked = holder.now()
+    held = await holder.acquire(holder.claim(delay=t.rig.ttl))
+    await t.pass_time(1.5 * t.rig.ttl)
+    await other.refused_before(other.claim(), asked + 2 * t.rig.ttl)
+    await holder.gone(held)
+    await other.granted_within(other.claim(), 0.6 * t.rig.ttl)
+
+
+@case(needs={"outlives"}, shows=("E6",))
+async def delay_keeps_name_busy_after_break(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held = await holder.acquire(holder.claim(delay=t.rig.ttl))
+    broken = other.now()
+    assert await other.break_(held)
+    await t.pass_time(0.5 * t.rig.ttl)
+    await other.break_(held)  # told twice, it must not end sooner
+    await other.refused_before(other.claim(), broken + t.rig.ttl)
+    await other.granted_within(other.claim(), 0.6 * t.rig.ttl)
+
+
+@case(needs={"outlives"}, shows=("E6",))
+async def clean_release_leaves_no_delay(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held = await holder.acquire(holder.claim(delay=t.rig.ttl))
+    await holder.release(held)
+    await other.granted(other.claim())
+
+
+@case(needs={"outlives"}, shows=("E6",))
+async def grant_outlives_its_closed_client(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    asked = holder.now()
+    grant = await holder.granted(holder.claim())
+    await holder.engine.close()
+    await t.pass_time(0.5 * t.rig.ttl)
+    await other.refused_before(other.claim(), asked + grant.ttl)
+    await other.granted_within(other.claim(), 0.6 * t.rig.ttl)
+
+
+@case(rig={"count"}, shows=("E6",))
+async def idle_name_leaves_no_data_behind(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    for number in range(3):
+        held, waiter = await holder.acquire(holder.claim(f"job-{number}")), other.waiter(f"job-{number}")
+        await other.busy(waiter)
+        await other.busy(other.claim(f"job-{number}"))
+        await other.release(waiter)
+        await holder.release(held)
+        await holder.renew(held, waiter)
+        await holder.break_(held)
+        await holder.inspect(f"job-{number}", exact=True)
+    await t.until(
+        lambda: t.rig.residue(t.namespace) == 0, "nothing is left, once a server that sweeps by itself did so"
+    )
+
+
+@case(needs={"ttl"}, rig={"count"}, shows=("E6",))
+async def expired_names_are_swept_eventually(t: CaseContext) -> None:
+    driver = t.driver()
+    for number in range(20):
+        await driver.granted(driver.claim(f"lapses-{number}"))
+    await t.pass_time(1.1 * t.rig.ttl)
+    for number in range(40):  # whoever comes by cleans up: no sweeper of its own is asked of an engine
+        claim = driver.claim(f"passes-by-{number}")
+        await driver.granted(claim)
+        await driver.release(claim)
+    await t.until(lambda: t.rig.residue(t.namespace) == 0, "what lapsed is swept away")

@@ -1,0 +1,165 @@
+"""One run of one conformance case: a rig, a runtime, and all that a case written once needs to run on either.
+
+Cases work on two levels: a `EngineDriver` is one machine at the seam, a `UnifiedClient` is a client seen through its
+face, blocking or asyncio, as users see it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar, Unpack
+
+import pytest
+
+from leasehold.errors import Unavailable
+from leasehold.model import Traits
+from leasehold.runtime.base import maybe_await, run_sync
+from leasehold.testing.conformance.engine_driver import CALL_TIMEOUT, EngineDriver
+from leasehold.testing.conformance.rig import ClientArguments, Rig, RuntimeName
+from leasehold.testing.conformance.unified_client import UnifiedClient
+from leasehold.testing.faulty import Faults
+
+T = TypeVar("T")
+
+TIMEOUT: Final = 10.0  # for what must happen, but takes as long as a busy machine makes it take
+_POLL: Final = 0.005
+
+
+class BackgroundTask(Generic[T]):
+    """Something a case has running beside itself: a thread, or a task."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], mode: RuntimeName, timeout: float) -> None:
+        self._work, self._timeout = work, timeout
+        self._outcome: list[T] = []
+        self._error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+        if mode == "asyncio":
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        else:
+            self._thread = threading.Thread(target=lambda: run_sync(self._run()), name="conformance", daemon=True)
+            self._thread.start()
+
+    async def _run(self) -> None:
+        try:
+            self._outcome.append(await self._work)
+        except BaseException as error:  # for result() to raise
+            self._error = error
+
+    def done(self) -> bool:
+        return bool(self._outcome) or self._error is not None
+
+    async def finished(self, seconds: float) -> bool:
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=seconds)
+        else:
+            self._thread.join(seconds)
+        return self.done()
+
+    async def result(self, beyond: float = 0.0) -> T:
+        """What it gave, or the error it ended with; `beyond`: seconds it may take on top of our patience."""
+        seconds = beyond + self._timeout
+        assert await self.finished(seconds), f"still running after {seconds} s"
+        if self._error is not None:
+            raise self._error
+        return self._outcome[0]
+
+
+class CaseContext:
+    """What a case is given."""
+
+    def __init__(self, rig: Rig, mode: RuntimeName, patience: float = TIMEOUT) -> None:
+        self.rig, self.mode, self.timeout = rig, mode, patience
+        self.runtime = rig.runtime(mode)
+        self.namespace = f"conformance-{self.runtime.random_bytes(6).hex()}"
+        self._traits: Traits | None = None
+        self._callers: list[UnifiedClient] = []
+        self._seats: list[EngineDriver] = []
+        self._background_tasks: list[BackgroundTask[Any]] = []
+
+    async def traits(self) -> Traits:
+        """As they are once the engine has been asked."""
+        if self._traits is None:
+            engine = self.driver().engine
+            await engine.ping(self.runtime.now() + CALL_TIMEOUT)
+            self._traits = engine.traits
+        return self._traits
+
+    def driver(self) -> EngineDriver:
+        self._seats.append(EngineDriver(self))
+        return self._seats[-1]
+
+    def client(self, faults: Faults | None = None, **arguments: Unpack[ClientArguments]) -> UnifiedClient:
+        """A client of the face that is under test, on a machine of its own."""
+        given: ClientArguments = {
+            "namespace": self.namespace,
+            "ttl": self.rig.ttl,
+            "call_timeout": CALL_TIMEOUT,
+            **arguments,
+        }
+        if self.mode == "blocking":
+            self._callers.append(UnifiedClient(self.rig.client(faults, **given)))
+        else:
+            self._callers.append(UnifiedClient(self.rig.async_client(faults, **given)))
+        return self._callers[-1]
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> BackgroundTask[T]:
+        task = BackgroundTask(work, self.mode, self.timeout)
+        self._background_tasks.append(task)
+        return task
+
+    async def until(self, what: Callable[[], bool | Awaitable[bool]], why: str, beyond: float = 0.0) -> None:
+        """Poll until it is so; an assertion that says `why` if that takes longer than our patience, and `beyond`."""
+        seconds = beyond + self.timeout
+        end = time.monotonic() + seconds
+        while not await maybe_await(what()):
+            assert time.monotonic() < end, f"not within {seconds} s: {why}"
+            await self.runtime.sleep(_POLL)
+
+    async def wait_until_connected(self, caller: UnifiedClient) -> None:
+        """It is connected: a first call may take longer than a short call_timeout allows."""
+
+        async def answers() -> bool:
+            try:
+                await caller.ping()
+            except Unavailable:
+                return False
+            return True
+
+        await self.until(answers, "the engine answers")
+
+    async def assert_unavailable(self, call: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
+        """The call ends as Unavailable, so soon. The best of three: a stall of this machine says nothing of it."""
+
+        async def try_it() -> None:
+            await call()
+
+        took: list[float] = []
+        while len(took) < 3:
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                await self.spawn(try_it()).result()
+            took.append(time.monotonic() - began)
+            if took[-1] < seconds:
+                return
+        raise AssertionError(f"{what} took {min(took):.2f} s to find out that nobody answers, not {seconds} s")
+
+    async def pass_time(self, seconds: float) -> None:
+        """Travel where the rig can, else let it pass."""
+        if self.rig.can_advance_clock:
+            self.rig.advance_clock(seconds)
+        else:
+            await self.runtime.sleep(seconds)
+
+    async def close(self) -> None:
+        try:
+            self.rig.restore_all()
+            for caller in self._callers:
+                await caller.close()
+            for task in self._background_tasks:
+                await task.finished(self.timeout)
+            for seat in self._seats:
+                await seat.engine.close()
+        finally:
+            self.rig.close()

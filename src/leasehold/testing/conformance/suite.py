@@ -1,0 +1,101 @@
+"""The conformance suite, as an engine author uses it in a test file:
+
+    from leasehold.testing import conformance
+
+    test_conformance = conformance("memory")
+
+One test per case and runtime, called `memory-blocking-<case>` and `memory-asyncio-<case>`. A case that asks for a
+trait the engine does not promise, or for an ability its rig does not have, is skipped by the name of that. An absent
+server is a skip too, but where `$CI` is set a failure: there a skip would go unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from leasehold.runtime.base import run_sync
+from leasehold.testing.conformance.case import CASES, Case
+from leasehold.testing.conformance.context import CaseContext
+from leasehold.testing.conformance.rig import RUNTIMES, Absent, Rig, RuntimeName, rig_type
+
+if "leasehold.testing.conformance.cases" not in sys.modules:
+    pytest.register_assert_rewrite("leasehold.testing.conformance.cases")  # for a readable failure
+
+
+class Skipped(Exception):
+    """This case is not for this engine; says which trait or ability is missing."""
+
+
+def run_case(case: Case, trial: CaseContext) -> None:
+    """Run one case to its end, on this thread or in a loop of its own. Raises what the case raises, or `Skipped`."""
+    if trial.mode == "blocking":
+        run_sync(_run(case, trial))
+    else:
+        asyncio.run(_run(case, trial))
+
+
+async def _run(case: Case, trial: CaseContext) -> None:
+    try:
+        if why := case.unmet_requirement(await trial.traits(), type(trial.rig)):
+            raise Skipped(why)
+        await case.run(trial)
+    finally:
+        await trial.close()
+
+
+def all_cases() -> list[Case]:
+    import leasehold.testing.conformance.cases  # enters them  # noqa: F401
+
+    return list(CASES.values())
+
+
+def conformance_tests(
+    rig: str | type[Rig], *, name: str | None = None, cases: Iterable[Case] | None = None
+) -> Callable[[Case, RuntimeName], None]:
+    """A test function over all cases and both runtimes. `rig` is a registered name, or a rig class of your own."""
+    rig_class = rig_type(rig) if isinstance(rig, str) else rig
+    label = name or (rig if isinstance(rig, str) else rig_class.scheme)
+    chosen = list(all_cases() if cases is None else cases)
+    parameters = [
+        pytest.param(case, mode, id=f"{label}-{mode}-{case.name}", marks=_pytest_marks(case, rig_class))
+        for mode in RUNTIMES
+        for case in chosen
+    ]
+
+    @pytest.mark.parametrize(("case", "mode"), parameters)
+    def test_conformance(case: Case, mode: RuntimeName) -> None:
+        try:
+            run_case(case, CaseContext(rig_or_skip(rig_class), mode))
+        except Skipped as why:
+            pytest.skip(f"{label}: {why}")
+
+    return test_conformance
+
+
+def rig_or_skip(rig_class: type[Rig]) -> Rig:
+    """A rig, or a skip that says what is absent; in CI a failure."""
+    try:
+        return rig_class()
+    except Absent as absent:
+        if os.environ.get("CI"):
+            pytest.fail(f"{rig_class.scheme}: {absent}")
+        pytest.skip(f"{rig_class.scheme}: {absent}")
+
+
+def _pytest_marks(case: Case, rig: type[Rig]) -> list[pytest.MarkDecorator]:
+    """Cases that let a heart-beat pass are quick where the rig travels, and elsewhere among the long fault runs; so are
+    those that run on the engine's main rig as well."""
+    if case.missing_ability(rig):
+        return [pytest.mark.skip(reason=f"{rig.scheme}: {case.missing_ability(rig)}")]
+    if (main := rig.main_rig) and case.missing_ability(main) is None and not _is_long(case, main):
+        return [pytest.mark.faults]
+    return [pytest.mark.faults] if _is_long(case, rig) else []
+
+
+def _is_long(case: Case, rig: type[Rig]) -> bool:
+    return case.slow and not rig.can_advance_clock

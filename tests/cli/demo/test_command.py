@@ -1,0 +1,155 @@
+"""The stories, as a shell meets them: seen without the cure and gone with it, in little time and without rights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.servers.process import descendants
+from leasehold.cli.demo import NAMES, load_demo
+
+EXPECTED = {  # what each story shows without its cure, and with it
+    "zombie": (lambda facts: facts["sold"] == 2, lambda facts: facts["sold"] == 1 and facts["refused"]),
+    "lost-update": (lambda facts: facts["lost"] > 0, lambda facts: facts["lost"] == 0),
+    "deadlock": (lambda facts: facts["stuck"] == 2, lambda facts: facts["stuck"] == 0),
+    "expired-lease": (
+        lambda facts: facts["overlap"] > 0,
+        lambda facts: facts["overlap"] == 0 and facts["why"] in ("unreachable", "stalled"),
+    ),
+    "thundering-herd": (
+        lambda facts: facts["overtaken"] > 0,
+        lambda facts: facts["overtaken"] == 0 and facts["served"] == 200,
+    ),
+    "failover": (
+        lambda facts: facts["paid"] == 2 and not facts["refused"],
+        lambda facts: facts["paid"] == 1 and facts["refused"] and not facts["granted"],
+    ),
+}
+
+
+def run_demo(shell, name, *options):
+    done = shell("-o", "json", "demo", *options, name, LEASEHOLD_URL="", seconds=120)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_demo_shows_failure_and_fix(name, shell):
+    began = time.monotonic()
+    code, report, errors = run_demo(shell, name)
+    assert (code, report["story"], report["shown"], errors) == (0, name, True, ""), report
+    fails, cured = EXPECTED[name]
+    assert fails(report["without"]), report
+    assert cured(report["with"]), report
+    if name == "zombie":
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", NAMES)
+def test_demo_shows_failure_and_fix_in_twenty_runs(name, shell):
+    runs = [run_demo(shell, name)[1] for _ in range(20)]
+    fails, cured = EXPECTED[name]
+    assert [report for report in runs if not fails(report["without"]) or not cured(report["with"])] == []
+
+
+def test_demo_text_shows_timeline_without_and_with_the_fix(shell):
+    done = shell("demo", "zombie", LEASEHOLD_URL="")
+    assert done.returncode == 0, done.stderr
+    without, _, cured = done.stdout.partition(" with the cure")
+    assert "2 sold of 1  (as told)" in without
+    assert "A is stopped: SIGSTOP" in without
+    assert "1 sold of 1  (as told)" in cured
+    assert "is refused: stock refused token" in cured
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+
+
+def test_demo_list_names_every_demo(shell):
+    listed = shell("demo", "--list").stdout
+    assert [line.split()[0] for line in listed.splitlines()] == list(NAMES)
+    rows = [json.loads(line) for line in shell("-o", "json", "demo", "--list").stdout.splitlines()]
+    assert rows[0].keys() == {"story", "title", "cure"}
+    for name in NAMES:
+        assert load_demo(name).TITLE
+        assert load_demo(name).CURE
+    assert shell("demo", "nonsense").returncode == 64
+
+
+def test_demo_on_given_engine_leaves_nothing_behind(shell):
+    done = shell("-o", "json", "demo", "deadlock")  # LEASEHOLD_URL names one
+    assert (done.returncode, json.loads(done.stdout)["shown"]) == (0, True)
+    assert shell("ls").stdout == ""  # and nothing of it stays there
+
+
+def test_demo_that_engine_cannot_run_is_78(shell):
+    done = shell("-u", "memory://x", "demo", "expired-lease")
+    assert done.returncode == 78
+    assert "needs the embedded engine" in done.stderr
+
+
+def test_demo_whose_fix_does_not_work_exits_with_1(shell):
+    """Processes of one story in `memory://` exclude nobody: the cure of the unlocked race is none."""
+    done = shell("-o", "json", "-u", "memory://x", "demo", "lost-update")
+    assert (done.returncode, json.loads(done.stdout)["shown"]) == (1, False)
+
+
+@pytest.mark.parametrize("name", ["zombie", "failover"])
+def test_demo_leaves_no_process_and_no_folder(name, shell, tmp_path):
+    assert shell("demo", name, LEASEHOLD_URL="", TMPDIR=str(tmp_path)).returncode == 0
+    assert [name for name in os.listdir(tmp_path) if name.startswith("leasehold-demo")] == []
+    assert [pid for pid in os.listdir("/proc") if str(tmp_path) in command_line_of(pid)] == []
+
+
+def command_line_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def state_of(pid: int) -> str:
+    """T: stopped. Empty: gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].replace("Z", "")
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
+@pytest.mark.parametrize("name", ["zombie", "failover"])
+def test_demo_that_is_killed_leaves_no_process(name, shell, wait_until, tmp_path):
+    """One that is stopped for the story's sake would stay so for ever."""
+    shell.environment["TMPDIR"] = str(tmp_path)  # the folder does stay
+    demo = shell.start("-u", "", "demo", name)
+    is_under_way = {
+        "zombie": lambda pids: any(state_of(pid) == "T" for pid in pids),
+        "failover": lambda pids: len(pids) > 2,
+    }
+    wait_until(lambda: is_under_way[name](descendants(demo.pid)))
+    pids = descendants(demo.pid)
+    demo.kill()
+    demo.wait(30)
+    wait_until(lambda: not any(map(state_of, pids)), 10)
+
+
+def test_demo_without_redis_server_says_how_to_install_it(shell, tmp_path):
+    if shutil.which("redis-server", path="/usr/sbin:/usr/local/sbin"):
+        pytest.skip("redis-server is in a folder where it is always looked for")
+    done = shell("demo", "failover", LEASEHOLD_URL="", PATH=str(tmp_path))
+    assert done.returncode == 78
+    assert "redis-server is not installed: apt-get install redis-server" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_demo_without_redis_package_says_how_to_install_it(shell, tmp_path):
+    (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(\"No module named 'redis'\", name='redis')")
+    (tmp_path / "hiredis.py").write_text("raise ModuleNotFoundError(\"No module named 'hiredis'\", name='hiredis')")
+    done = shell("demo", "failover", LEASEHOLD_URL="", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert done.returncode == 78
+    assert 'pip install "leasehold[redis]"' in done.stderr

@@ -1,0 +1,331 @@
+"""`leasehold run`: what CMD gets, what its end means, and what stands in the way."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 75, 79, 126, 255])
+def test_run_returns_exit_code_of_child(memory_shell, code):
+    done = memory_shell("run", "j", "--", "sh", "-c", f"exit {code}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize(("number", "code"), [("KILL", 137), ("TERM", 143), ("SEGV", 139), ("INT", 130)])
+def test_run_returns_128_plus_signal_when_child_dies_of_a_signal(memory_shell, number, code):
+    assert memory_shell("run", "j", "--", "sh", "-c", f"kill -{number} $$").returncode == code
+
+
+def test_missing_program_is_127(memory_shell):
+    done = memory_shell("run", "j", "--", "no-such-program")
+    assert done.returncode == 127
+    assert "cannot run no-such-program: No such file or directory" in done.stderr
+    assert "$PATH" in done.stderr
+
+
+def test_shell_line_as_one_argument_is_127_and_hints_at_c_option(memory_shell):
+    done = memory_shell("run", "j", "--", "echo hello")
+    assert done.returncode == 127
+    assert "-c" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["/dev/null", "/"])
+def test_file_that_is_not_executable_is_126(memory_shell, program):
+    done = memory_shell("run", "j", "--", program)
+    assert done.returncode == 126
+    assert f"cannot run {program}" in done.stderr
+
+
+def test_script_without_shebang_is_126(memory_shell, tmp_path):
+    script = tmp_path / "script"
+    script.write_text("echo hello\n")
+    script.chmod(0o755)
+    done = memory_shell("run", "j", "--", str(script))
+    assert done.returncode == 126
+    assert "#!" in done.stderr
+
+
+def test_child_environment_describes_its_lease(memory_shell):
+    done = memory_shell(
+        "run", "orders/42", "--ttl", "12.5", "--", "env",
+        LEASEHOLD_TOKEN="1", LEASEHOLD_LOCK="outer", LEASEHOLD_SLOT="3", LEASEHOLD_HELD="0",
+    )  # fmt: skip
+    environment = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    assert environment["LEASEHOLD_LOCK"] == "orders/42"
+    assert int(environment["LEASEHOLD_TOKEN"]) > 1
+    assert re.fullmatch(r".+:\d+", environment["LEASEHOLD_HOLDER"])
+    assert environment["LEASEHOLD_TTL"] == "12.5"
+    assert environment["LEASEHOLD_HELD"] == "1"
+    assert "LEASEHOLD_SLOT" not in environment
+    assert environment["HOME"] == memory_shell.environment["HOME"]
+
+
+def test_child_environment_has_its_slot(memory_shell):
+    assert memory_shell("run", "--slots", "2", "j", "-c", "echo $LEASEHOLD_SLOT").stdout == "0\n"
+
+
+def test_child_environment_lacks_the_claim_id(memory_shell):
+    assert "LEASEHOLD_LEASE" not in memory_shell("run", "j", "--", "env").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["j", "--", "echo", "-n", "--", "-w"],
+        ["j", "echo", "-n", "--", "-w"],
+        ["-n", "j", "echo", "-n", "--", "-w"],
+        ["j", "-n", "--", "echo", "-n", "--", "-w"],
+        ["j", "-w", "5", "echo", "-n", "--", "-w"],
+        ["j", "-w5", "echo", "-n", "--", "-w"],
+        ["-xw", "5", "j", "--ttl=9", "echo", "-n", "--", "-w"],
+        ["-v", "j", "--ttl", "9", "--", "echo", "-n", "--", "-w"],
+        ["--", "j", "echo", "-n", "--", "-w"],
+    ],
+    ids=" ".join,
+)
+def test_options_end_where_command_begins(memory_shell, arguments):
+    done = memory_shell("run", *arguments)
+    assert (done.returncode, done.stdout) == (0, "-- -w"), done.stderr
+
+
+def test_command_arguments_are_not_expanded_by_a_shell(memory_shell):
+    assert memory_shell("run", "j", "--", "echo", "$HOME", "a  b", "*").stdout == "$HOME a  b *\n"
+
+
+@pytest.mark.parametrize("arguments", [["j", "-c", "echo $((1+1))"], ["-c", "echo $((1+1))", "j"]])
+def test_c_option_runs_a_shell_line(memory_shell, arguments):
+    assert memory_shell("run", *arguments).stdout == "2\n"
+
+
+def test_child_inherits_stdin_stdout_and_stderr(memory_shell):
+    done = memory_shell("run", "j", "--", "sh", "-c", "tr a-z A-Z; echo oops >&2", stdin="hello\n")
+    assert (done.stdout, done.stderr) == ("HELLO\n", "oops\n")
+
+
+def test_child_inherits_other_open_files(memory_shell, tmp_path):
+    """As with flock: `leasehold run j -- cmd 3<input`."""
+    file = os.open(tmp_path / "input", os.O_CREAT | os.O_RDWR)
+    os.write(file, b"by descriptor")
+    os.lseek(file, 0, os.SEEK_SET)
+    process = memory_shell.start("run", "j", "--", "cat", f"/dev/fd/{file}", pass_fds=[file])
+    assert process.communicate(timeout=60)[0] == "by descriptor"
+    os.close(file)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_run_works_with_closed_standard_streams(memory_shell, tmp_path, closed):
+    command_line = f"{sys.executable} -m leasehold run j -- touch ran {closed}"
+    assert (
+        subprocess.run(["sh", "-c", command_line], cwd=tmp_path, env=memory_shell.environment, timeout=60).returncode
+        == 0
+    )
+    assert (tmp_path / "ran").exists()
+
+
+def test_run_returns_exit_code_when_sigchld_is_ignored(memory_shell):
+    ignore = "import signal, subprocess, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    code = f"{ignore}; import os; os.execv(sys.executable, [sys.executable, '-m', 'leasehold', *sys.argv[1:]])"
+    for words, exit_code in (["sh", "-c", "exit 7"], 7), (["no-such-program"], 127):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "run", "j", "--", *words], env=memory_shell.environment, timeout=60
+        )
+        assert done.returncode == exit_code
+
+
+def test_child_does_not_inherit_ignored_sigpipe(memory_shell):
+    done = memory_shell("run", "j", "--", "sh", "-c", "grep SigIgn /proc/self/status")
+    ignored = int(done.stdout.split()[1], 16)
+    assert ignored & 1 << (13 - 1) == 0
+
+
+def test_child_has_its_own_process_group(memory_shell):
+    done = memory_shell("run", "j", "--", "sh", "-c", "ps -o pid=,pgid= -p $$")
+    pid, group = done.stdout.split()
+    assert pid == group
+
+
+# ------------------------------------------------------------------------- busy
+
+
+def test_second_run_is_busy_until_first_run_ends(shell):
+    holder = shell.hold("j")
+    busy = shell("run", "-n", "j", "--", "true")
+    assert busy.returncode == 75
+    (seen,) = shell.json("get", "j")["holders"]
+    assert seen["pid"] == holder.pid
+    assert f"held by {seen['holder']} (pid {holder.pid} on {seen['host']}, sh, token {seen['token']}, " in busy.stderr
+    assert re.search(r"\d+\.\d s left\); -w SECS stands in line$", busy.stderr.strip())
+    assert busy.stdout == ""
+
+    holder.stdin.close()
+    assert holder.wait(60) == 0
+    after = shell("run", "-n", "j", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN")
+    assert int(after.stdout) > seen["token"]
+
+
+def test_run_is_75_when_its_wait_is_over(shell):
+    shell.hold("j")
+    busy = shell("run", "-w", "0.2", "j", "--", "true")
+    assert busy.returncode == 75
+    assert "gave up after 0." in busy.stderr
+    assert "at position 1 in line" in busy.stderr
+
+
+@pytest.mark.parametrize(("options", "code"), [(["-E", "3"], 3), (["-E", "0"], 0), (["--skip-ok"], 0)])
+def test_busy_exit_code_can_be_chosen(shell, options, code):
+    shell.hold("j")
+    done = shell("run", "-n", *options, "j", "--", "false")
+    assert done.returncode == code
+    assert "is held by" in done.stderr
+
+
+def test_quiet_run_of_busy_name_prints_nothing(shell):
+    shell.hold("j")
+    done = shell("-q", "run", "-n", "j", "--", "true")
+    assert (done.returncode, done.stderr) == (75, "")
+
+
+def test_queued_run_starts_when_holder_ends(shell, wait_until):
+    holder = shell.hold("j")
+    waiter = shell.start("run", "j", "--", "echo", "my turn")
+    wait_until(lambda: shell.json("get", "j")["waiters"])
+    holder.stdin.close()
+    assert waiter.communicate(timeout=60)[0] == "my turn\n"
+    assert holder.wait(60) == 0
+
+
+def test_name_is_free_as_soon_as_child_has_ended(shell):
+    for _ in range(3):
+        assert shell("run", "-n", "j", "--", "true").returncode == 0
+    assert shell.json("ls") == []
+
+
+def test_shared_runs_exclude_exclusive_runs_only(shell):
+    shell.hold("j", "-s")
+    assert shell("run", "-n", "-s", "j", "--", "true").returncode == 0
+    assert shell("run", "-n", "-x", "j", "--", "true").returncode == 75
+
+
+def test_run_with_slots_admits_that_many_holders(shell):
+    shell.hold("j", "--slots", "2")
+    assert shell("run", "-n", "--slots", "2", "j", "-c", "echo $LEASEHOLD_SLOT").stdout == "1\n"
+    shell.hold("j", "--slots", "2")
+    assert shell("run", "-n", "--slots", "2", "j", "--", "true").returncode == 75
+    other = shell("run", "-n", "--slots", "3", "j", "--", "true")
+    assert other.returncode == 78
+    assert "semaphore of 2" in other.stderr
+
+
+def test_min_hold_keeps_the_name_after_child_has_ended(shell):
+    assert shell("run", "--min-hold", "60", "j", "--", "true").returncode == 0
+    assert shell("run", "-n", "j", "--", "true").returncode == 75
+    assert shell.json("get", "j")["holders"][0]["state"] == "cooling"
+
+
+def test_names_of_other_namespaces_are_free(shell):
+    shell.hold("j")
+    assert shell("--namespace", "other", "run", "-n", "j", "--", "true").returncode == 0
+    assert shell("run", "-n", "j", "--", "true", LEASEHOLD_NAMESPACE="third").returncode == 0
+
+
+# ------------------------------------------------------------------ result file
+
+KEYS = [
+    *("namespace", "name", "command", "outcome", "exit_code", "child_exit_code", "token", "slot", "holder"),
+    *("waited", "ran", "lost_reason", "error", "began", "ended"),
+]
+
+
+def result(path):
+    found = json.loads(path.read_text())
+    assert list(found) == KEYS
+    return found
+
+
+def test_result_file_describes_a_finished_run(memory_shell, tmp_path):
+    path = tmp_path / "result.json"
+    assert memory_shell("run", "--result-file", str(path), "j", "--", "sh", "-c", "exit 3").returncode == 3
+    found = result(path)
+    assert found["outcome"] == "done"
+    assert (found["exit_code"], found["child_exit_code"]) == (3, 3)
+    assert found["token"] > 0
+    assert found["command"] == ["sh", "-c", "exit 3"]
+    assert found["began"] <= found["ended"]
+    assert found["lost_reason"] is found["error"] is found["slot"] is None
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_result_file_describes_a_busy_name(shell, tmp_path):
+    holder = shell.hold("j")
+    shell("run", "-n", "--skip-ok", "--result-file", "result.json", "j", "--", "true")
+    found = result(tmp_path / "result.json")
+    assert (found["outcome"], found["exit_code"], found["child_exit_code"]) == ("busy", 0, None)
+    assert f"pid {holder.pid}" in found["error"]
+
+
+def test_result_file_describes_a_missing_program(memory_shell, tmp_path):
+    memory_shell("run", "--result-file", "result.json", "j", "--", "no-such-program")
+    found = result(tmp_path / "result.json")
+    assert (found["outcome"], found["exit_code"]) == ("not run", 127)
+    assert "no-such-program" in found["error"]
+
+
+def test_result_file_describes_an_unknown_engine(memory_shell, tmp_path):
+    memory_shell("-u", "nope://x", "run", "--result-file", "result.json", "j", "--", "true")
+    found = result(tmp_path / "result.json")
+    assert (found["outcome"], found["exit_code"]) == ("failed", 78)
+
+
+def test_result_file_in_missing_folder_is_refused_before_child_starts(memory_shell, tmp_path):
+    done = memory_shell("run", "--result-file", "no/such/folder", "j", "--", "touch", "ran")
+    assert done.returncode == 64
+    assert not (tmp_path / "ran").exists()
+
+
+def test_exit_code_is_kept_when_result_file_cannot_be_written(memory_shell, tmp_path):
+    (tmp_path / "folder").mkdir()
+    done = memory_shell("run", "--result-file", "folder/result.json", "j", "-c", "rmdir folder; exit 3")
+    assert done.returncode == 3
+    assert "could not be written" in done.stderr
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["j"], "nothing to run"),
+        ([], "NAME"),
+        (["", "true"], "at least one character"),
+        (["n" * 256, "true"], "at most 255 bytes"),
+        (["j", "-c", "true", "true"], "exclude each other"),
+        (["-n", "-w", "1", "j", "true"], "exclude each other"),
+        (["-s", "-x", "j", "true"], "exclude each other"),
+        (["-s", "--slots", "2", "j", "true"], "exclude each other"),
+        (["-x", "--slots", "2", "j", "true"], "exclude each other"),
+        (["--ttl", "3", "--kill-after", "1.1", "j", "true"], "a third of --ttl"),
+        (["--max-hold", "1", "--kill-after", "1", "j", "true"], "--max-hold"),
+        (["--min-hold", "2", "--max-hold", "1", "j", "true"], "--min-hold"),
+        (["--ttl", "0", "j", "true"], "more than 0"),
+        (["--ttl", "soon", "j", "true"], "not a number of seconds"),
+        (["-w", "-1", "j", "true"], "0 or more"),
+        (["-w", "inf", "j", "true"], "finite"),
+        (["-E", "256", "j", "true"], "255"),
+        (["--slots", "0", "j", "true"], "x>=1"),
+        (["--on-lost", "cry", "j", "true"], "ignore"),
+        (["--holder", "a\nb", "j", "true"], "printable"),
+        (["--no-such-option", "j", "true"], "--no-such-option"),
+        (["j", "--", "--ttl", "4"], "dash"),
+    ],
+)
+def test_wrong_command_line_is_64_and_says_why(memory_shell, arguments, why):
+    done = memory_shell("run", *arguments)
+    assert done.returncode == 64
+    assert why in done.stderr
+    assert "Try 'leasehold run --help'." in done.stderr
+    assert done.stdout == ""

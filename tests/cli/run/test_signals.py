@@ -1,0 +1,260 @@
+"""Signals reach the child, and the end of the lease is the end of the child and of all it started."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
+
+REPORTS_SIGNALS = """
+import signal, sys
+def tell(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(5)
+for name in sys.argv[1:]:
+    signal.signal(signal.Signals[name], tell)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+DIES_OF_SIGINT = "import signal; signal.signal(2, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
+SIGNAL_NAMES = ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGWINCH"]
+
+
+def start_run(shell, *options, script, name="j"):
+    """A run whose child has said its first line, and that line."""
+    process = shell.start("run", *options, name, "--", "sh", "-c", script)
+    first_line = process.stdout.readline().strip()
+    assert first_line, process.communicate()[1]
+    return process, first_line
+
+
+@pytest.mark.parametrize("name", SIGNAL_NAMES)
+def test_signal_is_forwarded_to_child(memory_shell, name):
+    process = memory_shell.start("run", "j", "--", sys.executable, "-c", REPORTS_SIGNALS, *SIGNAL_NAMES, "SIGTERM")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.Signals[name])
+    assert process.stdout.readline() == f"{name}\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("SIGTERM\n", "")
+    assert process.returncode == 5
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_run_returns_128_plus_forwarded_signal_when_child_dies_of_it(memory_shell, signum, code):
+    process = memory_shell.start("run", "j", "--", sys.executable, "-c", DIES_OF_SIGINT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signum)
+    assert process.wait(60) == code
+
+
+def test_term_reaches_processes_started_by_child(memory_shell, wait_until, is_alive):
+    process, pid = start_run(memory_shell, script="sleep 60 & echo $!; wait")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    wait_until(lambda: not is_alive(int(pid)))
+
+
+def test_ignored_sighup_stays_ignored(memory_shell):
+    """`nohup leasehold run ...` is immune, and so is CMD."""
+    process = memory_shell.start(
+        "run", "j", "--", "sh", "-c", "echo ready; read line; exit 4",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.communicate("go on\n", timeout=60)
+    assert process.returncode == 4
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_queued_run_leaves_the_queue_when_interrupted(shell, wait_until, signum, code):
+    shell.hold("j")
+    waiter = shell.start("run", "j", "--result-file", "result.json", "--", "touch", "ran")
+    wait_until(lambda: shell.json("get", "j")["waiters"])
+    waiter.send_signal(signum)
+    assert waiter.wait(60) == code
+    assert shell.json("get", "j")["waiters"] == []
+    assert not (shell.folder / "ran").exists()
+    assert json.loads((shell.folder / "result.json").read_text())["outcome"] == "interrupted"
+
+
+@linux
+def test_child_dies_when_wrapper_is_killed(memory_shell, wait_until, is_alive):
+    process, pid = start_run(memory_shell, script="echo $$; exec sleep 60")
+    process.kill()
+    wait_until(lambda: not is_alive(int(pid)))
+
+
+@linux
+def test_queued_run_leaves_no_process_when_killed(shell, wait_until, is_alive):
+    shell.hold("j")
+    waiter = shell.start("run", "j", "--", "touch", "ran")
+    wait_until(lambda: shell.json("get", "j")["waiters"])
+    children = Path(f"/proc/{waiter.pid}/task/{waiter.pid}/children").read_text().split()
+    assert len(children) == 2, "CMD to be, and the guard"
+    waiter.kill()
+    wait_until(lambda: not any(is_alive(int(pid)) for pid in children))
+    assert not (shell.folder / "ran").exists()
+
+
+# ------------------------------------------------------------------ a lost lease
+
+
+def test_child_is_terminated_before_max_hold(memory_shell):
+    process, _ = start_run(
+        memory_shell,
+        "--max-hold",
+        "0.9",
+        script="trap 'echo told; sleep 0.05; exit 0' TERM; echo ready; sleep 60 & wait",
+    )
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 79
+    assert out == "told\n"
+    assert re.search(r"the lease of j \(token \d+\) ends in 0\.\d s: .*max_hold.*; sent TERM to sh", err)
+
+
+def test_child_that_ignores_term_is_killed_at_the_deadline(memory_shell):
+    began = time.monotonic()
+    process, _ = start_run(
+        memory_shell, "--max-hold", "0.9", script="trap '' TERM; echo ready; while :; do sleep 60; done"
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 79
+    assert time.monotonic() - began > 0.8
+    assert "killed sh (pid" in err
+
+
+def test_process_left_behind_by_child_after_term_is_killed(memory_shell, wait_until, is_alive):
+    script = "(trap '' TERM; echo $(exec sh -c 'echo $PPID'); while :; do sleep 1; done) & wait"
+    process, pid = start_run(memory_shell, "--max-hold", "0.9", script=script)
+    assert process.wait(60) == 79
+    wait_until(lambda: not is_alive(int(pid)))
+
+
+def test_run_with_full_stderr_pipe_still_kills_child_after_term(memory_shell, wait_until, is_alive):
+    """`leasehold run ... 2>&1 | less`, and nobody scrolls on: the wrapper's own words must not hold it up."""
+    reader, writer = os.pipe()
+    with open(reader, "rb", 0) as stderr:
+        os.set_blocking(writer, False)
+        with suppress(BlockingIOError):
+            while os.write(writer, b"x" * 4096):
+                pass
+        os.set_blocking(writer, True)
+        script = "trap '' TERM; echo $$; while :; do sleep 60; done"
+        process = memory_shell.start("run", "--max-hold", "0.6", "j", "--", "sh", "-c", script, stderr=writer)
+        os.close(writer)
+        pid = int(process.stdout.readline())
+        wait_until(lambda: not is_alive(pid))
+        output = b""
+        while chunk := stderr.read(65536):
+            output += chunk
+    assert process.wait(60) == 79
+    assert b"sent TERM" in output
+    assert b"killed sh" in output
+
+
+def test_on_lost_kill_sends_no_term(memory_shell):
+    process, _ = start_run(
+        memory_shell,
+        "--max-hold",
+        "0.6",
+        "--on-lost",
+        "kill",
+        script="trap 'echo told' TERM; echo ready; sleep 60 & wait",
+    )
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (79, "")
+
+
+def test_on_lost_ignore_lets_child_continue(memory_shell, tmp_path):
+    process, _ = start_run(
+        memory_shell, "--max-hold", "0.3", "--on-lost", "ignore", "--result-file", "result.json",
+        script="echo ready; read line; exit 6",
+    )  # fmt: skip
+    assert "is lost: it was held for as long as max_hold allows" in process.stderr.readline()
+    process.communicate("go on\n", timeout=60)
+    assert process.returncode == 6
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["outcome"], found["lost_reason"], found["child_exit_code"]) == ("lost", "max_hold", 6)
+
+
+def test_child_is_killed_when_lease_is_broken(shell, wait_until, is_alive):
+    process, pid = start_run(shell, "--ttl", "3", script="trap '' TERM; echo $$; while :; do sleep 60; done")
+    token = shell.json("get", "j")["holders"][0]["token"]
+    assert shell("break", "j", "--token", str(token)).returncode == 0
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 79
+    assert "is lost" in err
+    assert "killed sh" in err
+    assert not is_alive(int(pid))
+    assert time.monotonic() - began < 2.5, "the next renewal tells it at the latest"
+
+
+def test_child_is_killed_before_lease_ends_when_engine_is_silent(shell, tmp_path):
+    """TERM comes `kill_after` before the local deadline, KILL at the deadline: before anybody else is granted it."""
+    process, _ = start_run(
+        shell, "--ttl", "3", "--kill-after", "1", "--result-file", "result.json",
+        script="trap 'date +%s.%N >> told' TERM; echo ready; while :; do sleep 0.02; done",
+    )  # fmt: skip
+    blocker = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)
+    blocker.execute("begin exclusive")
+    silent_since = time.time()
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        blocker.rollback()
+        blocker.close()
+    assert process.returncode == 79
+    assert "sent TERM to sh" in err
+    assert "killed sh" in err
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["outcome"], found["child_exit_code"]) == ("lost", 137)
+    term_at = float((tmp_path / "told").read_text().split()[0])
+    assert silent_since + 0.5 < term_at < silent_since + 3 + 1, (
+        "a life of 3 s less 1 s, of which the engine was silent for up to all"
+    )
+    assert shell("run", "-w", "10", "j", "true").returncode == 0
+
+
+def test_child_group_is_killed_after_pause_past_the_ttl(shell, wait_until, is_alive):
+    """Wrapper and child are stopped past the ttl. When they go on, the whole group is killed at once."""
+    script = "sleep 300 & echo $! > other; echo $$; while :; do date +%N >> beats; sleep 0.01; done"
+    first, pid = start_run(shell, "--ttl", "1", script=script)
+    pid = int(pid)
+    other = int((shell.folder / "other").read_text())
+    token = shell.json("get", "j")["holders"][0]["token"]
+    os.kill(first.pid, signal.SIGSTOP)
+    os.killpg(pid, signal.SIGSTOP)
+    try:
+        second = shell("run", "-w", "10", "j", "-c", "echo $LEASEHOLD_TOKEN")
+        assert second.returncode == 0, second.stderr
+        assert int(second.stdout) > token
+        assert is_alive(pid)
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+        os.killpg(pid, signal.SIGCONT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 79
+    assert "is lost" in err
+    assert "killed sh" in err
+    wait_until(lambda: not is_alive(pid) and not is_alive(other))
+
+
+def test_child_continues_after_pause_within_the_ttl(memory_shell):
+    process, pid = start_run(memory_shell, "--ttl", "20", script="echo $$; read line; exit 3")
+    os.kill(process.pid, signal.SIGSTOP)
+    os.killpg(int(pid), signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGCONT)
+    process.communicate("go on\n", timeout=60)  # the wrapper has the child go on as well
+    assert process.returncode == 3

@@ -1,0 +1,130 @@
+"""Every exit code for its reason, with a line that names the way out, and no traceback unless asked for."""
+
+import errno
+import os
+import pathlib
+import sqlite3
+
+import pytest
+
+from leasehold import errors
+from leasehold.cli import exit_codes
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.NotAcquired("j"), 75),
+        (errors.LeaseLost("j"), 79),
+        (errors.Unavailable("silence"), 69),
+        (errors.Unsupported("no"), 78),
+        (errors.Mismatch("j", wanted="lock", found="semaphore of 2"), 78),
+        (errors.ConfigError("no"), 78),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_error_maps_to_exit_code(error, code):
+    assert exit_codes.code_for(error) == code
+
+
+COMMANDS = [["ls"], ["get", "j"], ["watch"], ["break", "j"], ["acquire", "j"], ["run", "j", "true"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_unknown_engine_is_78(shell, command):
+    done = shell("-u", "nope://host", *command)
+    assert done.returncode == 78
+    assert "no engine for nope://; known: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["ls"], ["run", "j", "true"]], ids=lambda command: command[0])
+def test_database_path_below_a_file_is_78(shell, command, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = shell("-u", f"sqlite://{tmp_path}/file/locks.db", *command)
+    assert done.returncode == 78
+    assert str(tmp_path / "file") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_database_on_read_only_file_system_is_78(shell):
+    if not pathlib.Path("/proc/self").exists():
+        pytest.skip("needs /proc, where nobody can write, root included")
+    done = shell("-u", "sqlite:///proc/locks.db", "run", "j", "true")
+    assert done.returncode == 78
+    assert "Traceback" not in done.stderr
+
+
+def test_file_that_is_not_a_database_is_78_and_unchanged(shell, tmp_path):
+    (tmp_path / "notes.txt").write_text("this is no database\n" * 500)
+    done = shell("-u", f"sqlite://{tmp_path}/notes.txt", "ls")
+    assert done.returncode == 78
+    assert (tmp_path / "notes.txt").read_text() == "this is no database\n" * 500
+
+
+def test_engine_that_does_not_answer_is_69(shell, tmp_path):
+    assert shell("run", "j", "true").returncode == 0
+    with sqlite3.connect(tmp_path / "locks.db", isolation_level=None) as blocker:
+        blocker.execute("begin exclusive")
+        done = shell("run", "j", "touch", "ran")
+        assert done.returncode == 69, done.stderr
+        assert "Traceback" not in done.stderr
+        blocker.execute("rollback")
+    blocker.close()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_result_file_without_write_permission_is_77(shell, tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may do anything; `break`, answered with no, is the other way to 77")
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o555)
+    done = shell("run", "--result-file", f"{folder}/result.json", "j", "true")
+    assert done.returncode == 77
+    assert os.strerror(errno.EACCES) in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["no-such-command"], ["--no-such-option"], ["-o", "xml", "ls"], ["ls", "a", "b"], ["get"], ["completion", "tcsh"]],
+    ids=" ".join,
+)
+def test_wrong_command_line_is_64(memory_shell, arguments):
+    done = memory_shell(*arguments)
+    assert done.returncode == 64
+    assert done.stderr.startswith("leasehold: ")
+    assert "--help" in done.stderr
+
+
+def test_invalid_namespace_is_64(memory_shell):
+    done = memory_shell("--namespace", "n" * 256, "ls")
+    assert done.returncode == 64
+    assert "at most 255 bytes" in done.stderr
+
+
+def test_traceback_is_printed_only_with_vv(memory_shell):
+    for flags, shown in ([], False), (["-v"], False), (["-vv"], True), (["-v", "-v"], True):
+        done = memory_shell(*flags, "-u", "nope://host", "ls")
+        assert ("Traceback" in done.stderr) is shown, flags
+    assert "Traceback" in memory_shell("ls", "-u", "nope://host", "-vv").stderr
+
+
+def test_password_of_url_is_never_printed(memory_shell):
+    for flag in ("-q", "-vv"):
+        done = memory_shell(flag, "-u", "nope://user:hunter2@host", "ls")
+        assert "hunter2" not in done.stderr
+
+
+def test_default_url_is_database_in_state_home_of_user(shell, tmp_path):
+    del shell.environment["LEASEHOLD_URL"]
+    shell.environment["XDG_STATE_HOME"] = str(tmp_path / "state")
+    shell.hold("j")
+    assert shell("run", "-n", "j", "true").returncode == 75
+    assert (tmp_path / "state/leasehold/locks.db").exists()
+    assert (tmp_path / "state/leasehold").stat().st_mode & 0o777 == 0o700
+
+
+def test_version_option_prints_the_version(memory_shell):
+    import leasehold
+
+    assert memory_shell("--version").stdout == f"leasehold {leasehold.__version__}\n"

@@ -1,0 +1,244 @@
+"""The lives of a client: made, pickled, closed, collected."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+import threading
+import weakref
+
+import pytest
+
+from leasehold import Client, ConfigError, Unavailable
+from leasehold.client import base as client_base
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
+
+
+def test_named_memory_engine_is_shared_and_unnamed_is_private() -> None:
+    with (
+        Client("memory://t1") as first,
+        Client("memory://t1") as second,
+        Client("memory://") as private,
+        first.lock("a"),
+    ):
+        assert second.lock("a").try_acquire() is None
+        with private.lock("a"):
+            pass
+
+
+def test_namespaces_are_isolated(bench) -> None:
+    first, second = bench.client(namespace="x"), bench.client(namespace="y")
+    with first.lock("a"), second.lock("a"):
+        assert [holding.namespace for holding in first.inspect()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redys://h", r"no engine for redys://; known: .*memory://"),
+        ("nonsense", "has no"),
+        (7, "has no"),
+        ("memory://?durable=yes", "has no option 'durable'; known options: none"),
+        ("memory://?x=1&x=2", "given twice"),
+        ("memory://?;;", "cannot be read"),
+    ],
+)
+def test_invalid_urls_are_refused_with_a_hint(url, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Client(url)
+
+
+def test_url_defaults_to_environment_variable(monkeypatch) -> None:
+    monkeypatch.setenv("LEASEHOLD_URL", "memory://env")
+    with Client() as first, Client("memory://env") as second, first.lock("a"):
+        assert second.lock("a").try_acquire() is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"ttl": 0}, {"call_timeout": -1}, {"namespace": "a\0"}, {"on_event": 3}, {"holder": 4}]
+)
+def test_invalid_client_options_are_refused(options) -> None:
+    with pytest.raises(ConfigError):
+        Client("memory://", **options)
+
+
+def test_entry_points_add_engines(monkeypatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from leasehold import engines
+
+    point = EntryPoint("mine", "leasehold.engines.memory:open", engines.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [point] if group == engines.ENTRY_POINT_GROUP else []
+    )
+    with Client("mine://") as client, client.lock("a"):
+        pass
+    with pytest.raises(ConfigError, match=r"known: .*memory://, mine://"):
+        Client("other://")
+
+
+def test_repr_shows_no_password() -> None:
+    from leasehold.config import ClientOptions, EngineConfig
+
+    config = EngineConfig.parse("redis://user:hunter2@host/0?password=hunter3", 5.0)
+    options = ClientOptions("redis://user:hunter2@host")
+    assert "hunter" not in repr(config) + repr(options)
+
+
+def test_client_and_lock_pickle_as_configuration() -> None:
+    with Client("memory://pickled", namespace="ns", ttl=7, holder="me") as client:
+        again = pickle.loads(pickle.dumps(client))
+        lock = pickle.loads(pickle.dumps(client.lock("a", wait=3)))
+        with again, client.lock("a"):
+            assert again.lock("a").try_acquire() is None
+            assert again.inspect()[0].holder.label == "me"
+            assert again.lock("b").options.ttl == 7
+            assert (lock.name, lock.options.wait) == ("a", 3)
+        lock._client.close()
+
+
+def test_client_with_custom_engine_cannot_be_pickled(bench) -> None:
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(bench.client())
+
+
+def test_close_releases_held_leases_and_refuses_further_calls(bench) -> None:
+    client = bench.client()
+    lease = client.lock("a", reentrant=True).acquire()
+    assert client.lock("a", reentrant=True).acquire() is lease
+    client.close()
+    client.close()
+    assert lease.state == "RELEASED"
+    assert not bench.server.lock_states
+    for use in (client.lock("a").acquire, client.inspect, client.ping, client.connect):
+        with pytest.raises(ConfigError, match="this client is closed"):
+            use()
+
+
+def test_close_waits_for_pending_releases_up_to_call_timeout(bench, caplog) -> None:
+    client = bench.client(call_timeout=0.5)
+    lease = client.lock("a").acquire()
+    bench.transport.silent = True
+    advancing = threading.Thread(
+        target=lambda: [bench.clock.advance(0.1) or threading.Event().wait(0.01) for _ in range(20)]
+    )
+    advancing.start()
+    with caplog.at_level(logging.WARNING):
+        client.close()
+    advancing.join()
+    assert "was not confirmed before close(); it lapses" in caplog.text
+    assert lease.state == "RELEASED"
+
+
+def test_close_makes_waiters_raise_and_leave_the_queue(bench, wait_until) -> None:
+    held = bench.client().lock("a").acquire()
+    client = bench.client()
+    out: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.lock("a").acquire()
+        except ConfigError as error:
+            out.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    wait_until(lambda: client._core.registry.waiting)
+    client.close()
+    waiter.join(10)
+    assert out
+    assert [holding.state for holding in bench.client().inspect()] == ["held"]
+    held.release()
+
+
+def test_close_waits_for_release_in_flight_in_another_thread(bench, wait_until) -> None:
+    client = bench.client()
+    lease = client.lock("a").acquire()
+    sent, answered = threading.Event(), threading.Event()
+    call = bench.transport.call
+
+    def slow(verb: str, args: tuple[object, ...], deadline: float) -> object:
+        if verb == "release":
+            sent.set()
+            assert answered.wait(10)
+        return call(verb, args, deadline)
+
+    bench.transport.call = slow
+    releasing, closing = threading.Thread(target=lease.release), threading.Thread(target=client.close)
+    releasing.start()
+    assert sent.wait(10)
+    closing.start()
+    wait_until(lambda: client._core.closed)
+    closing.join(0.2)
+    early = not closing.is_alive()
+    answered.set()
+    closing.join(10)
+    releasing.join(10)
+    assert not early, "it was still held"
+    assert not bench.server.lock_states
+
+
+def test_grant_received_while_client_closes_is_released(bench) -> None:
+    client = bench.client()
+    lock = client.lock("a")
+    watch = client._core.watchdog.watch
+
+    def closing(lease, lease_ref) -> None:
+        watch(lease, lease_ref)
+        client._core.closed = True
+
+    client._core.watchdog.watch = closing
+    with pytest.raises(ConfigError, match="closed"):
+        lock.acquire()
+    client._core.closed = False
+    assert not bench.server.lock_states
+
+
+def test_collected_client_leaves_no_client_core() -> None:
+    client = Client("memory://")
+    with client.lock("a"):
+        pass
+    core_ref = weakref.ref(client._core)
+    del client
+    end = threading.Event()
+    for _ in range(500):
+        gc.collect()
+        if core_ref() is None:
+            break
+        end.wait(0.01)
+    assert core_ref() is None
+
+
+def test_lease_is_renewed_after_its_client_is_collected(bench, wait_until) -> None:
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    gone = weakref.ref(client)
+    bench.clients.remove(client)
+    del client
+    gc.collect()
+    assert gone() is None
+    for now in (1010, 1020, 1030, 1040):
+        bench.clock.advance(10)
+        wait_until(lambda now=now: lease._renewed_at == now)
+    assert lease.release()
+
+
+def test_ping_connect_and_traits_of_client(bench) -> None:
+    client = bench.client()
+    assert client.ping() == 0.0  # by a clock that stands still
+    client.connect()
+    assert client.traits.fencing
+    bench.transport.silent = True
+    with pytest.raises(Unavailable):
+        client.ping()
+
+
+def test_collected_client_core_is_removed_from_fork_registry() -> None:
+    client = Client("memory://")
+    key = id(client._core)
+    assert client_base._CORES[key]() is client._core
+    del client
+    gc.collect()
+    assert key not in client_base._CORES or client_base._CORES[key]() is None

@@ -1,0 +1,160 @@
+"""Attacks on what a lease says of itself, on what a client keeps, and on what a forked child inherits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import threading
+import time
+import warnings
+
+import pytest
+
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+
+def test_expired_lease_stays_lost_after_late_renewal_reply(bench) -> None:
+    # `answered` asks whether the lease has ended, not what time it is: a late Alive turns LOST into HELD. One thread
+    # has stopped on LeaseLost, another goes on, and on_lost is never called.
+    lease = bench.client().lock("a", ttl=30).acquire()
+    bench.clock.at += 20
+    asked_at, claim = bench.clock.at, lease._claim_for_renewal()
+    (reply,) = bench.server.renew([claim])
+    bench.clock.at += 9.8
+    with pytest.raises(LeaseLost):
+        lease.check()
+    lease._on_renewal_reply(asked_at, claim, reply)
+    with pytest.raises(LeaseLost):
+        lease.check()
+
+
+def test_garbage_collected_lease_is_not_held(bench, wait_until) -> None:
+    # __del__ hands the claim over for release and leaves `_ended` None. Whoever still reaches the lease (a recorded
+    # warning's `source`, another finaliser of the same cycle) sees HELD while the name is somebody else's.
+    client = bench.client()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        client.lock("a").acquire()
+        gc.collect()
+    wait_until(lambda: not bench.server.lock_states)
+    assert not seen[0].source.held
+
+
+def test_close_tolerates_pending_releases_confirmed_meanwhile(bench, run_clock) -> None:
+    # close() walks over book.owed itself, while the watchdog may delete from it: RuntimeError, engine never closed.
+    client = bench.client(call_timeout=0.05)
+    leases = [client.lock(f"n{number}").acquire() for number in range(3)]
+
+    class ConfirmingHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "before close" in record.getMessage() and client._core.registry.pending_releases:
+                client._core.registry.pending_releases.popitem()  # as the watchdog does on its thread
+
+    handler, log = ConfirmingHandler(), logging.getLogger("leasehold")
+    log.addHandler(handler)
+    bench.transport.silent = True
+    run_clock(bench, 3)
+    try:
+        client.close()
+    finally:
+        log.removeHandler(handler)
+    assert not any(lease.held for lease in leases)
+
+
+def test_distinct_purposes_leave_nothing_in_the_client(bench) -> None:
+    # The desk kept one Holder per (holder, purpose) for ever; a purpose is often "order 4711".
+    client = bench.client()
+    for number in range(5000):
+        with client.lock("a", purpose=f"job {number}"):
+            pass
+    parts = [*vars(client._core).values(), *vars(client._core.registry).values(), *vars(client._core.watchdog).values()]
+    assert all(len(part) < 100 for part in parts if hasattr(part, "__len__"))
+
+
+def test_interrupted_acquire_leaves_nothing_in_the_registry(bench, monkeypatch, wait_until) -> None:
+    # book.held[mark] is written before `watch`; the clean-up of acquire() forgets the claim but not that line.
+    client = bench.client()
+    client.lock("warm").acquire().release()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._core.watchdog, "watch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("a").acquire()
+    gc.collect()
+    client._core.watchdog.wake_by(-1.0)
+    wait_until(lambda: not client._core.registry.held)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_async_client_works_in_forked_child() -> None:
+    # Loop keeps the parent's loop (never closed in the child) and its worker thread (not there): after_fork has no
+    # part for the runtime. ConfigError here; with an engine that uses runtime.call, a hang.
+    async def use(client: AsyncClient) -> None:
+        async with client.lock("a"):
+            pass
+
+    async def main() -> bytes:
+        client = AsyncClient("memory://")
+        await use(client)
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                asyncio.events._set_running_loop(None)
+                asyncio.new_event_loop().run_until_complete(use(client))
+                os.write(writer, b"done")
+            except BaseException as error:
+                os.write(writer, repr(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)  # noqa: ASYNC222
+        output = os.read(reader, 500)
+        os.close(reader)
+        os.close(writer)
+        await client.close()
+        return output
+
+    assert asyncio.run(main()) == b"done"
+
+
+def test_watchdog_of_collected_client_stops_after_last_release() -> None:
+    # `drop` wakes nobody: thread, desk and engine live on until the next appointment, a third of the ttl away.
+    def count_watchdogs() -> int:
+        return sum(thread.name == "leasehold-watchdog" for thread in threading.enumerate())
+
+    before = count_watchdogs()
+    client = Client("memory://")
+    lease = client.lock("a", ttl=3000).acquire()
+    time.sleep(0.1)  # it has an appointment now
+    del client
+    gc.collect()
+    lease.release()
+    del lease
+    gc.collect()
+    end = time.monotonic() + 10
+    while count_watchdogs() > before and time.monotonic() < end:
+        time.sleep(0.02)
+    assert count_watchdogs() <= before
+
+
+def test_condition_accepts_reentrant_threading_lock(bench) -> None:
+    # Condition asks a lock without _is_owned by acquire(False), which a reentrant one grants: "un-acquired lock".
+    condition = threading.Condition(bench.client().lock("a", reentrant=True).as_threading())
+    with condition:
+        condition.notify()
+
+
+def test_ttl_too_large_for_a_float_raises_config_error(bench) -> None:
+    # isfinite(10**400) raises OverflowError.
+    with pytest.raises(ConfigError):
+        bench.client().lock("a", ttl=10**400)

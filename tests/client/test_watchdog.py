@@ -1,0 +1,295 @@
+"""The watchdog: many leases, batches, deadlines, strange engines."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import pytest
+
+from leasehold import Unavailable
+from leasehold.engines.memory import MemoryEngine
+from leasehold.model import Alive, Claim, Gone, Holder
+from leasehold.runtime.base import run_sync
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
+
+
+@pytest.mark.usefixtures("untraced")
+def test_watchdog_renews_ten_thousand_leases_in_batches(bench, wait_until) -> None:
+    client = bench.client()
+    leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(10_000)]
+    wait_until(lambda: len(client._core.watchdog._expiries) == 10_000)
+    for now in (1010, 1020, 1030, 1040):
+        calls = bench.transport.calls
+        bench.clock.advance(10)
+        wait_until(lambda now=now: all(lease._renewed_at == now for lease in leases), 30)
+        assert bench.transport.calls - calls < 100
+    assert all(lease.state == "HELD" for lease in leases)
+    watchdog_threads = [thread for thread in threading.enumerate() if thread.name == "leasehold-watchdog"]
+    assert len(watchdog_threads) == 1
+    assert all(lease.release() for lease in leases)
+
+
+def test_renewals_of_leases_acquired_together_are_spread(bench) -> None:
+    client = bench.client()
+    due = sorted(client.lock(f"n{number}", ttl=30).acquire()._renew_at for number in range(200))
+    assert due[0] >= 1008
+    assert due[-1] <= 1010
+    assert due[-1] - due[0] > 1
+
+
+def test_leases_nearly_due_are_renewed_with_due_leases(bench, wait_until) -> None:
+    client = bench.client()
+    leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(200)]
+    wait_until(lambda: len(client._core.watchdog._renewals) == 200)
+    first = min(lease._renew_at for lease in leases) - bench.clock.at
+    nearly_due = [lease for lease in leases if lease._renew_at - bench.clock.at <= first / 0.9]
+    others = [lease for lease in leases if lease not in nearly_due]
+    before = bench.transport.calls
+    bench.clock.advance(first)
+    wait_until(lambda: all(lease._renewed_at == bench.clock.at for lease in nearly_due))
+    assert len(nearly_due) > 20
+    assert bench.transport.calls - before == 1
+    assert others
+    assert all(lease._renewed_at == 1000 for lease in others)
+
+
+def test_lease_with_failed_renewal_is_not_renewed_early(bench, wait_until) -> None:
+    client = bench.client()
+    missed, other = client.lock("missed", ttl=30).acquire(), client.lock("other", ttl=30).acquire()
+    missed._renewal_failed, missed._renew_at, other._renew_at = True, 1009.5, 1009.0
+    for lease in (missed, other):
+        client._core.watchdog.watch(lease)
+    bench.clock.advance(9.0)
+    wait_until(lambda: other._renewed_at == 1009)
+    assert missed._renewed_at == 1000
+    bench.clock.advance(0.5)
+    wait_until(lambda: missed._renewed_at == 1009.5)
+
+
+def test_lease_renewed_meanwhile_is_rescheduled_without_a_call(bench, wait_until) -> None:
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: client._core.watchdog._renewals)
+    before = bench.transport.calls
+    lease._renewed_at, lease._renew_at = 1009.0, 1019.0  # by hand, and nobody has told the watchdog yet
+    bench.clock.advance(10)
+    wait_until(lambda: client._core.watchdog._next_renewal_at() == 1019.0)
+    assert bench.transport.calls == before
+    assert lease._renewed_at == 1009.0
+
+
+def test_release_collected_tolerates_concurrent_pop(bench) -> None:
+    class RacingDeque(deque):
+        """The last one went to another thread, just after it was seen."""
+
+        def __bool__(self) -> bool:
+            return True
+
+    watchdog = bench.client()._core.watchdog
+    watchdog._collected = RacingDeque()
+    watchdog.release_collected()
+
+
+def test_renewal_deadline_is_a_third_of_shortest_remaining_ttl(bench, wait_until) -> None:
+    client = bench.client(call_timeout=60)
+    short, long = client.lock("short", ttl=3).acquire(), client.lock("long", ttl=300).acquire()
+    deadlines: list[float] = []
+    call = bench.transport.call
+    bench.transport.call = lambda verb, args, deadline: deadlines.append(deadline) or call(verb, args, deadline)
+    bench.clock.advance(1)
+    wait_until(lambda: short._renewed_at == 1001)
+    assert deadlines[0] <= 1001 + 2 / 3
+    deadlines.clear()
+    bench.clock.advance(0.2)
+    long._renew_at = 0.0
+    client._core.watchdog.watch(long)
+    wait_until(lambda: long._renewed_at > 1000)
+    assert deadlines[-1] <= 1001.2 + 1
+
+
+def test_failed_renewal_is_retried_at_shrinking_intervals(bench, wait_until) -> None:
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    bench.transport.silent = True
+    bench.clock.advance(10)
+    wait_until(lambda: lease._renewal_failed)
+    tries = bench.transport.calls
+    while lease.held:
+        bench.clock.advance(1)
+        wait_until(lambda: bench.clock.at < client._core.watchdog._wakes_at < float("inf") or not lease.held)
+    assert bench.transport.calls - tries >= 6
+    assert lease.lost_reason == "unreachable"
+
+
+def test_unmapped_engine_error_puts_lease_at_risk(bench, wait_until, monkeypatch, caplog) -> None:
+    async def renew(*_: object) -> None:
+        raise OSError("driver's own")
+
+    lease = bench.client().lock("a", ttl=30).acquire()
+    monkeypatch.setattr(MemoryEngine, "renew", renew)
+    bench.clock.advance(10)
+    wait_until(lambda: lease.state == "AT_RISK")
+    wait_until(lambda: "should have mapped" in caplog.text)  # told on the teller's thread
+
+
+def test_watchdog_continues_after_unexpected_error(bench, wait_until, caplog) -> None:
+    client = bench.client()
+    watchdog = client._core.watchdog
+    lease = client.lock("a", ttl=30).acquire()
+    failures: list[int] = []
+    run_once = watchdog._run_once
+
+    async def fail_once(runtime):
+        if not failures:
+            failures.append(1)
+            raise RuntimeError("stumbled")
+        return await run_once(runtime)
+
+    watchdog._run_once = fail_once
+    bench.clock.advance(10)
+    wait_until(lambda: lease._renewed_at > 1000 or bench.clock.advance(0.2))
+    wait_until(lambda: "the watchdog stumbled" in caplog.text)  # told on the teller's thread
+
+
+def test_gone_reply_loses_lease_with_its_reason(bench, wait_until, monkeypatch) -> None:
+    async def renew(_self, claims, _deadline):
+        return [Gone("expired")] * len(claims)
+
+    lease = bench.client().lock("a", ttl=30).acquire()
+    monkeypatch.setattr(MemoryEngine, "renew", renew)
+    bench.clock.advance(10)
+    wait_until(lambda: lease.state == "LOST")
+    assert lease.lost_reason == "expired"
+
+
+def test_shorter_ttl_from_renewal_reply_is_used(bench, wait_until, monkeypatch) -> None:
+    async def renew(_self, claims, _deadline):
+        return [Alive(12.0)] * len(claims)
+
+    lease = bench.client().lock("a", ttl=30).acquire()
+    monkeypatch.setattr(MemoryEngine, "renew", renew)
+    bench.clock.advance(10)
+    wait_until(lambda: lease._renewed_at == 1010)
+    assert lease.ttl == 12.0
+    assert lease.remaining == pytest.approx(12 * 0.99)
+
+
+def test_heartbeats_of_all_waiters_are_sent_in_one_batch(bench, wait_until) -> None:
+    held = bench.client().lock("a", ttl=100).acquire()
+    client = bench.client()
+    threads = [threading.Thread(target=lambda: client.lock("a").acquire().release()) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(held._core.registry.client_id and bench.server.lock_states["", "a"].waiters) == 10)
+    heartbeats: list[int] = []
+    call = bench.transport.call
+
+    def count(verb, args, deadline):
+        if verb == "renew":
+            heartbeats.append(len(args[0]))
+        return call(verb, args, deadline)
+
+    bench.transport.call = count
+    for _ in range(3):
+        bench.clock.advance(5)
+        expected = len(heartbeats) + 1
+        wait_until(lambda expected=expected: heartbeats.count(10) >= expected or heartbeats.count(10) >= 3)
+    assert len(bench.server.lock_states["", "a"].waiters) == 10
+    held.release()
+    for thread in threads:
+        thread.join(20)
+
+
+def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
+    held = bench.client().lock("a", ttl=100).acquire()
+    client = bench.client()
+    thread = threading.Thread(target=lambda: client.lock("a").acquire().release())
+    thread.start()
+    wait_until(lambda: bench.server.lock_states["", "a"].waiters)
+    lock_state = bench.server.lock_states["", "a"]
+    lock_state._remove(lock_state.waiters[0][1])  # as after a restart that lost the line
+    bench.clock.advance(5)
+    wait_until(lambda: lock_state.waiters)
+    held.release()
+    thread.join(20)
+
+
+def test_heartbeat_wakes_only_waiters_that_must_attempt(bench, monkeypatch) -> None:
+    client = bench.client()
+    registry, watchdog = client._core.registry, client._core.watchdog
+    registry.wake_watchdog = lambda _at: None  # the thread stays out of this
+    replies = {
+        "deep": Alive(15, 4),
+        "head": Alive(15, 0),
+        "turn": Alive(15),
+        "gone": Gone(),
+        "silent": Unavailable("-"),
+    }
+    waiters = [registry.add_waiter(Claim("", name, name, name, Holder("-"), 30), watchdog._runtime) for name in replies]
+
+    async def send_renewals(*_):
+        return list(replies.values())
+
+    monkeypatch.setattr(watchdog, "_send_renewals", send_renewals)
+    watchdog._next_heartbeat_at = 0.0
+    run_sync(watchdog._send_heartbeats(watchdog._runtime))
+    assert [waiter.claim.name for waiter in waiters if waiter.woken] == ["head", "turn", "gone"]
+
+
+def test_wakeup_for_unknown_claim_releases_it(bench, wait_until) -> None:
+    from leasehold.model import Claim, Holder
+
+    held = bench.client().lock("a", ttl=100).acquire()
+    client = bench.client()
+    client.lock("other").acquire().release()  # it listens now
+    late_claim = Claim("", "a", "", "f" * 32, Holder("late"), 10.0, queue=True)
+    bench.server.attempt(late_claim, client._core.registry.client_id)  # an attempt given up long ago lands in line
+    held.release()
+    wait_until(lambda: not bench.server.lock_states)
+
+
+def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
+    from leasehold.client import lease_document
+    from leasehold.model import Claim, Holder
+
+    client = bench.client()
+    lease = client.lock("a", ttl=60).acquire()
+    id_hash = lease._claim.id_hash
+    lease_document.detach(lease)  # written down for another process: this one no longer knows the claim
+    client._core.registry.on_notification("go", id_hash, 0.0, Claim("", "a", "", id_hash, Holder("stray"), 15.0))
+    wait_until(lambda: not client._core.registry.pending_releases)
+    assert [holding.state for holding in client.inspect()] == ["held"]
+
+
+def test_late_wakeup_does_not_release_held_lease(bench) -> None:
+    client = bench.client()
+    lease = client.lock("a").acquire()
+    client._core.registry.on_notification("go", lease._claim.id_hash, 0.0, lease._claim)
+    client._core.registry.on_notification("head", "nobody", 1.0, None)
+    assert not client._core.registry.pending_releases
+    lease.verify()
+
+
+def test_lease_is_at_risk_when_watchdog_cannot_open_engine(bench, wait_until) -> None:
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+
+    def refuse(_runtime):
+        raise Unavailable("no connection to spare")
+
+    client._core.watchdog._open_engine = refuse
+    bench.clock.advance(10)
+    wait_until(lambda: lease.state == "AT_RISK")
+
+
+def test_max_hold_expiry_wakes_sleeping_watchdog(bench, wait_until) -> None:
+    client = bench.client()
+    keep = client.lock("long", ttl=300).acquire()
+    wait_until(lambda: client._core.watchdog._wakes_at < float("inf"))
+    lease = client.lock("short", ttl=300, max_hold=1).acquire()
+    wait_until(lambda: client._core.watchdog._wakes_at <= 1001)
+    bench.clock.advance(1)
+    wait_until(lambda: lease._final_state is not None)
+    assert keep.held

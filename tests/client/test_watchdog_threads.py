@@ -1,0 +1,225 @@
+"""Attacks on the threads that look after leases: one that could not start, that was stopped, or held up."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from leasehold import Client
+from leasehold.core.timing import NEVER
+from leasehold.runtime.threads import Threads, boot_clock
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+
+
+def test_watchdog_start_is_retried_by_next_lease_after_failure(bench, monkeypatch, wait_until) -> None:
+    # `_running = True` before `aside`: when the thread cannot start (limit of processes, Ctrl-C just there) no lease of
+    # this client is ever renewed or told lost again, and close() waits `call_timeout` for nobody. The teller likewise.
+    client = bench.client()
+
+    def refuse(_self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            client.lock("a").acquire()
+    lease = client.lock("b", ttl=30).acquire()
+    bench.clock.advance(10.1)
+    wait_until(lambda: lease._renewed_at > 1000)
+
+
+def test_callback_that_calls_sys_exit_does_not_stop_other_callbacks(bench, wait_until) -> None:
+    # The teller catches Exception: sys.exit() in a callback (or CancelledError) ends its thread, `_running` stays.
+    client = bench.client()
+    notified: list[str] = []
+    first, second = client.lock("a").acquire(), client.lock("b").acquire()
+    first.on_lost(lambda _: sys.exit(3))
+    second.on_lost(lambda lease: notified.append(lease.name))
+    client.break_lock("a", token=first.token)
+    time.sleep(0.1)
+    client.break_lock("b", token=second.token)
+    wait_until(lambda: notified)
+
+
+@pytest.fixture
+def on_at_risk_log() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Has a handler of the log do this when a lease is at risk."""
+    log, added = logging.getLogger("leasehold"), list[logging.Handler]()
+
+    def add_handler(action: Callable[[], object]) -> None:
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "at risk" in record.getMessage():
+                    action()
+
+        added.append(Handler())
+        log.addHandler(added[-1])
+
+    yield add_handler
+    for handler in added:
+        log.removeHandler(handler)
+
+
+def is_renewed_after_outage(bench, wait_until) -> bool:
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: client._core.watchdog._expiries)
+    bench.transport.silent = True
+    bench.clock.advance(10)
+    wait_until(lambda: lease._renewal_failed)
+    bench.transport.silent = False
+    for _ in range(30):
+        bench.clock.advance(0.5)
+        time.sleep(0.01)
+    return lease._renewed_at > 1000
+
+
+def test_log_handler_that_raises_does_not_stop_renewals(bench, wait_until, on_at_risk_log) -> None:
+    # Due leases are off the heap while they are renewed. Anything raised in `answered` (a log handler or filter, the
+    # teller's thread that cannot start) ends the turn: the whole batch is never planned, so never renewed, again.
+    def raise_disk_full() -> None:
+        raise OSError("disk full")
+
+    on_at_risk_log(raise_disk_full)
+    assert is_renewed_after_outage(bench, wait_until)
+
+
+def test_log_handler_that_blocks_does_not_stop_renewals(bench, wait_until, on_at_risk_log) -> None:
+    # `on_at_risk_log`, `lost` and `owed` are logged on the watchdog's own thread: the one kind of user code it still
+    # runs.
+    unblock = threading.Event()
+    on_at_risk_log(lambda: unblock.wait(5))
+    try:
+        assert is_renewed_after_outage(bench, wait_until)
+    finally:
+        unblock.set()
+
+
+def test_renewals_continue_when_callback_thread_cannot_start(bench, monkeypatch, wait_until) -> None:
+    # The first lease at risk wants the teller's thread. That cannot start: what was raised ended the turn, so the rest
+    # of the batch was never planned again, and was raised once more where the watchdog tells of that: it was no more.
+    client = bench.client()
+    leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
+    bench.clock.advance(0)
+    wait_until(lambda: len(client._core.watchdog._expiries) == 3)
+
+    def refuse(_self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    bench.transport.silent = True
+    bench.clock.advance(10)
+    wait_until(lambda: any(lease._renewal_failed for lease in leases))
+    bench.transport.silent = False
+    for _ in range(30):
+        bench.clock.advance(0.5)
+        time.sleep(0.01)
+    assert all(lease._renewed_at > 1000 for lease in leases)
+
+
+def test_error_in_one_renewal_reply_does_not_affect_its_batch(bench, monkeypatch, wait_until) -> None:
+    client = bench.client()
+    leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
+    bench.clock.advance(0)
+    wait_until(lambda: len(client._core.watchdog._expiries) == 3)
+    on_renewal_reply, failed = type(leases[0])._on_renewal_reply, list[object]()
+
+    def fail_once(lease, *args):
+        if len(failed) < 1:
+            failed.append(lease)
+            raise MemoryError
+        on_renewal_reply(lease, *args)
+
+    monkeypatch.setattr(type(leases[0]), "_on_renewal_reply", fail_once)
+    for _ in range(30):
+        bench.clock.advance(0.5)
+        time.sleep(0.01)
+    wait_until(lambda: failed and all(lease._renewed_at > 1000 for lease in leases))
+
+
+@pytest.mark.usefixtures("untraced")
+def test_short_lease_is_renewed_before_leases_that_are_nearly_due(bench, wait_until) -> None:
+    # What is nearly due goes along with what is due: thousands of long leases, batch after batch, while the short one
+    # that took them along came to its end.
+    client = bench.client()
+    client._core.runtime.random = lambda: 0.0
+    long_leases = [client.lock(f"n{number}", ttl=3000).acquire() for number in range(3000)]
+    bench.clock.advance(950)  # they are due after 1000
+    wait_until(lambda: len(client._core.watchdog._expiries) == 3000)
+    short_lease = client.lock("short", ttl=1).acquire()
+    wait_until(lambda: len(client._core.watchdog._expiries) == 3001)
+
+    def slow_call(verb: str, args: tuple[object, ...], deadline: float) -> object:
+        answer = type(bench.transport).call(bench.transport, verb, args, deadline)
+        if verb == "renew":
+            bench.clock.at += 0.2
+        return answer
+
+    bench.transport.call = slow_call
+    while any(lease._renewed_at == 1000 for lease in long_leases):
+        bench.clock.advance(max(short_lease._renew_at - bench.clock.at, 0.0) + 0.01)
+        wait_until(lambda: short_lease._renew_at > bench.clock.at or not short_lease.held)
+        assert short_lease.held
+
+
+@pytest.mark.parametrize("first", ["hand", "watchdog"])
+def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until, first) -> None:
+    # The watchdog asks, with the ttl of before, while renew(ttl=300) is not answered yet. Whichever answer came last:
+    # the lease lived 30 s again, by all later renewals too, where renew() had promised 300.
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: client._core.watchdog._expiries)
+    watchdog_called, watchdog_may_return = threading.Event(), threading.Event()
+
+    def call(verb: str, args: tuple[object, ...], deadline: float) -> object:
+        answer = type(bench.transport).call(bench.transport, verb, args, deadline)
+        if verb != "renew":
+            return answer
+        if threading.current_thread() is threading.main_thread():
+            bench.clock.advance(10)
+            watchdog_called.wait(10)
+            if first == "watchdog":
+                watchdog_may_return.set()
+                wait_until(lambda: lease._renewed_at == 1010)
+        else:
+            watchdog_called.set()
+            watchdog_may_return.wait(10)
+        return answer
+
+    bench.transport.call = call
+    try:
+        lease.renew(ttl=300)
+        assert lease.ttl == 300
+    finally:
+        watchdog_may_return.set()
+    wait_until(lambda: client._core.watchdog._wakes_at < NEVER)  # it sleeps again
+    del bench.transport.call
+    assert (lease.ttl, lease._claim.ttl, round(lease.remaining)) == (300, 300, 287)
+
+
+def test_on_lost_runs_soon_after_system_suspend() -> None:
+    # The clock counts suspend, the watchdog's sleep (a lock's timeout, CLOCK_MONOTONIC) does not: it sleeps on for
+    # up to a third of the ttl after the machine woke. state and check() know at once; callbacks, events, tasks do not.
+    suspended_seconds = [0.0]
+    client = Client("memory://", runtime=Threads(lambda: boot_clock() + suspended_seconds[0]))
+    lease, notified = client.lock("a", ttl=60).acquire(), []
+    lease.on_lost(notified.append)
+    time.sleep(0.1)
+    suspended_seconds[0] = 3600.0
+    assert lease.state == "LOST"
+    end = time.monotonic() + 15  # by itself it would wake after 20
+    while not notified and time.monotonic() < end:
+        time.sleep(0.05)
+    try:
+        assert notified
+    finally:
+        client.close()

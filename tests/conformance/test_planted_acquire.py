@@ -1,0 +1,189 @@
+"""Planted bugs in who is granted a name, by which token, and for how long: the suite must notice each of them."""
+
+from harness.checkers.mutation import Patch, PlantedBugs
+from leasehold.client import lock
+from leasehold.client.lease import BaseLease
+from leasehold.core import lock_state, timing
+from leasehold.core.lock_state import LockState
+from leasehold.core.queue_entry import HELD
+from leasehold.engines.memory import MemoryEngine, MemoryServer
+from leasehold.model import Alive, Grant
+
+planted_bugs = PlantedBugs("memory")
+
+
+@planted_bugs.bug("E1", "exclusive_grant_excludes_other_claims", "lock_has_at_most_one_holder")
+def every_claim_is_admitted(patch: Patch) -> None:
+    patch(LockState, "_can_admit", lambda self, mode: True)
+
+
+@planted_bugs.bug("E1", "shared_grants_coexist_but_exclude_exclusive_ones", "readers_share_and_writers_do_not")
+def shared_is_admitted_beside_exclusive(patch: Patch) -> None:
+    patch(LockState, "_can_admit", lambda self, mode: mode == "shared" or not self.holders)
+
+
+@planted_bugs.bug("E1", "semaphore_grants_up_to_its_limit", "semaphore_has_at_most_limit_holders")
+def semaphore_grants_one_permit_too_many(patch: Patch) -> None:
+    original = LockState._can_admit
+    patch(LockState, "_can_admit", lambda self, mode: original(self, mode) or len(self.holders) == self.limit > 1)
+    patch(LockState, "_free_slot", lambda self: 0)
+
+
+@planted_bugs.bug("E1", "semaphore_slot_has_one_holder_at_a_time", "semaphore_lease_knows_its_slot")
+def every_permit_gets_slot_0(patch: Patch) -> None:
+    patch(LockState, "_free_slot", lambda self: 0)
+
+
+@planted_bugs.bug("E1", "live_name_refuses_other_kind_or_limit", "name_in_use_as_another_kind_is_refused")
+def mismatched_kind_is_accepted(patch: Patch) -> None:
+    original = LockState.attempt
+    patch(
+        LockState,
+        "attempt",
+        lambda self, context, claim, client: original(
+            self, context, claim._replace(kind=self.kind, limit=self.limit), client
+        ),
+    )
+
+
+@planted_bugs.bug("E1", "idle_name_accepts_any_kind")
+def first_kind_of_a_name_is_kept_forever(patch: Patch) -> None:
+    idle = property(lambda self: False)
+    patch(LockState, "idle", idle)
+
+
+@planted_bugs.bug("E1", "unusual_names_never_collide", "namespaces_are_isolated_from_each_other")
+def names_share_a_key(patch: Patch) -> None:
+    def with_shared_key(verb):
+        def run(self, claim, *args):
+            full_name = f"{claim.namespace}:{claim.name}".casefold()
+            return verb(self, claim._replace(namespace=claim.namespace[:24], name=full_name[25:]), *args)
+
+        return run
+
+    patch(MemoryServer, "attempt", with_shared_key(MemoryServer.attempt))
+    patch(MemoryServer, "release", with_shared_key(MemoryServer.release))
+
+
+@planted_bugs.bug("E2", "repeated_attempt_gets_the_same_grant")
+def repeated_attempt_is_a_new_claim(patch: Patch) -> None:
+    original = LockState.attempt
+
+    def attempt(self, context, claim, client):
+        if (entry := self.entries.get(claim.id_hash)) and entry.state == HELD:
+            self._remove(entry)
+        return original(self, context, claim, client)
+
+    patch(LockState, "attempt", attempt)
+
+
+@planted_bugs.bug("E2", "repeated_attempt_keeps_its_queue_position", "grants_follow_queue_order")
+def repeated_attempt_moves_to_the_end_of_the_queue(patch: Patch) -> None:
+    original = LockState.attempt
+
+    def attempt(self, context, claim, client):
+        if (entry := self.entries.get(claim.id_hash)) and entry.state == lock_state.WAITING:
+            self._remove(entry)
+        return original(self, context, claim, client)
+
+    patch(LockState, "attempt", attempt)
+
+
+@planted_bugs.bug("E3", "tokens_rise_after_release_expiry_and_break", "tokens_rise_across_clients")
+def token_is_reused(patch: Patch) -> None:
+    patch(
+        MemoryServer,
+        "_issue_token",
+        lambda self: 7 + sum(len(lock_state.holders) for lock_state in self.lock_states.values()),
+    )
+
+
+@planted_bugs.bug("E3", "client_wall_clock_has_no_effect_on_grants")
+def tokens_come_from_the_client_wall_clock(patch: Patch) -> None:
+    original = MemoryEngine.attempt
+
+    async def attempt(self, claim, deadline):
+        reply = await original(self, claim, deadline)
+        return reply._replace(token=int(self._runtime.wall() * 1000)) if isinstance(reply, Grant) else reply
+
+    patch(MemoryEngine, "attempt", attempt)
+
+
+@planted_bugs.bug("E8", "unrenewed_grant_lives_for_its_ttl_and_no_longer", "renewed_grant_stays_alive")
+def grants_expire_early(patch: Patch) -> None:
+    attempt, renew = LockState.attempt, LockState.renew
+
+    def attempt_with_half_ttl(self, context, claim, client):
+        reply, notifications = attempt(self, context, claim._replace(ttl=claim.ttl / 2), client)
+        return (reply._replace(ttl=claim.ttl) if isinstance(reply, Grant) else reply), notifications
+
+    def renew_with_half_ttl(self, context, claim):
+        reply, notifications = renew(self, context, claim._replace(ttl=claim.ttl / 2))
+        return (reply._replace(ttl=claim.ttl) if isinstance(reply, Alive) else reply), notifications
+
+    patch(LockState, "attempt", attempt_with_half_ttl)
+    patch(LockState, "renew", renew_with_half_ttl)
+
+
+@planted_bugs.bug("E8", "unrenewed_grant_lives_for_its_ttl_and_no_longer", "release_after_expiry_is_harmless")
+def grants_never_expire(patch: Patch) -> None:
+    patch(LockState, "_expire_holders", lambda self, now: None)
+
+
+@planted_bugs.bug("E8", "promised_ttl_is_never_shortened_by_later_calls")
+def renewal_may_shorten_the_ttl(patch: Patch) -> None:
+    original = LockState.renew
+
+    def renew(self, context, claim):
+        answer = original(self, context, claim)
+        if (entry := self.entries.get(claim.id_hash)) and entry.state == HELD:
+            entry.until = self._next_expiry = context.now + claim.ttl
+        return answer
+
+    patch(LockState, "renew", renew)
+
+
+@planted_bugs.bug("E8", "repeated_attempt_reports_the_remaining_ttl")
+def repeated_grant_reports_the_full_ttl(patch: Patch) -> None:
+    original = LockState._grant_entry
+
+    def grant_entry(self, context, entry, claim, notifications):
+        until = entry.until if entry.state == HELD else context.now + claim.ttl
+        grant = original(self, context, entry, claim, notifications)
+        entry.until = self._next_expiry = until
+        return grant
+
+    patch(LockState, "_grant_entry", grant_entry)
+
+
+@planted_bugs.bug("E8", "cut_off_holder_is_at_risk_then_lost_before_next_grant")
+def lease_is_trusted_beyond_its_ttl(patch: Patch) -> None:
+    patch(timing, "valid_until", lambda asked, ttl: asked + 3 * ttl)
+
+
+@planted_bugs.bug("E8", "max_hold_ends_a_lease")
+def max_hold_is_ignored(patch: Patch) -> None:
+    original = BaseLease.__init__
+    patch(BaseLease, "__init__", lambda self, *args: original(self, *args[:-1], None))
+
+
+@planted_bugs.bug("E8", "granted_ttl_is_rounded_as_traits_declare")
+def ttl_is_rounded_silently(patch: Patch) -> None:
+    original = MemoryServer.attempt
+    patch(
+        MemoryServer,
+        "attempt",
+        lambda self, claim, client: original(self, claim._replace(ttl=float(round(claim.ttl))), client),
+    )
+
+
+@planted_bugs.bug("require", "unsupported_requirement_is_refused_when_lock_is_built")
+def unmet_requirement_is_ignored(patch: Patch) -> None:
+    patch(lock, "check_required", lambda requirements, traits, engine: None)
+
+
+test_conformance_suite_catches_planted_bug = planted_bugs.test()
+
+
+def test_planted_bugs_break_every_promise_of_this_file():
+    assert {bug.promise for bug in planted_bugs.bugs.values()} >= {"E1", "E2", "E3", "E8"}

@@ -1,0 +1,185 @@
+"""Planted bugs in how claims end and what is answered about them: the suite must notice each of them."""
+
+from dataclasses import replace
+
+from harness.checkers.mutation import Patch, PlantedBugs
+from leasehold.client.core import ClientCore
+from leasehold.core import lock_state
+from leasehold.core.lock_state import LockState
+from leasehold.core.queue_entry import HELD
+from leasehold.engines import registry
+from leasehold.engines.memory import MemoryEngine, MemoryServer
+from leasehold.errors import Unavailable
+from leasehold.model import Alive, Busy, Gone
+from leasehold.testing.conformance.memory_rig import BreakableTransport
+
+planted_bugs = PlantedBugs("memory")
+
+
+@planted_bugs.bug("E5", "renewal_after_expiry_answers_gone", "renewal_answers_each_claim_separately")
+def renewal_answers_alive_for_every_claim(patch: Patch) -> None:
+    patch(MemoryServer, "renew", lambda self, claims: [Alive(claim.ttl) for claim in claims])
+
+
+@planted_bugs.bug("E5", "renewal_after_expiry_answers_gone")
+def renewal_revives_expired_grant(patch: Patch) -> None:
+    original = LockState.renew
+
+    def renew(self, context, claim):
+        if (entry := self.entries.get(claim.id_hash)) and entry.state == HELD:
+            entry.until = max(entry.until, context.now + claim.ttl)
+        return original(self, context, claim)
+
+    patch(LockState, "renew", renew)
+
+
+@planted_bugs.bug("E5", "renewal_answers_each_claim_separately")
+def renewal_does_not_compare_the_token(patch: Patch) -> None:
+    original = LockState.renew
+
+    def renew(self, context, claim):
+        entry = self.entries.get(claim.id_hash)
+        return original(self, context, claim._replace(token=entry.token) if entry else claim)
+
+    patch(LockState, "renew", renew)
+
+
+@planted_bugs.bug("E5", "engine_calls_end_unavailable_in_time_when_cut_off", "client_calls_end_in_time_when_cut_off")
+def missing_answer_is_taken_for_an_answer(patch: Patch) -> None:
+    async def wait_unanswered(self, verb, args, deadline):
+        return {"attempt": Busy(), "renew": [Gone()] * 2}.get(verb, False)
+
+    patch(BreakableTransport, "_wait_unanswered", wait_unanswered)
+
+
+@planted_bugs.bug("E6", "closing_client_withdraws_its_pending_acquires")
+def close_does_not_wait_for_pending_acquires(patch: Patch) -> None:
+    async def at_once(_self, _until):
+        return
+
+    patch(ClientCore, "_drain_in_flight", at_once)
+
+
+@planted_bugs.bug("E5", "break_ends_only_the_grant_with_its_token")
+def break_ignores_the_token(patch: Patch) -> None:
+    original = LockState.break_
+    patch(LockState, "break_", lambda self, context, token: original(self, context, next(iter(self.holders), token)))
+
+
+@planted_bugs.bug("E5", "holder_is_notified_of_break", "broken_lease_raises_at_end_of_with_block")
+def break_is_not_notified(patch: Patch) -> None:
+    original = registry.ClaimRegistry.on_notification
+
+    def on_notification(self, kind, *args):
+        return None if kind == "lost" else original(self, kind, *args)
+
+    patch(registry.ClaimRegistry, "on_notification", on_notification)
+
+
+@planted_bugs.bug("E5", "inspect_shows_holders_and_queue_but_no_secrets")
+def inspect_shows_the_id_hash(patch: Patch) -> None:
+    original = LockState.holdings
+
+    def holdings(self, *args):
+        id_hashes = [*self.entries]
+        return [
+            replace(holding, fingerprint=id_hash)
+            for holding, id_hash in zip(original(self, *args), id_hashes, strict=True)
+        ]
+
+    patch(LockState, "holdings", holdings)
+
+
+@planted_bugs.bug(
+    "E6", "release_by_another_client_is_harmless", "release_after_expiry_is_harmless", "repeated_release_is_harmless"
+)
+def release_does_not_check_the_claim(patch: Patch) -> None:
+    original = LockState.release
+    patch(
+        LockState,
+        "release",
+        lambda self, context, id_hash, keep, *_: original(self, context, next(iter(self.entries), id_hash), keep),
+    )
+
+
+@planted_bugs.bug("E6", "release_removes_every_trace", "forgotten_claim_leaves_no_trace")
+def release_leaves_the_queue_entry(patch: Patch) -> None:
+    original = LockState.release
+
+    def release(self, context, id_hash, keep, *_):
+        entry = self.entries.get(id_hash)
+        return (False, []) if entry and entry.state == lock_state.WAITING else original(self, context, id_hash, keep)
+
+    patch(LockState, "release", release)
+
+
+@planted_bugs.bug("E6", "idle_name_leaves_no_data_behind")
+def idle_name_is_never_removed(patch: Patch) -> None:
+    patch(LockState, "idle", property(lambda self: False))
+
+
+@planted_bugs.bug("E6", "expired_names_are_swept_eventually")
+def expired_names_are_never_swept(patch: Patch) -> None:
+    patch(MemoryServer, "_sweep", lambda self, context: [])
+
+
+@planted_bugs.bug("E6", "any_call_tolerates_a_lost_answer", "unanswered_attempt_is_released_in_the_background")
+def abandoned_claim_is_not_released(patch: Patch) -> None:
+    patch(MemoryEngine, "forget", lambda self, claim: self._registry.remove_waiter(claim.id_hash))
+    patch(registry.ClaimRegistry, "retry_release", lambda self, claim: None)
+
+
+@planted_bugs.bug("E6", "pending_release_is_retried_until_confirmed", "any_call_tolerates_a_lost_request")
+def pending_release_is_forgotten(patch: Patch) -> None:
+    patch(registry.ClaimRegistry, "retry_release", lambda self, claim: None)
+
+
+@planted_bugs.bug("E6", "early_release_keeps_name_cooling_for_min_hold", "lock_options_min_hold_and_delay_are_honoured")
+def min_hold_is_ignored(patch: Patch) -> None:
+    original = LockState.release
+    patch(LockState, "release", lambda self, context, id_hash, keep, *_: original(self, context, id_hash, 0.0))
+
+
+@planted_bugs.bug("E6", "delay_keeps_name_busy_after_expiry", "delay_keeps_name_busy_after_break")
+def delay_is_ignored(patch: Patch) -> None:
+    original = LockState._add_entry
+    patch(
+        LockState, "_add_entry", lambda self, now, claim, client: original(self, now, claim._replace(delay=0.0), client)
+    )
+
+
+@planted_bugs.bug("E6", "clean_release_leaves_no_delay")
+def delay_follows_a_clean_release(patch: Patch) -> None:
+    original = LockState.release
+
+    def release(self, context, id_hash, keep, *_):
+        entry = self.entries.get(id_hash)
+        return original(self, context, id_hash, context.now - entry.since + entry.delay if entry else keep)
+
+    patch(LockState, "release", release)
+
+
+@planted_bugs.bug(
+    "E9", "engine_calls_end_unavailable_in_time_when_cut_off", "engine_calls_end_unavailable_in_time_when_paused"
+)
+def driver_exception_is_not_mapped(patch: Patch) -> None:
+    async def wait_unanswered(self, verb, args, deadline):
+        raise OSError("connection reset by peer")
+
+    patch(BreakableTransport, "_wait_unanswered", wait_unanswered)
+
+
+@planted_bugs.bug("E9", "engine_calls_end_unavailable_in_time_when_cut_off", "client_calls_end_in_time_when_cut_off")
+def call_outlasts_its_deadline(patch: Patch) -> None:
+    async def wait_unanswered(self, verb, args, deadline):
+        await self._runtime.sleep(1.0)
+        raise Unavailable("at last")
+
+    patch(BreakableTransport, "_wait_unanswered", wait_unanswered)
+
+
+test_conformance_suite_catches_planted_bug = planted_bugs.test()
+
+
+def test_planted_bugs_break_every_promise_of_this_file():
+    assert {bug.promise for bug in planted_bugs.bugs.values()} >= {"E5", "E6", "E9"}

@@ -1,0 +1,224 @@
+"""Clusters that lose members, leaders and majorities."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+
+from harness.rigs.etcd import EtcdClusterRig
+from harness.servers.etcd import Cluster
+from leasehold import Client, LeaseLost, NotAcquired, Unavailable, Unsupported
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import partition
+
+ELECTION_TIME = 2.5  # to elect a leader, with a timeout of 1 s
+
+
+@pytest.fixture
+def url(cluster, prefix) -> str:
+    return f"etcd://{cluster.hosts}/{prefix[:-1]}"
+
+
+@pytest.mark.parametrize("fate", ["killed", "paused"])
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_lost_member_costs_no_lease_and_no_queue_position(cluster, url, who, fate, start_waiter) -> None:
+    with Client(url, call_timeout=8) as holder, Client(url, call_timeout=8) as other:
+        lease = holder.lock("job", ttl=9).acquire()
+        waiting = start_waiter(other)
+        lost = cluster.leader() if who == "leader" else cluster.followers()[0]
+        (lost.kill if fate == "killed" else lost.pause)()
+        began = time.monotonic()
+        with holder.lock("elsewhere", wait=20):
+            pass
+        assert time.monotonic() - began < 8
+        lease.verify()
+        assert not waiting.tokens
+        assert lease.release()
+        waiting.wait_granted(20)
+        assert waiting.tokens > [lease.token]
+
+
+def test_cluster_without_quorum_grants_nothing_and_leases_end_in_time(cluster, url, eventually) -> None:
+    with Client(url, call_timeout=1.0) as holder, Client(url, call_timeout=1.0) as other:
+        lease = holder.lock("job", ttl=4).acquire()
+        dead = cluster.followers()
+        for member in dead:
+            member.kill()
+        for wait in (0, 30):
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                other.lock("job").acquire(wait=wait)
+            assert time.monotonic() - began < 1.0 + 0.5
+        with pytest.raises(Unavailable):
+            other.inspect()
+        assert lease.wait_lost(10)
+        assert lease.lost_reason == "unreachable"
+        cluster.start()
+        successor = eventually(lambda: other.lock("job").acquire(wait=0), 20)
+        assert successor.token > lease.token
+        successor.release()
+
+
+def test_paused_leader_grants_nothing_when_it_resumes(cluster, url) -> None:
+    """It does not know yet that it leads no more: its answers need a majority all the same."""
+    old = cluster.leader()
+    direct = f"etcd://127.0.0.1:{old.port}/{url.rpartition('/')[2]}"
+    with Client(url, call_timeout=8) as client, Client(direct, call_timeout=2.0) as stale:
+        with stale.lock("warm"):
+            pass
+        old.pause()
+        lease = client.lock("job", ttl=30).acquire(wait=20)
+        results: list[object] = []
+
+        def ask() -> None:
+            try:
+                results.append(stale.lock("job").try_acquire())
+            except Unavailable as error:
+                results.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        time.sleep(0.1)
+        old.resume()
+        thread.join(20)
+        assert results[0] is None or isinstance(results[0], Unavailable)
+        lease.verify()
+        lease.release()
+
+
+def test_leases_and_tokens_survive_a_restart_of_the_whole_cluster(cluster, url, eventually, start_waiter) -> None:
+    with Client(url, call_timeout=8) as holder, Client(url, call_timeout=8) as other:
+        lease = holder.lock("job", ttl=30).acquire()
+        waiting = start_waiter(other)
+        cluster.kill()
+        cluster.start()
+        eventually(lambda: lease.verify() is None)
+        assert lease.held
+        lease.release()
+        waiting.wait_granted(30)
+        assert waiting.tokens > [lease.token]
+
+
+def test_lock_of_a_dead_holder_is_granted_although_the_leader_dies(cluster, url, eventually) -> None:
+    """A new leader gives every lease its full ttl once more, never less."""
+    with Client(url, call_timeout=8) as other:
+        holder = Client(url, call_timeout=8)
+        lease = holder.lock("job", ttl=3).acquire()
+        granted_at = time.monotonic()
+        holder._core.watchdog.unwatch(lease._claim.id_hash)  # as a killed process would: nobody renews it
+        lease._invalidate("released")
+        cluster.leader().kill()
+        successor = eventually(lambda: other.lock("job").acquire(wait=20), 40)
+        assert 3.0 <= time.monotonic() - granted_at < 3 + 3 + ELECTION_TIME + 5
+        assert successor.token > lease.token
+        successor.release()
+        holder.close()
+
+
+@pytest.mark.faults
+def test_holders_never_overlap_while_members_fail(cluster, url) -> None:
+    """Members are killed and paused at random: never two who both trust their lease, tokens in order of time."""
+    rng, stop = random.Random(11), threading.Event()
+    history: list[tuple[float, float, int]] = []
+    problems: list[str] = []
+
+    def work(number: int) -> None:
+        with Client(url, call_timeout=4) as client:
+            while not stop.is_set():
+                try:
+                    with client.lock("job", ttl=4, wait=30) as lease:
+                        began = time.monotonic()
+                        while time.monotonic() - began < 0.05 and lease.held:
+                            time.sleep(0.005)
+                        end = time.monotonic()
+                        if lease.held:
+                            history.append((began, end, lease.token))
+                except (Unavailable, NotAcquired, LeaseLost):
+                    time.sleep(0.05)
+                except BaseException as error:
+                    problems.append(repr(error))
+                    raise
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        victim = rng.choice(cluster.members)
+        if rng.random() < 0.5:
+            victim.kill()
+            time.sleep(rng.random() * 3)
+            victim.start()
+        else:
+            victim.pause()
+            time.sleep(rng.random() * 4)
+            victim.resume()
+        time.sleep(rng.random() * 2)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+    history.sort()
+    assert len(history) > 50
+    for (_, end_before, token), (begin, _, later) in pairwise(history):
+        assert end_before <= begin, "two inside"
+        assert token < later
+
+
+def test_survives_trait_depends_on_url_and_server(cluster, url, start_member) -> None:
+    one_member_url = f"etcd://127.0.0.1:{cluster.members[0].port}"
+    assert Client(url).traits.survives == "minority"
+    assert Client(one_member_url).traits.survives == "restart", "if that very member is lost, this client is"
+    with pytest.raises(Unsupported), Client(one_member_url) as client:
+        client.lock("job", require={"survives-minority"})
+    with Client(url) as client, client.lock("job", require={"survives-minority"}):
+        pass
+
+
+def skip_unless_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount, or make network namespaces")
+
+
+@pytest.mark.faults
+def test_full_disk_on_a_minority_costs_no_lease(tmp_path) -> None:
+    skip_unless_root()
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "none", str(small)]).returncode:
+        pytest.skip("no tmpfs may be mounted here")
+    cluster = Cluster(3)
+    try:
+        cluster.members[0].data = str(small / "data")
+        cluster.start()
+        with Client(f"etcd://{cluster.hosts}", call_timeout=8) as client:
+            lease = client.lock("job", ttl=10).acquire()
+            with suppress(OSError), open(small / "ballast", "wb") as ballast:
+                while True:
+                    ballast.write(bytes(65_536))
+            for number in range(400):
+                with suppress(OSError):
+                    cluster.members[1].put(f"fill{number % 10}", "x" * 50_000)
+                if not cluster.members[0].running:
+                    break
+            lease.verify()
+            with client.lock("other", wait=20):
+                pass
+            assert lease.release()
+    finally:
+        cluster.kill()
+        subprocess.run(["umount", "-l", str(small)], check=False)
+
+
+@pytest.mark.faults
+def test_leader_cut_off_from_the_majority_grants_nothing() -> None:
+    """In network namespaces: the minority refuses within the deadline and never grants, the majority goes on."""
+    rig_or_skip(EtcdClusterRig)  # or it is absent
+    partition.run("etcd")

@@ -1,0 +1,92 @@
+"""What is carried out twice, or late."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasehold import Unavailable
+from leasehold.engines.etcd import messages, queue
+from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
+from leasehold.model import Alive, Grant
+from leasehold.runtime.base import run_sync
+
+
+@pytest.mark.parametrize("queue", [True, False])
+@pytest.mark.parametrize("shape", [{}, {"mode": "shared"}, {"kind": "semaphore", "limit": 2}])
+def test_attempt_executed_twice_is_one_grant(url, member, make_driver, monkeypatch, queue, shape, claims) -> None:
+    """The answer of the first try is lost on the way, and it is repeated before anybody knows."""
+    driver = make_driver(url)
+    run_sync(driver.engine.ping(driver.deadline()))
+    original, lost = RpcClient._try_once, []
+
+    async def try_once(self, method, body, deadline):
+        answer = await original(self, method, body, deadline)
+        if method is messages.TXN and not lost:
+            lost.append(answer)
+            return None, []
+        return answer
+
+    monkeypatch.setattr(RpcClient, "_try_once", try_once)
+    claim = driver.claim(queue=queue, **shape)
+    grant = driver.attempt(claim)
+    assert isinstance(grant, Grant), "it stood in its own way"
+    assert len(claims()) == 1
+    assert driver.attempt(claim).token == grant.token
+    assert driver.release(claim)
+    assert claims() == {}
+
+
+def test_attempt_that_arrives_after_its_release_is_refused(url, member, make_driver, monkeypatch, claims) -> None:
+    """A lease in the pool would carry it, and the next claim on that lease would keep it alive for ever."""
+    driver = make_driver(url)
+    driver.release(driver.acquire(driver.claim()))
+    original, late = RpcClient.call, []
+
+    async def call(self, method, request, deadline, unconfirmed=None):
+        if method is messages.TXN and not late:
+            late.append(request)
+            raise Unavailable("silence")
+        return await original(self, method, request, deadline, unconfirmed)
+
+    monkeypatch.setattr(RpcClient, "call", call)
+    claim = driver.claim(queue=True)
+    with pytest.raises(Unavailable):
+        driver.attempt(claim)
+    driver.release(claim)
+    with pytest.raises(LeaseNotFound):
+        run_sync(driver.engine._rpc.call(messages.TXN, late[0], driver.deadline()))
+    assert claims() == {}
+    held = driver.acquire(driver.claim())
+    assert len(claims()) == 1
+    driver.release(held)
+
+
+def test_late_release_does_not_end_another_claim(url, member, make_driver) -> None:
+    """Chairs are used again: the key it names may be another claim's by then."""
+    driver = make_driver(url)
+    first = driver.claim()
+    driver.acquire(first)
+    claim_state = driver.engine._client_state.claim_states[first.id_hash]
+    late = queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision)
+    driver.release(first)
+    second = driver.acquire(driver.claim())
+    assert driver.engine._client_state.claim_states[second.id_hash].queue_key.key == claim_state.queue_key.key
+    assert not run_sync(driver.engine._rpc.call(messages.TXN, late, driver.deadline())).succeeded
+    assert isinstance(driver.renew(second), Alive)
+
+
+def test_revoked_lease_in_the_pool_is_replaced(url, member, make_driver) -> None:
+    """Somebody tidies up at etcd: leases that nothing hangs on are gone, and this client does not know."""
+    driver, leases_before = make_driver(url), member.leases()
+    driver.release(driver.acquire(driver.claim(ttl=60.0)))
+    driver.release(driver.acquire(driver.claim(ttl=10.0)))
+    held = driver.acquire(driver.claim(ttl=20.0))
+    for lease in member.leases() - leases_before:
+        if lease != driver.engine._client_state.claim_states[held.id_hash].lease.id:
+            member.revoke(lease)
+    longer = driver.renew(held._replace(ttl=60.0))
+    assert isinstance(longer, Alive)
+    assert longer.ttl > 55
+    assert driver.release(held)
+    driver.release(driver.acquire(driver.claim(ttl=10.0, queue=True)))
+    driver.release(driver.acquire(driver.claim(ttl=10.0)))

@@ -1,0 +1,75 @@
+"""The way to etcd is hurt: lost answers, lost streams, forgotten history."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from leasehold import Client, Unavailable
+
+
+def test_lost_answers_never_lead_to_two_grants(url, proxied_url, proxy, member, eventually) -> None:
+    """The requests arrive, and nothing comes back: what was asked for is given up, whatever became of it."""
+    leases_before = member.leases()
+    with Client(url) as other, Client(proxied_url, call_timeout=0.3) as client:
+        for wait in (0, 5, 0, 5):
+            with client.lock("warm"):
+                pass
+            proxy.lose_answers()
+            with pytest.raises(Unavailable):
+                client.lock("job").acquire(wait=wait)
+            proxy.restore()
+            with other.lock("job", wait=20) as lease:
+                assert [holding.token for holding in other.inspect("job")] == [lease.token]
+        held = client.lock("job", ttl=20).acquire(wait=10)
+        proxy.lose_answers()
+        assert not held.release(), "not confirmed"
+        proxy.restore()
+        other.lock("job").acquire(wait=20).release()
+        eventually(lambda: other.inspect() == [])
+    eventually(lambda: member.leases() - leases_before == set(), 40)
+
+
+def test_waiter_survives_a_lost_watch_stream(url, proxied_url, proxy, start_waiter) -> None:
+    with Client(url) as holder, Client(proxied_url) as client:
+        lease = holder.lock("job").acquire()
+        waiting = start_waiter(client)
+        for _ in range(3):
+            proxy.reset()
+            time.sleep(0.05)
+        began = time.monotonic()
+        lease.release()
+        assert waiting.wait_granted() - began < 3, "sooner than it would have looked by itself"
+
+
+def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, start_waiter, eventually) -> None:
+    """The watch begins again where it began, and that is history no more: look for yourself."""
+    with Client(url) as holder, Client(proxied_url) as client:
+        lease = holder.lock("job").acquire()
+        waiting = start_waiter(client)
+        mine = client.lock("mine").acquire()
+        time.sleep(0.3)  # its own key is watched by now
+        proxy.cut()
+        lease.release()
+        for number in range(5):
+            member.put(f"{prefix}noise", str(number))
+        member.compact()
+        began = time.monotonic()
+        proxy.restore()
+        assert waiting.wait_granted() - began < 4
+        assert holder.break_lock("mine", token=mine.token)
+        eventually(lambda: not mine.held, 3)
+
+
+def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eventually) -> None:
+    with Client(proxied_url) as client, Client(url) as operator:
+        for _ in range(3):
+            with client.lock("short"):
+                pass
+        time.sleep(0.2)  # long enough for a watch to begin, were there one
+        assert proxy.accepted == 1, "one connection, and no second for a watch"
+        lease = client.lock("job", ttl=60).acquire()
+        eventually(lambda: proxy.accepted == 2, 2)
+        assert operator.break_lock("job", token=lease.token)
+        eventually(lambda: not lease.held, 2)

@@ -1,0 +1,193 @@
+"""The MySQL engine when its server, its sessions or the network fail. The long ones are for `make faults`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from harness.servers.mysql import MariaDB
+from harness.servers.proxy import Proxy
+from leasehold import Client, NotAcquired, Unavailable, Unsupported
+
+
+def url_of(server: MariaDB, user: str = "root", port: int | None = None) -> str:
+    return f"mysql://{user}@127.0.0.1:{port or server.port}/leasehold"
+
+
+def test_grant_and_waiter_survive_a_server_restart(mariadb, wait_until) -> None:
+    server = mariadb()
+    with Client(url_of(server), ttl=60, call_timeout=30) as client, Client(url_of(server), call_timeout=30) as other:
+        lease = client.lock("job").acquire()
+        got: list[int] = []
+
+        def wait() -> None:
+            with other.lock("job", wait=60, ttl=60) as taken:
+                got.append(taken.token)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(lambda: len(client.inspect()) == 2)
+        server.restart()
+        lease.verify()
+        assert lease.release()
+        thread.join(60)
+        assert got[0] > lease.token
+
+
+def test_pause_longer_than_the_ttl_grants_nothing_late(mariadb) -> None:
+    server = mariadb()
+    with Client(url_of(server), call_timeout=30) as first:
+        first.inspect()
+    with Client(url_of(server), ttl=3, call_timeout=2) as client:
+        client.lock("job").acquire().release()
+        lease = client.lock("held").acquire()
+        server.pause()
+        with pytest.raises(Unavailable):
+            client.lock("job", wait=0).acquire()
+        assert lease.wait_lost(10)
+        server.resume()
+        with Client(url_of(server), call_timeout=20) as other, other.lock("job", wait=20) as taken:
+            assert taken.held
+
+
+def test_client_recovers_when_its_sessions_are_killed(mysql, wait_until) -> None:
+    with Client(mysql.named_url("hunted"), ttl=6, call_timeout=20) as client, Client(mysql.url(), ttl=60) as other:
+        client.inspect()
+        blocking = other.lock("taken").acquire()
+        with pytest.raises(NotAcquired):
+            client.lock("taken", wait=1).acquire()
+        with client.lock("job") as lease:
+            wait_until(lambda: len(mysql.sessions("hunted")) == 4)
+            for session in mysql.sessions("hunted"):
+                mysql.server.run(f"kill {session}", missing=True)
+            lease.renew()
+            lease.check()
+            got: list[int] = []
+
+            def wait() -> None:
+                with client.lock("taken", wait=60) as taken:
+                    got.append(taken.token)
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            wait_until(lambda: any(each.state == "waiting" for each in other.inspect()))
+            blocking.release()
+            thread.join(60)
+            assert got
+
+
+@pytest.mark.faults  # starts servers of its own
+def test_server_idle_timeout_does_not_apply_to_our_sessions(mariadb, wait_until) -> None:
+    server = mariadb("wait-timeout=1", "interactive-timeout=1")
+    with Client(url_of(server)) as client:
+        client.inspect()
+        session = client._core.engine()._connection._session
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 2.2)
+        assert session.usable()
+
+
+@pytest.mark.faults  # starts servers of its own
+def test_connection_limit_is_unavailable_or_falls_back_to_polling(mariadb) -> None:
+    server = mariadb()
+    server.run("create user lone", "grant all on *.* to lone with max_user_connections 1")
+    with Client(url_of(server, "lone"), call_timeout=3, ttl=60) as first:
+        lease = first.lock("job").acquire()
+        with Client(url_of(server, "lone"), call_timeout=2) as second, pytest.raises(Unavailable):
+            second.lock("other", wait=0).acquire()
+        # With one, but none to be told by, a client polls.
+        with Client(url_of(server)) as other:
+            held = other.lock("taken", ttl=60).acquire()
+            threading.Timer(1.0, held.release).start()
+            with first.lock("taken", wait=30) as taken:
+                assert taken.held
+            assert not first.traits.push
+        lease.release()
+
+
+def test_name_locked_by_another_transaction_is_unavailable_in_time(mysql, wait_until) -> None:
+    with Client(mysql.url(), call_timeout=1.0) as client:
+        client.lock("job").acquire().release()
+        with mysql.lock_all_buckets():
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                client.lock("job", wait=0).acquire()
+            assert time.monotonic() - began < 1.5
+        with client.lock("job", wait=10) as lease:
+            assert lease.held
+
+
+def test_deadlock_with_a_foreign_transaction_is_retried(mysql, wait_until) -> None:
+    """The server ends one of the two; if it is ours, nothing was done, and it is done again."""
+    with Client(mysql.url(), call_timeout=20, ttl=60) as client:
+        lease = client.lock("job").acquire()
+        released: list[bool] = []
+        with mysql.server.connect(autocommit=False) as stranger, stranger.cursor() as cursor:
+            cursor.execute(f"select * from `{mysql.schema}`.lh_bucket for update")
+            thread = threading.Thread(target=lambda: released.append(lease.release()))
+            thread.start()
+            wait_until(lambda: mysql.is_blocked(""), every=0.2)  # it has the grant's row, and waits for the bucket
+            with suppress(Exception):
+                cursor.execute(f"select * from `{mysql.schema}`.lh_grant for update")
+            stranger.rollback()
+        thread.join(30)
+        assert released == [True]
+        assert not client.inspect()
+
+
+@pytest.mark.faults  # starts servers of its own
+def test_read_only_server_is_unavailable(mariadb) -> None:
+    server = mariadb()
+    with Client(url_of(server), call_timeout=2) as client:
+        lease = client.lock("job", ttl=60).acquire()
+        server.run("set global read_only = 1")
+        with Client(url_of(server), call_timeout=2) as other, pytest.raises(Unavailable, match="replica"):
+            other.ping()
+        server.run("set global read_only = 0")
+        assert lease.release()
+
+
+@pytest.mark.faults  # starts servers of its own
+def test_listener_follows_the_calls_to_another_server(mariadb, wait_until) -> None:
+    first_server, second_server = mariadb(), mariadb()
+    proxy = Proxy(first_server.port)
+    try:
+        with Client(url_of(first_server, port=proxy.port), ttl=60, call_timeout=10) as client:
+            with Client(url_of(first_server)) as other, other.lock("job", ttl=60), pytest.raises(NotAcquired):
+                client.lock("job", wait=1).acquire()
+            listener = client._core.registry.shared["mysql"]
+            before = listener.address
+            assert before
+            proxy._target = ("127.0.0.1", second_server.port)
+            client._core.engine()._connection._session.shutdown()
+            with Client(url_of(second_server)) as other, other.lock("job", ttl=60), pytest.raises(NotAcquired):
+                client.lock("job", wait=3).acquire()
+            assert listener.address not in ("", before)
+    finally:
+        proxy.close()
+
+
+@pytest.mark.faults  # starts servers of its own
+def test_relaxed_durability_is_declared_in_the_traits(mariadb) -> None:
+    server = mariadb("innodb-flush-log-at-trx-commit=2")
+    with Client(url_of(server)) as client:
+        client.ping()
+        assert client.traits.survives == "nothing"
+        with pytest.raises(Unsupported):
+            client.lock("job", require={"survives-restart"}).acquire()
+
+
+@pytest.mark.faults  # starts servers of its own
+def test_statement_past_its_deadline_is_ended_by_the_server(mariadb, wait_until) -> None:
+    server = mariadb()
+    with Client(url_of(server), call_timeout=1, ttl=60) as client:
+        client.lock("job").acquire().release()
+        with server.connect(autocommit=False) as session, session.cursor() as cursor:
+            cursor.execute("select 1 from leasehold.lh_bucket for update")
+            with pytest.raises(Unavailable):
+                client.lock("job", wait=0).acquire()
+            waits = "select 1 from information_schema.innodb_trx where trx_state = 'LOCK WAIT'"
+            wait_until(lambda: not server.ask(waits), every=0.2)

@@ -1,0 +1,138 @@
+"""The lease check inside a transaction of the application's own, on MariaDB: "still the holder" and its writes commit
+together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import aiomysql
+import pymysql
+import pytest
+import sqlalchemy
+
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, Unavailable, transaction
+from leasehold.core.names import bucket
+
+
+@pytest.fixture
+def client(mysql):
+    with Client(mysql.url(), namespace="it's: %s", ttl=30, call_timeout=3) as client:
+        yield client
+
+
+@pytest.fixture
+def connection(mysql):
+    with mysql.server.connect(autocommit=False) as connection:
+        yield connection
+
+
+def test_check_passes_for_a_held_lease_and_fails_for_an_ended_one(client, connection, mysql) -> None:
+    with client.lock("job") as lease:
+        connection.cursor().execute("select 1")  # in REPEATABLE READ a snapshot is from here
+        lease.renew()
+        transaction.check(lease, connection)
+        transaction.check(lease, connection.cursor(pymysql.cursors.DictCursor))
+        connection.commit()
+        connection.cursor().execute(f"select * from `{mysql.schema}`.lh_grant")
+        mysql.ask("update {s}.lh_grant set until = 1")
+        with pytest.raises(LeaseLost):
+            transaction.check(lease, connection)
+        connection.rollback()
+
+
+def test_check_outside_a_transaction_is_refused(client, mysql) -> None:
+    with client.lock("job") as lease, mysql.server.connect(autocommit=True) as connection:
+        with pytest.raises(ConfigError, match="not in a transaction"):
+            transaction.check(lease, connection)
+        connection.begin()
+        transaction.check(lease, connection)
+        connection.commit()
+
+
+def test_name_is_not_granted_before_the_transaction_ends(client, connection, mysql) -> None:
+    """Though the lease has run out: the transaction may still commit what it wrote as the holder."""
+    lease = client.lock("job", ttl=1.5).acquire()
+    transaction.check(lease, connection)
+    with Client(mysql.url(), namespace="it's: %s", call_timeout=3) as other:
+        assert lease.wait_lost(30), "not renewed while the row is kept"
+        for _ in range(3):
+            assert other.lock("job").try_acquire() is None
+        began = time.monotonic()
+        for name in [name for name in map(str, range(20_000)) if bucket(name) == bucket("job")][:5]:
+            with other.lock(name):  # whoever shares the bucket is not held up
+                pass
+        assert time.monotonic() - began < 2.5
+        connection.commit()
+        assert other.lock("job", wait=20).acquire().release()
+    lease.release()
+
+
+def test_release_blocked_by_the_transaction_becomes_pending(client, connection, mysql, wait_until) -> None:
+    lease = client.lock("job", ttl=30).acquire()
+    transaction.check(lease, connection)
+    lease.renew()  # answered: the life it has
+    assert not lease.release(), "unconfirmed, and repeated"
+    with Client(mysql.url(), namespace="it's: %s", call_timeout=1.2) as operator:
+        with pytest.raises(Unavailable):
+            operator.break_lock("job", token=lease.token)
+        connection.commit()
+        wait_until(lambda: not operator.inspect())
+
+
+def test_client_without_procedures_locks_no_bucket_during_a_check(client, connection, mysql) -> None:
+    """It found what is over by a DELETE that waited for the kept row, and kept the bucket meanwhile."""
+    lease = client.lock("job", ttl=1.5).acquire()
+    transaction.check(lease, connection)
+    with Client(mysql.url(procedures="no"), namespace="it's: %s", call_timeout=3) as plain_client:
+        for expired in (False, True):
+            began = time.monotonic()
+            assert plain_client.lock("job").try_acquire() is None
+            with pytest.raises(NotAcquired):
+                plain_client.lock("job", wait=0.3).acquire()
+            assert len(mysql.ask("select 1 from {s}.lh_waiter")) == 0, "its place in line was given up at once"
+            assert time.monotonic() - began < 2.5
+            assert expired or lease.wait_lost(30)
+        connection.commit()
+        assert plain_client.lock("job", wait=20).acquire().release()
+    lease.release()
+
+
+def test_break_without_procedures_locks_no_bucket_during_a_check(client, connection, mysql, wait_until) -> None:
+    """It waited for the kept row with the bucket locked."""
+    lease = client.lock("job").acquire()
+    transaction.check(lease, connection)
+    broken = []
+    with Client(mysql.url(procedures="no"), namespace="it's: %s", call_timeout=30) as plain_client:
+        thread = threading.Thread(target=lambda: broken.append(plain_client.break_lock("job", token=lease.token)))
+        thread.start()
+        wait_until(lambda: mysql.is_blocked(""), every=0.2)
+        with Client(mysql.url(), namespace="it's: %s", call_timeout=3) as other:
+            assert other.lock("job").try_acquire() is None
+        connection.commit()
+        thread.join(30)
+        assert broken == [True]
+        assert plain_client.lock("job", wait=5).acquire().release()
+    assert not lease.release()
+
+
+def test_check_works_with_sqlalchemy_and_asyncio(client, mysql) -> None:
+    engine = sqlalchemy.create_engine(f"mysql+pymysql://root@127.0.0.1:{mysql.server.port}")
+    with client.lock("job") as lease:
+        with engine.begin() as bound:
+            transaction.check(lease, bound)
+        autocommit = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        with autocommit as bound, pytest.raises(ConfigError, match="not in a transaction"):
+            transaction.check(lease, bound)
+    engine.dispose()
+
+    async def main() -> None:
+        async with AsyncClient(mysql.url()) as client, client.lock("job") as lease:
+            connection = await aiomysql.connect(host="127.0.0.1", port=mysql.server.port, user="root", autocommit=False)
+            await transaction.check_async(lease, connection)
+            await connection.rollback()
+            connection.close()
+
+    asyncio.run(main())

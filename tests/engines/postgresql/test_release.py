@@ -1,0 +1,169 @@
+"""A release of a name nobody came for does without its bucket. Whoever comes at that very moment is not forgotten."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from leasehold import Client, transaction
+from leasehold.core.names import bucket
+from leasehold.engines.sql.codec import key
+from leasehold.model import Busy, Claim, Grant
+
+
+@pytest.fixture
+def driver(database, make_driver) -> Any:
+    found = make_driver(database.url())
+    found.release(found.acquire(found.claim()))  # the tables are there, and the name's bucket
+    return found
+
+
+class BackgroundCall:
+    """Something another thread does, and what came of it."""
+
+    def __init__(self, work: Any) -> None:
+        self._results: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self._results.append(work()), daemon=True)
+        self._thread.start()
+
+    def result(self) -> Any:
+        self._thread.join(20)
+        assert self._results, "it has not ended, or failed"
+        return self._results[0]
+
+
+@contextmanager
+def uncommitted_call(database, verb: str, *values: object) -> Iterator[Any]:
+    """A verb whose transaction has not ended yet: it commits when the block ends."""
+    placeholders = ", ".join(["%s"] * len(values))
+    with database.server.connect() as session, session.transaction():
+        yield session.execute(f'select "{database.schema}".lh_{verb}_v1({placeholders})', values).fetchone()[0]
+
+
+def release_args(claim: Claim) -> tuple[object, ...]:
+    return (*key(claim), 0, True, 5000)
+
+
+def attempt_args(claim: Claim) -> tuple[object, ...]:
+    options = (*claim.holder, claim.mode, claim.kind, claim.limit, 30_000_000, 0, claim.queue, 0, 5000)
+    return (*key(claim), "", *options)
+
+
+def is_blocked(database) -> bool:
+    query = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+    return bool(database.ask(query, f'%"{database.schema}"%'))
+
+
+# ------------------------------------------------------ it meets somebody who comes
+
+
+def test_waiter_that_joins_during_a_release_is_granted(database, make_driver, driver, wait_until) -> None:
+    held, other = driver.acquire(driver.claim()), make_driver(database.url())
+    with uncommitted_call(database, "release", *release_args(held)) as ended:
+        assert ended
+        join_call = BackgroundCall(lambda: other.attempt(other.claim(queue=True)))
+        wait_until(lambda: is_blocked(database))
+    granted = join_call.result()
+    assert isinstance(granted, Grant), "nobody would ever tell it"
+    assert granted.token > held.token
+
+
+def test_release_during_a_join_makes_the_waiters_reservation(database, make_driver, driver, wait_until) -> None:
+    held, other = driver.acquire(driver.claim()), make_driver(database.url())
+    waiter = other.claim(queue=True)
+    with uncommitted_call(database, "attempt", *attempt_args(waiter)) as answer:
+        assert answer[0] == 0
+        release_call = BackgroundCall(lambda: driver.release(held))
+        wait_until(lambda: is_blocked(database))
+    assert release_call.result() is True
+    assert database.ask("select id_hash, state from {s}.lh_grant") == [(waiter.id_hash, 1)], "its turn was given"
+    assert isinstance(other.attempt(waiter), Grant)
+
+
+def test_rolled_back_release_leaves_the_queue_unchanged(database, make_driver, driver, wait_until) -> None:
+    held, other = driver.acquire(driver.claim()), make_driver(database.url())
+    waiter = other.claim(queue=True)
+    with pytest.raises(ZeroDivisionError), uncommitted_call(database, "release", *release_args(held)):
+        join_call = BackgroundCall(lambda: other.attempt(waiter))
+        wait_until(lambda: is_blocked(database))
+        raise ZeroDivisionError
+    assert isinstance(join_call.result(), Busy)
+    assert driver.release(held)
+    assert isinstance(other.attempt(waiter), Grant)
+
+
+@pytest.mark.parametrize("comes", ["tries", "again"])
+def test_attempt_during_a_release_gets_a_new_grant(database, make_driver, driver, wait_until, comes) -> None:
+    """`again`: a repetition of the holder's own attempt. It must not confirm what was just given up."""
+    held, other = driver.acquire(driver.claim()), make_driver(database.url())
+    claim = held if comes == "again" else other.claim()
+    with uncommitted_call(database, "release", *release_args(held)):
+        attempt_call = BackgroundCall(lambda: other.attempt(claim))
+        wait_until(lambda: is_blocked(database))
+    granted = attempt_call.result()
+    assert isinstance(granted, Grant)
+    assert granted.token > held.token
+    assert database.ask("select token from {s}.lh_grant") == [(granted.token,)]
+
+
+def test_break_during_a_release_reports_nothing_broken(database, driver, wait_until) -> None:
+    held = driver.acquire(driver.claim())
+    with uncommitted_call(database, "release", *release_args(held)):
+        values = ("", bucket("job"), "job", held.token, 5000)
+        break_call = BackgroundCall(lambda: database.ask("select {s}.lh_break_v1(%s, %s, %s, %s, %s)", *values))
+        wait_until(lambda: is_blocked(database))
+    assert break_call.result() == [(False,)]
+
+
+def test_release_and_new_claims_never_deadlock(database) -> None:
+    """In a storm nobody is forgotten until it looks for itself, and the server finds no deadlock."""
+    deadlocks = "select deadlocks from pg_stat_database where datname = current_database()"
+    before, end_at, slowest = database.ask(deadlocks), time.monotonic() + 4, [0.0]
+    with Client(database.url(), ttl=60) as first, Client(database.url(), ttl=60) as second:
+        tokens: list[int] = []
+
+        def work(client: Client, wait: float) -> None:
+            while time.monotonic() < end_at:
+                began = time.monotonic()
+                lease = client.lock("hot", wait=wait).acquire() if wait else client.lock("hot").try_acquire()
+                slowest[0] = max(slowest[0], time.monotonic() - began)
+                if lease is not None:
+                    tokens.append(lease.token)
+                    assert lease.release()
+
+        workers = [
+            BackgroundCall(lambda c=c, wait=wait: work(c, wait) or "done") for c in (first, second) for wait in (30, 0)
+        ]
+        assert [each.result() for each in workers] == ["done"] * 4
+    assert slowest[0] < 0.9, "the next look of one forgotten would be a second later, or five"
+    assert tokens == sorted(set(tokens))
+    assert database.ask(deadlocks) == before
+
+
+# -------------------------------------------------------------------- alone
+
+
+def test_release_does_not_wait_for_other_names_of_its_bucket(database, driver) -> None:
+    held = driver.acquire(driver.claim())
+    with database.lock_all_buckets():
+        assert driver.release(held)
+
+
+def test_renewed_and_checked_lease_is_released_without_waiting(database) -> None:
+    with Client(database.url(), ttl=60) as client:
+        lease = client.lock("job").acquire()
+        with database.server.connect() as session:
+            with session.transaction():
+                transaction.check(lease, session)
+            lease.renew()
+            with session.transaction():
+                transaction.check(lease, session)
+                assert lease.release(), "the transaction is not waited for"
+                assert client.lock("job").try_acquire() is None
+        assert client.lock("job", wait=10).acquire().release()
+        assert not client.inspect()

@@ -1,0 +1,316 @@
+"""A Redis cluster: names on many nodes, slots that move while they are held."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from harness.rigs.redis import single_server
+from harness.servers.process import free_ports, poll
+from leasehold import AsyncClient, Client, ConfigError, Unavailable
+from leasehold.engines.redis.cluster import slot_of
+from leasehold.engines.redis.connections import BlockingPool
+from leasehold.runtime.base import run_sync
+
+
+def test_computed_slot_matches_the_slot_of_the_server(cluster) -> None:
+    for tag in ("{:5}", "{shop%2F1:1023}", "{x:0}"):
+        assert cluster.primaries[0].ask("CLUSTER", "KEYSLOT", f"lh1:{tag}:name") == slot_of(tag)
+
+
+def test_inspect_shows_names_of_all_nodes(cluster) -> None:
+    names = [f"job-{number:02}" for number in range(40)]
+    with Client(cluster.url(), namespace="spread") as client:
+        leases = [client.lock(name, ttl=60).acquire() for name in names]
+        assert [holding.name for holding in client.inspect()] == names
+        owners = Counter(cluster.owner(name, "spread").port for name in names)
+        assert len(owners) == 3
+        client.ping()
+        for lease in leases:
+            lease.release()
+        assert not client.inspect()
+
+
+def test_renewal_batch_is_one_round_trip_per_node(cluster, monkeypatch) -> None:
+    round_trips = []
+    calls = BlockingPool.calls
+
+    def counting_calls(self, packed, count, *other_arguments):
+        round_trips.append(count)
+        return calls(self, packed, count, *other_arguments)
+
+    with Client(cluster.url()) as client:
+        leases = [client.lock(f"job-{number}", ttl=60).acquire() for number in range(60)]
+        claims = [lease._claim_for_renewal() for lease in leases]
+        engine, runtime = client._core._engine, client._core.runtime
+        run_sync(engine.renew(claims, runtime.now() + 5))  # from now on every node knows the script
+        monkeypatch.setattr(BlockingPool, "calls", counting_calls)
+        answers = run_sync(engine.renew(claims, runtime.now() + 5))
+        assert all(answer.ttl > 50 for answer in answers)
+        assert len(round_trips) == 3
+        assert sum(round_trips) == 60
+
+
+# --------------------------------------------------------- slots that move
+
+
+def is_subscribed(client: Client, node) -> bool:
+    return any(
+        channel.endswith(client._core.registry.client_id.encode()) for channel in node.ask("PUBSUB", "SHARDCHANNELS")
+    )
+
+
+def test_lease_and_waiters_follow_a_slot_that_moves(cluster) -> None:
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = cluster.other_than(source)
+    with Client(cluster.url()) as holder, Client(cluster.url()) as other, Client(cluster.url()) as late:
+        lease = holder.lock("job", ttl=60).acquire()
+        grants = []
+        waiters = [
+            threading.Thread(target=lambda c=c: grants.append((c, c.lock("job", wait=30).acquire(), time.monotonic())))
+            for c in (other, late)
+        ]
+        for count, waiter in enumerate(waiters):
+            waiter.start()
+            poll(lambda count=count: len(holder.inspect()) == count + 2, 10, lambda: "it stands in line")
+        try:
+            cluster.move(slot, source, target)
+            assert cluster.owner("job") is target
+            # Who does not listen there yet is passed over: a line keeps its order from then on.
+            poll(
+                lambda: is_subscribed(other, target) and is_subscribed(late, target),
+                10,
+                lambda: "both listen where it went",
+            )
+            lease.renew()
+            assert late.lock("job").try_acquire() is None
+            began = time.monotonic()
+            assert lease.release()
+            poll(lambda: len(grants) == 1, 10, lambda: "the first has its turn")
+            assert grants[0][0] is other
+            assert grants[0][2] - began < 1.5, "told by push, where the slot went"
+            assert grants[0][1].release()
+            poll(lambda: len(grants) == 2, 10, lambda: "the second has its turn")
+            tokens = [lease.token, grants[0][1].token, grants[1][1].token]
+            assert tokens == sorted(set(tokens))
+            assert holder.break_lock("job", token=tokens[-1])
+            assert grants[1][1].wait_lost(5), "told of the break by push"
+            assert grants[1][1].lost_reason == "broken"
+        finally:
+            for waiter in waiters:
+                waiter.join(30)
+            cluster.move(slot, target, source)
+
+
+def test_call_retries_while_keys_of_a_name_are_split_between_nodes(cluster) -> None:
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = cluster.other_than(source)
+    with Client(cluster.url(), call_timeout=10) as client, Client(cluster.url(), call_timeout=0.5) as impatient_client:
+        lease = client.lock("job", ttl=60).acquire()
+        answers = []
+        attempt_thread = threading.Thread(target=lambda: answers.append(client.lock("job").try_acquire()))
+        cluster.begin_move(slot, source, target)
+        try:
+            assert cluster.move_keys(slot, source, target, most=1) == 1
+            began = time.monotonic()
+            with pytest.raises(Unavailable, match="TRYAGAIN") as caught:
+                impatient_client.lock("job").acquire()
+            assert time.monotonic() - began < 1.0
+            assert any(f"127.0.0.1:{node.port}" in str(caught.value) for node in (source, target))
+            attempt_thread.start()
+            attempt_thread.join(0.2)
+            assert attempt_thread.is_alive(), "it is asked again until the slot is whole"
+        finally:
+            while cluster.move_keys(slot, source, target):
+                continue
+            cluster.end_move(slot, target)
+        attempt_thread.join(10)
+        assert answers == [None]
+        lease.verify()
+        assert lease.release()
+        with client.lock("job") as new_lease:
+            assert new_lease.token > lease.token
+        cluster.move(slot, target, source)
+
+
+def test_script_does_not_run_partially_while_slot_moves(cluster) -> None:
+    """All keys are there, and a server would run a script until it misses one that the script itself removed."""
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = cluster.other_than(source)
+    with (
+        Client(cluster.url(), call_timeout=0.5) as holder,
+        Client(cluster.url()) as first,
+        Client(cluster.url()) as second,
+    ):
+        lease = holder.lock("job", ttl=60).acquire()
+        grants: list[Client] = []
+
+        def wait(client: Client) -> None:
+            with client.lock("job", wait=30):
+                grants.append(client)
+
+        waiters = [threading.Thread(target=wait, args=(client,)) for client in (first, second)]
+        waiters[0].start()
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
+        cluster.begin_move(slot, source, target)
+        try:
+            before = sorted(source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10))
+            assert len(before) == 4
+            assert not lease.release(), "not confirmed: it is owed"
+            assert sorted(source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10)) == before
+            waiters[1].start()
+        finally:
+            while cluster.move_keys(slot, source, target):
+                continue
+            cluster.end_move(slot, target)
+            for waiter in waiters:
+                waiter.join(30)
+            cluster.move(slot, target, source)
+        # Both, in either order: until the first listens at the new node it is passed over, and keeps its place.
+        assert set(grants) == {first, second}
+
+
+def test_renewal_batch_follows_many_moved_slots_with_few_queries(cluster) -> None:
+    source, target = cluster.primaries[:2]
+    names = [name for name in (f"job-{number}" for number in range(90)) if cluster.owner(name) is source]
+    slots = sorted({cluster.slot(name) for name in names})
+
+    def slot_map_queries() -> int:
+        return sum(node.calls().get("cluster|slots", 0) for node in cluster.primaries)
+
+    with Client(cluster.url(), call_timeout=10) as client:
+        leases = [client.lock(name, ttl=60).acquire() for name in names]
+        engine, runtime = client._core._engine, client._core.runtime
+        run_sync(engine.renew([lease._claim_for_renewal() for lease in leases], runtime.now() + 10))
+        try:
+            for slot in slots:
+                cluster.move(slot, source, target)
+            before, began = slot_map_queries(), time.monotonic()
+            answers = run_sync(engine.renew([lease._claim_for_renewal() for lease in leases], runtime.now() + 10))
+            assert all(answer.ttl > 50 for answer in answers)
+            assert time.monotonic() - began < 2
+            assert slot_map_queries() - before <= 3, "a storm of redirections is not one of questions"
+            for lease in leases:
+                assert lease.release()
+        finally:
+            for slot in slots:
+                cluster.move(slot, target, source)
+
+
+def test_redirect_without_host_uses_same_host_with_other_port(cluster) -> None:
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = cluster.other_than(source)
+    kind = "cluster-preferred-endpoint-type"
+    with Client(cluster.url(), call_timeout=5) as client:
+        client.ping()  # it knows the map, and does not hear of the move
+        try:
+            for node in cluster.all:
+                node.ask("CONFIG", "SET", kind, "unknown-endpoint")
+            cluster.move(slot, source, target)
+            with client.lock("job") as lease:
+                assert lease.held
+        finally:
+            for node in cluster.all:
+                node.ask("CONFIG", "SET", kind, "ip")
+            cluster.move(slot, target, source)
+
+
+def test_lock_stays_exclusive_while_slot_moves_back_and_forth(cluster) -> None:
+    slot, source = cluster.slot("job"), cluster.owner("job")
+    target = cluster.other_than(source)
+    tokens: list[int] = []
+    inside = 0
+
+    async def work(client: AsyncClient, stopped: asyncio.Event) -> None:
+        nonlocal inside
+        while not stopped.is_set():
+            async with client.lock("job", ttl=20) as lease:
+                inside += 1
+                assert inside == 1
+                tokens.append(lease.token)
+                await asyncio.sleep(0.001)
+                inside -= 1
+
+    def move_back_and_forth() -> None:
+        for _ in range(5):
+            for here, there in ((source, target), (target, source)):
+                cluster.move(slot, here, there)
+                count = len(tokens)
+                poll(lambda count=count: len(tokens) > count + 3, 20, lambda: "they go on there")
+
+    async def main() -> None:
+        stopped = asyncio.Event()
+        async with AsyncClient(cluster.url()) as one, AsyncClient(cluster.url()) as two:
+            workers = [asyncio.create_task(work(client, stopped)) for client in (one, two) for _ in range(4)]
+            await asyncio.to_thread(move_back_and_forth)
+            stopped.set()
+            await asyncio.wait_for(asyncio.gather(*workers), 60)
+
+    asyncio.run(main())
+    assert len(tokens) > 20
+    assert tokens == sorted(set(tokens))
+
+
+def test_waiter_is_woken_after_subscriptions_are_killed(cluster) -> None:
+    with Client(cluster.url()) as holder, Client(cluster.url()) as other:
+        lease = holder.lock("job", ttl=60).acquire()
+        grants = []
+        waiter = threading.Thread(target=lambda: grants.append(other.lock("job", wait=30).acquire()))
+        waiter.start()
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
+        for node in cluster.primaries:
+            node.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        assert lease.release()
+        waiter.join(10)
+        assert grants[0].token > lease.token
+
+
+# ------------------------------------------------------------ who is there
+
+
+def test_unreachable_cluster_raises_unavailable_without_password(cluster) -> None:
+    first, second = free_ports(2)
+    url = f"redis+cluster://:verysecret@127.0.0.1:{first},127.0.0.1:{second}"
+    with Client(url, call_timeout=0.5) as client:
+        began = time.monotonic()
+        with pytest.raises(Unavailable) as caught:
+            client.lock("job").acquire()
+        assert time.monotonic() - began < 1.0
+    assert f"the node at 127.0.0.1:{first} cannot be reached" in str(caught.value)
+    assert "verysecret" not in str(caught.value)
+
+
+def test_single_server_is_refused_as_cluster(cluster) -> None:
+    url = f"redis+cluster://127.0.0.1:{single_server()[0].port}"
+    began = time.monotonic()
+    with Client(url) as client, pytest.raises(ConfigError, match="not part of a cluster"):
+        client.lock("job").acquire()
+    assert time.monotonic() - began < 2, "nothing was taken, so nothing is owed"
+
+
+def test_user_with_documented_permissions_can_use_every_call(cluster, rights) -> None:
+    for node in cluster.primaries:
+        node.ask("ACL", "SETUSER", "locks", "on", ">pw", *rights.server, *rights.cluster)
+    url = cluster.url().replace("://", "://locks:pw@")
+    with Client(url) as one, Client(url) as other:
+        one.ping()
+        names = cluster.name_on_each_node()
+        leases = [one.lock(name, ttl=60).acquire() for name in names]
+        grants = []
+        waiter = threading.Thread(target=lambda: grants.append(other.lock(names[0], wait=20).acquire()))
+        waiter.start()
+        poll(lambda: len(one.inspect()) == 4, 10, lambda: "it stands in line")
+        slot, source = cluster.slot(names[0]), cluster.owner(names[0])
+        cluster.move(slot, source, cluster.other_than(source))
+        try:
+            leases[0].renew()
+            assert other.break_lock(names[0], token=leases[0].token)
+            assert leases[0].wait_lost(5)
+            waiter.join(10)
+            assert grants[0].release()
+        finally:
+            cluster.move(slot, cluster.other_than(source), source)

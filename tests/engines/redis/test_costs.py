@@ -1,0 +1,146 @@
+"""What a lock costs a Redis server, and what it keeps there: of one server, and of each of the five of a redlock."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+
+from harness.rigs import redis, redlock
+from harness.servers.redis import RedisServer
+from harness.servers.redlock import RedlockNodes
+from leasehold import Client
+from leasehold.runtime.base import run_sync
+from leasehold.testing.conformance.suite import rig_or_skip
+
+
+class Deployment(NamedTuple):
+    scheme: str
+    servers: Sequence[RedisServer]
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+
+    def call_counts(self, name: str) -> list[int]:
+        """How often each server was asked to do this."""
+        return [server.calls().get(name, 0) for server in self.servers]
+
+    def calls_since(self, before: Sequence[int], name: str) -> list[int]:
+        return [new - old for new, old in zip(self.call_counts(name), before, strict=True)]
+
+
+@pytest.fixture(params=["redis", "redlock"])
+def deployment(request) -> Deployment:
+    if request.param == "redis":
+        servers_found = Deployment("redis", [rig_or_skip(redis.RedisRig).server])
+    else:
+        servers_found = Deployment("redlock", rig_or_skip(redlock.RedlockRig).nodes)
+    for server in servers_found.servers:
+        server.ask("FLUSHALL")
+    return servers_found
+
+
+def has_waiters(client: Client, count: int) -> bool:
+    return sum(holding.state == "waiting" for holding in client.inspect()) == count
+
+
+def test_server_stores_id_hash_but_never_the_claim_id(deployment) -> None:
+    with Client(deployment.url) as client, client.lock("secret") as lease:
+        attempt_thread = threading.Thread(target=lambda: client.lock("secret").try_acquire())
+        attempt_thread.start()
+        attempt_thread.join()
+        for server in deployment.servers:
+            stored = b"".join(key + (server.ask("DUMP", key) or b"") for key in server.ask("KEYS", "*"))
+            assert lease._claim.id.encode() not in stored
+            assert bytes.fromhex(lease._claim.id.partition(".")[2]) not in stored
+            assert bytes.fromhex(lease._claim.id_hash) in stored
+
+
+@pytest.mark.parametrize(("scheme", "count"), [("redis", 1), ("redlock", 3)])
+def test_garbage_collected_client_leaves_no_thread_or_connection(scheme, count, wait_until) -> None:
+    rig_or_skip(redis.RedisRig)  # a skip where there is no Redis
+    nodes = RedlockNodes(
+        count=count
+    )  # what other tests left behind on shared ones would be counted, and goes by and by
+    deployment = Deployment(scheme, nodes.all)
+
+    def connections() -> int:
+        return sum(int(server.info("clients")["connected_clients"]) for server in deployment.servers)
+
+    before, threads, files = connections(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+    client = Client(deployment.url)
+    assert client.lock("job").acquire().release()
+    assert connections() > before
+    assert threading.active_count() <= threads + 4, "watchdog, teller, one that listens: none for each node"
+    del client
+
+    def all_released() -> bool:
+        gc.collect()  # its parts know each other
+        return (
+            connections() <= before
+            and threading.active_count() <= threads
+            and len(os.listdir("/proc/self/fd")) <= files
+        )
+
+    wait_until(all_released, 20, every=0.05)
+    nodes.close()
+
+
+def test_acquire_and_release_cost_each_server_two_commands(deployment) -> None:
+    with Client(deployment.url) as client:
+        lock = client.lock("pair")
+        for _ in range(3):
+            with lock:
+                pass
+        before = deployment.call_counts("evalsha")
+        for _ in range(100):
+            with lock:
+                pass
+        spent = deployment.calls_since(before, "evalsha")
+    # A machine that stands still for 3 ms between two sends needs a second round to agree on a redlock's token.
+    maximum = 200 if deployment.scheme == "redis" else 230
+    assert all(200 <= count <= maximum for count in spent), spent
+
+
+@pytest.mark.parametrize("waiter_count", [5, 50])
+def test_handoff_costs_each_server_few_commands_and_messages(deployment, wait_until, waiter_count) -> None:
+    with Client(deployment.url) as client:
+        lock = client.lock("hot", wait=60)
+        held = lock.acquire()
+
+        def work() -> None:
+            with lock:
+                pass
+
+        threads = [threading.Thread(target=work) for _ in range(waiter_count)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: has_waiters(client, waiter_count), every=0.05)
+        script_calls, published = deployment.call_counts("evalsha"), deployment.call_counts("publish")
+        held.release()
+        for thread in threads:
+            thread.join(60)
+        script_calls, published = (
+            deployment.calls_since(script_calls, "evalsha"),
+            deployment.calls_since(published, "publish"),
+        )
+    # A machine so slow that it takes seconds sees heart-beats and looks around on top.
+    single_server = deployment.scheme == "redis"
+    assert max(script_calls) <= (2.1 * waiter_count + 4 if single_server else 4 * waiter_count + 10)
+    assert max(published) <= (2 if single_server else 3) * waiter_count
+
+
+def test_renewal_batch_costs_each_server_one_command_per_lease(deployment) -> None:
+    with Client(deployment.url) as client:
+        leases = [client.lock(f"name-{number}", ttl=60).acquire() for number in range(100)]
+        leases[0].renew()  # the servers know the script
+        before = deployment.call_counts("evalsha")
+        core = client._core
+        replies = run_sync(core._engine.renew([lease._claim_for_renewal() for lease in leases], core.deadline()))
+        assert all(reply.ttl == 60 for reply in replies)
+        assert deployment.calls_since(before, "evalsha") == [100] * len(deployment.servers)

@@ -1,0 +1,408 @@
+"""Asking sentinels and nodes: whom to believe, what of odd answers, how to sign in, what a URL says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+import traceback
+from contextlib import suppress
+
+import hiredis
+import pytest
+
+from harness.rigs.redis import RedisRig, single_server
+from harness.servers.process import free_ports, poll
+from harness.servers.redis import RedisServer
+from harness.servers.redis_ha import RedisCluster, SentinelSetup
+from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
+from leasehold.config import EngineConfig
+from leasehold.engines.redis.cluster import slot_of
+from leasehold.engines.redis.discovery import DiscoveryNode
+from leasehold.engines.redis.protocol import lock_keys
+from leasehold.engines.redis.sentinel import Primary, SentinelSet
+from leasehold.engines.redis.server import RedisEndpoint, encode_command
+from leasehold.engines.redis.server_settings import Unreachable
+from leasehold.engines.redis.url import parse_cluster_url, parse_sentinel_url
+from leasehold.runtime.base import run_sync
+from leasehold.runtime.net.blocking import SocketAddress
+from leasehold.runtime.threads import Threads
+from leasehold.testing.conformance.suite import rig_or_skip
+
+
+class FakeServer:
+    """A server that says what it is told to."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):  # it is closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        reader = hiredis.Reader()
+        with connection, suppress(OSError):
+            while data := connection.recv(65_536):
+                reader.feed(data)
+                while (request := reader.gets()) is not False:
+                    self.requests += 1
+                    connection.sendall(
+                        b"+PONG\r\n" if request == [b"PING"] else self.answer(b" ".join(request[:2]).decode())
+                    )
+
+    def answer(self, request: str) -> bytes:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        with suppress(OSError):  # it is closed
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def start_fake():
+    started: list[FakeServer] = []
+
+    def start(kind: type[FakeServer], *args: object) -> FakeServer:
+        started.append(kind(*args))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+# ------------------------------------------------------------- sentinels
+
+
+class FakeSentinel(FakeServer):
+    def __init__(self, epoch: int | str, port: int) -> None:
+        self.epoch, self.reported_port = epoch, port
+        super().__init__()
+
+    def answer(self, request: str) -> bytes:
+        return encode_command("ip", "127.0.0.1", "port", self.reported_port, "config-epoch", self.epoch)
+
+
+@pytest.fixture
+def make_sentinels(start_fake):
+    """Sentinels with these answers, and a way to ask them."""
+
+    def make(*answers: tuple[int | str, int]) -> tuple[SentinelSet, list[FakeSentinel]]:
+        fakes = [start_fake(FakeSentinel, *answer) for answer in answers]
+        nodes = [DiscoveryNode(SocketAddress("127.0.0.1", sentinel.port), None, title="sentinel") for sentinel in fakes]
+        return SentinelSet(nodes, "locks", RedisEndpoint, Threads()), fakes
+
+    return make
+
+
+def find_primary_port(sentinels: SentinelSet) -> int:
+    runtime = Threads()
+    return run_sync(sentinels.find(runtime, runtime.now() + 5)).address.port
+
+
+def test_stale_sentinel_answer_is_ignored(make_sentinels) -> None:
+    sentinels, fakes = make_sentinels((1, 7001), (2, 7002), (2, 7002))
+    assert find_primary_port(sentinels) == 7002, "the first alone would have said 7001"
+    for fake in fakes[1:]:
+        fake.close()
+    with pytest.raises(Unreachable, match="are behind"):
+        find_primary_port(sentinels)
+
+
+def test_stale_majority_of_sentinels_is_ignored(make_sentinels) -> None:
+    """For a moment after a fail-over only the sentinel that made it knows."""
+    sentinels, fakes = make_sentinels((1, 7001), (1, 7001), (1, 7001))
+    assert find_primary_port(sentinels) == 7001
+    fakes[2].epoch, fakes[2].reported_port = 2, 7002
+    runtime = Threads()
+    run_sync(sentinels.confirm_switch(sentinels.nodes[2], runtime, runtime.now() + 5))  # it told so
+    assert find_primary_port(sentinels) == 7002
+    fakes[2].close()
+    with pytest.raises(Unreachable, match="are behind"):
+        find_primary_port(sentinels)
+
+
+def test_late_sentinel_answer_does_not_replace_a_newer_one(make_sentinels, monkeypatch) -> None:
+    sentinels, _ = make_sentinels((1, 7001))
+    assert find_primary_port(sentinels) == 7001
+    parse_reply = sentinels._parse_reply
+
+    def parse_reply_late(node: DiscoveryNode, replies: list[object]) -> object:
+        answer = parse_reply(node, replies)
+        sentinels._update_primary(Primary(2, SocketAddress("127.0.0.1", 7002)))  # by another thread, meanwhile
+        return answer
+
+    monkeypatch.setattr(sentinels, "_parse_reply", parse_reply_late)
+    assert find_primary_port(sentinels) == 7002
+
+
+def test_sentinels_may_restart_their_epochs_at_zero(make_sentinels) -> None:
+    """`SENTINEL REMOVE` and `MONITOR` begin again at 0."""
+    sentinels, fakes = make_sentinels((5, 7001), (5, 7001), (5, 7001))
+    assert find_primary_port(sentinels) == 7001
+    for fake in fakes:
+        fake.epoch, fake.reported_port = 0, 7002
+    assert find_primary_port(sentinels) == 7002
+
+
+def test_malformed_sentinel_replies_are_ignored(make_sentinels) -> None:
+    sentinels, _ = make_sentinels(("x", 7001), (1, 99_999_999), (1, 7001))
+    assert find_primary_port(sentinels) == 7001
+    sentinels, _ = make_sentinels(("x", 7001))
+    with pytest.raises(Unreachable, match="what no sentinel answers"):
+        find_primary_port(sentinels)
+
+
+def test_replica_reported_as_primary_is_not_used(start_fake) -> None:
+    rig_or_skip(RedisRig)
+    replica = RedisServer(primary=single_server()[0]).start()
+    try:
+        sentinel = start_fake(FakeSentinel, 1, replica.port)
+        with Client(f"redis+sentinel://127.0.0.1:{sentinel.port}/locks", call_timeout=0.5) as client:
+            with pytest.raises(Unavailable, match="is a replica"):
+                client.lock("job").acquire()
+            sentinel.epoch, sentinel.reported_port = 2, single_server()[0].port
+            with client.lock("job") as lease:
+                assert lease.held
+    finally:
+        replica.kill()
+
+
+def test_redis_server_is_refused_as_sentinel() -> None:
+    rig_or_skip(RedisRig)
+    url = f"redis+sentinel://127.0.0.1:{single_server()[0].port}/locks"
+    with Client(url, call_timeout=0.5) as client, pytest.raises(ConfigError, match="unknown command"):
+        client.lock("job").acquire()
+
+
+# ------------------------------------------------------ nodes of a cluster
+
+
+class FakeNode(FakeServer):
+    """Of a cluster that it has all by itself, unless told otherwise."""
+
+    info = b"redis_version:7.0.0\r\nrole:master\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
+    state = b"cluster_state:ok\r\ncluster_current_epoch:1\r\n"
+
+    def __init__(self) -> None:
+        self.slots = self.script = self.subscription = b"-ERR not now\r\n"
+        super().__init__()
+
+    def answer(self, request: str) -> bytes:
+        known = {
+            "INFO server": bulk_string(self.info),
+            "CLUSTER INFO": bulk_string(self.state),
+            "CLUSTER SLOTS": self.slots,
+        }
+        if request.startswith("SSUBSCRIBE"):
+            return self.subscription
+        return (
+            encode_command("appendfsync", "always") if request.startswith("CONFIG") else known.get(request, self.script)
+        )
+
+
+def bulk_string(text: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def slots_reply(port: int, host: str = "127.0.0.1", first: int = 0, last: int = 16_383) -> bytes:
+    """All slots, as CLUSTER SLOTS says it."""
+    return b"*1\r\n*3\r\n:%d\r\n:%d\r\n*2\r\n%b:%d\r\n" % (first, last, bulk_string(host.encode()), port)
+
+
+def error_of_attempt(*nodes: FakeServer) -> str:
+    """What an attempt says, in both faces; never too late."""
+    url = f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in nodes)}"
+
+    async def run_asyncio() -> None:
+        async with AsyncClient(url, call_timeout=0.5) as client:
+            began = time.monotonic()
+            with pytest.raises((Unavailable, ConfigError)):
+                await client.lock("job").try_acquire()
+            assert time.monotonic() - began < 1.0
+
+    asyncio.run(run_asyncio())
+    with Client(url, call_timeout=0.5) as client:
+        began = time.monotonic()
+        with pytest.raises((Unavailable, ConfigError)) as caught:
+            client.lock("job").try_acquire()
+        assert time.monotonic() - began < 1.0
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("redirect", ["MOVED", "ASK"])
+def test_endless_redirects_between_nodes_end_at_the_deadline(start_fake, redirect) -> None:
+    one, other = start_fake(FakeNode), start_fake(FakeNode)
+    for node, next_ in ((one, other), (other, one)):
+        node.slots, node.script = slots_reply(one.port), f"-{redirect} 3 127.0.0.1:{next_.port}\r\n".encode()
+    assert f"{redirect} 3" in error_of_attempt(one, other)
+    assert one.requests + other.requests < 1000
+
+
+def test_endless_subscription_redirects_send_few_requests(start_fake) -> None:
+    one, other = start_fake(FakeNode), start_fake(FakeNode)
+    slot = slot_of(lock_keys("", "job")[0].partition(":")[2])
+    for node, next_ in ((one, other), (other, one)):
+        node.slots, node.subscription = slots_reply(one.port), b"-MOVED %d 127.0.0.1:%d\r\n" % (slot, next_.port)
+    one.script = b"*6\r\n:0\r\n:1000\r\n:0\r\n:5\r\n$4\r\nh\x001\x00\r\n:0\r\n"  # busy, and nobody listens
+    with Client(f"redis+cluster://127.0.0.1:{one.port}", call_timeout=0.5) as client:
+        with pytest.raises((NotAcquired, Unavailable)):
+            client.lock("job", wait=0.5).acquire()
+        assert one.requests + other.requests < 1000
+
+
+@pytest.mark.parametrize(
+    "answer", [b"-MOVED\r\n", b"-MOVED x y\r\n", b"-MOVED 3 127.0.0.1:999999\r\n", b"-MOVED 99999 127.0.0.1:1\r\n"]
+)
+def test_invalid_redirect_is_refused(start_fake, answer) -> None:
+    node = start_fake(FakeNode)
+    node.slots, node.script = slots_reply(node.port), answer
+    assert "leads nowhere" in error_of_attempt(node)
+
+
+@pytest.mark.parametrize("answer", [b"-TRYAGAIN x\r\n", b"-CLUSTERDOWN x\r\n", b"-READONLY x\r\n", b"-NOSCRIPT x\r\n"])
+def test_error_names_the_node_that_keeps_refusing(start_fake, answer) -> None:
+    node = start_fake(FakeNode)
+    node.slots, node.script = slots_reply(node.port), answer
+    message = error_of_attempt(node)
+    assert f"127.0.0.1:{node.port}" in message
+    assert answer[1:-2].decode() in message
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        *(b"*0\r\n", b"*1\r\n:3\r\n", b"$-1\r\n", b"+OK\r\n", b"-ERR unknown\r\n"),
+        *(
+            slots_reply(99_999_999),
+            slots_reply(7000, "a" * 300),
+            slots_reply(7000, "x..y"),
+            slots_reply(5, first=-5, last=99_999),
+            slots_reply(5, last=100),
+        ),
+    ],
+)
+def test_malformed_slot_map_is_refused(start_fake, slots) -> None:
+    node = start_fake(FakeNode)
+    node.slots = slots
+    assert error_of_attempt(node)
+
+
+# ------------------------------------------------------------- signing in
+
+
+def test_users_with_documented_permissions_can_use_every_call(rights, caplog) -> None:
+    rig_or_skip(RedisRig)
+    caplog.set_level(logging.DEBUG)
+    sentinel_setup = SentinelSetup(down_after=30)
+    try:
+        for sentinel in sentinel_setup.sentinels:
+            sentinel.ask("ACL", "SETUSER", "watcher", "on", ">verysecret", *rights.sentinel)
+        sentinel_setup.primary.ask("ACL", "SETUSER", "locks", "on", ">verysecret", *rights.server)
+        url = sentinel_setup.url("?sentinel_user=watcher&sentinel_password=verysecret&min_replicas=1")
+        url = url.replace("://", "://locks:verysecret@")
+        output = ""
+        with Client(url) as one, Client(url) as other:
+            lease = one.lock("job", ttl=60).acquire()
+            assert other.lock("job").try_acquire() is None
+            lease.renew()
+            listener = one._core.registry.shared["redis"].subscriptions
+            poll(
+                lambda: listener.active and listener._switch_watcher.active,
+                10,
+                lambda: "both subscriptions are permitted",
+            )
+            assert other.break_lock("job", token=lease.token)
+            assert lease.wait_lost(5)
+            output += repr(one) + repr(vars(one._core._engine)) + repr(one._core.registry.shared)
+        for wrong in (url.replace("watcher", "nobody"), url.replace("locks:", "nobody:")):
+            with Client(wrong) as client, pytest.raises(ConfigError) as caught:
+                client.lock("job").acquire()
+            output += "".join(traceback.format_exception(caught.value))
+        assert "verysecret" not in output + caplog.text
+    finally:
+        sentinel_setup.close()
+
+
+def enable_tls(server: RedisServer, certificate: tuple[str, str]) -> int:
+    """Have it serve by TLS, too."""
+    key, cert = certificate
+    port = free_ports(1)[0]
+    files = ("tls-cert-file", cert, "tls-key-file", key, "tls-ca-cert-file", cert)
+    server.ask("CONFIG", "SET", *files, "tls-auth-clients", "no", "tls-port", port)
+    return int(port)
+
+
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+def test_tls_works_with_remapped_addresses(kind, certificate) -> None:
+    rig_or_skip(RedisRig)
+    deployment = SentinelSetup(down_after=30) if kind == "sentinel" else RedisCluster(node_timeout=30)
+    try:
+        servers = deployment.all[:2] if kind == "sentinel" else deployment.all
+        ports = {server.port: enable_tls(server, certificate) for server in servers}
+        url = deployment.url(f"?tls=yes&ssl_ca_certs={certificate[1]}&remap=")
+        if kind == "sentinel":
+            url = url.replace("?", "?sentinel_tls=no&")
+        else:
+            for plain, secure in ports.items():
+                url = url.replace(str(plain), str(secure))
+        url += ",".join(f"127.0.0.1:{plain}=127.0.0.1:{secure}" for plain, secure in ports.items())
+        with Client(url) as one, Client(url) as other:
+            leases = [one.lock(f"name-{number}").acquire() for number in range(30)]
+            assert len(other.inspect()) == 30
+            assert other.break_lock("name-7", token=leases[7].token)
+            assert leases[7].wait_lost(5)
+    finally:
+        deployment.close()
+
+
+# ---------------------------------------------------------------- the URLs
+
+
+def test_multi_server_url_is_parsed() -> None:
+    url = "redis+sentinel://u%40:p%2F@h1,[::1]:5,h3:7/my%2Fservice/2?remap=10.0.0.1:1=h:2,10.0.0.2:1=h:3"
+    parsed = parse_sentinel_url(EngineConfig.parse(url, 5.0))
+    assert [node.address for node in parsed.nodes] == [
+        SocketAddress("h1", 26379),
+        SocketAddress("::1", 5),
+        SocketAddress("h3", 7),
+    ]
+    assert parsed.service == "my/service"
+    assert parsed.make_server(SocketAddress("10.0.0.2", 1)).address == SocketAddress("h", 3)
+    assert parsed.make_server(SocketAddress("10.0.0.3", 1)).address == SocketAddress("10.0.0.3", 1)
+    parsed = parse_cluster_url(EngineConfig.parse("redis+cluster://h1,h2:1?min_replicas=2&allow_eviction=yes", 5.0))
+    assert [node.address for node in parsed.nodes] == [SocketAddress("h1", 6379), SocketAddress("h2", 1)]
+    assert parsed.options == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis+sentinel://h1,h2", "name of a service"),
+        ("redis+sentinel://h1,h2/service/x", "number of a database"),
+        ("redis+sentinel://h1,h1/service", "given twice"),
+        ("redis+sentinel://h1:x/service", "a host and a port"),
+        ("redis+sentinel://h1,,h2/service", "a host and a port"),
+        ("redis+sentinel://h1/service?remap=a:1", "pairs such as"),
+        ("redis+sentinel://h1/service?ssl_ca_certs=x", "say tls=yes"),
+        ("redis+sentinel://h1/service?tls=yes&ssl_ca_certs=/nowhere", "cannot be used"),
+        ("redis+sentinel://h1/service?sentinel_tls=maybe", "yes or no"),
+        ("redis+sentinel://h1/service?db=1", "known options"),
+        ("redis+cluster://h1/1", "one database"),
+        ("redis+cluster://h1:99999", "a host and a port"),
+        ("redis+cluster://h1?sentinel_user=x", "known options"),
+    ],
+)
+def test_bad_url_is_refused_when_the_client_is_made(url, text) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        Client(url.replace("://", "://user:verysecret@"))
+    assert "verysecret" not in str(caught.value)

@@ -1,0 +1,196 @@
+"""The moment of a fail-over, seen from a client: who is believed, who is asked, and what is said when nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from harness.rigs.redis import RedisRig
+from harness.servers.process import poll
+from harness.servers.redis_ha import SERVICE, SentinelSetup
+from leasehold import AsyncClient, Client, Unavailable
+from leasehold.engines.redis.discovery import DiscoveryNode
+from leasehold.engines.redis.sentinel import Primary, SentinelSet, SentinelTopology
+from leasehold.engines.redis.server import RedisEndpoint
+from leasehold.runtime.base import Runtime
+from leasehold.runtime.net.blocking import SocketAddress
+from leasehold.runtime.threads import Threads
+from leasehold.testing.conformance.suite import rig_or_skip
+
+
+@pytest.fixture
+def sentinel_setup() -> Iterator[SentinelSetup]:
+    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    setup = SentinelSetup(down_after=30)
+    yield setup
+    setup.close()
+
+
+def known_primary_port(client: Client | AsyncClient) -> int:
+    """The port this client believes in."""
+    server = client._core.registry.shared["redis"].subscriptions._sentinels.server
+    return 0 if server is None else server.address.port
+
+
+class DelayedConnect:
+    """Holds up one new connection to a server, until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.connected, self.resume = threading.Event(), threading.Event()
+        self.port = 0
+        original_open = RedisEndpoint._open
+
+        async def open_delayed(server: RedisEndpoint, runtime: Runtime, deadline: float):
+            stream = await original_open(server, runtime, deadline)
+            if server.address.port == self.port:
+                self.port = 0
+                self.connected.set()
+                if runtime.blocking:
+                    self.resume.wait(30)
+                else:
+                    await asyncio.to_thread(self.resume.wait, 30)
+            return stream
+
+        monkeypatch.setattr(RedisEndpoint, "_open", open_delayed)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> None:
+    """It is still a primary by its own account, and the call had chosen it before."""
+    delayed_connect = DelayedConnect(monkeypatch)
+    clients: list[Client | AsyncClient] = []
+    answers: list[object] = []
+
+    def delay_next_connect(client: Client | AsyncClient) -> None:
+        """The next connection to the primary, which is that of a call."""
+        listener = client._core.registry.shared["redis"].subscriptions
+        listener.start()
+        poll(lambda: listener.active, 10, lambda: "it listens")
+        client._core._engine._topology._connections.hang_up()
+        delayed_connect.port = sentinel_setup.primary.port
+        clients.append(client)
+
+    def run_blocking() -> None:
+        with Client(sentinel_setup.url(), call_timeout=15) as client:
+            client.ping()
+            delay_next_connect(client)
+            answers.append(client.lock("job", ttl=60).try_acquire())
+
+    async def run_asyncio() -> None:
+        async with AsyncClient(sentinel_setup.url(), call_timeout=15) as client:
+            await client.ping()
+            delay_next_connect(client)
+            answers.append(await client.lock("job", ttl=60).try_acquire())
+
+    thread = threading.Thread(target=run_blocking if kind is Client else lambda: asyncio.run(run_asyncio()))
+    thread.start()
+    assert delayed_connect.connected.wait(20)
+    sentinel_setup.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
+    poll(lambda: known_primary_port(clients[0]) == sentinel_setup.replica.port, 20, lambda: "it knows of the fail-over")
+    with Client(sentinel_setup.url(), call_timeout=15) as other:
+        other.ping()
+        assert known_primary_port(other) == sentinel_setup.replica.port
+        with other.lock("job", ttl=60) as lease:
+            assert sentinel_setup.primary.info("replication")["role"] == "master", "the old one was not told yet"
+            delayed_connect.resume.set()
+            thread.join(30)
+            assert lease.held
+    assert answers == [None], "asked again at the new primary, where the name is taken"
+
+
+@pytest.mark.parametrize("where", ["redis+cluster://{}", "redis+sentinel://{}/locks"])
+def test_concurrent_calls_raise_unavailable_when_servers_are_silent(where) -> None:
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        url = where.format(",".join(f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners))
+        client = stack.enter_context(Client(url, call_timeout=0.6))
+        answers: list[object] = []
+
+        def call(method) -> None:
+            began = time.monotonic()
+            try:
+                answers.append(method())
+            except Unavailable:
+                answers.append(time.monotonic() - began < 1.1)
+
+        threads = [threading.Thread(target=call, args=(method,)) for method in (client.inspect, client.ping) * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert answers == [True] * 6
+
+
+def test_lost_connection_is_not_replaced_while_all_sentinels_are_down(sentinel_setup) -> None:
+    """The primary is well, and says so; whether it was replaced only a sentinel could say."""
+    with Client(sentinel_setup.url(), call_timeout=1) as client:
+        lease = client.lock("job", ttl=60).acquire()
+        for sentinel in sentinel_setup.sentinels:
+            sentinel.pause()
+        lease.renew()
+        sentinel_setup.primary.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="the sentinel at"):
+            client.lock("another").acquire()
+        assert time.monotonic() - began < 1.5
+        sentinel_setup.sentinels[0].resume()
+        with client.lock("another"):
+            lease.renew()
+
+
+def test_threads_share_one_connection_pool_after_failover() -> None:
+    runtime = Threads()
+    sentinels = SentinelSet(
+        [DiscoveryNode(SocketAddress("127.0.0.1", 1), None, title="sentinel")], "locks", RedisEndpoint, runtime
+    )
+    topology = SentinelTopology(sentinels, runtime)
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for epoch in range(100):
+            sentinels._update_primary(Primary(epoch, SocketAddress("127.0.0.1", 7000 + epoch)))
+            pools, barrier = [], threading.Barrier(8)
+
+            def get_pool(pools=pools, barrier=barrier) -> None:
+                barrier.wait(10)
+                pools.append(topology.connections(""))
+
+            threads = [threading.Thread(target=get_pool) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(10)
+            assert len(set(map(id, pools))) == 1
+    finally:
+        sys.setswitchinterval(switch_interval)
+
+
+@pytest.mark.faults
+def test_stale_sentinel_is_polled_at_a_limited_rate(sentinel_setup) -> None:
+    stale_sentinel, *others = sentinel_setup.sentinels
+    with Client(sentinel_setup.url(), call_timeout=5) as client:
+        lease = client.lock("job", ttl=60).acquire()
+        stale_sentinel.kill()
+        others[0].ask("SENTINEL", "FAILOVER", SERVICE)
+        poll(lambda: known_primary_port(client) == sentinel_setup.replica.port, 20, lambda: "it knows of the fail-over")
+        for sentinel in others:
+            sentinel.kill()
+        stale_sentinel.start()
+        assert stale_sentinel.primary() == sentinel_setup.primary.port
+
+        def connections() -> int:
+            return int(stale_sentinel.info("stats")["total_connections_received"])
+
+        poll(lambda: connections() > 5, 20, lambda: "this client asks it")
+        before, end = connections(), time.monotonic() + 3
+        poll(lambda: time.monotonic() > end, 10, lambda: "a while")
+        assert connections() - before < 20, "not a storm"
+        lease.verify()
+        assert known_primary_port(client) == sentinel_setup.replica.port

@@ -1,0 +1,183 @@
+"""Late at the Redis engine: requests that arrive after they were given up, deadlines among signals, a clock set back.
+
+Each of these did harm once. On servers of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from harness.servers.process import poll
+from harness.servers.proxy import Proxy
+from harness.servers.redis import CAN_FAKE_CLOCK
+from leasehold import AsyncClient, Client, Unavailable
+from leasehold.engines.redis.protocol import lock_keys
+
+
+@pytest.fixture
+def server(start_redis):
+    return start_redis()
+
+
+def url(server, options: str = "") -> str:
+    return f"redis://127.0.0.1:{server.port}{options}"
+
+
+# -------------------------------------------------------------- the clock
+
+
+@pytest.mark.parametrize("min_hold", [0.0, 0.3])
+def test_released_name_is_free_after_clock_goes_back(start_redis, min_hold) -> None:
+    if not CAN_FAKE_CLOCK:
+        pytest.skip("no false clocks: apt-get install faketime")
+    server = start_redis(fake_clock=True)
+    with Client(url(server)) as one, Client(url(server)) as other:
+        lease = one.lock("job", ttl=60, min_hold=min_hold).acquire()
+        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
+        waiter.start()
+        poll(lambda: len(one.inspect()) == 2, 10, lambda: "it stands in line")
+        server.set_clock(-3600)
+        lease.release()
+        waiter.join(10)
+        assert not waiter.is_alive(), one.inspect()
+        assert not server.ask("EXISTS", *lock_keys("", "job")[1:]), "for an hour"
+
+
+# ---------------------------------------------------------- late requests
+
+
+class DelayingProxy:
+    """Passes everything on; told to hold, keeps requests back on the connections there are, and delivers them later."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._may_forward, self._sockets = port, [], []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._start_thread(self._run)
+
+    def _start_thread(self, target, *args) -> None:
+        threading.Thread(target=target, args=args, daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                client_side, _ = self._listener.accept()
+                server_side = socket.create_connection(("127.0.0.1", self._port))
+                may_forward = threading.Event()
+                may_forward.set()
+                self._may_forward.append(may_forward)
+                self._sockets += [client_side, server_side]
+                self._start_thread(self._forward, client_side, server_side, may_forward)
+                self._start_thread(self._forward, server_side, client_side, None)
+
+    def _forward(self, source, target, may_forward) -> None:
+        data = b"?"
+        while data:
+            try:
+                data = source.recv(65_536)
+            except OSError:
+                data = b""
+            if may_forward is not None:
+                may_forward.wait()
+            with suppress(OSError):
+                target.sendall(data) if data else target.shutdown(socket.SHUT_WR)
+
+    def hold(self) -> None:
+        for may_forward in self._may_forward:
+            may_forward.clear()
+
+    def deliver(self) -> None:
+        for may_forward in self._may_forward:
+            may_forward.set()
+
+    def close(self) -> None:
+        self.deliver()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for sock in (self._listener, *self._sockets):
+            sock.close()
+
+
+@pytest.fixture(params=["", "?min_replicas=1"], ids=["plain", "min_replicas"])
+def delayed_server(request, start_redis):
+    """A server, a proxy that can hold back requests, and the URL that leads through it."""
+    server = start_redis()
+    if request.param:
+        start_redis(primary=server)
+        poll(lambda: "state=online" in server.info("replication").get("slave0", ""), 30, lambda: "the replica is there")
+        Client(url(server, request.param), call_timeout=10).lock("warm").acquire().release()  # it confirms
+    proxy = DelayingProxy(server.port)
+    yield server, proxy, f"redis://127.0.0.1:{proxy.port}{request.param}"
+    proxy.close()
+
+
+def check_attempt_is_undone(server, proxy) -> None:
+    counter = lock_keys("", "job")[0]
+    assert not server.ask("EXISTS", counter), "the attempt has not arrived yet"
+    proxy.deliver()
+    with Client(url(server)) as other:
+        poll(lambda: server.ask("EXISTS", counter), 10, lambda: "now it has")
+        poll(lambda: not other.inspect(), 5, lambda: "nobody has it, long before its ttl is over")
+
+
+def test_late_attempt_is_followed_by_its_release(delayed_server) -> None:
+    server, proxy, proxy_url = delayed_server
+    with Client(proxy_url, call_timeout=0.3) as client:
+        client.lock("warm").acquire().release()
+        proxy.hold()
+        with pytest.raises(Unavailable):
+            client.lock("job", ttl=30).acquire(wait=0)
+        poll(
+            lambda: not client._core.registry.pending_releases,
+            10,
+            lambda: "the release is answered, on another connection",
+        )
+        check_attempt_is_undone(server, proxy)
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["timed out", "cancelled"])
+def test_late_attempt_under_asyncio_is_followed_by_its_release(delayed_server, cancelled) -> None:
+    server, proxy, proxy_url = delayed_server
+
+    async def main() -> None:
+        async with AsyncClient(proxy_url, call_timeout=0.3) as client:
+            await (await client.lock("warm").acquire()).release()
+            proxy.hold()
+            with pytest.raises((Unavailable, TimeoutError)):
+                async with asyncio.timeout(0.1 if cancelled else 10):
+                    await client.lock("job", ttl=30).acquire(wait=0)
+            end = time.monotonic() + 10
+            while client._core.registry.pending_releases:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(check_attempt_is_undone, server, proxy)
+
+    asyncio.run(main())
+
+
+def test_signals_do_not_extend_the_call_deadline(server) -> None:
+    proxy = Proxy(server.port)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.5) as client:
+            client.ping()
+            proxy.cut()
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+            began = time.monotonic()
+            stop = threading.Timer(5, signal.setitimer, (signal.ITIMER_REAL, 0))
+            stop.start()
+            with pytest.raises(Unavailable):
+                client.lock("job").acquire(wait=0)
+            assert time.monotonic() - began < 0.5 + 0.5
+            stop.cancel()
+            proxy.restore()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        proxy.close()

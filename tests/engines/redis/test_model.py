@@ -1,0 +1,395 @@
+"""The scripts beside the pure line: the same verbs at the same times give the same answers and wake-ups.
+
+The clock of the scripts is the one line of their source that is replaced here; keys are expired by hand as it moves on.
+Who can be told is decided by real subscriptions, and what is told is read from them.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from copy import deepcopy
+
+import hiredis
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leasehold.core.lock_state import LockState
+from leasehold.core.queue_entry import HELD, PASSED, WAITING, Context, Notification, TokenCounter
+from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.redis import protocol, scripts
+from leasehold.engines.redis.protocol import RedisRequests, RedisScripts, lock_keys
+from leasehold.engines.redis.scripts import MICROS, PubSubCommands, Script
+from leasehold.engines.redis.server import encode_command
+from leasehold.errors import Mismatch
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
+from leasehold.testing.conformance.rig import rig_type
+from leasehold.testing.conformance.suite import rig_or_skip
+
+REAL_CLOCK = "redis.call('TIME')"
+FAKE_CLOCK = "redis.call('HMGET', 'clock', 's', 'us')"
+ID_HASHES = [letter * 32 for letter in "abcde"]
+KEYS = lock_keys("ns", "name")
+
+
+class RawConnection:
+    """A bare connection to the server."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.reader = hiredis.Reader()
+
+    def ask(self, *arguments):
+        return self.send(encode_command(*arguments))
+
+    def send(self, packed: bytes):
+        self.sock.sendall(packed)
+        return self.read()
+
+    def read(self):
+        while (reply := self.reader.gets()) is False:
+            self.reader.feed(self.sock.recv(65536))
+        if isinstance(reply, hiredis.ReplyError):
+            raise reply
+        return reply
+
+
+class PureLockState(LockState):
+    """With keys, lapsed places are looked for from the first waiter on."""
+
+    def _add_entry(self, now, claim, client):
+        if not any(entry.state in (WAITING, PASSED) for entry in self.entries.values()):
+            self._next_waiter_scan = now + WAITER_TTL
+        return super()._add_entry(now, claim, client)
+
+
+class ModelComparison:
+    """One clock, clients that can be told or not, and the same name kept in two ways."""
+
+    def __init__(self, port: int) -> None:
+        self.connection, self.subscriber = RawConnection(port), RawConnection(port)
+        self.requests = RedisRequests(PubSubCommands(), "")
+        self.requests.scripts = RedisScripts(*map(self.with_fake_clock, self.requests.scripts))
+        self.requests.set_client("")  # they are packed anew
+        self.name = self.requests.name_keys("ns", "name")
+        self.reset()
+
+    def with_fake_clock(self, script: Script) -> Script:
+        text = script.text.decode()
+        assert text.count(REAL_CLOCK) == 1
+        fake_clock_script = scripts.make_script(script.name, text.replace(REAL_CLOCK, FAKE_CLOCK))
+        self.connection.ask("SCRIPT", "LOAD", fake_clock_script.text)
+        return fake_clock_script
+
+    def requests_for(self, claim: Claim) -> RedisRequests:
+        """As its own client would make it."""
+        self.requests.set_client(claim.id_hash)
+        return self.requests
+
+    def reset(self) -> None:
+        self.connection.ask("FLUSHALL")
+        self.now, self.counter, self.state = 4_000_000_000.0, TokenCounter(), None  # the server itself expires nothing
+        self.write_clock()
+        self.unsubscribed = set(ID_HASHES)
+        self.subscriber.sock.sendall(encode_command("UNSUBSCRIBE"))
+        while self.subscriber.read()[2]:  # how many are left
+            continue
+        for id_hash in ID_HASHES:
+            self.subscribe(id_hash)
+
+    def write_clock(self) -> None:
+        self.connection.ask("HSET", "clock", "s", int(self.now), "us", round(self.now % 1 * MICROS))
+
+    def advance_clock(self, seconds: float) -> None:
+        self.now += seconds
+        self.write_clock()
+        for key in KEYS[1:]:
+            end = self.connection.ask("PEXPIRETIME", key)
+            assert end != -1, f"{key} would stay for ever"
+            if 0 < end <= self.now * 1000:
+                self.connection.ask("DEL", key)
+
+    def subscribe(self, id_hash: str) -> None:
+        if id_hash in self.unsubscribed:
+            self.unsubscribed.discard(id_hash)
+            self.subscriber.ask("SUBSCRIBE", f"lh1:c:{id_hash}")
+
+    def unsubscribe(self, id_hash: str) -> None:
+        if id_hash not in self.unsubscribed:
+            self.unsubscribed.add(id_hash)
+            self.subscriber.sock.sendall(encode_command("UNSUBSCRIBE", f"lh1:c:{id_hash}"))
+            assert self.subscriber.read()[0] == b"unsubscribe"
+
+    def read_notifications(self):
+        """What was told since last asked; None: more to read before the answer to the question."""
+        notifications: list[Notification] = []
+        self.subscriber.sock.sendall(encode_command("PING", "drained"))
+        while True:
+            message = self.subscriber.read()
+            if message in ([b"pong", b"drained"], b"drained"):
+                return notifications
+            if message[0] == b"message":
+                kind, delay, key, id_hash = message[2].split(b" ", 3)
+                assert protocol.parse_key(key.decode()) == ("ns", "name")
+                client = message[1].decode().removeprefix("lh1:c:")
+                notifications.append(Notification(client, kind.decode(), id_hash.hex(), int(delay) / MICROS))
+
+    def run_model(self, verb, kind="lock", limit=1):
+        context = Context(
+            self.now,
+            lambda: self.counter.next(round(self.now * MICROS)),
+            lambda client: client not in self.unsubscribed,
+        )
+        state = self.state or PureLockState(self.now, kind, limit)
+        try:
+            answer = verb(state, context)
+        except Mismatch as error:
+            answer = str(error), []
+        self.state = None if state.idle else state
+        return answer
+
+    def attempt(self, claim: Claim):
+        try:
+            return protocol.decode_attempt(
+                claim, self.connection.send(self.requests_for(claim).attempt(self.name, claim))
+            )
+        except Mismatch as error:
+            return str(error)
+
+    def check_inspect(self) -> None:
+        """What a look at the name shows, the same from both, nothing changed."""
+        holdings = protocol.decode_holdings("ns", "name", self.connection.send(self.requests.inspect(self.name)))
+        state = deepcopy(self.state) or LockState(self.now)
+        state.expire(self.now)
+        assert round_times(holdings) == round_times(list(state.holdings("ns", "name", self.now)))
+
+
+def round_times(value):
+    """Times as whole microseconds: the pure line computes with seconds."""
+    if isinstance(value, float):
+        return round(value * MICROS / 10)
+    if isinstance(value, Grant | Busy | Alive | Gone | Notification):
+        return type(value).__name__, [round_times(item) for item in value]
+    if isinstance(value, list | tuple):
+        return [round_times(item) for item in value]
+    if hasattr(value, "fingerprint"):
+        return [round_times(getattr(value, name)) for name in value.__dataclass_fields__]
+    return value
+
+
+def claim(id_hash: str, **fields) -> Claim:
+    fields = {"ttl": 10.0, "queue": True} | fields
+    return Claim("ns", "name", f"secret {id_hash}", id_hash, Holder(f"holder {id_hash}", "h", 1, "p"), **fields)
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Iterator[ModelComparison]:
+    comparison = ModelComparison(rig_or_skip(rig_type("redis")).server.port)
+    yield comparison
+    for connection in (comparison.connection, comparison.subscriber):
+        connection.sock.close()
+
+
+id_hashes = st.sampled_from(ID_HASHES)
+shapes = st.sampled_from(
+    [{}, {}, {"mode": "shared"}, {"mode": "shared"}, {"delay": 2.0}, {"delay": 2.0}, {"min_hold": 4.0}]
+)
+semaphores = st.sampled_from([{}, {"delay": 2.0}]).map(lambda more: {"kind": "semaphore", "limit": 2, **more})
+attempts = st.tuples(st.just("attempt"), id_hashes, st.just(True), shapes, st.sampled_from([1.0, 10.0]))
+renewal = st.tuples(id_hashes, st.sampled_from([True, True, False]), st.sampled_from([1.0, 10.0, 10.0]))
+renewals = st.tuples(st.just("renew"), st.one_of(st.tuples(renewal), st.lists(renewal, min_size=1, max_size=3)))
+time_steps = st.tuples(st.just("pass"), st.sampled_from([0.5, 0.5, 1.0, 2.5, 3.0, 4.0, 8.0, 14.5, 16.0]))
+steps = st.lists(
+    st.one_of(
+        attempts,
+        attempts,
+        st.tuples(st.just("attempt"), id_hashes, st.just(False), shapes, st.sampled_from([1.0, 10.0])),
+        renewals,
+        renewals,
+        st.tuples(st.just("release"), id_hashes, st.sampled_from([0.0, 4.0]), st.sampled_from([True, True, False])),
+        st.tuples(st.just("break"), id_hashes),
+        time_steps,
+        time_steps,
+        st.tuples(st.just("deaf"), id_hashes),
+        st.tuples(st.just("hears"), id_hashes),
+    ),
+    min_size=15,
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_scripts_agree_with_the_pure_model(kind: str, data, comparison: ModelComparison) -> None:
+    check_agreement(kind, data, comparison)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
+@given(data=st.data())
+@settings(max_examples=3000, deadline=None)
+def test_scripts_agree_with_the_pure_model_over_many_examples(kind: str, data, comparison: ModelComparison) -> None:
+    check_agreement(kind, data, comparison)
+
+
+def check_agreement(kind: str, data, comparison: ModelComparison) -> None:
+    comparison.reset()
+    tokens: dict[str, int] = {}
+    for step in data.draw(steps):
+        run_both(comparison, step, tokens, kind, data)
+        comparison.check_inspect()
+    # Nobody asks any more: nothing stays but the counter.
+    comparison.advance_clock(1000.0)
+    assert set(comparison.connection.ask("KEYS", "*")) <= {b"clock", KEYS[0].encode()}
+
+
+def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: str, data) -> None:
+    what, *args = step
+    if what == "pass":
+        comparison.advance_clock(args[0])
+        return
+    if what == "deaf":
+        comparison.unsubscribe(args[0])
+        return
+    if what == "hears":
+        comparison.subscribe(args[0])
+        return
+    if what == "attempt":
+        id_hash, queue, shape, ttl = args
+        if kind == "semaphore" or (kind == "either" and data.draw(st.booleans())):
+            shape = data.draw(semaphores)
+        current_claim = claim(id_hash, queue=queue, ttl=ttl, **shape)
+        actual = comparison.attempt(current_claim)
+        expected, notifications = comparison.run_model(
+            lambda state, context: state.attempt(context, current_claim, id_hash),
+            current_claim.kind,
+            current_claim.limit,
+        )
+        if isinstance(actual, Grant):
+            tokens[id_hash] = actual.token
+    elif what == "renew":
+        claims = [
+            claim(id_hash, token=tokens.get(id_hash, 7) if held else 0, ttl=ttl) for id_hash, held, ttl in args[0]
+        ]
+        name_expired = not comparison.connection.ask("EXISTS", KEYS[1])  # nothing is left that could say it was there
+        reply = comparison.connection.send(comparison.requests.renew(comparison.name, claims))
+        actual = protocol.decode_renewals(claims, reply)
+        expected, notifications = [], []
+        expired_id_hashes = {} if comparison.state is None else comparison.state.entries
+        expired_id_hashes = {
+            p.id_hash for p in expired_id_hashes.values() if p.state == 2 and p.until <= comparison.now
+        }
+        for current_claim in claims:
+            answer, new_notifications = comparison.run_model(
+                lambda state, context, current_claim=current_claim: state.renew(context, current_claim)
+            )
+            # Asked for together, all are answered as of the same moment.
+            entry = comparison.state and comparison.state.entries.get(current_claim.id_hash)
+            if isinstance(answer, Alive) and entry.state == HELD and not current_claim.token:
+                answer = answer._replace(position=actual[len(expected)].position)  # of no meaning: it holds
+            if isinstance(answer, Gone):
+                answer = Gone(
+                    "expired" if current_claim.id_hash in expired_id_hashes and not name_expired else "unknown"
+                )
+            expected.append(answer)
+            notifications += new_notifications
+    elif what == "release":
+        id_hash, min_hold, held = args
+        current_claim = claim(id_hash, min_hold=min_hold)._replace(id="secret" if held else "")
+        actual = bool(
+            comparison.connection.send(comparison.requests_for(current_claim).release(comparison.name, current_claim))
+        )
+        expected, notifications = comparison.run_model(
+            lambda state, context: state.release(context, id_hash, min_hold, held)
+        )
+    else:
+        token = tokens.get(args[0], 7)
+        actual = bool(comparison.connection.send(comparison.requests.break_(comparison.name, token)))
+        expected, notifications = comparison.run_model(lambda state, context: state.break_(context, token))
+    assert round_times(actual) == round_times(expected), step
+    delivered = [word for word in notifications if word.client not in comparison.unsubscribed]
+    assert round_times(comparison.read_notifications()) == round_times(delivered), step
+
+
+def test_release_costs_the_same_with_3_as_with_200_waiters(comparison: ModelComparison) -> None:
+    def commands() -> int:
+        stats = comparison.connection.ask("INFO", "commandstats").decode().splitlines()
+        counts = [int(line.partition("calls=")[2].split(",")[0]) for line in stats if line.startswith("cmdstat_")]
+        return sum(counts)
+
+    costs = []
+    for waiter_count in (3, 200):
+        comparison.reset()
+        for number in range(waiter_count):
+            comparison.subscriber.ask("SUBSCRIBE", f"lh1:c:{number:032x}")
+            comparison.attempt(claim(f"{number:032x}"))
+        comparison.read_notifications()
+        before = commands()
+        first_claim = claim(f"{0:032x}")
+        comparison.connection.send(comparison.requests_for(first_claim).release(comparison.name, first_claim))
+        costs.append(commands() - before)
+        assert [notification.kind for notification in comparison.read_notifications()] == ["go", "head"]
+        comparison.subscriber.sock.sendall(encode_command("UNSUBSCRIBE"))
+        while comparison.subscriber.read()[2]:
+            continue
+    assert costs[0] == costs[1] < 40
+
+
+def test_waiters_that_send_heartbeats_keep_their_positions(comparison: ModelComparison) -> None:
+    """The keys of a line are not pushed back by every beat: often enough, all the same."""
+    comparison.reset()
+    tokens: dict[str, int] = {}
+    holder, first, second = ID_HASHES[:3]
+    for id_hash in (holder, first, second):
+        run_both(comparison, ("attempt", id_hash, True, {}, 1000.0), tokens, "lock", None)
+    for _ in range(24):
+        run_both(comparison, ("pass", 5.0), tokens, "lock", None)
+        run_both(
+            comparison,
+            ("renew", [(holder, True, 1000.0), (first, False, 0.0), (second, False, 0.0)]),
+            tokens,
+            "lock",
+            None,
+        )
+        comparison.check_inspect()
+    run_both(comparison, ("release", holder, 0.0, True), tokens, "lock", None)
+    comparison.check_inspect()
+
+
+@pytest.mark.parametrize("end", ["release", "renew", "break", "attempt"])
+def test_call_during_delay_after_expiry_does_not_end_the_delay(end: str, comparison: ModelComparison) -> None:
+    """A holder too late by less than the delay, alone on the name: the fast paths must look at the clock too."""
+    comparison.reset()
+    id_hash, tokens = ID_HASHES[0], {}
+    ends = {
+        "release": ("release", id_hash, 0.0, True),
+        "renew": ("renew", [(id_hash, True, 10.0)]),
+        "break": ("break", id_hash),
+        "attempt": ("attempt", id_hash, False, {"delay": 2.0}, 10.0),
+    }
+    steps = [("attempt", id_hash, False, {"delay": 2.0}, 1.0), ("pass", 1.5), ends[end]]
+    for step in (*steps, ("attempt", ID_HASHES[1], False, {}, 10.0)):
+        run_both(comparison, step, tokens, "lock", None)
+        comparison.check_inspect()
+    assert ID_HASHES[1] not in tokens, "it cools still"
+
+
+def test_passed_over_waiter_returns_ahead_of_the_head(comparison: ModelComparison) -> None:
+    """Its ticket is the older one, also in the step that reads who the head is."""
+    comparison.reset()
+    tokens: dict[str, int] = {}
+    holder, first, second = ID_HASHES[:3]
+    steps = [
+        *[("attempt", id_hash, True, {}, 4.5) for id_hash in (holder, first, second)],
+        ("deaf", first),
+        ("renew", [(second, False, 0.0)]),  # the server looks who is there
+        ("pass", 8.0),
+        ("hears", first),
+        ("attempt", first, True, {}, 10.0),
+    ]
+    for step in steps:
+        run_both(comparison, step, tokens, "lock", None)
+        comparison.check_inspect()
+    assert tokens.keys() == {holder, first}

@@ -1,0 +1,173 @@
+"""Redis hurt, alone and as a majority of a redlock: stopped, made forgetful, cut off. On servers of its own.
+
+What only one server, or only several, can suffer is in test_redis_faults.py and test_redlock_faults.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from harness.rigs.redis import RedisRig
+from harness.servers.proxy import Proxy
+from harness.servers.redis import RedisServer
+from harness.servers.redlock import RedlockNodes
+from leasehold import AsyncClient, Client, Unavailable
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.foreign_clients import Waiter
+
+
+class Deployment:
+    """One server, or five."""
+
+    def __init__(self, scheme: str, count: int) -> None:
+        self.scheme, self.nodes = scheme, RedlockNodes(count=count)
+        self.url = self._url_for([node.port for node in self.nodes.all])
+        self.proxies: list[Proxy] = []
+
+    def _url_for(self, ports: Sequence[int]) -> str:
+        return f"{self.scheme}://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    @property
+    def majority(self) -> int:
+        return len(self.nodes.all) // 2 + 1
+
+    def proxied(self) -> str:
+        """A way to them that can be hurt."""
+        self.proxies = [Proxy(node.port) for node in self.nodes.all]
+        return self._url_for([proxy.port for proxy in self.proxies])
+
+    def lose_answers(self) -> None:
+        for proxy in self.proxies[: self.majority]:
+            proxy.lose_answers()
+
+    def restore(self) -> None:
+        for proxy in self.proxies:
+            proxy.restore()
+
+    def send_to_all(self, *command: str) -> None:
+        send_to(self.nodes.all, *command)
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        self.nodes.close()
+
+
+def send_to(nodes: Sequence[RedisServer], *command: str) -> None:
+    for node in nodes:
+        node.ask(*command)
+
+
+@pytest.fixture(params=[("redis", 1), ("redlock", 5)], ids=["redis", "redlock"])
+def deployment(request):
+    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    deployment = Deployment(*request.param)
+    yield deployment
+    deployment.close()
+
+
+def test_paused_servers_grant_nothing_and_keep_no_late_grant(deployment, wait_until) -> None:
+    with Client(deployment.url, call_timeout=0.4) as client:
+        client.ping()
+        deployment.nodes.pause(*range(deployment.majority))
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.lock("job", ttl=30).acquire()
+        assert time.monotonic() - began < 0.4 + 0.5
+        deployment.nodes.resume()
+        wait_until(
+            lambda: deployment.nodes.remaining_keys() == [], 8
+        )  # the attempts are carried out now, and the releases behind them
+        with client.lock("job", wait=5):
+            pass
+
+
+def test_flushed_scripts_are_sent_again(deployment) -> None:
+    nodes = deployment.nodes.all
+    with Client(deployment.url) as client:
+        for round_number in range(5):
+            flushed_nodes = [nodes[round_number % len(nodes)], nodes[-1]]
+            with client.lock("job") as lease:
+                send_to(flushed_nodes, "SCRIPT", "FLUSH")
+                lease.renew()
+                deployment.send_to_all("SCRIPT", "FLUSH")
+                assert client.inspect()
+                send_to(flushed_nodes, "SCRIPT", "FLUSH")
+        leases = [client.lock(f"name-{number}").acquire() for number in range(10)]
+        deployment.send_to_all("SCRIPT", "FLUSH")
+        assert len(client.inspect("name-")) == 10, "a batch, of which none was known"
+        for lease in leases:
+            lease.release()
+
+
+def test_killed_connections_are_replaced(deployment) -> None:
+    def kill(kind: str) -> None:
+        deployment.send_to_all("CLIENT", "KILL", "TYPE", kind)
+
+    with Client(deployment.url) as client:
+        for kind in ("normal", "pubsub", "normal"):
+            with client.lock("job") as lease:
+                kill(kind)
+                lease.renew()
+                kill(kind)
+
+    async def main() -> None:
+        async with AsyncClient(deployment.url) as client:
+            for _ in range(3):
+                async with client.lock("job") as lease:
+                    kill("normal")
+                    await lease.renew()
+                    kill("normal")
+
+    asyncio.run(main())
+
+
+def test_waiter_is_woken_after_its_subscriptions_are_killed(deployment, wait_until) -> None:
+    with Client(deployment.url) as holder, Client(deployment.url) as other:
+        for _ in range(3):
+            lease = holder.lock("job", ttl=60).acquire()
+            waiter = Waiter(other)
+            wait_until(lambda: [holding.state for holding in holder.inspect()] == ["held", "waiting"])
+            deployment.send_to_all("CLIENT", "KILL", "TYPE", "pubsub")
+            began = time.monotonic()
+            lease.release()
+            waiter.wait_granted().release()
+            assert waiter.granted_at - began < 2.5, "by its new subscriptions, not by the look around after 5 s"
+
+
+def test_lost_answers_raise_unavailable_and_leave_no_grant(deployment, wait_until) -> None:
+    with Client(deployment.proxied(), call_timeout=0.3) as client, Client(deployment.url) as other:
+        client.ping()
+        deployment.lose_answers()
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                client.lock("job", ttl=60).acquire(wait=0)
+            assert time.monotonic() - began < 0.3 + 0.5
+        deployment.restore()
+        wait_until(lambda: not other.inspect(), 10)
+        wait_until(lambda: deployment.nodes.remaining_keys() == [], 10)
+
+
+def test_lost_answers_under_asyncio_leave_no_grant(deployment) -> None:
+    async def main() -> None:
+        async with AsyncClient(deployment.proxied(), call_timeout=0.3) as client:
+            await client.ping()
+            deployment.lose_answers()
+            began = time.monotonic()
+            tasks = [client.lock(f"name-{n}", ttl=60).acquire(wait=0) for n in range(30)]
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(outcome, Unavailable)
+            assert time.monotonic() - began < 0.3 + 0.5
+            deployment.restore()
+            while deployment.nodes.remaining_keys():
+                assert time.monotonic() - began < 15, "what was granted unheard is given back"
+                await asyncio.sleep(0.01)
+            async with client.lock("name-1", wait=5):
+                pass
+
+    asyncio.run(main())

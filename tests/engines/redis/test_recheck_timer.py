@@ -1,0 +1,185 @@
+"""Heads of a line that are to look later: woken then, not before, and never forgotten."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import hiredis
+import pytest
+
+from leasehold import Client
+from leasehold.core.timing import RESERVATION_PROBE, WAITER_TTL
+from leasehold.engines.redis import pubsub
+from leasehold.engines.redis.pubsub import PubSubListener, RecheckTimer
+from leasehold.engines.redis.scripts import PubSubCommands
+from leasehold.engines.registry import ClaimRegistry, Waiter
+from leasehold.errors import Unavailable
+from leasehold.model import Claim, Holder
+from leasehold.runtime.base import run_sync
+from leasehold.runtime.net.blocking import SocketStream
+from leasehold.runtime.threads import Threads, boot_clock
+
+
+def claim(number: int) -> Claim:
+    return Claim("", "job", f"id-{number}", f"{number:032x}", Holder("me"), 30.0, queue=True)
+
+
+def is_woken(waiter: Waiter) -> bool:
+    return run_sync(waiter.signal.wait(0.0))
+
+
+@pytest.fixture
+def registry() -> ClaimRegistry:
+    return ClaimRegistry(Threads(), "client")
+
+
+@pytest.fixture
+def recheck_timer() -> RecheckTimer:
+    return RecheckTimer()
+
+
+def test_waiter_is_woken_at_its_recheck_time_and_not_before(registry, recheck_timer) -> None:
+    waiter = registry.add_waiter(claim(1), Threads())
+    recheck_timer.schedule(registry, claim(1).id_hash, 10.0)
+    assert recheck_timer.next_due() == waiter.recheck_at == 10.0
+    recheck_timer.wake_due(registry, 9.9)
+    assert not is_woken(waiter)
+    recheck_timer.wake_due(registry, 10.0)
+    assert is_woken(waiter)
+    assert recheck_timer.next_due() == float("inf")
+
+
+def test_earlier_of_two_recheck_times_wins(registry, recheck_timer) -> None:
+    waiter = registry.add_waiter(claim(1), Threads())
+    recheck_timer.schedule(registry, claim(1).id_hash, 10.0)
+    recheck_timer.schedule(registry, claim(1).id_hash, 5.0)
+    recheck_timer.wake_due(registry, 5.0)
+    assert is_woken(waiter)
+
+
+def test_new_attempt_cancels_the_scheduled_recheck(registry, recheck_timer) -> None:
+    waiter = registry.add_waiter(claim(1), Threads())
+    recheck_timer.schedule(registry, claim(1).id_hash, 10.0)
+    registry.add_waiter(claim(1), Threads())
+    recheck_timer.wake_due(registry, 10.0)
+    assert not is_woken(waiter)
+
+
+def test_recheck_timer_drops_waiters_that_left(registry, recheck_timer) -> None:
+    for number in range(1000):
+        registry.add_waiter(claim(number), Threads())
+        recheck_timer.schedule(registry, claim(number).id_hash, 1e9 + number)
+        registry.remove_waiter(claim(number).id_hash)
+    assert len(recheck_timer._due) < 100
+    recheck_timer.schedule(registry, claim(1).id_hash, 1.0)  # and nobody of whom nothing is known
+    assert recheck_timer.next_due() >= 1e9
+
+
+class SilentServer:
+    """Takes a subscription, tells one waiter when to look, and says nothing more."""
+
+    def __init__(self, id_hash: str, delay: float) -> None:
+        self.client_side, self.server_side = socket.socketpair()
+        message = b"head %d leasehold:{:0}:job " % (delay * 1e6) + bytes.fromhex(id_hash)
+        self.server_side.sendall(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n")
+        self.server_side.sendall(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$%d\r\n%b\r\n" % (len(message), message))
+
+    async def open(self, runtime, _deadline: float) -> SocketStream:
+        return SocketStream(self.client_side, hiredis.Reader(), runtime.now)
+
+
+def test_waiter_rechecks_in_time_while_listener_awaits_a_reply(registry, wait_until, monkeypatch) -> None:
+    # A connection that died without a word: it is asked whether it is there, and that takes its time.
+    monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.1)
+    waiter = registry.add_waiter(claim(1), Threads())
+    server = SilentServer(claim(1).id_hash, delay=1.0)
+    subscriber = PubSubListener(server, PubSubCommands(), Threads(), registry, call_timeout=4.0)
+    subscriber.start()
+    try:
+        wait_until(lambda: waiter.recheck_at is not None and waiter.recheck_at > boot_clock() + 0.1)  # told
+        began = time.monotonic()
+        assert run_sync(waiter.signal.wait(5.0))  # connected: everybody looks once
+        assert run_sync(waiter.signal.wait(5.0))
+        assert time.monotonic() - began < 3.0
+        assert b"PING" in server.server_side.recv(1000)
+    finally:
+        subscriber.close()
+        server.server_side.close()
+
+
+class QueueScenario:
+    """One holds; two of another client wait, the first of them for its turn."""
+
+    def __init__(self, url: str, wait_until) -> None:
+        self.holder, self.client, self.errors = Client(url), Client(url, call_timeout=1.0), []
+        self.lease = self.holder.lock("job").acquire()
+        self.finish = threading.Event()
+        self.threads = []
+        for number in (1, 2):
+            self.threads.append(threading.Thread(target=self._work))
+            self.threads[-1].start()
+            wait_until(lambda n=number: len([h for h in self.holder.inspect("job") if h.state == "waiting"]) == n)
+
+    def _work(self) -> None:
+        try:
+            with self.client.lock("job"):
+                self.finish.wait(30)
+        except Unavailable as error:
+            self.errors.append((time.monotonic(), error))
+
+    def second_waiter(self) -> Waiter | None:
+        """Once the first has its turn, and this one was told."""
+        waiters = list(self.client._core.registry.waiting.values())
+        return waiters[0] if len(waiters) == 1 and waiters[0].recheck_at is not None else None
+
+
+def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) -> None:
+    scenario = QueueScenario(f"redis://127.0.0.1:{start_redis().port}", wait_until)
+    now, set_at = scenario.client._core.runtime.now, []
+    for waiter in scenario.client._core.registry.waiting.values():
+        waiter.signal = RecordedSignal(waiter.signal, set_at, now)
+    scenario.lease.release()
+    wait_until(scenario.second_waiter)
+    recheck_at = scenario.second_waiter().recheck_at
+    assert recheck_at <= now() + RESERVATION_PROBE + 0.1
+    wait_until(
+        lambda: (
+            scenario.client._core.registry.waiting
+            and next(iter(scenario.client._core.registry.waiting.values())).recheck_at is None
+        )
+    )
+    scenario.finish.set()
+    for thread in scenario.threads:
+        thread.join(30)
+    # Both are in the list: the first was told to go. Nobody else was woken before it was to look.
+    assert sorted(set_at)[1] >= recheck_at
+    scenario.client.close()
+    scenario.holder.close()
+
+
+class RecordedSignal:
+    """A signal, and when it was set."""
+
+    def __init__(self, signal, set_at, now) -> None:
+        self._signal, self._set_at, self._now = signal, set_at, now
+        self.wait = signal.wait
+
+    def set(self) -> None:
+        self._set_at.append(self._now())
+        self._signal.set()
+
+
+def test_second_waiter_rechecks_in_time_when_server_is_down(start_redis, wait_until) -> None:
+    server = start_redis()
+    scenario = QueueScenario(f"redis://127.0.0.1:{server.port}", wait_until)
+    scenario.lease.release()
+    wait_until(scenario.second_waiter)
+    began = time.monotonic()
+    server.kill()
+    scenario.threads[1].join(30)
+    scenario.finish.set()
+    scenario.threads[0].join(30)
+    assert scenario.errors, "it looked, and there was nobody to ask"
+    assert min(at for at, _ in scenario.errors) < began + WAITER_TTL / 3

@@ -1,0 +1,330 @@
+"""How a Redis server is reached, and what is asked of it: URLs, passwords, rights, TLS, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+
+import pytest
+
+from harness.rigs.redis import RedisRig, server_with_aof
+from harness.servers.process import poll
+from harness.servers.redis import RedisServer
+from leasehold import AsyncClient, Client, ConfigError, Unavailable, Unsupported
+from leasehold.config import EngineConfig
+from leasehold.engines import redis as package
+from leasehold.engines.redis import protocol, scripts
+from leasehold.engines.redis import server as server_module
+from leasehold.engines.redis.scripts import PubSubCommands
+from leasehold.engines.redis.server_settings import ServerSettings
+from leasehold.engines.redis.topology import parse_single_server
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.paths import ROOT
+
+PASSWORD = "pa:ss/w@rd?%"
+QUOTED = "pa%3Ass%2Fw%40rd%3F%25"
+
+PAGE = ROOT / "docs" / "guarantees" / "redis.md"
+# What Leasehold needs, and no more: as the page has it, from behind the password on.
+RIGHTS = PAGE.read_text().partition("ACL SETUSER locks on >password")[2].partition("```")[0]
+
+
+# --------------------------------------------------------------------- URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "expected_address"),
+    [
+        ("redis://", "localhost:6379"),
+        ("redis://example.org", "example.org:6379"),
+        ("redis://example.org:7000/3", "example.org:7000"),
+        ("redis://user:secret@[::1]:7000/", "::1:7000"),
+        ("rediss://example.org", "example.org:6379"),
+        ("redis+unix:///run/redis.sock", "/run/redis.sock"),
+        ("redis+unix:///run/a%20b.sock?db=2", "/run/a b.sock"),
+    ],
+)
+def test_url_gives_the_server_address(url, expected_address) -> None:
+    server, _ = parse_single_server(EngineConfig.parse(url, 5.0))
+    assert str(server.address) == expected_address
+    assert "secret" not in str(server)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("redis://h/zero", "number of a database"),
+        ("redis://h/0/1", "number of a database"),
+        ("redis://h:port", "port"),
+        ("redis://h..example", "no name a host could have"),
+        ("rediss://h" + "o" * 63, "no name a host could have"),
+        ("redis://h?min_replicas=-1", "whole number"),
+        ("redis://h?min_replicas=many", "whole number"),
+        ("redis://h?allow_eviction=perhaps", "yes or no"),
+        ("redis://h?socket_timeout=1", "known options: allow_eviction, min_replicas"),
+        ("redis://h?ssl_ca_certs=x", "known options"),
+        ("rediss://h?ssl_ca_certs=/does/not/exist", "TLS options"),
+        ("rediss://h?ssl_cert_reqs=maybe", "required or none"),
+        ("rediss://h?ssl_check_hostname=maybe", "TLS options"),
+        ("redis+unix://host/path", "path of a socket"),
+        ("redis+unix://", "path of a socket"),
+    ],
+)
+def test_bad_urls_are_refused_when_the_client_is_made(url, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Client(url.replace("://", "://user:verysecret@", 1) if "://h" in url else url)
+
+
+def test_missing_driver_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['hiredis'] = None; import leasehold; leasehold.Client('redis://h')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert 'pip install "leasehold[redis]"' in done.stderr
+
+
+def test_package_contains_the_lua_scripts() -> None:
+    folder = os.path.dirname(package.__file__)
+    for name in ("attempt", "renew", "release", "break", "inspect"):
+        assert os.path.exists(os.path.join(folder, f"{name}.lua"))
+        text = scripts.source(name, PubSubCommands())
+        assert text.startswith("#!lua")
+        assert "--@" not in text
+
+
+def test_msgpack_encoding_matches_lua_cmsgpack(start_redis) -> None:
+    server = start_redis()
+    for value in (0, 1, 127, 128, 10**15, -1, "", "a", "a" * 31, "a" * 32, "ü" * 400):
+        equal = server.ask("EVAL", "return cmsgpack.unpack(ARGV[1]) == (tonumber(ARGV[2]) or ARGV[2]) and 1 or 0", 0,
+                           protocol.encode_msgpack(value), value)  # fmt: skip
+        assert equal == 1, value
+
+
+# --------------------------------------------------------- signing in, rights
+
+
+def test_password_is_required_and_never_shown(start_redis, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = start_redis(password=PASSWORD)
+    with Client(f"redis://:{QUOTED}@127.0.0.1:{server.port}/2") as client:
+        with client.lock("job"):
+            assert "verysecret" not in repr(client)
+            assert "pa:ss" not in repr(client) + repr(vars(client._core._engine)) + repr(client._core.config)
+        assert "db2" in server.info("keyspace")
+    output = caplog.text
+    for url in (f"redis://127.0.0.1:{server.port}", f"redis://:verysecret@127.0.0.1:{server.port}"):
+        with Client(url) as client, pytest.raises(ConfigError) as caught:
+            client.lock("job").acquire()
+        output += "".join(traceback.format_exception(caught.value)) + repr(pickle.loads(pickle.dumps(caught.value)))
+    assert "verysecret" not in output
+    assert PASSWORD not in output
+
+
+def test_user_with_documented_permissions_can_use_every_call(start_redis) -> None:
+    server = start_redis()
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.split())
+    url = f"redis://locks:pw@127.0.0.1:{server.port}"
+    with Client(url) as one, Client(url) as other:
+        lease = one.lock("job", ttl=60, delay=0.1).acquire()
+        assert other.lock("job").try_acquire() is None
+        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
+        waiter.start()
+        while not any(holding.state == "waiting" for holding in one.inspect()):
+            continue
+        lease.renew()
+        server.ask("SCRIPT", "FLUSH")
+        assert one.break_lock("job", token=lease.token)
+        waiter.join(20)
+        with one.semaphore("pool", 2), other.semaphore("pool", 2):
+            pass
+        assert one.traits.survives == "nothing"
+        assert one._core._engine._topology._server.settings.appendfsync == "everysec"
+
+
+def test_documented_permissions_suffice_with_min_replicas(start_redis) -> None:
+    server = start_redis()
+    start_redis(primary=server)
+    poll(lambda: "state=online" in server.info("replication").get("slave0", ""), 30, lambda: "the replica is in step")
+    url = f"redis://locks:pw@127.0.0.1:{server.port}?min_replicas=1"
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.split())
+    with Client(url, call_timeout=2) as client:
+        with client.lock("job") as lease:
+            lease.renew()
+        server.ask("ACL", "SETUSER", "locks", "-wait")
+        with pytest.raises(ConfigError, match="wait"):
+            client.lock("job").acquire()
+        poll(lambda: not client.inspect(), 10, lambda: "what could not be confirmed is given back")
+
+
+def test_user_without_info_and_config_can_lock_and_is_warned(start_redis, caplog) -> None:
+    server = start_redis()
+    rights = RIGHTS.replace("+info", "").replace("+config|get", "")
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *rights.split())
+    with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client, client.lock("job"):
+        assert client.traits.survives == "nothing", "what is not known is not promised"
+    assert "whether it evicts locks is not known" in caplog.text
+
+
+def test_waiter_without_subscribe_permission_still_acquires(start_redis, caplog) -> None:
+    server = start_redis()
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.replace("+subscribe", "").split())
+    url = f"redis://locks:pw@127.0.0.1:{server.port}"
+    with Client(url) as one, Client(url) as other:
+        lease = one.lock("job").acquire()
+        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
+        waiter.start()
+        while not any(holding.state != "held" for holding in one.inspect()):
+            continue
+        lease.release()
+        waiter.join(10)
+        assert not waiter.is_alive()
+    assert "its waiters look now and then" in caplog.text
+
+
+def test_missing_evalsha_permission_raises_config_error(start_redis) -> None:
+    server = start_redis()
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.replace("+evalsha", "").split())
+    with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client:
+        with pytest.raises(ConfigError, match="evalsha"):
+            client.lock("job").acquire()
+        assert not client._core.registry.pending_releases, "nothing was ever written"
+
+
+def test_unknown_database_number_raises_config_error(start_redis) -> None:
+    server = start_redis()
+    with Client(f"redis://127.0.0.1:{server.port}/99") as client, pytest.raises(ConfigError, match="DB index"):
+        client.lock("job").acquire()
+
+
+def test_server_at_max_clients_raises_unavailable(start_redis) -> None:
+    server = start_redis("--maxclients", "2")
+    one, two = (Client(f"redis://127.0.0.1:{server.port}") for _ in range(2))
+    with one, two, one.lock("job"), pytest.raises(Unavailable):
+        two.lock("other").acquire()
+
+
+def test_unix_socket_url_connects_and_missing_socket_is_unavailable(start_redis, tmp_path) -> None:
+    path = tmp_path / "redis.sock"
+    start_redis("--unixsocket", str(path))
+    with Client(f"redis+unix://{path}?db=1") as client, client.lock("job") as lease:
+        assert lease.held
+    with Client(f"redis+unix://{tmp_path}/absent.sock") as client, pytest.raises(Unavailable, match=r"absent\.sock"):
+        client.lock("job").acquire()
+
+
+# -------------------------------------------------------------------- TLS
+
+
+class TlsServer(RedisServer):
+    def command(self):
+        plain = super().command()
+        return [*plain, "--port", "0", "--tls-port", str(self.port)]
+
+    def ready(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            return True
+
+
+def test_tls_works_with_client_and_server_certificates(certificate) -> None:
+    rig_or_skip(RedisRig)
+    key, cert = certificate
+    server = TlsServer("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert).start()
+    base = f"rediss://127.0.0.1:{server.port}"
+    try:
+        with Client(f"{base}?ssl_ca_certs={cert}&ssl_certfile={cert}&ssl_keyfile={key}") as client:
+            for _ in range(20):
+                with client.lock("job") as lease:
+                    lease.renew()
+            leases = [client.lock(f"name-{number}", purpose="p" * 200).acquire() for number in range(150)]
+            assert len(client.inspect("name-")) == 150, "answers larger than a record of TLS"
+            for lease in leases:
+                lease.release()
+            lease = client.lock("told").acquire()
+            assert client.break_lock("told", token=lease.token)
+            assert lease.wait_lost(10)
+
+        async def main() -> None:
+            async with AsyncClient(f"{base}?ssl_ca_certs={cert}&ssl_certfile={cert}&ssl_keyfile={key}") as client:
+                leases = await asyncio.gather(*[client.lock(f"n-{n}").acquire() for n in range(200)])
+                assert len(await client.inspect("n-")) == 200
+                await asyncio.gather(*[lease.release() for lease in leases])
+
+        asyncio.run(main())
+        with Client(base, call_timeout=2) as client, pytest.raises(Unavailable, match="certificate"):
+            client.lock("job").acquire()
+        plain = f"redis://127.0.0.1:{server.port}"
+        with Client(plain, call_timeout=1) as client, pytest.raises(Unavailable):
+            client.lock("job").acquire()
+    finally:
+        server.kill()
+
+
+# --------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_server_with_eviction_policy_is_refused(start_redis, policy) -> None:
+    server = start_redis("--maxmemory-policy", policy)
+    with Client(f"redis://127.0.0.1:{server.port}") as client:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="allow_eviction"):
+                client.lock("job").acquire()
+        server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        with client.lock("job"):
+            pass
+    server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+    with Client(f"redis://127.0.0.1:{server.port}?allow_eviction=yes") as client, client.lock("job"):
+        pass
+
+
+def test_missing_persistence_is_logged_once(start_redis, caplog) -> None:
+    server = start_redis()
+    for _ in range(2):
+        with Client(f"redis://127.0.0.1:{server.port}") as client:
+            client.ping()
+            assert client.traits.survives == "nothing"
+            with pytest.raises(Unsupported, match="survives-restart"):
+                client.lock("job", require={"survives-restart"})
+    assert caplog.text.count("every lock is free, also those still held") == 1
+
+
+def test_required_trait_the_server_lacks_is_refused_before_any_grant(start_redis) -> None:
+    server = start_redis()
+    with Client(f"redis://127.0.0.1:{server.port}") as client:
+        lock = client.lock("job", require={"survives-restart"})  # it could be: nobody has asked the server yet
+        with pytest.raises(Unsupported):
+            lock.acquire()
+        assert not client.inspect()
+
+
+def test_server_with_appendfsync_always_survives_restart(caplog) -> None:
+    rig_or_skip(RedisRig)
+    (server,) = server_with_aof()
+    client = Client(f"redis://127.0.0.1:{server.port}", namespace="survives")
+    with client, client.lock("job", require={"survives-restart"}):
+        assert client.traits.survives == "restart"
+    assert "appendonly" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (ServerSettings("6.2.14", "master", "noeviction", True, "always"), ConfigError, "Redis 7"),
+        (ServerSettings("7.2.4", "slave", "noeviction", True, "always"), Unavailable, "replica"),
+        (ServerSettings("255.255.255", "master", "allkeys-lfu", True, "always"), ConfigError, "allkeys-lfu"),
+    ],
+)
+def test_unsafe_server_settings_are_refused(settings, error, message) -> None:
+    with pytest.raises(error, match=message):
+        settings.check("the server", allow_eviction=False)
+
+
+def test_unreadable_settings_replies_give_default_settings() -> None:
+    unknown = server_module.parse_settings(b"# Server\r\nnonsense", [])
+    assert unknown == ServerSettings()
+    unknown.check("the server", allow_eviction=False)

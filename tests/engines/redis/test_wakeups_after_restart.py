@@ -1,0 +1,356 @@
+"""Whoever stands in line outlasts a restart of a Redis server: for how long it asks on, what it meets when that is
+back, and what it costs meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from harness.rigs.redis import AOF_ALWAYS, RedisRig
+from harness.servers.redis import RedisServer
+from harness.servers.redis_ha import RedisCluster, SentinelSetup
+from leasehold import AsyncClient, Client, ConfigError, Lease, Unavailable, Unsupported
+from leasehold.engines.redis import executor
+from leasehold.engines.redis.server import RedisEndpoint
+from leasehold.engines.redis.topology import pause_before_retry
+from leasehold.testing.conformance.suite import rig_or_skip
+
+_JOIN_TIMEOUT = 10  # seconds: far more than anybody here wants to wait, far less than a call may take
+_CALL_TIMEOUT = 25
+
+
+@pytest.fixture
+def server():
+    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    server = RedisServer(*AOF_ALWAYS).start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server_without_persistence():
+    """It keeps no log: nothing is left after a restart."""
+    rig_or_skip(RedisRig)
+    server = RedisServer().start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["sentinels", "cluster"])
+def sentinels_or_cluster(request):
+    rig_or_skip(RedisRig)
+    servers = SentinelSetup(down_after=0.5) if request.param == "sentinels" else RedisCluster(node_timeout=1.0)
+    yield servers
+    servers.close()
+
+
+def url(server) -> str:
+    return f"redis://127.0.0.1:{server.port}"
+
+
+class WaitingThread(threading.Thread):
+    """Stands in line behind the lease of another client, and keeps what becomes of that."""
+
+    def __init__(self, client: Client, **options) -> None:
+        super().__init__(daemon=True)
+        self._lock, self.outcome = client.lock("job", **options), None
+        self.start()
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            self.outcome = self._lock.acquire()
+        except Exception as error:
+            self.outcome = error
+        self.elapsed = time.monotonic() - began
+
+    def wait_granted(self) -> Lease:
+        self.join(30)
+        assert isinstance(self.outcome, Lease), self.outcome
+        return self.outcome
+
+
+def has_waiters(client) -> bool:
+    return any(holding.state == "waiting" for holding in client.inspect())
+
+
+def recheck_waiters(client) -> None:
+    """Have all its waiters ask again now."""
+    for id_hash in list(client._core.registry.waiting):
+        client._core.registry.on_notification("head", id_hash, 0.0, None)
+
+
+@pytest.fixture
+def retries(monkeypatch) -> list[int]:
+    """An entry each time somebody goes on asking a server that cannot be reached."""
+    retry_numbers: list[int] = []
+
+    async def pause(runtime, retry_number, deadline) -> bool:
+        retry_numbers.append(retry_number)
+        return await pause_before_retry(runtime, retry_number, deadline)
+
+    monkeypatch.setattr(executor, "pause_before_retry", pause)
+    return retry_numbers
+
+
+@asynccontextmanager
+async def waiter_without_server(server, call_timeout, wait):
+    """A lease, and a task that stands in line behind it and looks, with their server gone."""
+    async with AsyncClient(url(server), call_timeout=call_timeout) as client, asyncio.timeout(60):
+        lease = await client.lock("job", ttl=60).acquire()
+        waiter = asyncio.create_task(client.lock("job").acquire(wait=wait))
+        while not any(holding.state == "waiting" for holding in await client.inspect()):
+            await asyncio.sleep(0.01)
+        server.kill()
+        recheck_waiters(client)
+        yield lease, waiter
+
+
+# ---------------------------------------------------------------- it asks on
+
+
+def test_waiter_survives_server_restart(server_without_persistence, retries, wait_until) -> None:
+    with (
+        Client(url(server_without_persistence), call_timeout=20) as holder,
+        Client(url(server_without_persistence), call_timeout=20) as other,
+    ):
+        lease = holder.lock("job", ttl=60).acquire()
+        waiter = WaitingThread(other, wait=60)
+        wait_until(lambda: has_waiters(holder))
+        server_without_persistence.kill()
+        recheck_waiters(other)
+        wait_until(lambda: len(retries) >= 3)
+        server_without_persistence.start()
+        assert waiter.wait_granted().token > lease.token  # nothing is left that could keep it from it
+
+
+def test_asyncio_waiter_survives_server_restart(server_without_persistence, retries) -> None:
+    async def scenario() -> None:
+        async with waiter_without_server(server_without_persistence, 20, wait=60) as (lease, waiter):
+            while len(retries) < 3:
+                await asyncio.sleep(0.01)
+            server_without_persistence.start()
+            assert (await waiter).token > lease.token
+
+    asyncio.run(scenario())
+
+
+def test_waiter_keeps_its_position_while_server_loads_its_log(retries, wait_until) -> None:
+    rig_or_skip(RedisRig)
+    slow_loading_options = (
+        "--key-load-delay",
+        "30000",
+        "--loading-process-events-interval-bytes",
+        "1024",
+    )  # 30 ms each
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always", *slow_loading_options).start()
+    try:
+        with Client(url(server), call_timeout=20) as holder, Client(url(server), call_timeout=20) as other:
+            lease = holder.lock("job", ttl=60).acquire()
+            waiter = WaitingThread(other, wait=60)
+            wait_until(lambda: has_waiters(holder))
+            for number in range(50):
+                server.ask("SET", f"filler:{number}", "x" * 2000)
+            server.ask("BGREWRITEAOF")  # to a form during whose reading it answers
+            wait_until(lambda: server.info("persistence")["aof_rewrite_in_progress"] == "0")
+            server.kill()
+            recheck_waiters(other)
+            wait_until(lambda: len(retries) >= 3)
+            retry_count = len(retries)
+            server.start()  # once it has read all of it
+            assert len(retries) > retry_count, "nobody asked while it read"
+            assert waiter.is_alive()
+            assert lease.release()
+            assert waiter.wait_granted().token > lease.token
+    finally:
+        server.kill()
+
+
+def test_waiter_raises_unavailable_when_server_stays_down(server_without_persistence, retries) -> None:
+    async def scenario() -> None:
+        began = time.monotonic()
+        async with waiter_without_server(server_without_persistence, 1, wait=60) as (lease, waiter):
+            with pytest.raises(Unavailable, match="cannot be reached"):
+                await waiter
+            assert retries, "it went on asking"
+            assert time.monotonic() - began < 10
+            assert lease.lost_reason in (None, "unreachable")
+
+    asyncio.run(scenario())
+
+
+def test_waiter_cancelled_while_retrying_leaves_the_queue(server, retries) -> None:
+    async def scenario() -> None:
+        async with waiter_without_server(server, 20, wait=60) as (lease, waiter):
+            while len(retries) < 2:
+                await asyncio.sleep(0.01)
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+            server.start()  # it kept the line
+            async with AsyncClient(url(server)) as other, asyncio.timeout(_JOIN_TIMEOUT):  # a place lapses after 15 s
+                while [holding.token for holding in await other.inspect()] != [lease.token]:
+                    await asyncio.sleep(0.01)
+            assert await lease.release()
+
+    asyncio.run(scenario())
+
+
+def test_client_can_be_closed_while_a_waiter_retries(server_without_persistence, retries, wait_until) -> None:
+    holder, other = (
+        Client(url(server_without_persistence), call_timeout=20),
+        Client(url(server_without_persistence), call_timeout=20),
+    )
+    lease, waiter = holder.lock("job", ttl=60).acquire(), WaitingThread(other, wait=60)
+    wait_until(lambda: has_waiters(holder))
+    server_without_persistence.kill()
+    recheck_waiters(other)
+    wait_until(lambda: retries)
+    closing = threading.Thread(target=other.close, daemon=True)
+    closing.start()
+    waiter.join(_JOIN_TIMEOUT)
+    assert isinstance(waiter.outcome, ConfigError | Unavailable), "it goes on asking for a client that is closed"
+    server_without_persistence.start()
+    closing.join(_JOIN_TIMEOUT)
+    assert not closing.is_alive(), "what it owed is settled"
+    assert lease.token
+    holder.close()
+
+
+# ------------------------------------------------------------- for how long
+
+
+@pytest.mark.parametrize("options", ["", "?min_replicas=1"])
+def test_waiter_gives_up_at_its_wait_when_server_is_down(server, wait_until, options) -> None:
+    replica = RedisServer(primary=server).start()
+    wait_until(lambda: "state=online" in server.info("replication").get("slave0", ""))
+    holder, other = Client(url(server), call_timeout=1), Client(url(server) + options, call_timeout=_CALL_TIMEOUT)
+    try:
+        lease = holder.lock("job", ttl=60).acquire()
+        waiter = WaitingThread(other, wait=2)
+        wait_until(lambda: has_waiters(holder))
+        server.kill()
+        recheck_waiters(other)
+        waiter.join(_JOIN_TIMEOUT)
+        assert isinstance(waiter.outcome, Unavailable), "its wait is over"
+        assert 0.5 < waiter.elapsed < _JOIN_TIMEOUT
+        assert lease.token
+        newcomer = WaitingThread(other, wait=0.3)  # the client knows that there is a line, and would join it at once
+        newcomer.join(_JOIN_TIMEOUT)
+        assert isinstance(newcomer.outcome, Unavailable)
+    finally:
+        server.start()
+        holder.close()
+        other.close()
+        replica.kill()
+
+
+def test_asyncio_waiter_gives_up_at_its_wait_when_server_is_down(server) -> None:
+    async def scenario() -> None:
+        async with waiter_without_server(server, _CALL_TIMEOUT, wait=2) as (lease, waiter):
+            try:
+                done, _ = await asyncio.wait([waiter], timeout=_JOIN_TIMEOUT)
+                assert done, "its wait is over"
+                with pytest.raises(Unavailable):
+                    await waiter
+            finally:
+                server.start()
+            assert lease.token
+
+    asyncio.run(scenario())
+
+
+def test_waiters_survive_restart_of_all_servers(sentinels_or_cluster, wait_until) -> None:
+    with (
+        Client(sentinels_or_cluster.url(), call_timeout=_CALL_TIMEOUT) as holder,
+        Client(sentinels_or_cluster.url(), call_timeout=_CALL_TIMEOUT) as other,
+    ):
+        lease = holder.lock("job", ttl=60).acquire()
+        waiters = [WaitingThread(other, wait=60) for _ in range(3)]
+        wait_until(lambda: sum(holding.state == "waiting" for holding in holder.inspect()) == 3)
+        for each in sentinels_or_cluster.all:
+            each.kill()
+        recheck_waiters(other)
+        for each in waiters:
+            each.join(0.3)
+            assert each.is_alive(), each.outcome
+        for each in sentinels_or_cluster.all:
+            each.start()
+        for _ in waiters:
+            wait_until(lambda: any(each.outcome for each in waiters))
+            granted_waiter = next(each for each in waiters if each.outcome)
+            assert granted_waiter.outcome.token > lease.token
+            granted_waiter.outcome.release()
+            waiters.remove(granted_waiter)
+
+
+# --------------------------------------------- what it meets, and what it costs
+
+
+def test_required_durability_is_checked_again_after_restart(server, wait_until) -> None:
+    with (
+        Client(url(server), call_timeout=_CALL_TIMEOUT) as holder,
+        Client(url(server), call_timeout=_CALL_TIMEOUT) as other,
+    ):
+        lease = holder.lock("job", ttl=60).acquire()
+        waiter = WaitingThread(other, wait=60, require={"survives-restart"})
+        wait_until(lambda: has_waiters(holder))
+        server.kill()
+        recheck_waiters(other)
+        server._options = ["--appendonly", "no"]
+        server.start()
+        waiter.join(_JOIN_TIMEOUT)
+        assert isinstance(waiter.outcome, Unsupported), "the settings it required are gone"
+        assert lease.token
+        wait_until(lambda: not holder.inspect())  # and what it was granted is given back
+
+
+def test_concurrent_tasks_share_failed_connection_attempts(monkeypatch) -> None:
+    opened = []
+
+    async def fail(self, runtime, deadline):
+        opened.append(self)
+        await runtime.sleep(0.05)
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(RedisEndpoint, "_open", fail)
+
+    async def scenario() -> None:
+        async with AsyncClient("redis://127.0.0.1:1", call_timeout=5) as client:
+            attempts = [client.lock("job").acquire(wait=0) for _ in range(100)]
+            for error in await asyncio.gather(*attempts, return_exceptions=True):
+                assert isinstance(error, Unavailable)
+                assert "nobody is there" in str(error)
+
+    asyncio.run(scenario())
+    connect_count = len(opened)
+    assert connect_count < 20, f"{connect_count} for a hundred who all failed at the same moment"
+
+
+def test_task_with_later_deadline_connects_after_shared_failure(monkeypatch) -> None:
+    opened, original_open = [], RedisEndpoint._open
+
+    async def time_out_once(self, runtime, deadline):
+        opened.append(deadline)
+        if len(opened) == 1:
+            await runtime.sleep(0.1)
+            raise TimeoutError("no answer")
+        return await original_open(self, runtime, deadline)
+
+    monkeypatch.setattr(RedisEndpoint, "_open", time_out_once)
+    server = rig_or_skip(RedisRig).server
+
+    async def scenario() -> None:
+        async with AsyncClient(url(server), namespace="more-time", call_timeout=5) as client:
+            first = asyncio.create_task(client.ping())
+            await asyncio.sleep(0)
+            second = asyncio.create_task(client.ping())
+            with pytest.raises(Unavailable):
+                await first
+            assert await second >= 0
+
+    asyncio.run(scenario())

@@ -1,0 +1,106 @@
+"""The Redlock engine on five servers: what it can be asked for, who gets a split vote, and in which order.
+
+Crowds, forks and loops are in test_crowds.py, what each server is asked and told in test_redis_costs.py.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from harness.rigs.redlock import RedlockRig
+from harness.servers.redlock import lock_keys
+from leasehold import Client, Unsupported
+from leasehold.testing.conformance.suite import rig_or_skip
+
+
+@pytest.fixture(scope="module")
+def servers():
+    return rig_or_skip(RedlockRig).nodes
+
+
+@pytest.fixture
+def url(servers):
+    for server in servers:
+        server.ask("FLUSHALL")
+    return "redlock://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)
+
+
+def remaining_keys(servers) -> list[bytes]:
+    return [key for server in servers for key in lock_keys(server)]
+
+
+def has_waiters(client: Client, count: int) -> bool:
+    return sum(holding.state == "waiting" for holding in client.inspect()) == count
+
+
+def test_only_exclusive_locks_can_be_built(url) -> None:
+    with Client(url) as client:
+        with pytest.raises(Unsupported, match="redlock"):
+            client.semaphore("permits", 2)
+        with pytest.raises(Unsupported, match="redlock"):
+            client.rwlock("book").read()
+        with pytest.raises(Unsupported, match="fair"):
+            client.lock("job", require={"fair"})
+        with pytest.raises(Unsupported, match="survives-minority"):
+            client.lock("job", require={"survives-minority"}).acquire()  # these servers keep no log
+        client.lock("job", require={"fencing", "push", "break-notice", "outlives"}).acquire().release()
+
+
+def test_majority_grants_name_held_by_plain_client_on_one_node(url, servers) -> None:
+    with Client(f"redis://127.0.0.1:{servers[0].port}") as plain, Client(url) as client:
+        theirs = plain.lock("job").acquire()
+        with client.lock("job") as lease:
+            assert lease.held
+        assert theirs.release()
+        assert remaining_keys(servers) == []
+
+
+def test_simultaneous_attempts_grant_at_most_one_and_leave_no_keys(url, servers, wait_until) -> None:
+    """All at once, so that votes are split: whoever has no majority gives back what it got."""
+    clients = [Client(url) for _ in range(8)]
+    barrier = threading.Barrier(len(clients))
+    results = []
+
+    def work(client: Client) -> None:
+        client.ping()
+        for number in range(20):
+            barrier.wait(60)
+            lease = client.lock(f"job-{number}", ttl=60).try_acquire()
+            results.append((number, lease))
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for number in range(20):
+        winners = [lease for result_number, lease in results if result_number == number and lease is not None]
+        assert len(winners) <= 1
+        for lease in winners:
+            lease.release()
+    wait_until(lambda: remaining_keys(servers) == [])
+    for client in clients:
+        client.close()
+
+
+def test_waiters_are_granted_in_arrival_order(url, wait_until) -> None:
+    """As good as the clocks of the clients: here that is one."""
+    order: list[int] = []
+    with Client(url) as client:
+        lock, threads = client.lock("hot", wait=60), []
+        held = lock.acquire()
+
+        def work(number: int) -> None:
+            with lock:
+                order.append(number)
+
+        for number in range(8):
+            threads.append(threading.Thread(target=work, args=(number,)))
+            threads[-1].start()
+            wait_until(lambda count=number + 1: has_waiters(client, count))
+        held.release()
+        for thread in threads:
+            thread.join(60)
+    assert order == list(range(8))

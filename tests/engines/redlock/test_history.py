@@ -1,0 +1,98 @@
+"""Processes contend for one name while nodes of the redlock are killed and paused; their histories are judged."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from harness.checkers.history import History
+from harness.checkers.intervals import check
+from harness.rigs.redis import AOF_ALWAYS
+from harness.rigs.redlock import RedlockRig
+from harness.servers.process import poll
+from harness.servers.redlock import RedlockNodes
+from leasehold.core.timing import WAITER_TTL
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.paths import SUPPORT
+
+SCRIPT = SUPPORT / "redlock_child.py"
+
+
+def check_history(events: list[tuple[float, int, str, int | None]]) -> int:
+    """Told to the checker in the order of the machine's one clock. Gives the number of grants."""
+    clock = [0.0]
+    history = History(lambda: clock[0])
+    operations, grants = {}, 0
+    for at, process_number, what, *details in sorted(events, key=lambda event: event[0]):
+        clock[0] = at
+        if what == "asks":
+            operations[process_number] = history.invoke(str(process_number), "acquire", "hot")
+        elif what == "fails":
+            operations[process_number].unknown(
+                details[0]
+            )  # of several that come at once all may be refused, and what they got given back
+        elif what == "holds":
+            operations[process_number].ok(token=details[0])
+            grants += 1
+        elif what == "lost":
+            history.lost(str(process_number), "hot", details[0], at=details[1])
+        else:
+            history.invoke(str(process_number), "release", "hot", token=details[0]).unknown("not waited for")
+    verdict = check(history)
+    assert verdict.result == "valid", verdict
+    return grants
+
+
+def inject_faults(nodes: RedlockNodes, rng: random.Random, end: float) -> int:
+    """At most two of the five at a time, for longer or shorter than the ttl."""
+    fault_count = 0
+    while time.monotonic() < end:
+        chosen_nodes = rng.sample(nodes.all, rng.choice([1, 2]))
+        faults = [rng.choice(["kill", "pause"]) for _ in chosen_nodes]
+        for node, fault in zip(chosen_nodes, faults, strict=True):
+            getattr(node, fault)()
+        resume_at = time.monotonic() + rng.choice([0.1, 0.5, 2.0])
+        while time.monotonic() < resume_at:
+            time.sleep(0.02)
+        for node, fault in zip(chosen_nodes, faults, strict=True):
+            node.start() if fault == "kill" else node.resume()
+            fault_count += 1
+    return fault_count
+
+
+def contend(child, seconds: float, seed: int, processes: int) -> None:
+    rig_or_skip(RedlockRig)
+    nodes = RedlockNodes(*AOF_ALWAYS)  # they do not forget: then there are never two
+    try:
+        kinds = ["blocking", "asyncio"]
+        children = [
+            child(nodes.url, "hot", seconds, seed * 100 + number, kinds[number % 2], script=SCRIPT)
+            for number in range(processes)
+        ]
+        fault_count = inject_faults(nodes, random.Random(seed), time.monotonic() + seconds)
+        events = [
+            (at, number, *what)
+            for number, started_child in enumerate(children)
+            for at, *what in started_child.read_all_messages()
+        ]
+        grants = check_history(events)
+        tokens = [what[0] for _, _, kind, *what in sorted(events, key=lambda event: event[0]) if kind == "holds"]
+        assert tokens == sorted(set(tokens)), "in the order of the grants"
+        assert grants > 10 * seconds / 5
+        if seconds > 10:  # a place that a node did not see given up is over after three beats
+            poll(lambda: not nodes.remaining_keys(), 3 * WAITER_TTL + 5, lambda: "nothing is left")
+        print(f"{grants} grants, {fault_count} nodes hurt, {processes} processes, {seconds} s")
+    finally:
+        nodes.close()
+
+
+def test_history_is_valid_while_nodes_are_killed_and_paused(child) -> None:
+    contend(child, 5, seed=1, processes=4)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_history_is_valid_over_long_runs_with_node_faults(child, seed) -> None:
+    contend(child, 40, seed, processes=6)

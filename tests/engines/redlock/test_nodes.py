@@ -1,0 +1,316 @@
+"""How the nodes of a redlock are reached, and what is asked of them: URLs, passwords, rights, TLS, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import subprocess
+import time
+
+import pytest
+
+from harness.rigs.redlock import RedlockAofRig, RedlockRig
+from harness.servers.redlock import RedlockNodes
+from leasehold import AsyncClient, Client, ConfigError, LeaseholdError, Unavailable, Unsupported
+from leasehold.config import EngineConfig
+from leasehold.engines.redis import server as server_module
+from leasehold.engines.redis.scripts import PubSubCommands, source
+from leasehold.engines.redlock import url as address_module
+from leasehold.engines.redlock.url import parse_nodes as parse
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.foreign_clients import serve_fixed_reply
+from tests.support.paths import ROOT
+
+PASSWORD = "pa:ss/w@rd,?%"
+QUOTED = "pa%3Ass%2Fw%40rd%2C%3F%25"
+
+# As in docs/guarantees/redlock.md: what Leasehold needs, and no more.
+RIGHTS = (
+    "resetkeys ~lh1:* resetchannels &lh1:* -@all "
+    "+evalsha +eval +time +get +set +del +exists +pexpireat +zadd +zrange +zrem +zcount "
+    "+hget +hset +hdel +hgetall +publish +pubsub|numsub +subscribe +ping +scan +select +info +config|get"
+)
+
+
+@pytest.fixture
+def start_nodes():
+    rig_or_skip(RedlockRig)  # a skip where there is no Redis
+    started = []
+
+    def run(*options: str, **kwargs) -> RedlockNodes:
+        started.append(RedlockNodes(*options, **{"count": 3, **kwargs}))
+        return started[-1]
+
+    yield run
+    for nodes in started:
+        nodes.close()
+
+
+# --------------------------------------------------------------------- URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "expected_addresses"),
+    [
+        ("redlock://a,b,c", ["a:6379", "b:6379", "c:6379"]),
+        ("redlock://user:secret@a:1,b:2,[::1]:3/4", ["a:1", "b:2", "::1:3"]),
+        ("redlock://:secret@a,a:1,b,c,d?tls=yes&allow_eviction=yes", ["a:6379", "a:1", "b:6379", "c:6379", "d:6379"]),
+    ],
+)
+def test_url_gives_the_node_addresses(url, expected_addresses) -> None:
+    parsed_nodes = parse(EngineConfig.parse(url, 5.0))
+    assert [str(node.address) for node in parsed_nodes] == expected_addresses
+    assert "secret" not in "".join(map(str, parsed_nodes)) + "".join(map(repr, parsed_nodes))
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redlock://", "a host and a port"),
+        ("redlock://h1,h2", "at least three"),
+        ("redlock://h1,h2,", "a host and a port"),
+        ("redlock://h1,h2,h1", "stands twice"),
+        ("redlock://h1,h2,h1:6379", "stands twice"),
+        ("redlock://h1,h2,h3:port", "port"),
+        ("redlock://h1,h2,h3/zero", "number of a database"),
+        ("redlock://h1,h2,h3?min_replicas=1", "known options: allow_eviction, ssl_"),
+        ("redlock://h1,h2,h3?ssl_ca_certs=x", "needs tls=yes"),
+        ("redlock://h1,h2,h3?tls=yes&ssl_ca_certs=/does/not/exist", "TLS options"),
+        ("redlock://h1,h2,h3?allow_eviction=perhaps", "yes or no"),
+    ],
+)
+def test_bad_urls_are_refused_when_the_client_is_made(url, text) -> None:
+    with pytest.raises(ConfigError, match=text) as error:
+        Client(url.replace("://h", "://user:verysecret@h", 1))
+    assert "verysecret" not in str(error.value)
+
+
+def test_package_contains_the_lua_scripts() -> None:
+    from pathlib import Path
+
+    folder = Path(address_module.__file__).parent
+    for name in ("attempt", "confirm", "renew", "rejoin", "release", "break"):
+        text = source(name, PubSubCommands(), folder)
+        assert text.startswith("#!lua")
+        assert "--@" not in text
+
+
+def test_one_server_under_two_addresses_is_refused(start_nodes) -> None:
+    nodes = start_nodes()
+    first, second, _ = (node.port for node in nodes.all)
+    url = f"redlock://127.0.0.1:{first},localhost:{first},127.0.0.1:{second}"
+    with Client(url, call_timeout=1) as client:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=rf"localhost:{first}.*one Redis server|one Redis server.*"):
+                client.lock("job").acquire()
+
+    async def main() -> None:
+        async with AsyncClient(url, call_timeout=1) as client:
+            with pytest.raises(ConfigError, match="one Redis server"):
+                await client.lock("job").acquire()
+
+    asyncio.run(main())
+
+
+# --------------------------------------------------------------- who may ask
+
+
+def test_password_is_required_and_never_shown(start_nodes, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    nodes = start_nodes(password=PASSWORD)
+    hosts = nodes.url.partition("://")[2]
+    with Client(f"redlock://:{QUOTED}@{hosts}") as client, client.lock("job") as lease:
+        assert lease.held
+        assert PASSWORD not in repr(client) + repr(client._core.registry.shared)
+    for wrong in ("", ":wrongword@", "nobody:wrongword@"):
+        with Client(f"redlock://{wrong}{hosts}", call_timeout=1) as client:
+            with pytest.raises(ConfigError, match="does not permit") as error:
+                client.lock("job").acquire()
+            assert "wrongword" not in str(error.value)
+            assert not client._core.registry.pending_releases, "no node was asked, so close() has nothing to wait for"
+    assert PASSWORD not in caplog.text
+    assert "wrongword" not in caplog.text
+
+
+def test_user_with_documented_permissions_can_use_every_call(start_nodes, wait_until) -> None:
+    with open(ROOT / "docs" / "guarantees" / "redlock.md") as page:
+        text = " ".join(page.read().split())
+        assert RIGHTS.partition("-@all")[0].strip() in text
+        assert RIGHTS.partition("-@all ")[2] in text
+    nodes = start_nodes()
+    for node in nodes.all:
+        node.ask("ACL", "SETUSER", "locks", "on", ">secret", *RIGHTS.split())
+        node.ask("ACL", "SETUSER", "default", "off")
+    url = nodes.url.replace("://", "://locks:secret@")
+    with Client(url) as client, Client(url) as other:
+        first = client.lock("job", ttl=3).acquire()
+        waiting = other.lock("job", wait=0.2)
+        with pytest.raises(LeaseholdError):
+            waiting.acquire()
+        first.renew()
+        assert [holding.name for holding in client.inspect()] == ["job"]
+        assert client.break_lock("job", token=first.token)
+        with client.lock("job", min_hold=0.05, wait=5):
+            pass
+        client.ping()
+
+
+def test_revoked_permissions_raise_unavailable_then_config_error(start_nodes) -> None:
+    nodes = start_nodes()
+    for node in nodes.all:
+        node.ask("ACL", "SETUSER", "locks", "on", ">secret", *RIGHTS.split())
+    with Client(nodes.url.replace("://", "://locks:secret@"), call_timeout=1) as client:
+        lease = client.lock("job", ttl=30).acquire()
+        nodes.all[0].ask("ACL", "SETUSER", "locks", "-evalsha", "-eval")
+        lease.renew()
+        for node in nodes.all[1:]:
+            node.ask("ACL", "SETUSER", "locks", "-evalsha", "-eval")
+        with pytest.raises(Unavailable, match="permissions"):
+            lease.renew()
+        with pytest.raises(ConfigError, match="does not permit"):
+            client.lock("new").acquire(wait=0)
+        for node in nodes.all:
+            node.ask("ACL", "SETUSER", "locks", "+evalsha", "+eval")
+        lease.renew()
+        assert lease.release()
+
+
+# ------------------------------------------------------------------ settings
+
+
+def test_node_with_eviction_policy_is_refused(start_nodes) -> None:
+    nodes = start_nodes()
+    nodes.all[1].ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with Client(nodes.url) as client, pytest.raises(ConfigError, match=r"allkeys-lru.*allow_eviction=yes"):
+        client.lock("job").acquire()
+    assert nodes.remaining_keys() == []
+    with Client(f"{nodes.url}?allow_eviction=yes") as client, client.lock("job") as lease:
+        assert lease.held
+
+
+def test_node_set_to_evict_later_is_left_out(start_nodes) -> None:
+    nodes = start_nodes(count=5)
+    with Client(nodes.url, call_timeout=1) as client:
+        client.lock("job").acquire().release()
+        nodes.all[1].ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        nodes.all[1].ask("CLIENT", "KILL", "TYPE", "normal")
+        with client.lock("job"):
+            assert not nodes.all[1].ask("KEYS", "lh1:*:job")
+        for node in nodes.all[2:]:
+            node.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+            node.ask("CLIENT", "KILL", "TYPE", "normal")
+        with pytest.raises(LeaseholdError, match="allkeys-lru"):
+            client.lock("job").acquire(wait=0)
+
+
+def test_missing_persistence_is_logged_once_per_node(start_nodes, caplog) -> None:
+    server_module._LOGGED_WARNINGS.clear()
+    nodes = start_nodes()
+    with Client(nodes.url) as client:
+        client.ping()
+        client.ping()
+    warnings = [record.getMessage() for record in caplog.records if "appendonly" in record.getMessage()]
+    assert len(warnings) == 3, "once for each node"
+    assert "second holder" in warnings[0]
+
+
+def test_required_trait_the_nodes_lack_is_refused_before_any_grant() -> None:
+    durable_rig = rig_or_skip(RedlockAofRig)
+    url = "redlock://" + ",".join(f"127.0.0.1:{node.port}" for node in durable_rig.nodes)
+    with Client(url) as client:
+        client.lock("job", require={"survives-minority"}).acquire().release()
+        assert client.traits.survives == "minority"
+        for node in durable_rig.nodes:
+            node.ask("CONFIG", "SET", "appendfsync", "everysec")
+    try:
+        with Client(url) as client:
+            with pytest.raises(Unsupported, match="survives-minority"):
+                client.lock("job", require={"survives-minority"}).acquire()
+            assert client.inspect() == []
+    finally:
+        for node in durable_rig.nodes:
+            node.ask("CONFIG", "SET", "appendfsync", "always")
+
+
+def test_tls_works_with_ca_certificate_and_fails_without(tmp_path) -> None:
+    rig_or_skip(RedlockRig)
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    certificate, key = tmp_path / "s.crt", tmp_path / "s.key"
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
+    from harness.servers.process import free_ports
+
+    tls_ports = free_ports(3)
+    nodes = RedlockNodes(count=3)
+    try:
+        for node, port in zip(nodes.all, tls_ports, strict=True):
+            for name, value in (("cert-file", certificate), ("key-file", key), ("ca-cert-file", certificate)):
+                node.ask("CONFIG", "SET", f"tls-{name}", str(value))
+            node.ask("CONFIG", "SET", "tls-auth-clients", "no")
+            node.ask("CONFIG", "SET", "tls-port", port)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in tls_ports)
+        url = f"redlock://{hosts}?tls=yes&ssl_ca_certs={certificate}"
+        with Client(url) as client:
+            for _ in range(3):
+                with client.lock("job") as lease:
+                    lease.renew()
+            leases = [client.lock(f"name-{number}", ttl=60).acquire() for number in range(150)]
+            assert len(client.inspect()) == 150, "an answer of many records"
+            for lease in leases:
+                lease.release()
+
+        async def main() -> None:
+            async with AsyncClient(url) as client, client.lock("job") as lease:
+                assert lease.held
+
+        asyncio.run(main())
+        with Client(f"redlock://{hosts}?tls=yes", call_timeout=1) as client, pytest.raises(Unavailable):
+            client.lock("job").acquire()
+    finally:
+        nodes.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"+OK\r\n",
+        b"+OK\r\n" * 99,
+        b"*-1\r\n" * 99,
+        b":1\r\n" * 99,
+        b"",
+        b"$-5\r\n",
+    ],
+)
+def test_nodes_that_are_not_redis_are_left_out(start_nodes, text) -> None:
+    """Two of five places are something else altogether: the others decide."""
+    with serve_fixed_reply(text) as first_port, serve_fixed_reply(text) as second_port:
+        url = f"{start_nodes().url},127.0.0.1:{first_port},127.0.0.1:{second_port}"
+        with Client(url, call_timeout=2) as client:
+            for _ in range(3):
+                with client.lock("job"):
+                    pass
+
+        async def main() -> None:
+            async with AsyncClient(url, call_timeout=2) as client:
+                for _ in range(3):
+                    async with client.lock("job"):
+                        pass
+
+        asyncio.run(main())
+
+
+def test_client_pickles_as_its_configuration(start_nodes) -> None:
+    nodes = start_nodes()
+    with Client(nodes.url, namespace="mine") as client:
+        copy = pickle.loads(pickle.dumps(client))
+        with copy, client.lock("job"):
+            assert copy.lock("job").try_acquire() is None
+
+
+def test_unreachable_nodes_raise_unavailable_at_once() -> None:
+    with Client("redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3") as client:
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"0 of 3 nodes answered, 2 are needed.*127\.0\.0\.1:1.*refused"):
+            client.lock("job").acquire()
+        assert time.monotonic() - began < 2

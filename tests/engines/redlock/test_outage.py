@@ -1,0 +1,261 @@
+"""The Redlock engine hurt: nodes killed, stopped, emptied, cut off, their clocks wrong. On servers of its own.
+
+What a majority suffers as one server does is in test_redis_hurt.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from harness.rigs.redlock import RedlockRig
+from harness.servers.redlock import RedlockNodes, lock_keys
+from leasehold import AsyncClient, Client, LeaseLost, NotAcquired, Unavailable
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.foreign_clients import Waiter
+
+
+@pytest.fixture
+def nodes():
+    rig_or_skip(RedlockRig)  # a skip where there is no Redis
+    nodes = RedlockNodes()
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def proxied_nodes(nodes):
+    """A URL, and the proxies on the way to each node."""
+    url, proxies = nodes.proxied()
+    yield url, proxies
+    for proxy in proxies:
+        proxy.close()
+
+
+def has_waiters(client: Client, count: int = 1) -> bool:
+    return sum(holding.state == "waiting" for holding in client.inspect()) == count
+
+
+# -------------------------------------------------------------------- killed
+
+
+def test_locks_work_with_two_of_five_nodes_down(nodes, wait_until) -> None:
+    with Client(nodes.url) as client, Client(nodes.url) as other:
+        first = client.lock("job").acquire()
+        nodes.all[0].kill()
+        nodes.all[3].kill()
+        first.renew()
+        assert other.lock("job").try_acquire() is None
+        waiter = Waiter(other)
+        wait_until(lambda: has_waiters(client))
+        began = time.monotonic()
+        assert first.release()
+        second = waiter.wait_granted()
+        assert waiter.granted_at - began < 2, "woken by the three that are left"
+        assert second.token > first.token
+        assert other.break_lock("job", token=second.token)
+        began = time.monotonic()
+        for _ in range(20):
+            with client.lock("job", ttl=30):
+                pass
+        assert time.monotonic() - began < 5
+    wait_until(lambda: nodes.remaining_keys() == [])
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_nothing_is_granted_with_three_of_five_nodes_down(nodes, wait_until, silently) -> None:
+    with Client(nodes.url, call_timeout=0.5) as client, Client(nodes.url, call_timeout=0.5, ttl=60) as other:
+        lease = client.lock("held", ttl=1.0).acquire()
+        other.ping()
+        for node in nodes.all[:3]:
+            node.pause() if silently else node.kill()
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(Unavailable, match=r"2 of 5 nodes answered, 3 are needed.*127\.0\.0\.1") as error:
+                other.lock("job").acquire(wait=5)
+            assert time.monotonic() - began < 0.5 + 0.5
+            assert str(nodes.all[0].port) in str(error.value)
+            assert str(nodes.all[4].port) not in str(error.value), "that one answered"
+        assert lease.wait_lost(5)
+        assert lease.lost_reason == "unreachable"
+        nodes.resume()
+        for node in nodes.all[:3]:
+            if not node.running:
+                node.start()
+        wait_until(lambda: nodes.remaining_keys() == [], 8)  # long before the ttl of what was asked for
+        with other.lock("job", wait=10) as again:
+            assert again.token > lease.token
+
+
+def test_restarted_nodes_take_part_again(nodes, wait_until) -> None:
+    with Client(nodes.url) as client:
+        nodes.all[0].kill()
+        nodes.all[1].kill()
+        with client.lock("job"):
+            pass
+        nodes.all[0].start()
+        nodes.all[1].start()
+
+        def lock_is_on_every_node() -> bool:
+            with client.lock("job"):
+                return all(lock_keys(node) for node in nodes.all)
+
+        wait_until(lock_is_on_every_node, 15, every=0.05)
+        nodes.all[2].kill()
+        nodes.all[3].kill()
+        with client.lock("job"):
+            pass
+
+
+# ---------------------------------------------------------- restarted empty
+
+
+def test_node_restarted_empty_rejoins_the_lease(nodes, wait_until) -> None:
+    """At the next renewal: else a lease would be lost by restarts that were never of a majority."""
+    with Client(nodes.url) as client, Client(nodes.url) as other:
+        lease = client.lock("job", ttl=3).acquire()
+        for node in nodes.all:  # one after the other, all of them
+            node.restart()
+            wait_until(lambda node=node: lock_keys(node), 10)
+            assert lease.held
+            assert other.lock("job").try_acquire() is None
+        assert lease.release()
+    wait_until(lambda: nodes.remaining_keys() == [])
+
+
+def test_node_restarted_empty_may_admit_second_holder_but_token_rises(nodes) -> None:
+    """What is not promised: two nodes were not there when the first was granted, and one that was forgets."""
+    with Client(nodes.url, call_timeout=1) as holder, Client(nodes.url, call_timeout=1) as other:
+        other.ping()
+        nodes.all[3].pause()
+        nodes.all[4].pause()
+        first = holder.lock("job", ttl=300).acquire()
+        nodes.resume()
+        nodes.all[2].restart()
+        end = time.monotonic() + 20
+        second = None
+        while second is None:
+            assert time.monotonic() < end
+            second = other.lock("job", ttl=300).try_acquire()
+        assert second.token > first.token, "a fence refuses the first from now on"
+        with pytest.raises(LeaseLost):
+            first.renew()
+
+
+def test_tokens_rise_after_nodes_lose_their_data(nodes) -> None:
+    """While the clocks of the nodes do not go back."""
+    tokens = []
+    with Client(nodes.url) as client:
+        for number in range(12):
+            lease = client.lock("job", wait=20).acquire()
+            tokens.append(lease.token)
+            nodes.all[number % 5].ask("FLUSHALL")
+            nodes.all[(number + 1) % 5].ask("FLUSHALL")
+            lease.release()
+    assert tokens == sorted(set(tokens))
+
+
+# ------------------------------------------------------------------- stopped
+
+
+def test_paused_minority_delays_only_the_first_call(nodes, wait_until) -> None:
+    with Client(nodes.url) as client:
+        client.lock("job").acquire().release()
+        nodes.pause(1, 4)
+        began = time.monotonic()
+        with client.lock("job", ttl=30):
+            pass
+        assert time.monotonic() - began < 4
+        began = time.monotonic()
+        for _ in range(50):
+            with client.lock("job", ttl=30):
+                pass
+        assert time.monotonic() - began < 20, (
+            "nodes that do not answer are not asked every time, for half a second each"
+        )
+        nodes.resume()
+        wait_until(lambda: nodes.remaining_keys() == [], 10)
+
+
+def test_paused_minority_keeps_no_claims_after_it_resumes(nodes, wait_until) -> None:
+    """It carries out late what it was asked, in the middle of other claims: each attempt is followed by its release."""
+    with Client(nodes.url) as client, Client(nodes.url) as other:
+        client.ping()
+        other.ping()
+        for round_number in range(3):
+            nodes.pause(round_number, (round_number + 1) % 5)
+            for _ in range(2):
+                with client.lock("job", ttl=30), pytest.raises(NotAcquired):
+                    other.lock("job", ttl=30).acquire(wait=0)
+            nodes.resume()
+        wait_until(lambda: nodes.remaining_keys() == [], 8)
+
+
+# --------------------------------------------------------------- the network
+
+
+def test_lost_answers_of_a_minority_leave_no_keys(nodes, proxied_nodes, wait_until) -> None:
+    url, proxies = proxied_nodes
+    with Client(url) as client:
+        client.ping()
+        proxies[0].lose_answers()
+        proxies[4].lose_answers()
+        for _ in range(5):
+            with client.lock("job", ttl=30) as lease:
+                lease.renew()
+        wait_until(lambda: not lock_keys(nodes.all[1]), 5)
+        for proxy in proxies:
+            proxy.restore()
+        wait_until(lambda: nodes.remaining_keys() == [], 10)
+
+
+def test_silent_network_raises_unavailable_at_the_deadline(nodes, proxied_nodes) -> None:
+    url, proxies = proxied_nodes
+    with Client(url, call_timeout=0.5) as client:
+        lease = client.lock("job", ttl=1.2).acquire()
+        for proxy in proxies:
+            proxy.cut()
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.lock("other").acquire()
+        assert time.monotonic() - began < 1.0
+        assert lease.wait_lost(5)
+        for proxy in proxies:
+            proxy.restore()
+
+
+def test_silent_minority_does_not_slow_asyncio_client(nodes, proxied_nodes) -> None:
+    url, proxies = proxied_nodes
+
+    async def main() -> None:
+        async with AsyncClient(url) as client:
+            async with client.lock("job"):
+                pass
+            proxies[1].cut()
+            proxies[2].cut()
+            began = time.monotonic()
+            for _ in range(30):
+                async with client.lock("job", ttl=30):
+                    pass
+            assert time.monotonic() - began < 15, "each of 60 calls waited for the silent ones: half a second"
+            for proxy in proxies:
+                proxy.restore()
+
+    asyncio.run(main())
+
+
+def test_full_nodes_refuse_new_locks_and_keep_held_ones(nodes) -> None:
+    with Client(nodes.url, call_timeout=1) as client:
+        lease = client.lock("kept", ttl=3).acquire()
+        for node in nodes.all[:3]:
+            node.ask("CONFIG", "SET", "maxmemory", 1)
+        with pytest.raises(Unavailable, match="OOM"):
+            client.lock("new").acquire(wait=0)
+        lease.renew()
+        for node in nodes.all[:3]:
+            node.ask("CONFIG", "SET", "maxmemory", 0)
+        assert lease.release()
+        with client.lock("new", wait=5):
+            pass

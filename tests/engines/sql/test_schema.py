@@ -1,0 +1,203 @@
+"""The schema: made on first use or by its owner, under any name, with the least rights, run again while in use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
+
+from leasehold import Client, ConfigError, transaction
+from leasehold.engines.mysql import schema as mysql_schema
+from leasehold.engines.postgresql import schema as postgresql_schema
+
+
+class PostgresqlDialect:
+    """What a script, a session of the application's and a refusal are there."""
+
+    owner, dialect = "postgres", "postgresql+psycopg"
+    denied_error = psycopg.errors.InsufficientPrivilege
+    schema = postgresql_schema
+    advance = "select {s}.lh_advance_v1('', 1, '', 1, '')"
+    drop_suffix = " cascade"
+
+    @staticmethod
+    def run(server: Any, script: str) -> None:
+        server.ask(script.replace("%", "%%"))
+
+    @staticmethod
+    def session(server: Any, user: str) -> Any:
+        return psycopg.connect(server.url(user=user))
+
+
+class MysqlDialect:
+    owner, dialect = "root", "mysql+pymysql"
+    denied_error = pymysql.OperationalError
+    schema = mysql_schema
+    advance = "call {s}.lh_advance_v1('', 1, '', 1, '')"
+    drop_suffix = ""
+
+    @staticmethod
+    def run(server: Any, script: str) -> None:
+        server.run(*mysql_schema.statements(script))
+
+    @staticmethod
+    def session(server: Any, user: str) -> Any:
+        return server.connect(user=user, autocommit=False)
+
+
+DIALECTS = {"mysql": MysqlDialect, "postgresql": PostgresqlDialect}
+
+
+@pytest.fixture
+def server_dialect(sql) -> Any:
+    return DIALECTS[sql.url().partition(":")[0]]
+
+
+@pytest.fixture
+def role(sql) -> Iterator[str]:
+    """One that may log in, and nothing else."""
+    name = f"app-{sql.schema}"
+    sql.create_login_role(name)
+    yield name
+    sql.drop_role(name)
+
+
+def print_schema(sql, *arguments: str) -> str:
+    scheme = sql.url().partition(":")[0]
+    command = [sys.executable, "-m", "leasehold", "schema", scheme, "--schema", sql.schema, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_schema_is_created_on_first_use_by_many_clients_at_once(sql, server_dialect) -> None:
+    failed = []
+
+    def first() -> None:
+        try:
+            with Client(sql.url(), call_timeout=30) as client, client.lock("job", wait=30):
+                pass
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=first) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+    assert sql.ask("select version from {s}.lh_meta") == [(server_dialect.schema.VERSION,)]
+
+
+def test_role_that_may_not_create_the_schema_is_told_how(sql, role) -> None:
+    with Client(sql.url(role)) as client, pytest.raises(ConfigError, match=r"leasehold schema (mysql|postgresql)"):
+        client.lock("job").try_acquire()
+
+
+def test_create_no_leaves_the_schema_to_its_owner(sql, server_dialect) -> None:
+    with Client(sql.url(create="no")) as client:
+        with pytest.raises(ConfigError, match="create=no"):
+            client.inspect()
+        server_dialect.run(sql.server, server_dialect.schema.text(sql.schema))
+        with client.lock("job") as lease:
+            assert lease.held
+
+
+def test_printed_schema_and_grants_are_all_a_role_needs(sql, server_dialect, role, wait_until) -> None:
+    server_dialect.run(sql.server, print_schema(sql, "--role", role))
+    with Client(sql.url(role), ttl=30) as client, Client(sql.url(role)) as other:
+        with client.lock("job") as lease:
+            lease.renew()
+            with pytest.raises(TimeoutError):
+                other.lock("job", wait=0.5).acquire()
+            wait_until(lambda: [holding.state for holding in client.inspect()] == ["held"])
+            with server_dialect.session(sql.server, role) as connection:
+                transaction.check(lease, connection)
+        lease = client.lock("job").acquire()
+        assert other.break_lock("job", token=lease.token)
+        lease.release()
+    tables = ("lh_grant", "lh_waiter", "lh_bucket", "lh_queue", "lh_meta")
+    with server_dialect.session(sql.server, role) as connection:
+        for query in (*(f"select * from {{s}}.{table}" for table in tables), server_dialect.advance):
+            with pytest.raises(server_dialect.denied_error, match="denied"):
+                connection.cursor().execute(query.replace("{s}", server_dialect.schema.quote_identifier(sql.schema)))
+            connection.rollback()
+
+
+def test_role_without_operator_rights_cannot_inspect_or_break(sql, server_dialect, role) -> None:
+    server_dialect.run(sql.server, print_schema(sql, "--role", role, "--no-operator"))
+    with Client(sql.url(role)) as client, client.lock("job") as lease:
+        with pytest.raises(ConfigError, match="denied"):
+            client.inspect()
+        with pytest.raises(ConfigError, match="denied"):
+            client.break_lock("job", token=lease.token)
+
+
+def test_schema_may_be_run_again_while_clients_work(sql, server_dialect, wait_until) -> None:
+    done, failed = threading.Event(), []
+
+    def work() -> None:
+        try:
+            with Client(sql.url(), call_timeout=20) as client:
+                while not done.is_set():
+                    with client.lock("job", wait=20):
+                        pass
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with suppress(AssertionError):
+        wait_until(lambda: sql.ask("select 1 from information_schema.tables where table_schema = %s", sql.schema), 20)
+    for _ in range(5):
+        server_dialect.run(sql.server, server_dialect.schema.text(sql.schema))
+    done.set()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+
+
+def test_newer_schema_serves_this_version_while_procedures_remain(sql) -> None:
+    with Client(sql.url()) as client:
+        lease = client.lock("job", ttl=60).acquire()
+        sql.ask("update {s}.lh_meta set version = 2")
+        lease.renew()
+        with client.lock("other"):
+            pass
+        for verb in ("attempt", "release"):
+            sql.drop_verb(verb)
+        with pytest.raises(ConfigError, match="newer Leasehold"):
+            client.lock("other").try_acquire()
+        assert not lease.release(), "owed: an upgrade of this client may still give it back"
+        sql.ask("update {s}.lh_meta set version = 1")
+        with client.lock("other"):  # a procedure that was lost is made again
+            pass
+
+
+SCHEMA_NAMES = ('a"b', "a`b", "ünï", "with space", "x'y", "percent%s", "semi;colon", "$1", "$$", "{db}", "a.b", "UPPER")
+
+
+@pytest.mark.parametrize("name", SCHEMA_NAMES)
+def test_schema_may_have_any_name(sql, server_dialect, name, monkeypatch) -> None:
+    monkeypatch.setattr(sql, "schema", name)
+    quoted = server_dialect.schema.quote_identifier(name)
+    try:
+        with Client(sql.url()) as client, client.lock("job") as lease:
+            with server_dialect.session(sql.server, server_dialect.owner) as connection:
+                transaction.check(lease, connection)
+            engine = sqlalchemy.create_engine(
+                f"{server_dialect.dialect}://{server_dialect.owner}@127.0.0.1:{sql.server.port}"
+            )
+            with Session(engine) as session, session.begin():
+                transaction.check(lease, session)
+            engine.dispose()
+    finally:
+        server_dialect.run(sql.server, f"drop schema if exists {quoted}{server_dialect.drop_suffix};")

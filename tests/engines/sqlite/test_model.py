@@ -1,0 +1,249 @@
+"""The line on rows beside the pure line: the same verbs at the same times give the same answers and wake-ups.
+
+`RowLockState` brings in only what a verb needs, so what this shows is that it never needs more than it brings in; and
+that a name nobody else wants needs no line (`fast_path.py`)."""
+
+from __future__ import annotations
+
+import sqlite3
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leasehold.core.lock_state import LockState
+from leasehold.core.queue_entry import Context, Notification, TokenCounter
+from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.sqlite import schema
+from leasehold.engines.sqlite.boot_clock import BootClock
+from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
+from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings
+from leasehold.errors import Mismatch
+from leasehold.model import Claim, Holder
+
+ID_HASHES = "abcdefgh"
+
+
+@dataclass
+class ModelComparison:
+    """One clock, one set of clients that can be told, and the same name kept in two ways."""
+
+    now: float = 1000.0
+    unreachable: set[str] = field(default_factory=set)
+    counter: TokenCounter = field(default_factory=TokenCounter)
+
+    def __post_init__(self) -> None:
+        self.boot_clock = BootClock("machine", "boot", "", lambda: self.now, lambda: 0.0)
+        self.db = sqlite3.connect(":memory:", isolation_level=None)
+        schema.prepare_schema(self.db, ":memory:", self.boot_clock)
+        self.state: LockState | None = None
+
+    def run_model(self, verb, kind="lock", limit=1):
+        context = Context(self.now, lambda: self.counter.next(0), lambda client: client not in self.unreachable)
+        state = self.state or LockState(self.now, kind, limit)
+        state.holders = dict(sorted(state.holders.items()))  # of two that end together, rows show the older
+        queued = any(entry.heartbeat_expires_at and not entry.token for entry in state.entries.values())
+        try:
+            answer = verb(state, context)
+        except Mismatch as error:
+            return str(error)
+        if not queued:  # on rows, lapsed places are looked for from the first waiter on
+            state._next_waiter_scan = self.now + WAITER_TTL
+        self.state = None if state.idle else state
+        return answer
+
+    def run_on_rows(self, verb, id_hash="", kind="lock", limit=1, idle=lambda *_: None):
+        """As the engine does: first as if nobody else wanted the name, and where somebody does, by the line."""
+        self.db.execute("begin immediate")
+        try:
+            if answer := idle(self.db, self.boot_clock):
+                self.db.execute("commit")
+                return answer, []
+            state = RowLockState(self.db, self.boot_clock, "ns", "name", id_hash, kind, limit)
+            answer = verb(state, state.context(self.boot_clock.wall, lambda client: client not in self.unreachable))
+            state.save()
+        except Mismatch as error:
+            self.db.execute("rollback")
+            return str(error)
+        self.db.execute("commit")
+        return answer
+
+    def check_inspect(self):
+        """What a look at the name shows, the same from both, nothing changed."""
+        holdings_found = list(holdings(self.db, self.boot_clock, "ns", "name", True))
+        state = deepcopy(self.state) or LockState(self.now)
+        state.expire(self.now)
+        assert holdings_found == list(state.holdings("ns", "name", self.now))
+
+    def row_count(self) -> int:
+        tables = ("lh_grant", "lh_waiter", "lh_queue")
+        return sum(self.db.execute(f"select count(*) from {table}").fetchone()[0] for table in tables)
+
+
+def claim(id_hash: str, **fields) -> Claim:
+    fields = {"ttl": 10.0, "queue": True} | fields
+    return Claim("ns", "name", f"secret {id_hash}", id_hash, Holder(f"holder {id_hash}", "h", 1, "p"), **fields)
+
+
+id_hashes = st.sampled_from(ID_HASHES)
+shapes = st.sampled_from(
+    [
+        {},
+        {},
+        {"mode": "shared"},
+        {"delay": 2.0},
+        {"min_hold": 4.0},
+    ]
+)
+semaphores = st.sampled_from([{"kind": "semaphore", "limit": 2, "mode": "exclusive"}])
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("attempt"), id_hashes, st.booleans(), shapes, st.sampled_from([1.0, 10.0])),
+        st.tuples(st.just("attempt"), id_hashes, st.just(True), shapes, st.just(10.0)),
+        st.tuples(st.just("renew"), id_hashes, st.booleans()),
+        st.tuples(st.just("release"), id_hashes, st.sampled_from([0.0, 4.0])),
+        st.tuples(st.just("break"), id_hashes),
+        st.tuples(st.just("look")),
+        st.tuples(st.just("unheard"), id_hashes),
+        st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 3.0, 5.0, 16.0])),
+        st.tuples(st.just("deaf"), id_hashes),
+        st.tuples(st.just("hears"), id_hashes),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_row_lock_state_agrees_with_the_pure_model(kind: str, data) -> None:
+    comparison = ModelComparison()
+    tokens: dict[str, int] = {}
+    for step in data.draw(steps):
+        run_both(comparison, step, tokens, kind, data)
+        comparison.check_inspect()
+    # Nobody asks any more: a look long after finds nothing, and leaves nothing.
+    comparison.now += 1000.0
+    comparison.run_on_rows(lambda state, context: state.sweep(context))
+    assert comparison.row_count() == 0
+
+
+def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: str, data) -> None:
+    what, *args = step
+    if what == "pass":
+        comparison.now += args[0]
+    elif what == "deaf":
+        comparison.unreachable.add(f"client {args[0]}")
+    elif what == "hears":
+        comparison.unreachable.discard(f"client {args[0]}")
+    elif what == "look":
+        assert comparison.run_on_rows(lambda state, context: state.sweep(context)) == comparison.run_model(
+            lambda state, context: state.sweep(context)
+        )
+    elif what == "unheard":
+        (id_hash,) = args
+        actual = comparison.run_on_rows(lambda state, context: state.notification_failed(context, id_hash), id_hash)
+        assert actual == comparison.run_model(lambda state, context: state.notification_failed(context, id_hash))
+    elif what == "attempt":
+        id_hash, queue, shape, ttl = args
+        if kind == "semaphore" or (kind == "either" and data.draw(st.booleans())):
+            shape = data.draw(semaphores)
+        current_claim = claim(id_hash, queue=queue, ttl=ttl, **shape)
+
+        def idle(db, boot_clock):
+            return None if queue else acquire_uncontended(db, boot_clock, current_claim, f"client {id_hash}")
+
+        actual = comparison.run_on_rows(
+            lambda state, context: state.attempt(context, current_claim, f"client {id_hash}"),
+            id_hash,
+            current_claim.kind,
+            current_claim.limit,
+            idle,
+        )
+        assert actual == comparison.run_model(
+            lambda state, context: state.attempt(context, current_claim, f"client {id_hash}"),
+            current_claim.kind,
+            current_claim.limit,
+        )
+        if not isinstance(actual, str) and getattr(actual[0], "token", None) and hasattr(actual[0], "ttl"):
+            tokens[id_hash] = actual[0].token
+    elif what == "renew":
+        id_hash, held = args
+        current_claim = claim(id_hash, token=tokens.get(id_hash, 7) if held else 0)
+        assert comparison.run_on_rows(
+            lambda state, context: state.renew(context, current_claim), id_hash
+        ) == comparison.run_model(lambda state, context: state.renew(context, current_claim))
+    elif what == "release":
+        id_hash, min_hold = args
+        current_claim = claim(id_hash, min_hold=min_hold)
+        idle = partial(release_uncontended, claim=current_claim)
+        actual = comparison.run_on_rows(
+            lambda state, context: state.release(context, id_hash, min_hold), id_hash, idle=idle
+        )
+        assert actual == comparison.run_model(lambda state, context: state.release(context, id_hash, min_hold))
+    else:
+        token = tokens.get(args[0], 7)
+        actual = comparison.run_on_rows(lambda state, context: state.break_(context, token))
+        assert actual == comparison.run_model(lambda state, context: state.break_(context, token))
+
+
+def test_name_with_a_passed_over_waiter_is_not_uncontended() -> None:
+    """Nothing occupies it; but whoever was passed over comes back to a semaphore."""
+    comparison = ModelComparison(unreachable={"client b"})
+    for id_hash in "ab":
+        current_claim = claim(id_hash, kind="semaphore")
+        comparison.run_on_rows(
+            lambda state, context, current_claim=current_claim: state.attempt(
+                context, current_claim, f"client {current_claim.id_hash}"
+            ),
+            id_hash,
+            "semaphore",
+        )
+    comparison.run_on_rows(lambda state, context: state.release(context, "a", 0.0), "a")
+    assert comparison.row_count() == 2
+    assert acquire_uncontended(comparison.db, comparison.boot_clock, claim("c", queue=False), "client c") is None
+
+
+def test_expired_grant_is_not_released_by_the_fast_path() -> None:
+    comparison, expired_claim = ModelComparison(), claim("a", queue=False, ttl=1.0)
+    assert acquire_uncontended(comparison.db, comparison.boot_clock, expired_claim, "client a")
+    comparison.now += 1.0
+    assert not release_uncontended(comparison.db, comparison.boot_clock, expired_claim)
+
+
+def test_release_runs_few_statements_with_a_thousand_waiters() -> None:
+    comparison = ModelComparison()
+    statements = []
+    for number in range(1000):
+        comparison.run_on_rows(
+            lambda state, context, n=number: state.attempt(context, claim(f"m{n:04}"), "c"), f"m{number:04}"
+        )
+    comparison.db.set_trace_callback(statements.append)
+    answer, notifications = comparison.run_on_rows(lambda state, context: state.release(context, "m0000", 0.0), "m0000")
+    comparison.db.set_trace_callback(None)
+    assert answer
+    assert notifications[0] == Notification("c", "go", "m0001")
+    assert notifications[1].kind == "head"
+    assert notifications[1].id_hash == "m0002"
+    assert len(statements) < 20
+
+
+def test_find_expired_returns_every_expired_name() -> None:
+    comparison = ModelComparison()
+    for number in range(20):
+        state = RowLockState(comparison.db, comparison.boot_clock, "ns", f"n{number:02}")
+        state.attempt(
+            state.context(comparison.boot_clock.wall, lambda _: True), claim("a", ttl=10.0 if number % 2 else 99.0), "c"
+        )
+        state.save()
+    comparison.now += 20.0
+    found, after = [], ("", "")
+    while True:
+        expired, after = find_expired(comparison.db, comparison.now, after, 8)
+        found += expired
+        if after == ("", ""):
+            break
+    assert found == [("ns", f"n{number:02}") for number in range(1, 20, 2)]

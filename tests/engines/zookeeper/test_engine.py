@@ -1,0 +1,218 @@
+"""The ZooKeeper engine on one real server: what it promises, refuses and shows, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from harness.rigs.zookeeper import ZookeeperRig
+from leasehold import Client, ConfigError, LeaseLost, NotAcquired, Unsupported
+from leasehold.testing.conformance.context import CaseContext
+from leasehold.testing.conformance.rig import RUNTIMES
+from leasehold.testing.conformance.suite import all_cases, rig_or_skip, run_case
+
+
+def test_zk_scheme_is_an_alias_of_zookeeper(url) -> None:
+    with Client(url) as client, Client(url.replace("zookeeper://", "zk://")) as other:
+        with client.lock("a", ttl=3.0) as lease:
+            assert lease.ttl == 3.0
+            assert other.lock("a").try_acquire() is None
+            assert [(holding.state, holding.token) for holding in other.inspect()] == [("held", lease.token)]
+        with other.lock("a") as second:
+            assert second.token > lease.token
+
+
+def test_min_hold_and_delay_are_refused_when_a_lock_is_built(url) -> None:
+    with Client(url) as client:
+        for options in ({"min_hold": 1.0}, {"delay": 1.0}, {"require": {"outlives"}}, {"require": {"break-notice"}}):
+            with pytest.raises(Unsupported):
+                client.lock("a", **options)
+
+
+def test_single_server_survives_a_restart_but_no_minority_loss(url) -> None:
+    with Client(url) as client:
+        lock = client.lock("a", require={"survives-minority"})  # the URL does not say: the server will
+        with pytest.raises(Unsupported):
+            lock.acquire()
+        with client.lock("a", require={"survives-restart", "fencing", "fair", "slots"}):
+            pass
+
+
+def test_lease_ttl_is_capped_by_the_session(url) -> None:
+    with Client(f"{url}?session=6", ttl=30) as client, client.lock("a") as lease:
+        assert 0 < lease.ttl < 6
+        lease.renew()
+        assert 0 < lease.ttl < 6
+
+
+def test_rwlock_and_semaphore_admit_the_right_claims(url) -> None:
+    with Client(url) as one, Client(url) as two:
+        doc = one.rwlock("doc")
+        with doc.read() as first, two.rwlock("doc").read(wait=0) as second:
+            assert first.token < second.token
+            with pytest.raises(NotAcquired):
+                two.rwlock("doc").write(wait=0).acquire()
+        permits = [two.semaphore("pool", 3).acquire(wait=0) for _ in range(3)]
+        assert [permit.slot for permit in permits] == [0, 1, 2]
+        permits[1].release()
+        with one.semaphore("pool", 3, wait=0) as again:
+            assert again.slot == 1
+        assert permits[0].release()
+        assert permits[2].release()
+
+
+def test_break_is_detected_at_the_next_renewal(url, wait_until) -> None:
+    with Client(f"{url}?session=3") as client, Client(url) as operator:
+        lease = client.lock("a", ttl=600).acquire()
+        assert not operator.break_lock("a", token=lease.token + 1)
+        assert operator.break_lock("a", token=lease.token)
+        assert lease.wait_lost(10)
+        assert lease.lost_reason == "broken"
+        with pytest.raises(LeaseLost):
+            lease.check()
+
+
+TTL_CASES = [
+    "unrenewed_grant_lives_for_its_ttl_and_no_longer",
+    "release_after_expiry_is_harmless",
+    "renewed_grant_stays_alive",
+    "waiter_retries_when_holder_expires",
+    "cut_off_holder_expires_and_is_gone_when_reconnected",
+]
+
+
+@pytest.mark.parametrize("mode", RUNTIMES)
+@pytest.mark.parametrize("name", TTL_CASES)
+def test_lease_also_expires_by_its_ttl(name, mode) -> None:
+    """Its session frees a dead holder; but where somebody else asks, a lease that nobody renews ends as elsewhere."""
+    (case,) = [case for case in all_cases() if case.name == name]
+    run_case(replace(case, needs=frozenset()), CaseContext(rig_or_skip(ZookeeperRig), mode))
+
+
+# -------------------------------------------------------------------------------------------------- what is left behind
+
+
+def test_idle_name_is_removed_by_the_server(url, root, read_tree, wait_until) -> None:
+    with Client(url) as client:
+        for number in range(20):
+            with client.lock(f"n{number}"), client.semaphore(f"s{number}", 3):
+                pass
+        wait_until(lambda: set(read_tree()) == {root, f"{root}/lh1"})
+        with client.lock("n1"):  # the line it remembers is gone
+            pass
+
+
+def test_claim_id_is_nowhere_in_the_tree(url, read_tree) -> None:
+    with Client(url, holder="web-3") as client, client.lock("a", purpose="why") as lease:
+        found = read_tree()
+        assert len(found) == 4
+        text = repr(found)
+        assert "web-3" in text
+        assert lease._claim.id_hash in text
+        assert lease._claim.id not in text
+
+
+def test_collected_client_leaves_no_thread_and_no_session(url, server, wait_until) -> None:
+    before = threading.active_count()
+    client = Client(url)
+    with client.lock("a"):
+        pass
+    session_count = server.counter("global_sessions")
+    del client
+    wait_until(lambda: gc.collect() >= 0 and server.counter("global_sessions") < session_count)
+    wait_until(lambda: threading.active_count() <= before)
+
+
+def test_close_ends_the_session_at_once(url, server, wait_until) -> None:
+    client = Client(url)
+    client.ping()
+    session_count = server.counter("global_sessions")
+    client.close()
+    wait_until(lambda: server.counter("global_sessions") < session_count, 5)
+    assert not [thread for thread in threading.enumerate() if "zk_loop" in thread.name]
+
+
+def test_client_closed_under_load_is_not_reopened(url, wait_until) -> None:
+    """By a call that was under way, and finds its connection gone: that session would never be ended."""
+    failed: list[BaseException] = []
+
+    def work(client: Client) -> None:
+        try:
+            while True:
+                client.lock("a", ttl=5).call(lambda: None)
+        except ConfigError:
+            pass
+        except BaseException as error:
+            failed.append(error)
+
+    closed = []
+    for number in range(15):
+        client = Client(url)
+        threads = [threading.Thread(target=work, args=(client,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda client=client, number=number: len(client.inspect("a")) > number % 6)
+        client.close()
+        for thread in threads:
+            thread.join(30)
+        closed.append(client)
+    assert failed == []
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "zk_loop" in thread.name])
+
+
+def test_silent_server_delays_close_by_at_most_one_call(url_of, proxy) -> None:
+    client = Client(url_of(proxy), call_timeout=1)
+    leases = [client.lock(name, ttl=60).acquire() for name in "ab"]
+    proxy.cut()
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 1 + 0.5 + 1
+    assert not any(lease.held for lease in leases)
+
+
+def test_many_threads_leave_nothing_in_the_session(url, session_of) -> None:
+    with Client(url, call_timeout=30) as client:
+
+        def work() -> None:
+            for _ in range(5):
+                with client.semaphore("s", 3), client.lock("l", ttl=60):
+                    pass
+
+        threads = [threading.Thread(target=work) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        session = session_of(client)
+        assert not session.own_nodes
+        assert not session.watches
+        assert not session.unconfirmed
+        assert not session._watch_by_id_hash
+
+
+def test_forked_child_has_its_own_session(url, run_in_fork, session_of) -> None:
+    with Client(url) as client:
+        lease = client.lock("a", ttl=60).acquire()
+        keeper = session_of(client)._kazoo
+        fd = keeper._connection._socket.fileno()
+        own_session_id = keeper.session_id
+
+        def child() -> None:
+            assert os.readlink(f"/proc/self/fd/{fd}") == os.devnull, "the parent's socket is not ours to speak by"
+            assert not lease.held
+            assert client.lock("a").try_acquire() is None
+            with client.lock("b"):
+                assert {holding.name for holding in client.inspect()} == {"a", "b"}
+            assert session_of(client).session_id != own_session_id
+            client.close()
+
+        for _ in range(3):
+            run_in_fork(child)
+        assert session_of(client).session_id == own_session_id
+        lease.renew()
+        assert lease.release()

@@ -1,0 +1,133 @@
+"""Clients of ZooKeeper cut off, killed and stopped: whoever loses its lease knows before anybody else has it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from harness.servers.proxy import Proxy
+from leasehold import Client, LeaseLost, LeaseState, Unavailable
+
+
+@pytest.mark.parametrize(("session", "ttl"), [(2.0, 30.0), (6.0, 1.5)], ids=["session-ends-it", "ttl-ends-it"])
+def test_client_cut_off_stops_trusting_before_the_next_grant(
+    session, ttl, url_of, server, proxy, client_pair, count_waiters, wait_until
+) -> None:
+    with Client(url_of(proxy, session=session), call_timeout=1) as one, Client(url_of(server, session=session)) as two:
+        pair = client_pair(one, two, ttl=ttl)
+        waiter_thread = pair.start_second()
+        wait_until(lambda: count_waiters(two) == 1)
+        proxy.cut()
+        cut = time.monotonic()
+        wait_until(lambda: pair.first_lease.state is LeaseState.AT_RISK or not pair.first_lease.held)
+        waiter_thread.join(30)
+        assert pair.granted_at - cut < min(session, ttl) * 1.1 + 4, "within its session or its ttl, and a tick or two"
+        assert pair.first_lease.lost_reason == "unreachable"
+        pair.close()
+        proxy.restore()
+        with pytest.raises(LeaseLost):
+            pair.first_lease.renew()
+
+
+def test_client_leaves_a_silent_server_even_under_constant_calls(url_of, server, session_of, wait_until) -> None:
+    """Two ways to one server. A driver that counts from what it sent last would never find out."""
+    proxies, stop = [Proxy(server.port), Proxy(server.port)], threading.Event()
+    with Client(url_of(*proxies, session=10), call_timeout=0.2) as client:
+        lease = client.lock("a", ttl=60).acquire(wait=30)
+
+        def ask() -> None:
+            while not stop.is_set():
+                with suppress(Unavailable):
+                    client.ping()
+
+        threads = [threading.Thread(target=ask) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        session = session_of(client)
+        used = session._kazoo._connection._last_server[2]
+        next(proxy for proxy in proxies if proxy.port == used).cut()
+        cut = time.monotonic()
+        wait_until(
+            lambda: not lease.held or (session._connected and session._kazoo._connection._last_server[2] != used)
+        )
+        print(f"left after {time.monotonic() - cut:.2f} s")
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+        wait_until(lambda: lease.state is not LeaseState.AT_RISK)
+        assert lease.held
+        assert lease.release()
+    for proxy in proxies:
+        proxy.close()
+
+
+def test_broken_connection_puts_a_lease_at_risk_until_reconnected(url_of, proxy, wait_until) -> None:
+    """SUSPENDED: not after a missed renewal, but as soon as the connection is seen to be gone."""
+    events: list[str] = []
+    with Client(url_of(proxy), on_event=lambda event: events.append(event.kind)) as client:
+        lease = client.lock("a", ttl=600).acquire()
+        proxy.reset()
+        wait_until(lambda: "at_risk" in events, 5)
+        assert lease.held
+        wait_until(lambda: lease.state is LeaseState.HELD, 10)
+        assert lease.release()
+
+
+def test_waiter_survives_a_broken_connection(url_of, server, proxy, client_pair, count_waiters, wait_until) -> None:
+    with Client(url_of(server)) as holder, Client(url_of(proxy)) as waiter:
+        pair = client_pair(holder, waiter)
+        waiter_thread = pair.start_second()
+        wait_until(lambda: count_waiters(holder) == 1)
+        for _ in range(5):
+            proxy.reset()
+        released = time.monotonic()
+        assert pair.first_lease.release()
+        waiter_thread.join(30)
+        assert pair.granted_at - released < 4, "it looked again as soon as it was connected"
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+def test_lock_of_a_killed_holder_is_granted_within_its_session_timeout(url_of, server, child) -> None:
+    url = url_of(server, session=2)
+    holder = child("hold", url, "a", 30)
+    holder.read_message()
+    waiter = child("wait", url, "a", 30)
+    assert waiter.read_message() == "waiting"
+    holder.kill()
+    killed = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert waiter.read_message()["at"] - killed < 2 + 4
+
+
+def test_killed_waiter_blocks_the_queue_for_at_most_its_session(url_of, server, child) -> None:
+    url = url_of(server, session=2)
+    with Client(url) as client:
+        lease = client.lock("a", ttl=60).acquire()
+        dead = child("wait", url, "a", 60)
+        assert dead.read_message() == "waiting"
+        next_waiter = child("wait", url, "a", 60)
+        assert next_waiter.read_message() == "waiting"
+        dead.kill()
+        lease.release()
+        released = time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert next_waiter.read_message()["at"] - released < 2 + 4
+
+
+def test_stopped_holder_loses_its_lease_and_detects_it(url_of, server, child) -> None:
+    url = url_of(server, session=2)
+    holder = child("hold", url, "a", 30)
+    first = holder.read_message()
+    holder.signal(signal.SIGSTOP)
+    with Client(url) as client, client.lock("a", wait=30) as lease:
+        assert lease.token > first["token"]
+        holder.signal(signal.SIGCONT)
+        holder.send_newline()
+        reply = holder.read_message()
+        assert not reply["held"]
+        assert not reply["released"]
+        lease.renew()

@@ -1,0 +1,108 @@
+"""Stores of every kind, opened on real servers, in both runtimes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.config import EngineConfig
+from leasehold.records import stores
+from leasehold.runtime.base import maybe_await, run_sync
+from leasehold.runtime.loop import Loop
+from leasehold.runtime.threads import Threads
+from leasehold.testing.conformance.rig import Absent
+from tests.support import record_databases, record_servers
+
+KINDS = ["memory", "sqlite", "redis", "postgresql", "mysql"]
+
+
+@pytest.fixture
+def server() -> Callable[[str], Any]:
+    def start_or_skip(kind: str) -> Any:
+        try:
+            return record_servers.server(kind)
+        except Absent as absent:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"{kind}: {absent}")
+
+    return start_or_skip
+
+
+@pytest.fixture
+def url_of(server: Callable[[str], Any], tmp_path: Path) -> Callable[[str], str]:
+    def url(kind: str) -> str:
+        if kind == "memory":
+            return f"memory://{tmp_path}"
+        if kind == "sqlite":
+            return f"sqlite://{tmp_path}/records.db"
+        return str(server(kind).url())
+
+    return url
+
+
+@pytest.fixture
+def database_of(url_of: Callable[[str], str], tmp_path: Path) -> Callable[[str], Any]:
+    def make(kind: str) -> Any:
+        return record_databases.Database(kind, "" if kind == "sqlite" else url_of(kind), tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def key() -> str:
+    return f"test:{uuid.uuid4().hex}"
+
+
+class StoreRunner:
+    """One store, asked in one runtime; every call is to be awaited, in blocking mode none suspends."""
+
+    def __init__(self, url: str, mode: str, call_timeout: float = 5.0) -> None:
+        self.mode = mode
+        self.runtime = Threads() if mode == "blocking" else Loop()
+        self.store = stores.open_store(EngineConfig.parse(url, call_timeout), self.runtime, same_url=False)
+        self.seconds = call_timeout
+
+    async def read(self, key: str) -> Any:
+        return await maybe_await(self.store.read(key, self.seconds))
+
+    async def write(self, key: str, record: Any, expected_version: str = "", keep: float | None = None) -> bool:
+        return await maybe_await(self.store.write(key, record, expected_version, keep, self.seconds))
+
+    def run(self, coroutine: Awaitable[Any]) -> Any:
+        return run_sync(coroutine) if self.mode == "blocking" else asyncio.run(coroutine)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def open_runner() -> Iterator[Callable[..., StoreRunner]]:
+    runners: list[StoreRunner] = []
+
+    def make(url: str, mode: str = "blocking", call_timeout: float = 5.0) -> StoreRunner:
+        runners.append(StoreRunner(url, mode, call_timeout))
+        return runners[-1]
+
+    yield make
+    for runner in runners:
+        runner.store.close()
+        runner.runtime.close()
+
+
+@pytest.fixture
+def runner(kind: str, mode: str, url_of: Callable[[str], str], open_runner: Callable[..., StoreRunner]) -> StoreRunner:
+    return open_runner(url_of(kind), mode)

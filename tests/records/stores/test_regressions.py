@@ -1,0 +1,112 @@
+"""Stores that are not what their URL seems to say, and URLs that say too much."""
+
+import socket
+import threading
+import time
+import uuid
+
+import pytest
+
+from harness.servers.postgresql import PgBouncer
+from harness.servers.process import free_ports
+from harness.servers.redis import RedisServer
+from leasehold import Client, ConfigError, Unavailable
+from leasehold.config import EngineConfig
+from leasehold.records import stores
+from leasehold.records.store import Record
+from leasehold.runtime.base import run_sync
+from leasehold.runtime.threads import Threads
+from leasehold.testing.conformance.rig import Absent
+
+
+def record(data: bytes = b"data") -> Record:
+    return Record(uuid.uuid4().hex, data)
+
+
+def test_postgresql_store_works_behind_pooler_in_transaction_mode(server, open_runner, key):
+    """Its sessions are shared: nothing that was prepared on one is there on the next."""
+    try:
+        pooler = PgBouncer(server("postgresql")).start()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    runner, errors = open_runner(f"postgresql://postgres@127.0.0.1:{pooler.port}/postgres"), []
+
+    def use(number: int) -> None:
+        expected_version = ""
+        for _ in range(20):
+            new = record()
+            try:
+                assert run_sync(runner.write(f"{key}/{number}", new, expected_version))
+                assert run_sync(runner.read(f"{key}/{number}")) == new
+            except Exception as error:
+                errors.append(error)
+                return
+            expected_version = new.version
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    runner.store.close()
+    pooler.stop()
+    assert errors == []
+
+
+def test_redis_store_refuses_cluster_node(open_runner, key):
+    """It would send us to another node for most keys, and we would not go."""
+    bus = str(free_ports(1)[0])  # of its own choice it would be the port and 10,000, which may be too high
+    node = RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", bus).start()
+    try:
+        runner = open_runner(f"redis://127.0.0.1:{node.port}")
+        with pytest.raises(ConfigError, match="cluster"):
+            run_sync(runner.read(key))
+        with pytest.raises(ConfigError, match="cluster"):
+            run_sync(runner.write(key, record()))
+    finally:
+        node.stop()
+
+
+@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster", "redlock", "etcd", "zookeeper", "http"])
+@pytest.mark.parametrize("same_url", [True, False])
+def test_scheme_without_store_is_refused_with_a_hint(scheme, same_url):
+    config = EngineConfig.parse(f"{scheme}://user:s3cret@a:1,b:2/0", 5.0)
+    with pytest.raises(ConfigError, match=r"keeps no records.*store=.*postgresql://") as refused:
+        stores.open_store(config, Threads(), same_url=same_url)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_redis_unix_socket_keeps_records_in_database_of_the_url(tmp_path):
+    path = tmp_path / "redis.sock"
+    running = RedisServer("--unixsocket", str(path)).start()
+    try:
+        with Client(f"redis+unix://{path}?db=3") as client:
+            assert client.once("a", lambda: 1) == 1
+            assert client.once("a", lambda: 2) == 1
+        assert running.ask("EXISTS", "lh1:record:once::a") == 0, "in the database that the URL says"
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "mysql", "postgresql"])
+@pytest.mark.parametrize("secret", ["s3cret/x", "s3cret#x", "x:s3cret", "s3cret?y=1", "[s3cret"])
+def test_unencoded_password_in_url_is_not_shown(scheme, secret):
+    """It ends where the URL has a reason to end: what follows is read as something else, and complained of."""
+    message = ""
+    try:
+        stores.open_store(
+            EngineConfig.parse(f"{scheme}://user:{secret}@localhost:70000/0", 5.0), Threads(), same_url=False
+        )
+    except ConfigError as refused:
+        message = f"{refused} {refused.__cause__}"
+    assert "s3cret" not in message
+
+
+@pytest.mark.parametrize("scheme", ["redis", "mysql", "postgresql"])
+def test_silent_server_is_unavailable_within_call_timeout(scheme, open_runner, key, mode):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        runner = open_runner(f"{scheme}://user:pw@127.0.0.1:{listener.getsockname()[1]}/0", mode, 0.5)
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            runner.run(runner.read(key))
+        assert time.monotonic() - began < 0.5 + 0.5

@@ -1,0 +1,89 @@
+"""Many callers at once, each in a transaction of its own: nobody waits for a row of one who waits for the lock."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from leasehold import Client
+from leasehold.records import stores
+
+
+@pytest.fixture(params=["postgresql", "mysql"])  # in SQLite one transaction writes at a time
+def database(request, database_of):
+    return database_of(request.param)
+
+
+def run_together(jobs, release=lambda: None):
+    """What each gives, or raises, when all begin together; `release` is called once they are all under way."""
+    results, barrier = {}, threading.Barrier(len(jobs))
+
+    def run(number, job):
+        barrier.wait(30)
+        try:
+            results[number] = job()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=numbered_job, daemon=True) for numbered_job in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    release()
+    for thread in threads:
+        thread.join(20)
+    assert len(results) == len(jobs), f"some never came back: {results}"
+    return [results[number] for number in range(len(jobs))]
+
+
+def payer(client, database, key, effect):
+    def pay(connection):
+        connection.cursor().execute(database.insert(), (effect,))
+        return effect
+
+    def job():
+        with contextlib.closing(database.connect()) as connection:
+            result = client.once(key, pay, connection, store=stores.within(connection), wait=15)
+            connection.commit()
+            return result
+
+    return job
+
+
+def run_queued(client, key, jobs):
+    """All of them stand in line for the lock of the key before the first gets it."""
+    lease = client.lock(f"once:{key}").acquire()
+
+    def release():
+        end = time.monotonic() + 30
+        while sum(holding.state == "waiting" for holding in client.inspect()) < len(jobs):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        lease.release()
+
+    return run_together(jobs, release)
+
+
+def test_queued_callers_of_a_key_do_not_block_its_runner(database, key):
+    with Client("memory://", ttl=30) as client:
+        assert run_queued(client, key, [payer(client, database, key, key)] * 8) == [key] * 8
+    assert database.paid(key) == 1
+
+
+def test_queued_callers_of_a_failed_key_do_not_block_its_runner(database, key):
+    with Client("memory://", ttl=30) as client:
+        with contextlib.closing(database.connect()) as connection:
+            with pytest.raises(ZeroDivisionError):
+                client.once(key, lambda: 1 // 0, store=stores.within(connection))
+            connection.commit()
+        assert run_queued(client, key, [payer(client, database, key, key)] * 8) == [key] * 8
+    assert database.paid(key) == 1
+
+
+def test_callers_of_different_keys_do_not_block_each_other(database, key):
+    """An absent row has no lock of its own: what MySQL locks in its place is the gap it would be in."""
+    with Client("memory://", ttl=30) as client:
+        for round_number in range(5):
+            names = [f"{key}/{round_number}/{number}" for number in range(8)]
+            assert run_together([payer(client, database, name, name) for name in names]) == names
+            assert [database.paid(name) for name in names] == [1] * 8

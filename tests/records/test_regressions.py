@@ -1,0 +1,108 @@
+"""Ways to have a record of `once` or of a status say less than what happened: odd texts, odd records, lost answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from leasehold import Client, ConfigError, Conflict, RunFailed, Unavailable
+from leasehold.core.once import dump, load
+from leasehold.records.access import open_records
+from leasehold.records.store import Record
+from leasehold.records.stores.memory import MemoryStore
+from leasehold.runtime.threads import Threads
+
+
+@pytest.fixture
+def client():
+    with Client("memory://") as client:
+        yield client
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("an error that cannot say what it is")
+
+
+@pytest.mark.parametrize("error", [UnprintableError(), ValueError("a lone half: \ud800"), ValueError("\x00" * 2000)])
+def test_once_keeps_failure_with_unprintable_error(client, error, counting_function):
+    work = counting_function(error)
+    with pytest.raises(type(error)) as raised:
+        client.once("k", work, on_failure="keep")
+    assert raised.value is error, "its caller gets the very error"
+    with pytest.raises(RunFailed, match=type(error).__name__):
+        client.once("k", work, on_failure="keep")
+    assert work.runs == 1
+
+
+@pytest.mark.parametrize("request_", ["\ud800", "x" * 201, 7])
+def test_once_refuses_unencodable_request_before_running(client, request_, counting_function):
+    work = counting_function(ValueError())
+    with pytest.raises(ConfigError, match="request"):
+        client.once("k", work, request=request_)
+    assert work.runs == 0
+
+
+@pytest.mark.parametrize("result", [{"a": "\ud800"}, "\udfff", {1: "\ud800"}])
+def test_once_result_with_lone_surrogate_fails_and_is_not_rerun(client, result):
+    with pytest.raises(ConfigError, match="JSON"):
+        client.once("k", lambda: result)
+    with pytest.raises(RunFailed):
+        client.once("k", lambda: "again")
+
+
+def test_once_record_of_newer_version_ignores_unknown_fields():
+    """In a roll-out two versions meet at one record."""
+    run = load(dump(load(b'{"state":"done","token":1,"runs":1,"holder":"a","at":1.5,"result":7}')))
+    assert (run.state, run.result) == ("done", 7)
+    newer = {**run._asdict(), "colour": "red"}
+    assert load(json.dumps(newer).encode()) == run
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"7", b"{}", b'{"state": "done"}'])
+def test_once_refuses_invalid_record_without_running(client, data, counting_function):
+    store = MemoryStore(Threads())
+    key = open_records(client, store).key("once", "k")
+    assert store.write(key, Record("0" * 32, data), "", None, 1.0)
+    work = counting_function(ValueError())
+    with pytest.raises(ConfigError, match="no record"):
+        client.once("k", work, store=store)
+    assert work.runs == 0
+
+
+# ------------------------------------------------------------------ lost answers
+
+MOVES = {"new": {"paid"}, "paid": {"shipped"}}
+
+
+class OvertakenStore(MemoryStore):
+    """The answer to the first write is lost, and before it is asked again somebody else goes on."""
+
+    def __init__(self, interfere) -> None:
+        super().__init__(Threads())
+        self.interfere = interfere
+
+    def write(self, *args):
+        written = super().write(*args)
+        if self.interfere is not None:
+            interfere, self.interfere = self.interfere, None
+            interfere()
+            raise Unavailable("the answer was lost")
+        return written
+
+
+def test_status_move_with_lost_answer_then_overtaken_raises_unavailable(client):
+    """Ours was carried out, its answer lost; then it was moved on. Whether it was ours cannot be told any more."""
+    store = OvertakenStore(lambda: client.status("order", MOVES, "new", store=store).move("shipped"))
+    with pytest.raises(Unavailable, match="order"):
+        client.status("order", MOVES, "new", store=store).move("paid")
+    assert client.status("order", MOVES, "new", store=store).get() == "shipped"
+
+
+def test_status_move_with_lost_answer_is_resolved_if_not_overtaken(client):
+    store = OvertakenStore(lambda: None)
+    status = client.status("order", MOVES, "new", store=store)
+    assert status.move("paid") == "new"
+    with pytest.raises(Conflict):
+        status.move("paid")

@@ -1,0 +1,39 @@
+"""Every planted bug is found within 50 seeds: what finds nothing elsewhere is known to look."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.simulator import seeds
+from tests.support.paths import SUPPORT
+
+PLANTED = seeds.load_bugs(str(SUPPORT / "planted_bugs.py"))
+SEEDS = 50
+
+# What each of them breaks. A bug may show as something else first; these are what it must never look like.
+INSUFFICIENT_RULES = {"unfinished", "left running"}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.usefixtures("untraced")
+def test_planted_bug_is_found_within_50_seeds(name):
+    with PLANTED[name]():
+        for seed in range(SEEDS):
+            report = seeds.simulate(seed)
+            if report.findings:
+                print(report)
+                assert {finding.rule for finding in report.findings} - INSUFFICIENT_RULES
+                return
+    pytest.fail(f"{name} was not found in {SEEDS} seeds")
+
+
+def test_at_least_16_bugs_are_planted():
+    assert len(PLANTED) >= 16
+
+
+def test_command_shows_planted_bug_and_its_replay_command(capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent.parent)
+    assert seeds.main(["--seeds", "0..3", "--bug", "last_come_first_served", "-v"]) == 1
+    shown = capsys.readouterr().out
+    assert '"record": "invoked"' in shown
+    assert "replay: python -m harness.simulator.seeds --seed" in shown

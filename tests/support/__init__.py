@@ -1,0 +1,1 @@
+"""Helpers, fixtures and child programs that several test folders share."""

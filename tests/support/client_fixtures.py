@@ -1,0 +1,251 @@
+"""A clock to turn by hand, and clients that live by it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import leasehold
+from leasehold import Client
+from leasehold.config import EngineConfig
+from leasehold.engines.base import Engine, Opener
+from leasehold.engines.memory import InProcessTransport, MemoryEngine, MemoryServer
+from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.errors import Unavailable
+from leasehold.records.stores.memory import MemoryStore
+from leasehold.runtime.base import Runtime
+from leasehold.runtime.threads import Threads
+
+
+def poll_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Poll with a deadline."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s")
+        time.sleep(0.002)
+
+
+class ManualClock:
+    """Stands still until it is turned; everyone who sleeps by it is woken then."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+        self.wake_callbacks: list[Callable[[float], None]] = []
+
+    def __call__(self) -> float:
+        return self.at
+
+    def advance(self, seconds: float) -> None:
+        self.at += seconds
+        for wake in self.wake_callbacks:
+            wake(-1.0)
+
+
+class BreakableTransport(InProcessTransport):
+    """A link that can be told not to answer."""
+
+    silent = False
+    calls = 0
+
+    def call(self, verb: str, args: tuple[object, ...], deadline: float) -> object:
+        self.calls += 1
+        if self.silent:
+            raise Unavailable("silence")
+        return super().call(verb, args, deadline)
+
+    def post(self, verb: str, args: tuple[object, ...]) -> bool:
+        return False if self.silent else super().post(verb, args)
+
+
+class Bench:
+    """One store, any number of blocking clients, one hand-turned clock."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.server = MemoryServer(Threads(self.clock))
+        self.transport = BreakableTransport(self.server)
+        self.clients: list[Client] = []
+
+    def open(self, _config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Engine:
+        return MemoryEngine(runtime, registry, self.transport)
+
+    def client(self, **options: object) -> Client:
+        opener: Opener = self.open
+        client = Client(engine=opener, runtime=Threads(self.clock), **options)  # type: ignore[arg-type]
+        self.clock.wake_callbacks.append(client._core.watchdog.wake_by)
+        self.clients.append(client)
+        return client
+
+    def held_names(self) -> list[str]:
+        """Those that are held or cooling."""
+        return sorted(name for (_, name), lock_state in snapshot_items(self.server.lock_states) if lock_state.holders)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    vars(bench.transport).clear()  # whatever a test replaced: the clock stands still, so a close() would wait for ever
+    bench.transport.server = bench.server
+    for client in bench.clients:
+        client.close()
+
+
+@pytest.fixture
+def url() -> str:
+    """A memory engine for all clients of this test, by the real clock."""
+    return f"memory://shared-{os.urandom(4).hex()}"
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., None]:
+    return poll_until
+
+
+class SettableWallClock(Threads):
+    """A wall clock to set by hand."""
+
+    def __init__(self, at: float = 600.0) -> None:
+        super().__init__()
+        self.at = at
+        self.wall = lambda: self.at
+
+
+@pytest.fixture
+def add_client():
+    """Clients of one engine and one store, each with a wall clock of its own."""
+    clients, store = [], MemoryStore(Threads())
+
+    def add(at: float = 600.0):
+        runtime = SettableWallClock(at)
+        clients.append(Client("memory://fleet", engine=None, runtime=runtime, namespace=f"{id(store)}"))
+        return clients[-1], runtime, store
+
+    yield add
+    for client in clients:
+        client.close()
+
+
+def run_script_in_process(script: str, seconds: float = 60.0) -> str:
+    """Run a script that may hang, and give the end of what it said."""
+    bounded_script = f"import faulthandler; faulthandler.dump_traceback_later({seconds - 5}, exit=True)\n{script}"
+    completed = subprocess.run([sys.executable, "-c", bounded_script], capture_output=True, text=True, timeout=seconds)
+    return completed.stdout.strip() or completed.stderr[-1500:]
+
+
+def call_in_new_thread(fn: Callable[[], object]) -> object:
+    """What `fn` gave or raised on a new thread, which has ended by now."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(fn())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(15)
+    assert outcome, "it hangs"
+    return outcome[0]
+
+
+def follow_real_time(bench: Bench, seconds: float) -> None:
+    """Let the hand-turned clock follow the real one for a while."""
+
+    def run() -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            bench.clock.at += 0.02
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+@pytest.fixture
+def run_script() -> Callable[..., Any]:
+    return run_script_in_process
+
+
+@pytest.fixture
+def in_new_thread() -> Callable[..., Any]:
+    return call_in_new_thread
+
+
+@pytest.fixture
+def run_clock() -> Callable[..., Any]:
+    return follow_real_time
+
+
+class CountingFunction:
+    """A function that counts its runs."""
+
+    def __init__(self, *results: object) -> None:
+        self.results, self.runs = list(results), 0
+
+    def __call__(self) -> object:
+        self.runs += 1
+        result = self.results[min(self.runs, len(self.results)) - 1]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+@pytest.fixture
+def counting_function() -> type[CountingFunction]:
+    return CountingFunction
+
+
+class CtrlCTracer:
+    """Raises KeyboardInterrupt at the nth place: each call and return within the package, each line of some files.
+
+    Not at each line of everything: Python itself takes signals at calls, and never between a `with` and its guard.
+    """
+
+    def __init__(self, number: int, *files: str) -> None:
+        self.remaining, self._files, self._package_directory = number, files, os.path.dirname(leasehold.__file__)
+
+    def __call__(self, frame: FrameType, event: str, _arg: object) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(self._package_directory) or frame.f_code.co_name in ("__exit__", "__del__"):
+            return None
+        self._count()
+        frame.f_trace_lines = file.endswith(self._files)
+        return self._trace_inside
+
+    def _trace_inside(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if event != "exception" and (frame.f_code.co_name, event) != ("__enter__", "return"):  # when it has ended
+            self._count()
+        return self._trace_inside
+
+    def _count(self) -> None:
+        self.remaining -= 1
+        if self.remaining == 0:
+            raise KeyboardInterrupt
+
+
+def run_interrupted(number: int, work: Callable[[], object], *files: str) -> bool:
+    """Whether it came so far."""
+    previous = sys.gettrace()
+    sys.settrace(CtrlCTracer(number, *files))
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(previous)
+    return False
+
+
+@pytest.fixture
+def ctrl_c() -> Callable[..., bool]:
+    return run_interrupted

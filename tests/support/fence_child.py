@@ -1,0 +1,103 @@
+"""A process of its own at a fence: says what happened, one JSON value a line.
+
+child.py hold KIND SPEC URL TTL           takes the lock, reads, says the token; writes 1 when a line comes in
+child.py hold_by_key ENGINE SPEC URL NAME  the same with a fence on the lock's own key; writes 1
+child.py hammer KIND SPEC TOKENS ROUNDS CLAIMS
+    read, think, write one more; with tokens that get old. TOKENS: a file with the last one given out. CLAIMS: 0 looks
+    without claiming the fence. Says each call: when it began and ended, what, token, whether, and by what decided.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import sys
+import time
+from typing import Any
+
+from leasehold import Client, StaleToken
+from leasehold.fences import EtcdLockFence, ZooKeeperLockFence
+from tests.support.fence_kinds import KINDS
+
+
+def write_json(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def hold(kind: str, spec: str, url: str, ttl: str) -> None:
+    events: list[Any] = []
+    number = KINDS[kind](json.loads(spec))
+    client = Client(url, ttl=float(ttl), on_event=events.append)
+    lease = client.lock("acct/1").acquire()
+    write_json({"token": lease.token, "read": number.read(lease)})
+    sys.stdin.readline()
+    try:
+        number.write(lease, 1)
+        write_json({"refused": None})
+    except StaleToken as stale:
+        reasons = [event.reason for event in events if event.kind == "stale_token"]
+        write_json({"refused": [stale.token, stale.highest], "told": reasons, "text": str(stale)})
+    number.close()
+    client.close()
+
+
+def hold_by_key(engine: str, spec: str, url: str, name: str) -> None:
+    number = KINDS[engine](json.loads(spec))
+    if engine == "etcd":
+        fence: Any = EtcdLockFence(f"http://127.0.0.1:{number.spec['etcd']}", number.key, lock=name)
+    else:
+        fence = ZooKeeperLockFence(number.client, number.path, lock=name)
+    client = Client(url, ttl=2)
+    lease = client.lock(name).acquire()
+    fence.read(lease)
+    write_json({"token": lease.token})
+    sys.stdin.readline()
+    try:
+        fence.write(lease, "1")
+        write_json({"refused": None})
+    except StaleToken as stale:
+        write_json({"refused": [stale.token, stale.highest]})
+    number.close()
+    client.close()
+
+
+def next_token(path: str) -> int:
+    with open(path, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        token = int(file.read() or 0) + 1
+        file.seek(0)
+        file.write(str(token))
+    return token
+
+
+def hammer(kind: str, spec: str, tokens: str, rounds: str, claims: str) -> None:
+    number, rng = KINDS[kind](json.loads(spec)), random.Random(os.getpid())
+
+    def call(action: str, token: int, work: Any, based_on: int | None = None) -> Any:
+        began = time.monotonic()
+        try:
+            found, accepted = work(), True
+        except StaleToken:
+            found, accepted = None, False
+        calls.append((began, time.monotonic(), action, token, accepted, based_on))
+        return found if accepted else None
+
+    calls: list[Any] = []
+    write_json("ready")
+    sys.stdin.readline()
+    token = 0
+    for _ in range(int(rounds)):
+        if not token or rng.random() < 0.6:
+            token = next_token(tokens)
+        value = call("read", token, lambda token=token: number.read(token)) if claims == "1" else number.peek()
+        if value is not None:
+            time.sleep(rng.random() * 0.004)
+            call("write", token, lambda token=token, value=value: number.write(token, value + 1) or True, value)
+    write_json(calls)
+    number.close()
+
+
+if __name__ == "__main__":
+    {"hold": hold, "hold_by_key": hold_by_key, "hammer": hammer}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,23 @@
+"""A call at a fence, written down in a history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from harness.checkers.history import History
+from leasehold import StaleToken
+
+
+def recorded(
+    history: History, who: str, action: str, name: str, token: int, work: Callable[[], Any], **detail: Any
+) -> Any:
+    """What it gives; None: it was refused."""
+    op = history.invoke(who, action, name, token=token, **detail)
+    try:
+        found = work()
+    except StaleToken:
+        op.fail("stale")
+        return None
+    op.ok(token=token)
+    return found

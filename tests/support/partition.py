@@ -1,0 +1,227 @@
+"""A leader cut off from the other two members, each on a host of its own: `partition.py etcd`, or `zookeeper`.
+
+Run by the tests of both engines, as root, inside `unshare -n -m`: nothing of it is left outside. Hosts are network
+namespaces on one bridge. Proxies would not do for ZooKeeper: its members tell each other where they are, and get round
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+import pytest
+
+from harness.servers.etcd import Etcd
+from harness.servers.process import poll, scratch
+from harness.servers.zookeeper import Zookeeper
+from leasehold import Client, Lease, LeaseholdError, Unavailable
+from tests.support.paths import child_environment
+
+SUBNET: Final = "10.77.0"
+TTL: Final = 4.0
+ELECTION_TIMEOUT: Final = 40.0  # seconds that an election may take
+
+
+def run(engine: str) -> None:
+    """From a test: in spaces of its own, or skipped where none may be made."""
+    unshare = ["unshare", "-n", "-m"]
+    if os.getuid() != 0 or subprocess.run([*unshare, "ip", "link"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace may be made here")
+    done = subprocess.run(
+        [*unshare, sys.executable, "-m", "tests.support.partition", engine],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -------------------------------------------------------------------- hosts
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+class Host:
+    """A network of its own, behind the bridge."""
+
+    def __init__(self, index: int) -> None:
+        self.address, self._namespace, veth = f"{SUBNET}.{index + 2}", f"m{index}", f"p{index}"
+        ip("netns", "add", self._namespace)
+        ip("link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", self._namespace)
+        ip("link", "set", veth, "master", "bridge", "up")
+        for arguments in (
+            ["addr", "add", f"{self.address}/24", "dev", "eth0"],
+            ["link", "set", "eth0", "up"],
+            ["link", "set", "lo", "up"],
+        ):
+            ip("-n", self._namespace, *arguments)
+
+    def netns_command(self, arguments: Sequence[str]) -> list[str]:
+        return ["ip", "netns", "exec", self._namespace, *arguments]
+
+    def partition_from(self, others: Sequence[Host], verb: str = "add") -> None:
+        """Silence both ways. `verb`: "del" ends it."""
+        for other in others:
+            ip("-n", self._namespace, "route", verb, "blackhole", f"{other.address}/32")
+            ip("-n", other._namespace, "route", verb, "blackhole", f"{self.address}/32")
+
+
+def create_bridge() -> None:
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
+    ip("link", "set", "lo", "up")
+    ip("link", "add", "bridge", "type", "bridge")
+    ip("addr", "add", f"{SUBNET}.1/24", "dev", "bridge")
+    ip("link", "set", "bridge", "up")
+
+
+# ------------------------------------------------------------------ members
+
+
+class Member(Protocol):
+    netns_host: Host
+
+    @property
+    def leads(self) -> bool: ...
+    def launch(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class EtcdMember(Etcd):
+    def __init__(self, host: Host, index: int) -> None:
+        super().__init__(scratch(), 2379, [2380] * 3, index)
+        self.netns_host, self.host = host, host.address
+
+    def command(self) -> list[str]:
+        arguments = list(super().command())
+        names = ",".join(f"e{index}=http://{SUBNET}.{index + 2}:2380" for index in range(3))
+        arguments[arguments.index("--initial-cluster") + 1] = names
+        arguments[arguments.index("--initial-cluster-token") + 1] = "partition"
+        return self.netns_host.netns_command(arguments)
+
+
+class ZookeeperMember(Zookeeper):
+    def __init__(self, host: Host, index: int) -> None:
+        self.netns_host, self.host = host, host.address
+        view = {f"server.{number + 1}": f"{SUBNET}.{number + 2}:2888:3888" for number in range(3)}
+        limits = {"initLimit": 10, "syncLimit": 5, "standaloneEnabled": "false"}
+        super().__init__(scratch(), 2181, {**limits, **view})
+        self.set_id(index + 1)
+
+    def command(self) -> list[str]:
+        return self.netns_host.netns_command(super().command())
+
+    @property
+    def leads(self) -> bool:
+        return self.mode() == "leader"
+
+
+KINDS: Final[dict[str, tuple[Callable[[Host, int], Member], str]]] = {
+    "etcd": (EtcdMember, "etcd://{}"),
+    "zookeeper": (ZookeeperMember, "zookeeper://{}/?session=" + str(TTL)),
+}
+
+
+def find_leader(members: Sequence[Member]) -> Member:
+    leaders: list[Member] = []
+
+    def has_one_leader() -> bool:
+        leaders[:] = [member for member in members if is_leader(member)]
+        return len(leaders) == 1
+
+    poll(has_one_leader, ELECTION_TIMEOUT, lambda: "a leader")
+    return leaders[0]
+
+
+def is_leader(member: Member) -> bool:
+    with suppress(OSError):  # not yet there
+        return member.leads
+    return False
+
+
+# ----------------------------------------------------------------- the story
+
+
+def main(engine: str) -> None:
+    create_bridge()
+    make, url = KINDS[engine]
+    members = [make(Host(index), index) for index in range(3)]
+    for member in members:
+        member.launch()
+    try:
+        old_leader = find_leader(members)
+        run_partition(old_leader, [member for member in members if member is not old_leader], url)
+    finally:
+        for member in members:
+            member.kill()
+
+
+def run_partition(old_leader: Member, other_members: list[Member], url: str) -> None:
+    """The old leader and its client stay together, apart from the other members and theirs."""
+    addresses = ",".join(member.netns_host.address for member in other_members)
+    with (
+        Client(url.format(old_leader.netns_host.address), call_timeout=1.0) as minority,
+        Client(url.format(addresses), call_timeout=ELECTION_TIMEOUT) as majority,
+    ):
+        minority_lease = minority.lock("job", ttl=TTL).acquire(wait=20)
+        lost_at, leases, acquired_at = list[float](), list[Lease](), list[float]()
+
+        def acquire_in_majority() -> None:
+            leases.append(majority.lock("job", ttl=60).acquire(wait=3 * ELECTION_TIMEOUT))
+            acquired_at.append(time.monotonic())
+
+        threads = [
+            threading.Thread(target=lambda: minority_lease.wait_lost(60) and lost_at.append(time.monotonic())),
+            threading.Thread(target=acquire_in_majority),
+        ]
+        for thread in threads:
+            thread.start()
+        poll(lambda: len(majority.inspect("job")) == 2, 20, lambda: "the next stands in line")
+        old_leader.netns_host.partition_from([member.netns_host for member in other_members])
+        assert_refused(minority, 3.0)
+        for thread in threads:
+            thread.join(3 * ELECTION_TIMEOUT)
+        assert lost_at, "the holder in the minority was never told"
+        assert leases, "nobody followed"
+        assert lost_at[0] <= acquired_at[0], "two who both trust their lease"
+        assert leases[0].token > minority_lease.token
+        assert find_leader(other_members) is not old_leader
+        assert_refused(minority, 1.0)
+        old_leader.netns_host.partition_from([member.netns_host for member in other_members], "del")
+        poll(lambda: is_reachable(minority), ELECTION_TIMEOUT, lambda: "the old leader is one of them again")
+        assert minority.lock("job").try_acquire() is None
+        leases[0].verify()
+        assert leases[0].release()
+
+
+def assert_refused(minority: Client, seconds: float) -> None:
+    """For so long: within the deadline, and nothing is ever granted."""
+    end = time.monotonic() + seconds
+    while (asked_at := time.monotonic()) < end:
+        try:
+            granted = minority.lock("other").try_acquire()
+        except Unavailable:
+            assert time.monotonic() - asked_at < 1.5, "not refused within the deadline"
+        else:
+            raise AssertionError(f"a minority granted {granted}")
+
+
+def is_reachable(client: Client) -> bool:
+    with suppress(LeaseholdError):
+        client.ping()
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,202 @@
+"""Bugs to be planted into the code under test, each of which the simulation must find.
+
+A simulation that finds nothing proves nothing, unless it is known to find something. Each bug here is one that somebody
+once made in some lock service, as small a patch as it takes. `PLANTED` gives a context manager for each by its name.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from leasehold.client import acquire, lock
+from leasehold.client.lease import BaseLease
+from leasehold.core import timing
+from leasehold.core.lock_state import LockState
+from leasehold.core.queue_entry import HELD, RESERVED, TokenCounter
+from leasehold.engines.memory import MemoryEngine, MemoryServer
+from leasehold.engines.registry import ClaimRegistry
+from leasehold.model import Gone, Grant
+
+PLANTED: dict[str, Callable[[], Any]] = {}
+
+
+def bug(owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register `patched(original, *args)` under its own name as the replacement of a method."""
+
+    def register(patched: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def planted() -> Iterator[None]:
+            original = getattr(owner, attribute)
+            with patch.object(owner, attribute, lambda *args, **kwargs: patched(original, *args, **kwargs)):
+                yield
+
+        PLANTED[patched.__name__] = planted
+        return patched
+
+    return register
+
+
+# ------------------------------------------------------------------ in the server
+
+
+@bug(MemoryServer, "_sweep_name")
+def lease_forgotten(original, server, context, key):
+    """A sweep takes a name for idle because nobody stands in line."""
+    notifications = original(server, context, key)
+    if key in server.lock_states and not server.lock_states[key].waiters:
+        del server.lock_states[key]
+    return notifications
+
+
+@bug(TokenCounter, "next")
+def token_reused(_, counter, floor):
+    """The wall clock alone makes the tokens."""
+    counter.last = floor
+    return floor
+
+
+@bug(LockState, "renew")
+def renew_after_lapse(original, lock_state, context, claim):
+    entry = lock_state.entries.get(claim.id_hash)
+    if entry is not None and entry.state == HELD and entry.token == claim.token:
+        entry.until = max(entry.until, context.now + claim.ttl)
+    return original(lock_state, context, claim)
+
+
+@bug(LockState, "release")
+def release_without_owner_check(original, lock_state, context, id_hash, min_hold, _held):
+    """Whoever releases frees the name, as a plain DEL does."""
+    held = next((entry.id_hash for entry in lock_state.holders.values() if entry.state == HELD), id_hash)
+    return original(lock_state, context, id_hash if id_hash in lock_state.entries else held, min_hold)
+
+
+@bug(LockState, "_advance_queue")
+def reservation_end_untold(original, lock_state, context, notifications, attempting=None):
+    original(lock_state, context, notifications, attempting)
+    if any(entry.state == RESERVED for entry in lock_state.holders.values()):
+        notifications[:] = [notification for notification in notifications if notification.kind != "head"]
+
+
+@bug(LockState, "_pass_over")
+def passed_over_waiter_dropped(_, lock_state, entry):
+    """Not claimed in time: out."""
+    lock_state._remove(entry)
+
+
+@bug(MemoryServer, "_current_context")
+def wall_clock_used(original, server):
+    context = original(server)
+    context.now = server._runtime.wall()
+    return context
+
+
+@bug(LockState, "_expire_holders")
+def early_expiry(original, lock_state, now):
+    original(lock_state, now + 0.2)
+
+
+@bug(LockState, "attempt")
+def ghost_of_a_repeated_attempt(original, lock_state, context, claim, client):
+    """A repeated request is not recognised: it gets a place of its own beside the grant it has."""
+    entry = lock_state.entries.get(claim.id_hash)
+    if entry is not None and entry.state == HELD and claim.queue:
+        del lock_state.entries[claim.id_hash]
+    return original(lock_state, context, claim, client)
+
+
+@bug(LockState, "_can_admit")
+def shared_beside_exclusive(original, lock_state, mode):
+    return original(lock_state, mode) or (lock_state.kind == "lock" and mode == "shared")
+
+
+@bug(LockState, "_change_kind")
+def wrong_kind_admitted(_, lock_state, now, claim):
+    lock_state.kind, lock_state.limit = claim.kind, claim.limit
+
+
+@bug(LockState, "_start_cooling")
+def delay_forgotten(original, lock_state, entry, until, delay):
+    if delay:
+        lock_state._remove(entry)
+    else:
+        original(lock_state, entry, until, delay)
+
+
+@bug(LockState, "_add_entry")
+def last_come_first_served(original, lock_state, now, claim, client):
+    entry = original(lock_state, now, claim, client)
+    entry.ticket = -entry.ticket
+    return entry
+
+
+# ------------------------------------------------------------------ in the client
+
+
+@bug(MemoryEngine, "attempt")
+async def wake_up_that_grants(original, engine, claim, deadline):
+    waiter = engine._registry.waiting.get(claim.id_hash)
+    if waiter is not None and waiter.woken:
+        return Grant(int(engine._runtime.wall() * 1_000_000), claim.ttl)
+    return await original(engine, claim, deadline)
+
+
+@bug(ClaimRegistry, "on_notification")
+def waiter_never_woken(original, registry, kind, *args):
+    if kind != "go":
+        original(registry, kind, *args)
+
+
+@bug(ClaimRegistry, "retry_release")
+def owed_release_forgotten(*_):
+    """Sent once, and never again."""
+
+
+@bug(BaseLease, "_on_renewal_reply")
+def gone_ignored(original, lease, asked_at, claim, reply):
+    if not isinstance(reply, Gone):
+        original(lease, asked_at, claim, reply)
+
+
+@bug(BaseLease, "_end_lost")
+def loss_kept_quiet(original, lease, reason):
+    lease._callbacks = None
+    return original(lease, reason)
+
+
+class _Trusted(float):
+    """An end that is always ahead."""
+
+    def __gt__(self, other: float) -> bool:
+        return True
+
+
+@contextmanager
+def late_grant_handed_out() -> Iterator[None]:
+    """A grant is handed out however long its answer took."""
+    original_acquire = lock.acquire
+
+    async def trusting(*args):
+        *before, register, with_new_id = args
+        return await original_acquire(*before, lambda *what: register(*what[:3], float(what[3]), what[4]), with_new_id)
+
+    ends = SimpleNamespace(**{**vars(timing), "valid_until": lambda *end: _Trusted(timing.valid_until(*end))})
+    with patch.object(acquire, "timing", ends), patch.object(lock, "acquire", trusting):
+        yield
+
+
+PLANTED["late_grant_handed_out"] = late_grant_handed_out
+
+
+@bug(lock, "acquire")
+async def counted_from_the_answer(original, core, *args):
+    """The life of a grant is counted from when its answer came, not from when it was asked for (E8)."""
+
+    *before, register, with_new_id = args
+    now = core.runtime.now
+
+    def late(claim, grant, asked_at, valid_until, loss_epoch):
+        return register(claim, grant, now(), timing.valid_until(now(), grant.ttl), loss_epoch)
+
+    return await original(core, *before, late, with_new_id)
