@@ -31,7 +31,7 @@ help: ## this list
 # -- the tests ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: $(VENV)/.installed servers ## all tests but the long ones, measured; a part of them: make test ARGS="tests/core -k line"
+test: $(VENV)/.installed servers ## all tests but the long ones, measured; a part of them: make test ARGS="tests/core -k queue"
 # A part says nothing about coverage and must not replace what the last whole run measured.
 # `coverage run` rather than pytest-cov: our own pytest plugin imports leasehold before pytest-cov would look.
 ifeq ($(strip $(ARGS)),)
@@ -66,9 +66,9 @@ docs: $(VENV)/.installed ## run the snippets of the docs and compare their gener
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 .PHONY: check
-check: format lint types imports coverage ## format, lint, types, imports, docs, and the coverage of the last `make test`
+check: format lint types imports commits coverage ## format, lint, types, imports, docs, commit messages, coverage of the last `make test`
 
-.PHONY: format lint types imports coverage
+.PHONY: format lint types imports commits coverage
 format: $(VENV)/.installed
 	$(PY) -m ruff format --check
 
@@ -80,6 +80,9 @@ types: $(VENV)/.installed
 
 imports: $(VENV)/.installed
 	$(PY) -m pytest -q tests/test_imports.py $(wildcard tests/docs)
+
+commits: $(VENV)/.installed
+	$(PY) tools/commits.py
 
 coverage: $(VENV)/.installed
 	@[ .coverage -nt $(VENV)/.installed ] || { echo "no coverage of this source yet: run \`make test\` first"; exit 1; }

@@ -1,7 +1,7 @@
-"""What proves Leasehold and does not ship with it: imported by tests, bench and comparison.
+"""Test equipment that is not in the wheel: tests, bench and comparison import it.
 
 servers/     real servers as plain processes on loopback, and proxies in front of them
-rigs/        how the conformance suite starts and breaks each real engine
-simulator/   thousands of seeded runs with faults, and the oracles that judge them
-checkers/    histories of calls, and whether a correct lock could have made them
+rigs/        how the conformance suite starts each real engine and injects faults into it
+simulator/   thousands of seeded runs with faults, and the oracles that check them
+checkers/    histories of calls, and checks whether a correct lock could have produced them
 """

@@ -1,8 +1,8 @@
-"""Judges of recorded histories.
+"""Checkers of recorded histories.
 
-history.py        what clients saw, in order: invoke, ok, fail, unknown
-intervals.py      the quick checker: overlapping holds, falling tokens
+history.py        what clients observed, in order: invoke, ok, fail, unknown
+intervals.py      the fast checker: overlapping holds, decreasing tokens
 linearizable.py   the exact checker: a search for an order that a correct lock allows
-fences.py         whether a fence let a stale token through
-mutation.py       plants a bug in an engine and shows which cases notice
+fences.py         whether a fence accepted a stale token
+mutation.py       plants a bug in an engine and checks that the conformance cases detect it
 """

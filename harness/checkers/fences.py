@@ -1,8 +1,8 @@
-"""The judge of fences: was anything let through that came from the past?
+"""The checker of fences: did a fence accept a stale token?
 
-A history of calls at one resource, each with the token it showed: `read` (one that claims the fence), `write`, `claim`.
-A write that was decided by a read says so in its detail `based_on`. As in `checker.py`, only what is certain counts: a
-call comes after another when it began after that one had ended.
+The history has the calls at one resource, each with its token: `read` (which raises the highest token), `write`,
+`claim`. A write that is based on a read names what was read in its detail `based_on`. As in `intervals.py`, only
+certain facts count: a call comes after another if it began after the other had ended.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from harness.checkers.intervals import Verdict, Violation, describe_call
 
 
 def check_fence(history: History) -> Verdict:
-    """Judge every resource of a history: no accepted token below an earlier one, no refusal without a reason, no two
-    writes that were decided by the same state."""
+    """Check every resource of a history: no accepted token below an earlier one, no refusal without a reason, no two
+    writes based on the same state."""
     names: defaultdict[str, list[Call]] = defaultdict(list)
     for call in history.calls():
         names[call.began.name].append(call)
@@ -31,12 +31,12 @@ def check_fence(history: History) -> Verdict:
 
 
 def _token(call: Call) -> int:
-    assert call.token is not None, "a call at a fence shows a token"
+    assert call.token is not None, "every call at a fence has a token"
     return call.token
 
 
 def _falling_tokens(calls: Sequence[Call]) -> Iterator[Violation]:
-    """The rule itself. In order of their starts, each is compared with the highest of those that had ended."""
+    """Rule 1: in order of their starts, each call is compared with the highest token of the calls that had ended."""
     accepted = [call for call in calls if call.succeeded]
     ends = sorted(accepted, key=lambda call: call.end_index)
     done, highest = 0, None
@@ -46,13 +46,13 @@ def _falling_tokens(calls: Sequence[Call]) -> Iterator[Violation]:
                 highest = ends[done]
             done += 1
         if highest is not None and _token(call) < _token(highest):
-            text = f"{describe_call(call)} was let through after {describe_call(highest)}"
+            text = f"{describe_call(call)} was accepted after {describe_call(highest)}"
             yield Violation("token", call.began.name, call.began.at, text)
 
 
 def _unfounded_refusals(calls: Sequence[Call]) -> Iterator[Violation]:
-    """Refused is only what is lower than a token that was shown before the refusal ended. By whomever: one that is
-    refused itself in the end, by a still newer one, may have raised the mark while it waited to be let in."""
+    """A call may be refused only if its token is lower than that of a call which began before the refusal ended. That
+    call may itself be refused: it may have raised the highest token while it waited, before a newer one arrived."""
     by_start = sorted(calls, key=lambda call: call.start_index)
     refused = [call for call in calls if call.ended is not None and call.ended.outcome == "fail"]
     seen, highest = 0, 0
@@ -67,14 +67,12 @@ def _unfounded_refusals(calls: Sequence[Call]) -> Iterator[Violation]:
 
 
 def _lost_updates(calls: Sequence[Call]) -> Iterator[Violation]:
-    """Two writes that were decided by the same state: the first of them is lost."""
+    """Two writes based on the same state: the first of them is lost."""
     writes = [(dict(call.began.detail)["based_on"], call) for call in calls if call.succeeded and call.began.detail]
     for state, same in groupby(
         sorted(writes, key=lambda write: (str(write[0]), write[1].start_index)), key=lambda write: write[0]
     ):
         first, *others = [call for _, call in same]
         for other in others:
-            text = (
-                f"{describe_call(other)} and {describe_call(first)} were both decided by {state!r}: one update is lost"
-            )
+            text = f"{describe_call(other)} and {describe_call(first)} were both based on {state!r}: one update is lost"
             yield Violation("update", other.began.name, other.began.at, text)

@@ -1,16 +1,16 @@
-"""What the clients of a lock saw, written down in the order they saw it.
+"""What the clients of a lock observed, recorded in order.
 
-A lock is judged from outside: not by what the engine believes, but by what its holders were told and when. The start of
-a call is written *before* anything is sent, so an answer that never came leaves an open call rather than no trace, and
-the judges (`checker.py`, `search.py`) know that it may or may not have happened.
+A lock is checked from outside: not by the engine's state, but by the answers its holders got, and when. The start of a
+call is recorded *before* anything is sent. A call without an answer therefore stays open, and the checkers
+(`intervals.py`, `linearizable.py`) know that it may or may not have taken effect.
 
-How to record, so that the judges are neither blind nor unjust:
+How to record, so that the checkers miss no error and report no false one:
 
-- A call whose effect may linger is `unknown`: a lost answer, an acquire given up with its release owed (E6), a
-  release that leaves the name cooling (`min_hold`). `fail` says that the engine answered no.
-- `claim` is for calls at the seam, where a repeat (E2) gives the same grant once more. Callers of a recipe leave it
-  out: the same token again, while held, is then reentrancy.
-- `now` is the one true clock of the run, never the clock of one process that may be wrong.
+- A call that may still take effect later is `unknown`: a lost answer, an acquire that was given up with a pending
+  release (E6), a release that leaves the name cooling (`min_hold`). `fail` means that the engine answered no.
+- `claim` is for calls of the engine interface, where a repeat (E2) returns the same grant again. Callers of the client
+  API leave it out: the same token again, while held, then means reentrancy.
+- `now` is the true clock of the run, never the clock of one process, which may be wrong.
 """
 
 import json
@@ -27,17 +27,17 @@ from typing import Any, Literal
 Mode = Literal["exclusive", "shared"]
 Kind = Literal["lock", "semaphore"]
 Cause = Literal["release", "lost", "crash", "break", "open"]
-Number = int | None  # a token, slot or depth; None where it was not said
+Number = int | None  # a token, slot or depth; None if not given
 Detail = str | int | float | bool | None
 Details = tuple[tuple[str, Detail], ...]
 
 ACQUIRE_ACTIONS = frozenset({"acquire", "try"})
-NEVER = sys.maxsize  # the place of a record that was never written
+NEVER = sys.maxsize  # the index of a record that does not exist
 
 
 @dataclass(frozen=True, slots=True)
 class Invoked:
-    """A call is about to be sent. `token` is the one it speaks of: renew, release, break."""
+    """A call is about to be sent. `token`: the lease it is about, for renew, release and break."""
 
     at: float
     op: int
@@ -54,7 +54,7 @@ class Invoked:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a call ended. `answer` is the engine's yes or no; `refused` means that the engine was never asked."""
+    """How a call ended. `answer`: the engine's yes or no. `refused`: the call never reached the engine."""
 
     at: float
     op: int
@@ -70,7 +70,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """From `at` on the holder no longer believed; written when it was known, which may be later."""
+    """The holder stopped trusting its lease at `at`. The record may be written later, when that became known."""
 
     at: float
     process: str
@@ -80,7 +80,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """The process died: it believes nothing, and its open calls stay open."""
+    """The process died: it holds nothing any more, and its open calls stay open."""
 
     at: float
     process: str
@@ -92,7 +92,7 @@ _RECORD_TYPES: dict[str, type[Record]] = {"invoked": Invoked, "ended": Ended, "l
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call, start and end together. `start_index` and `end_index` are their places in the history."""
+    """One call, from start to end. `start_index` and `end_index` are the positions of its records in the history."""
 
     began: Invoked
     ended: Ended | None
@@ -119,10 +119,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The time in which a holder *certainly believed* that it held, from `start` up to but without `end`.
+    """The time in which a holder *certainly trusted* its lease, from `start` up to but without `end`.
 
-    It starts when the acquire has ended, and stops when the release starts, the loss came, the process died or an
-    operator broke it; `math.inf` when none of these was seen. Reentrant acquires and repeats (E2) are in `calls`.
+    It starts when the acquire returned. It ends when the release started, the lease was lost, the process died or an
+    operator broke the lock; `math.inf` if none of these was recorded. Reentrant acquires and repeats (E2) are in
+    `calls`.
     """
 
     name: str
@@ -136,20 +137,20 @@ class Hold:
     start: float
     end: float
     cause: Cause
-    lost: float  # when the holder stopped believing unasked; math.inf: it never did
-    released_index: int  # the place in the history where a release was confirmed
-    maybe_dropped_index: int  # the first place from which the engine may have dropped it without a confirmed release
+    lost: float  # when the holder lost the lease; math.inf: never
+    released_index: int  # the index of the record that confirmed the release
+    maybe_dropped_index: int  # the first index from which the engine may have ended it without a confirmed release
     calls: tuple[Call, ...]
 
     @property
     def believed(self) -> bool:
-        """False for a grant already out of trust on arrival (E8). A hold of no length, released at once, counts."""
+        """False if the grant had expired on arrival (E8). A lease that was released at once, with no length, counts."""
         return self.start < self.end or (self.start == self.end and self.cause == "release")
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One call under way. Exactly one of `ok`, `fail`, `unknown` ends it; a second end is a mistake and raises."""
+    """One call in progress. Exactly one of `ok`, `fail`, `unknown` must end it; a second end raises an error."""
 
     id: int
     _end: Callable[[Ended], None]
@@ -157,20 +158,20 @@ class Op:
     def ok(
         self, answer: bool = True, *, token: Number = None, slot: Number = None, depth: Number = None, **detail: Detail
     ) -> None:
-        """The engine answered. `answer=False`: its no to a release or renewal; `depth`: the reentrancy after this."""
+        """The engine answered. `answer=False`: it answered no to a release or renewal. `depth`: the reentrancy now."""
         self._end(Ended(0.0, self.id, "ok", answer, token, slot, depth, detail=tuple(detail.items())))
 
     def fail(self, reason: str, *, refused: bool = False, **detail: Detail) -> None:
-        """It certainly had no effect. `refused` calls never reached the engine, so they say nothing about who holds."""
+        """The call certainly had no effect. A `refused` call never reached the engine, so it proves no other holder."""
         self._end(Ended(0.0, self.id, "fail", False, reason=reason, refused=refused, detail=tuple(detail.items())))
 
     def unknown(self, reason: str, **detail: Detail) -> None:
-        """It may have happened at any time since its start, may happen later, or never."""
+        """The call may have taken effect at any time since its start, may do so later, or never."""
         self._end(Ended(0.0, self.id, "unknown", False, reason=reason, detail=tuple(detail.items())))
 
 
 class History:
-    """A thread-safe recorder. `now` must never go back: the order of the records is the order of time."""
+    """A thread-safe recorder. `now` must never go back: records are in the order of time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -192,7 +193,7 @@ class History:
         token: Number = None,
         **detail: Detail,
     ) -> Op:
-        """Write the start of a call, before the caller sends anything. `claim` is a fingerprint, never the id."""
+        """Record the start of a call, before the caller sends anything. `claim` is a fingerprint, never the id."""
         with self._mutex:
             op, asked = len(self._ended), (mode, kind, limit, claim, token)
             self._records.append(Invoked(self._read_clock(), op, process, action, name, *asked, tuple(detail.items())))
@@ -200,27 +201,27 @@ class History:
         return Op(op, self._end)
 
     def lost(self, process: str, name: str, token: Number, at: float | None = None) -> None:
-        """The holder stopped believing at `at`: now, or earlier, as a local deadline is known exactly afterwards."""
+        """The holder lost its lease at `at`: now, or earlier, if its local deadline has passed."""
         with self._mutex:
             now = self._read_clock()
             if at is not None and at > now:
-                raise ValueError(f"a loss at {at} cannot be known at {now}")
+                raise ValueError(f"a loss at {at} cannot be known at {now}, before it happened")
             self._records.append(Lost(now if at is None else at, process, name, token))
 
     def crashed(self, process: str) -> None:
-        """The process died now. Without this, a dead holder would seem to believe until the end of the history."""
+        """The process died now. Without this record, it would seem to hold its leases until the end of the history."""
         with self._mutex:
             self._records.append(Crashed(self._read_clock(), process))
 
     def _end(self, ended: Ended) -> None:
         with self._mutex:
             if self._ended[ended.op]:
-                raise RuntimeError(f"call {ended.op} was ended twice: the recording is wrong, not the lock")
+                raise RuntimeError(f"call {ended.op} was ended twice: the test records it wrongly")
             self._records.append(replace(ended, at=self._read_clock()))
             self._ended[ended.op] = True
 
     def _read_clock(self) -> float:
-        now = self._now()  # read under the guard, so that the order of records and of times agree
+        now = self._now()  # read under the mutex, so that records are in the order of their times
         if now < self._latest:
             raise RuntimeError(f"the recorder's clock went back from {self._latest} to {now}")
         self._latest = now
@@ -232,15 +233,15 @@ class History:
             return tuple(self._records)
 
     def calls(self) -> list[Call]:
-        """Every call in order of its start; one without an end is still open, so unknown."""
+        """All calls in order of their starts. A call without an end is open, so its outcome is unknown."""
         return _calls(self.records)
 
     def holds(self) -> list[Hold]:
-        """Who certainly believed to hold what, and when, in order of grant."""
+        """Which process certainly held which name, and when, in order of the grants."""
         return list(self.analyze().holds)
 
     def analyze(self) -> "HistoryAnalysis":
-        """The holds, and which call speaks of which: what both judges start from."""
+        """The holds, and which call is about which hold: the input of both checkers."""
         return HistoryAnalysis(self.records)
 
     def to_json(self) -> str:
@@ -250,7 +251,7 @@ class History:
 
     @classmethod
     def from_json(cls, text: str) -> "History":
-        """Read `to_json` back. What is recorded further is written at the last time read."""
+        """Read the output of `to_json`. The clock of the result stays at the last time read."""
         history = cls(lambda: history._latest)
         for line in filter(str.strip, text.splitlines()):
             history._load(json.loads(line))
@@ -280,7 +281,7 @@ def _calls(records: Sequence[Record]) -> list[Call]:
 
 
 class _Draft:
-    """A hold while its end is still being looked for."""
+    """A hold whose end is not yet known."""
 
     __slots__ = (
         "call",
@@ -314,22 +315,22 @@ class _Draft:
 
 
 class HistoryAnalysis:
-    """What follows from a history, in one pass that ties each call to the hold it speaks of.
+    """The holds of a history, found in one pass that matches each call to its hold.
 
-    `unmatched` are releases and renewals with no hold of their process to speak of; `depths` is the reentrancy each
-    call led to; `hold_index` gives the place of a call's hold in `holds`."""
+    `unmatched`: releases and renewals for which their process has no hold. `depths`: the reentrancy after each call.
+    `hold_index`: the index in `holds` of a call's hold."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.calls: Sequence[Call] = _calls(records)
         self.unmatched: list[Call] = []
         self.depths: dict[int, int] = {}
         self.hold_index: dict[int, int] = {}
-        self._times = list(accumulate((record.at for record in records), max))  # a loss is written late
+        self._times = list(accumulate((record.at for record in records), max))  # losses are recorded late
         self._drafts: list[_Draft] = []
         self._open: defaultdict[str, dict[int, _Draft]] = defaultdict(dict)  # by process, in order of grant
-        self._known: dict[tuple[str, str, int | str | None], _Draft] = {}  # the last by token, claim, or (None) at all
-        self._granted: dict[tuple[str, Number], _Draft] = {}  # whoever holds it, for break
-        self._early_losses: dict[tuple[str, str, Number], Lost] = {}  # told lost before the acquire returned
+        self._known: dict[tuple[str, str, int | str | None], _Draft] = {}  # the last by token, by claim, of all
+        self._granted: dict[tuple[str, Number], _Draft] = {}  # by name and token, for break
+        self._early_losses: dict[tuple[str, str, Number], Lost] = {}  # lost before the acquire returned
         self._read(records)
         self.holds: Sequence[Hold] = [draft.hold() for draft in self._drafts]
 
@@ -370,7 +371,7 @@ class HistoryAnalysis:
         return next(held, None) or self._known.get((process, name, None))
 
     def _release(self, call: Call, draft: _Draft) -> None:
-        if not call.succeeded:  # it may have been dropped since, by this release or by its ttl
+        if not call.succeeded:  # this release or the ttl may have ended it since
             self._close(draft, call.began.at, "release", call.start_index)
             return
         draft.depth -= 1
@@ -412,5 +413,5 @@ class HistoryAnalysis:
 
 
 def _same(first: Invoked, again: Invoked) -> bool:
-    """A repeat of a claim (E2), or reentrancy: a semaphore taken again is another permit."""
+    """Whether this is a repeat of a claim (E2) or reentrancy. A second acquire of a semaphore is another permit."""
     return first.claim == again.claim and (again.claim is not None or again.kind == "lock")

@@ -1,10 +1,10 @@
-"""The quick judge: did anybody hold, beside or after another, what the contract forbids?
+"""The fast checker: did a client hold a name at a time or with a token that the contract forbids?
 
-Everything is read off intervals in O(n log n), so that long runs of many clients are judged in a moment. What hangs on
-the order of overlapping calls (a failed try, say) is left to the exact search in `search.py`.
+It compares intervals in O(n log n), so that long runs of many clients are checked quickly. Questions that depend on the
+order of overlapping calls, such as a failed try, are left to the exact search in `linearizable.py`.
 
-What holders *certainly believed* is compared, never what the engine believed, so network time is never held against a
-lock. Of two holds that meet in one instant the one ends before the other starts: they do not overlap.
+It compares the times in which holders *certainly trusted* their leases, never the engine's state, so network delays are
+never counted against a lock. If one hold ends at the instant another starts, they do not overlap.
 """
 
 import math
@@ -21,12 +21,12 @@ from harness.checkers.history import ACQUIRE_ACTIONS, NEVER, Call, History, Hist
 Rule = Literal[
     "exclusion", "limit", "slot", "kind", "token", "repeat", "depth", "release", "renew", "order", "refusal", "update"
 ]
-HoldGroup = tuple[str, str | int]  # what may share a name: all shared, or all permits of one limit
+HoldGroup = tuple[str, str | int]  # holds that may coexist: all shared, or all permits of one limit
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise: the rule, the name, when it showed, and for people who did what."""
+    """One broken promise: the rule, the name, when it was broken, and a text that says who did what."""
 
     rule: Rule
     name: str
@@ -39,18 +39,18 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge found. `unknown` only comes from a search that used up its budget."""
+    """The result of a checker. `unknown`: a search used up its budget."""
 
     result: Literal["valid", "invalid", "unknown"]
     violations: tuple[Violation, ...] = ()
-    visited: int = 0  # states, by a search
+    visited: int = 0  # states that a search visited
 
     def __str__(self) -> str:
         return "\n".join([self.result, *map(str, self.violations)])
 
 
 def check(history: History, *, fencing: bool = True) -> Verdict:
-    """Judge a whole history, all names at once. Without `fencing` tokens need not rise (E3), only exclude."""
+    """Check a whole history, all names. Without `fencing`, tokens need not rise (E3); only exclusion is checked."""
     analysis = history.analyze()
     found = [
         *_wrong_depths(analysis),
@@ -70,7 +70,7 @@ def check(history: History, *, fencing: bool = True) -> Verdict:
 
 
 def describe_hold(hold: Hold) -> str:
-    """A hold for people: who, what, which token, when."""
+    """A hold as text: process, kind, token, time."""
     kind = hold.mode if hold.kind == "lock" else f"permit of {hold.limit}"
     token = "no token" if hold.token is None else f"token {hold.token}"
     slot = "" if hold.slot is None else f", slot {hold.slot}"
@@ -79,7 +79,7 @@ def describe_hold(hold: Hold) -> str:
 
 
 def describe_call(call: Call) -> str:
-    """A call for people."""
+    """A call as text: process, action, time, token."""
     end = "open" if call.ended is None else f"{call.ended.at:.6f}"
     token = "" if call.token is None else f", token {call.token}"
     return f"{call.began.process}'s {call.began.action} ({call.began.at:.6f} to {end}{token})"
@@ -93,7 +93,7 @@ def _by_name(holds: Sequence[Hold]) -> Iterable[list[Hold]]:
 
 
 def _start_order(hold: Hold) -> tuple[float, bool]:
-    # A hold of no length lies before those that start at its instant; the sort is stable, so the rest is grant order.
+    # A hold of no length comes before those that start at the same time; a stable sort keeps the others in grant order.
     return hold.start, hold.start < hold.end
 
 
@@ -106,9 +106,9 @@ def _group(hold: Hold) -> HoldGroup:
 
 
 def _overlaps(holds: Sequence[Hold]) -> Iterator[Violation]:
-    """E1 by a sweep over the starts: each newcomer is compared with those still holding."""
+    """E1, by a sweep over the starts: each new hold is compared with those that have not ended."""
     present: defaultdict[HoldGroup, dict[int, Hold]] = defaultdict(dict)
-    slots: dict[int, Hold] = {}  # the last holder of each
+    slots: dict[int, Hold] = {}  # the last hold of each slot
     ends: list[tuple[float, int]] = []
     for index, hold in enumerate(holds):
         while ends and ends[0][0] <= hold.start:
@@ -140,7 +140,7 @@ def _conflicts(
 
 
 def _reused_tokens(holds: Sequence[Hold]) -> Iterator[Violation]:
-    """A token names one grant for ever (E3); a claim asked again may see its own once more (E2), until released."""
+    """A token belongs to one grant for ever (E3). A repeated claim may get its own token again (E2), until released."""
     owners: dict[int, Hold] = {}
     for hold in holds:
         if hold.token is None:
@@ -152,13 +152,14 @@ def _reused_tokens(holds: Sequence[Hold]) -> Iterator[Violation]:
                 "token",
                 hold.name,
                 hold.start,
-                f"token given twice: to {describe_hold(other)} and to {describe_hold(hold)}",
+                f"one token was granted twice: to {describe_hold(other)} and to {describe_hold(hold)}",
             )
 
 
 def _falling_tokens(holds: Sequence[Hold]) -> Iterator[Violation]:
-    """Where holds cannot overlap, by E1 or by slot, their order is that of the grants, so tokens rise along it (E3)."""
-    highest: Hold | None = None  # the highest token so far; of exclusive holds; of each slot
+    """Holds that cannot overlap, by E1 or by slot, are in the order of their grants, so their tokens must rise (E3)."""
+    # The hold with the highest token: of all, of exclusive holds, of each slot.
+    highest: Hold | None = None
     exclusive: Hold | None = None
     slots: dict[int, Hold] = {}
     for hold in holds:
@@ -168,7 +169,10 @@ def _falling_tokens(holds: Sequence[Hold]) -> Iterator[Violation]:
             before = _with_higher_token(before, slots[slot])
         if before is not None and _has_lower_token(before, hold) and before.end <= hold.start:
             yield Violation(
-                "token", hold.name, hold.start, f"token fell: {describe_hold(hold)} came after {describe_hold(before)}"
+                "token",
+                hold.name,
+                hold.start,
+                f"token decreased: {describe_hold(hold)} came after {describe_hold(before)}",
             )
         highest = _with_higher_token(highest, hold)
         exclusive = _with_higher_token(exclusive, hold) if _is_exclusive(hold) else exclusive
@@ -177,7 +181,7 @@ def _falling_tokens(holds: Sequence[Hold]) -> Iterator[Violation]:
 
 
 def _has_lower_token(before: Hold, hold: Hold) -> bool:
-    # Equal tokens are judged by `_reused_tokens`.
+    # `_reused_tokens` checks equal tokens.
     return before.token is not None and hold.token is not None and hold.token < before.token
 
 
@@ -186,8 +190,8 @@ def _with_higher_token(first: Hold | None, other: Hold) -> Hold:
 
 
 def _overtaken_grants(analysis: HistoryAnalysis) -> Iterator[Violation]:
-    """A grant asked for after another had been answered has the higher token (E3), whatever may be held together."""
-    asked: dict[tuple[str, str | int], int] = {}  # a claim may have been granted by an earlier attempt, unheard (E2)
+    """A grant requested after another had been answered must have the higher token (E3), even if both may coexist."""
+    asked: dict[tuple[str, str | int], int] = {}  # an earlier attempt with a lost answer may have been granted (E2)
     for call in analysis.calls:
         if call.began.action in ACQUIRE_ACTIONS and call.began.claim is not None:
             asked.setdefault((call.began.name, call.began.claim), call.start_index)
@@ -196,8 +200,8 @@ def _overtaken_grants(analysis: HistoryAnalysis) -> Iterator[Violation]:
         first = hold.calls[0]
         events.append((asked.get((hold.name, hold.claim or ""), first.start_index), index))
         events.append((first.end_index, index))
-    highest: dict[str, Hold] = {}  # by name, among those answered
-    highest_when_asked: dict[int, Hold | None] = {}  # by hold, the highest when it was asked for
+    highest: dict[str, Hold] = {}  # by name, among the answered grants
+    highest_when_asked: dict[int, Hold | None] = {}  # by hold, the highest when it was requested
     for _, index in sorted(events):
         hold = analysis.holds[index]
         if index not in highest_when_asked:
@@ -209,13 +213,13 @@ def _overtaken_grants(analysis: HistoryAnalysis) -> Iterator[Violation]:
                 "token",
                 hold.name,
                 hold.start,
-                f"token fell: {describe_hold(hold)} was asked for after {describe_hold(before)}",
+                f"token decreased: {describe_hold(hold)} was requested after {describe_hold(before)}",
             )
         highest[hold.name] = _with_higher_token(highest.get(hold.name), hold)
 
 
 def _changed_tokens(analysis: HistoryAnalysis) -> Iterator[Violation]:
-    """A claim answered twice has one token (E2), unless it was released, lost or broken between."""
+    """A claim granted twice has one token (E2), unless it was released, lost or broken in between."""
     last: dict[tuple[str, str], Hold] = {}
     for hold in analysis.holds:
         if hold.claim is None:
@@ -223,7 +227,7 @@ def _changed_tokens(analysis: HistoryAnalysis) -> Iterator[Violation]:
         before = last.get((hold.name, hold.claim))
         last[hold.name, hold.claim] = hold
         if before is not None and before.token != hold.token and before.end > hold.start:
-            text = f"one claim was given two tokens: {describe_hold(before)} and {describe_hold(hold)}"
+            text = f"one claim got two tokens: {describe_hold(before)} and {describe_hold(hold)}"
             yield Violation("repeat", hold.name, hold.start, text)
 
 
@@ -231,12 +235,12 @@ def _wrong_depths(analysis: HistoryAnalysis) -> Iterator[Violation]:
     for call in analysis.calls:
         depth = analysis.depths.get(call.began.op)
         if call.ended is not None and call.ended.depth is not None and depth not in (None, call.ended.depth):
-            text = f"{describe_call(call)} led to depth {call.ended.depth}, by the calls before it to {depth}"
+            text = f"{describe_call(call)} returned depth {call.ended.depth} instead of {depth}"
             yield Violation("depth", call.began.name, call.ended.at, text)
 
 
 def _unfounded_releases(analysis: HistoryAnalysis) -> Iterator[Violation]:
-    """Only a holder's release is confirmed; one whose grant was never heard of may be a holder."""
+    """Only a holder's release may be confirmed. A process whose acquire got no answer may be a holder."""
     unheard = _acquires_by_process(call for call in analysis.calls if call.unknown)
     used: Counter[tuple[str, str]] = Counter()
     for call in analysis.unmatched:
@@ -245,12 +249,12 @@ def _unfounded_releases(analysis: HistoryAnalysis) -> Iterator[Violation]:
             if used[key] < len(unheard[key]) and unheard[key][used[key]].start_index < call.end_index:
                 used[key] += 1  # one grant explains one release
             else:
-                text = f"{describe_call(call)} was confirmed without a grant to release"
+                text = f"{describe_call(call)} was confirmed, but there was no grant to release"
                 yield Violation("release", call.began.name, call.ended.at, text)
 
 
 def _unfounded_renewals(analysis: HistoryAnalysis) -> Iterator[Violation]:
-    """Renewed is what is held, or (E7) stands in line; never what was released or lost."""
+    """A renewal is confirmed only for a claim that is held or queued (E7), never after a release or loss."""
     for call in analysis.calls:
         if call.began.action == "renew" and call.succeeded and call.began.op in analysis.hold_index:
             hold = analysis.holds[analysis.hold_index[call.began.op]]
@@ -265,7 +269,7 @@ def _unfounded_renewals(analysis: HistoryAnalysis) -> Iterator[Violation]:
             key = call.began.process, call.began.name
             before = bisect_left(acquires[key], call.end_index, key=lambda acquire: acquire.start_index)
             if not before or last[key][before - 1] < call.start_index:
-                text = f"{describe_call(call)} was confirmed without a grant"
+                text = f"{describe_call(call)} was confirmed, but there was no grant"
                 yield Violation("renew", call.began.name, call.began.at, text)
 
 

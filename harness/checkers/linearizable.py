@@ -1,17 +1,17 @@
-"""The exact judge: is there any order of the calls on one name that a correct lock could have shown?
+"""The exact checker: could a correct lock have produced the calls on one name, in any order?
 
-Intervals cannot tell whether a failed try was just, or whether a release came in time for the next grant: that hangs on
-the order of calls that overlap. So all orders are tried, after Wing and Gong, with Lowe's memory of what was seen: each
-call takes effect at one instant between its start and its end, and `Model` says what it may do there.
+Intervals cannot tell whether a failed try was justified, or whether a release came in time for the next grant: that
+depends on the order of overlapping calls. So all orders are tried with the algorithm of Wing and Gong, and Lowe's cache
+of visited states: each call takes effect at one instant between its start and its end, and `Model` says what it may do.
 
-Two things keep the search small, and neither loses an order:
+Two rules keep the search small, and neither misses an order:
 
-- Calls are put in order only when one of them ends; until then nothing forces them.
-- What only looks (a failed try, a renewal) is ticked off at the first instant that explains it, and what may or may not
-  have happened (an unanswered try, the end of a lost hold) is assumed just when something needs it.
+- Calls are put in order only when one of them ends; until then no order is needed.
+- A call that changes nothing (a failed try, a renewal) is marked as done at the first instant that explains it. An
+  effect that is uncertain (an unanswered try, the end of a lost hold) is assumed only when another call needs it.
 
-It follows the order of the records. A name with few clients is judged in milliseconds; where very many calls overlap
-the budget ends the search, and the verdict is `unknown`.
+It follows the order of the records. A name with few clients is checked in milliseconds. If very many calls overlap, the
+search uses up its budget and the verdict is `unknown`.
 """
 
 from bisect import bisect_left
@@ -25,20 +25,20 @@ from harness.checkers.intervals import Verdict, Violation, describe_call
 
 Verb = Literal["grant", "reenter", "release", "unmatched", "drop", "busy", "held", "unheard"]
 READ_ONLY = frozenset({"busy", "held"})
-EXPLAINED_BY_UNHEARD = frozenset({"busy", "unmatched"})  # what a grant that nobody heard of may explain
+EXPLAINED_BY_UNHEARD = frozenset({"busy", "unmatched"})  # what a grant with a lost answer may explain
 REASONS: dict[Verb, str] = {
     "grant": "the name was not free",
-    "reenter": "it did not hold, or not at that depth",
-    "release": "it did not hold, or not at that depth",
-    "unmatched": "it had no grant to release",
-    "busy": "nobody held it or stood in line",
-    "held": "its hold was gone",
+    "reenter": "its process did not hold the name, or not at that depth",
+    "release": "its process did not hold the name, or not at that depth",
+    "unmatched": "its process had no grant to release",
+    "busy": "the name was free and no claim was queued",
+    "held": "its hold had ended",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ModelHolder:
-    """One holder in the model. `hold` tells two of one process apart; negative: granted unheard."""
+    """One holder in the model. `hold` distinguishes holders of one process; negative: the answer was lost."""
 
     hold: int
     process: str
@@ -53,11 +53,11 @@ State = frozenset[ModelHolder]
 
 
 class Model:
-    """What a correct lock allows. Pure, and open to subclasses for engines that promise less."""
+    """What a correct lock allows. Pure; subclass it for engines that promise less."""
 
     def admit(self, state: State, holder: ModelHolder, maybe_expired: Collection[int]) -> list[State]:
-        """The states after a grant. Holds in `maybe_expired` may have lapsed unseen, and do so where they are in the
-        way."""
+        """The states after a grant. Holds in `maybe_expired` may have expired unnoticed, and are assumed to if they
+        block it."""
         conflicting = {other for other in state if self.conflicts(other, holder)}
         if any(other.hold not in maybe_expired for other in conflicting):
             return []
@@ -67,12 +67,12 @@ class Model:
         return [left - set(expired) | {holder} for expired in expiring]
 
     def is_blocked(self, state: State, holder: ModelHolder) -> bool:
-        """Whether a holder is in the way of this claim."""
+        """Whether a holder blocks this claim."""
         full = holder.kind == "semaphore" and len(state) >= holder.limit
         return full or any(self.conflicts(other, holder) for other in state)
 
     def conflicts(self, first: ModelHolder, other: ModelHolder) -> bool:
-        """Whether two may never hold together, by kind, mode or slot; how many may is for `admit` to say."""
+        """Whether two holders exclude each other by kind, mode or slot. `admit` checks the limit."""
         if first.kind != other.kind:
             return True
         if first.kind == "lock":
@@ -99,7 +99,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """One way things may stand: who holds, and which of the open calls have taken effect."""
+    """One possible state: the holders, and which of the open calls have taken effect."""
 
     state: State
     done: frozenset[int]
@@ -110,10 +110,11 @@ class _Exhausted(Exception):
 
 
 def search(history: History, name: str, model: Model | None = None, budget: int = 200_000) -> Verdict:
-    """Judge the calls on one name. `budget` is the number of states to visit before giving up as `unknown`.
+    """Check the calls on one name. `budget` is the number of states to visit before giving up as `unknown`.
 
-    A failed try or acquire is just if a holder was in its way, or if another acquire was under way meanwhile: that one
-    may have stood in line. A holder that was lost, broken, crashed or never heard of may lapse at any later time.
+    A failed try or acquire is justified if a holder blocked it, or if another acquire was in progress meanwhile: that
+    one may have been queued. A hold that was lost or broken, whose process crashed, or whose grant got no answer, may
+    expire at any later time.
     """
     analysis, searcher = history.analyze(), _Searcher(model or Model(), budget)
     maybe_dropped = {index: hold.maybe_dropped_index for index, hold in enumerate(analysis.holds) if hold.name == name}
@@ -127,15 +128,15 @@ def search(history: History, name: str, model: Model | None = None, budget: int 
 
 
 class _Searcher:
-    """All ways things may stand, carried along the history from one record to the next."""
+    """Carries the set of possible states along the history, from one record to the next."""
 
     def __init__(self, model: Model, budget: int) -> None:
         self._model = model
         self._budget = budget
         self._open: dict[int, _Task] = {}
-        self._unheard: dict[int, ModelHolder] = {}  # by op, grants that may have been made unheard
-        self._maybe_expired: set[int] = set()  # holds that may have lapsed
-        self._unmatched: set[str] = set()  # processes with a release that only such a grant explains
+        self._unheard: dict[int, ModelHolder] = {}  # by op, possible grants whose answer was lost
+        self._maybe_expired: set[int] = set()  # holds that may have expired
+        self._unmatched: set[str] = set()  # processes with a release that only such a grant can explain
         self.visited = 0
 
     def run(self, tasks: Sequence[_Task], maybe_dropped: dict[int, int]) -> Violation | None:
@@ -159,7 +160,7 @@ class _Searcher:
         return None
 
     def _close(self, task: _Task, configs: set[_Config]) -> set[_Config]:
-        """Every way in which the call has taken effect by now."""
+        """Every possible state in which the call has taken effect."""
         todo = [self._apply_reads(config) for config in configs]
         seen, reached = set(todo), set[_Config]()
         while todo:
@@ -192,7 +193,7 @@ class _Searcher:
                 yield self._apply_reads(_Config(state, config.done | {op}))
 
     def _unused_unheard(self, config: _Config) -> Iterable[tuple[int, ModelHolder]]:
-        """Grants that may still be made unheard: of those alike only the first, as the others would lead no further."""
+        """Possible grants with a lost answer, not used yet; of equal ones only one, as they lead to equal states."""
         alike: dict[ModelHolder, tuple[int, ModelHolder]] = {}
         for op, holder in self._unheard.items():
             if op not in config.done:
@@ -201,12 +202,12 @@ class _Searcher:
         return alike.values()
 
     def _effects(self, task: _Task, state: State) -> Iterable[State]:
-        """The states a call may lead to; none where it cannot have taken effect."""
+        """The states a call may lead to; empty if it cannot have taken effect."""
         holder = _find_holder(state, task.holder.hold)
         match task.verb:
             case "grant" if holder is None and task.depth in (None, 1):
                 return self._model.admit(state, task.holder, self._maybe_expired)
-            case "grant" if holder is not None and task.call.began.claim is not None:  # E2: asked again, the same grant
+            case "grant" if holder is not None and task.call.began.claim is not None:  # a repeat (E2)
                 return [state]
             case "reenter" if holder is not None and task.depth in (None, holder.depth + 1):
                 return [_with_depth(state, holder, 1)]
@@ -223,7 +224,7 @@ class _Searcher:
         return []
 
     def _apply_reads(self, config: _Config) -> _Config:
-        """Tick off what only looks, at the first instant that explains it: it changes nothing, so soonest is best."""
+        """Mark calls that change nothing as done at the first instant that explains them: earlier is never worse."""
         reads = [task for op, task in self._open.items() if task.verb in READ_ONLY and op not in config.done]
         seen = frozenset(task.op for task in reads if self._is_explained(task, config))
         return _Config(config.state, config.done | seen) if seen else config
@@ -263,7 +264,7 @@ def _tasks(analysis: HistoryAnalysis, name: str) -> Iterator[_Task]:
 
 
 def _verb(analysis: HistoryAnalysis, call: Call) -> Verb | None:
-    """What a call does to the model; None for what says nothing, or only that a hold may be gone (`Hold.doubtful`)."""
+    """What a call does in the model; None if it proves nothing, or only sets `Hold.maybe_dropped_index`."""
     began, ended = call.began, call.ended
     tied = began.op in analysis.hold_index
     if began.action in ACQUIRE_ACTIONS:
@@ -287,12 +288,12 @@ def _holder_of(call: Call, hold: int) -> ModelHolder:
 
 
 class _Waiters:
-    """Who may have stood in line when: an acquire under way explains a failed try, whoever holds."""
+    """Which acquires may have been queued, and when: one in progress explains a failed try, even without a holder."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         waiters = [call for call in calls if call.began.action == "acquire" and not (call.ended and call.ended.refused)]
         self._opened = [call.start_index for call in waiters]
-        self._last: list[list[tuple[int, int]]] = []  # the two that stay longest, of those up to each
+        self._last: list[list[tuple[int, int]]] = []  # of the waiters up to each, the two that end last
         best: list[tuple[int, int]] = []
         for call in waiters:
             until = NEVER if call.unknown else call.end_index
@@ -306,10 +307,10 @@ class _Waiters:
 
 
 def _unexplained_call(task: _Task, configs: set[_Config]) -> Violation:
-    """The end of the search: this call cannot have ended as it did, in whichever order the others are put."""
+    """The search failed: this call cannot have ended as it did, in any order of the others."""
     began, ended = task.call.began, task.call.ended
-    states = {" and ".join(sorted(holder.process for holder in config.state)) or "nobody" for config in configs}
+    states = {" and ".join(sorted(holder.process for holder in config.state)) or "no process" for config in configs}
     held = " or ".join(sorted(states)[:5])
     why = REASONS.get(task.verb, "")
-    text = f"no order of the calls explains {describe_call(task.call)}: {why}; before it ended held by {held}"
+    text = f"no order of the calls explains {describe_call(task.call)}: {why}; before it ended, held by {held}"
     return Violation("order", began.name, began.at if ended is None else ended.at, text)

@@ -1,12 +1,12 @@
-"""A suite that cannot fail proves nothing: plant a bug into an engine, and show which cases notice.
+"""A suite that cannot fail proves nothing: plant a bug in an engine, and check that the conformance cases detect it.
 
-plants = Plants("memory")
+planted_bugs = PlantedBugs("memory")
 
-@plants.bug("E1", "only_one_is_ever_inside")
-def everybody_fits(patch):
-    patch(Line, "_fits", lambda self, mode: True)
+@planted_bugs.bug("E1", "lock_has_at_most_one_holder")
+def every_claim_is_admitted(patch):
+    patch(LockState, "_can_admit", lambda self, mode: True)
 
-test_a_planted_bug_is_caught = plants.test()
+test_a_planted_bug_is_caught = planted_bugs.test()
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from leasehold.testing.conformance.suite import all_cases, rig_or_skip, run_case
 Patch: TypeAlias = Callable[[object, str, object], None]  # pytest's monkeypatch.setattr
 Plant: TypeAlias = Callable[[Patch], None]
 
-_TIMEOUT: Final = 0.5  # what does not happen by now is the bug at work
+_TIMEOUT: Final = 0.5  # seconds: an effect that is still missing then is missing because of the bug
 _FAILURES: Final = (AssertionError, pytest.fail.Exception, LeaseholdError, OSError)
 
 
 class Bug(NamedTuple):
     plant: Plant
-    promise: str  # the number of the contract it breaks
+    promise: str  # the E-number of the contract that it breaks
     caught_by: tuple[str, ...]
 
 
 class PlantedBugs:
-    """Bugs to plant into the engine of one rig."""
+    """Bugs to plant in the engine of one rig."""
 
     def __init__(self, rig: str) -> None:
         self._rig = rig_type(rig)
         self.bugs: dict[str, Bug] = {}
 
     def bug(self, promise: str, *caught_by: str) -> Callable[[Plant], Plant]:
-        """Enter a function that plants a bug, the promise it breaks, and the cases of which each must notice."""
+        """Register a function that plants a bug, the promise it breaks, and the cases that must each detect it."""
 
         def enter(plant: Plant) -> Plant:
             self.bugs[plant.__name__] = Bug(plant, promise, caught_by)
@@ -51,7 +51,7 @@ class PlantedBugs:
         return enter
 
     def test(self) -> Callable[[str, str, RuntimeName, pytest.MonkeyPatch], None]:
-        """A test function over all bugs, the cases that catch them, and both runtimes."""
+        """A test function over all bugs, their cases, and both runtimes."""
         cases = {case.name: case for case in all_cases()}
 
         @pytest.mark.parametrize("mode", RUNTIMES)

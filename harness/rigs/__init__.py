@@ -1,6 +1,6 @@
-"""Rigs of real servers: how the conformance suite makes each engine and breaks it. Importing this registers them.
+"""Rigs of real servers: how the conformance suite starts each engine and injects faults. Importing this registers them.
 
-One module per engine; redis_ha.py has Sentinel and Cluster, sql.py what PostgreSQL and MySQL share.
+One module per engine; redis_ha.py has Sentinel and Cluster, sql.py has what PostgreSQL and MySQL share.
 """
 
 from leasehold.testing.conformance.rig import RIGS

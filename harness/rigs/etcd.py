@@ -1,4 +1,4 @@
-"""The rigs of the etcd engine: one member, and a cluster of three; each machine behind proxies of its own.
+"""The rigs of the etcd engine: one member, and a cluster of three. Each client machine has its own proxies.
 
 Members are started once per process and kept.
 """
@@ -23,19 +23,19 @@ from leasehold.testing.conformance.rig import ClientPath, Rig
 
 @cache
 def single_member_cluster() -> Cluster:
-    """The one member of this process."""
+    """The cluster of one member, started once per process."""
     return Cluster(1).start()
 
 
 @cache
 def three_member_cluster() -> Cluster:
-    """The three members of this process."""
+    """The cluster of three members, started once per process."""
     return Cluster(3).start()
 
 
 class EtcdRig(Rig):
     scheme = "etcd"
-    ttl: ClassVar[float] = 2.0  # the least there is
+    ttl: ClassVar[float] = 2.0  # the shortest that etcd grants
     short_call: ClassVar[float] = 0.5
     can_cut = can_pause = can_kill = can_count = can_restart = True
 

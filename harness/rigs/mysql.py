@@ -1,6 +1,6 @@
-"""The rig of the MySQL engine: one MariaDB for all cases, a database for each, and a proxy before each client.
+"""The rig of the MySQL engine: one MariaDB for all cases, a database for each case, and a proxy for each client.
 
-Clients use an account that may execute the procedures and nothing else; so does whoever follows the manual.
+As the manual recommends, clients use an account that may execute the procedures and nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.testing.conformance.rig import ClientPath
 
 @cache
 def server() -> MariaDB:
-    """Started once, and kept as long as the process. It leaves writing to the system: tests cut no power."""
+    """The server, started once per process. It does not fsync, because no test cuts the power."""
     return MariaDB("innodb-flush-method=nosync").start()
 
 
@@ -31,9 +31,10 @@ class MysqlRig(SqlRig):
     options = ""
 
     def __init__(self) -> None:
-        self.database = f"Lease `{uuid4().hex[:8]}"  # a name that needs its quotes
+        self.database = f"Lease `{uuid4().hex[:8]}"  # a name that needs quoting
         super().__init__(server(), quote_identifier(self.database))
-        self.server.run(*statements(text(self.database)))  # a client would, but not within every deadline of a case
+        # A client would create the tables, but not within every deadline of a case.
+        self.server.run(*statements(text(self.database)))
         self.user = f"m{uuid4().hex[:12]}"
         self.server.run(f"create user {self.user} identified by 'secret'", *self.rights())
 
@@ -49,7 +50,7 @@ class MysqlRig(SqlRig):
 
 
 class NoProceduresRig(MysqlRig):
-    """For accounts that may not have procedures."""
+    """For accounts that may not create or execute procedures."""
 
     main_rig = MysqlRig
     options = "?procedures=no"
@@ -59,7 +60,7 @@ class NoProceduresRig(MysqlRig):
 
 
 class MysqlMachine(ProxiedMachine):
-    """One client. Its sessions are found by where its proxy's connections come from."""
+    """One client. Its sessions are found by the source ports of its proxy's connections."""
 
     def __init__(self, rig: MysqlRig) -> None:
         self._server, proxy = rig.server, Proxy(rig.server.port)

@@ -1,4 +1,4 @@
-"""The rig of the PostgreSQL engine: one real server per process, a schema per case, and a proxy before each client."""
+"""The rig of the PostgreSQL engine: one server per process, a schema per case, and a proxy for each client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leasehold.testing.conformance.rig import ClientPath
 
 @cache
 def server() -> PostgreSQL:
-    """Started once, and kept as long as the process."""
+    """The server, started once per process."""
     return PostgreSQL().start()
 
 
@@ -30,9 +30,10 @@ class PostgresqlRig(SqlRig):
     server: PostgreSQL
 
     def __init__(self) -> None:
-        self.schema = f'Lease "{uuid4().hex[:8]}'  # a name that needs its quotes
+        self.schema = f'Lease "{uuid4().hex[:8]}'  # a name that needs quoting
         super().__init__(server(), quote_identifier(self.schema))
-        self.server.ask(text(self.schema).replace("%", "%%"))  # a client would, but not within every deadline of a case
+        # A client would create the schema, but not within every deadline of a case.
+        self.server.ask(text(self.schema).replace("%", "%%"))
 
     def client_path(self) -> ClientPath:
         return PostgresqlMachine(self)
@@ -43,7 +44,7 @@ class PostgresqlRig(SqlRig):
 
 
 class PostgresqlMachine(ProxiedMachine):
-    """One client. Its sessions are found by their application's name."""
+    """One client. Its sessions are found by their application name."""
 
     def __init__(self, rig: PostgresqlRig) -> None:
         self.rig = rig
@@ -62,7 +63,7 @@ class PostgresqlMachine(ProxiedMachine):
 
 
 class PooledRig(PostgresqlRig):
-    """Behind a pooler in transaction mode, with a way round it for the session that listens."""
+    """Behind a pooler in transaction mode, with a direct connection for the session that listens."""
 
     main_rig = PostgresqlRig
 

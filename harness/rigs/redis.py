@@ -1,7 +1,8 @@
-"""The rigs of the Redis engine: real servers, started once per process, and a proxy for each machine.
+"""The rigs of the Redis engine: real servers, started once per process, and a proxy for each client machine.
 
-`redis` is a server as it comes, in real time. `redis-aof` has a log of every commit; `redis-replica` is a primary whose
-replica must have every grant (`min_replicas=1`). Where the package faketime is installed, these two travel in time.
+`redis` is a server with default settings, in real time. `redis-aof` writes every command to an append-only file.
+`redis-replica` is a primary whose replica must confirm every grant (`min_replicas=1`). If the package faketime is
+installed, the clocks of the last two can be advanced.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RedisRig(Rig):
 
     @classmethod
     def servers(cls) -> tuple[RedisServer, ...]:
-        """The one to ask, and its replicas."""
+        """The primary first, then its replicas."""
         return single_server()
 
     def client_path(self) -> ClientPath:
@@ -60,7 +61,7 @@ class RedisRig(Rig):
 
 
 def namespace_keys(server: RedisServer, namespace: str) -> set[bytes]:
-    """The keys of a namespace, the counters apart."""
+    """The keys of a namespace, without the counters."""
     pattern = f"{FORMAT}:{{{encode(namespace)}:*}}:*"
     found: set[bytes] = set()
     cursor = b"0"
@@ -72,7 +73,7 @@ def namespace_keys(server: RedisServer, namespace: str) -> set[bytes]:
 
 
 class _FakeClockRig(RedisRig):
-    """The clocks of its servers and of its machines move as one."""
+    """The clocks of its servers and client machines are advanced together."""
 
     main_rig = RedisRig
     ttl: ClassVar[float] = 10.0 if CAN_FAKE_CLOCK else 2.0
@@ -90,7 +91,7 @@ class _FakeClockRig(RedisRig):
 
 
 class RedisAofRig(_FakeClockRig):
-    """What it says it has granted, it has on disk."""
+    """Every grant is on disk before it is answered."""
 
     @classmethod
     def servers(cls) -> tuple[RedisServer, ...]:
@@ -98,10 +99,10 @@ class RedisAofRig(_FakeClockRig):
 
 
 class RedisReplicaRig(_FakeClockRig):
-    """A primary and its replica, which must have what is granted."""
+    """A primary and its replica, which must have every grant."""
 
     options: ClassVar[str] = "?min_replicas=1"
-    can_restart = can_pause = False  # these cases know of one server; tests/engines/test_redis_replica.py knows both
+    can_restart = can_pause = False  # those cases expect one server; tests/engines/redis/test_replica.py tests both
 
     @classmethod
     def servers(cls) -> tuple[RedisServer, ...]:
@@ -109,7 +110,7 @@ class RedisReplicaRig(_FakeClockRig):
 
 
 class RedisMachine(ProxiedMachine):
-    """One client's connections, through a proxy of its own."""
+    """One client's connections, through its own proxies."""
 
     def __init__(self, servers: Sequence[RedisServer], options: str = "", scheme: str = "redis") -> None:
         proxies = [Proxy(server.port) for server in servers]
@@ -122,7 +123,7 @@ class RedisMachine(ProxiedMachine):
         return self._open_engine(config, runtime, registry)
 
     def wake_sleepers(self) -> None:
-        """The clock has jumped: whoever sleeps on it looks at it again."""
+        """The clock was advanced: wake the watchdog and all waiters, so that they read it again."""
         for registry in list(self._registries):
             registry.wake_watchdog(0.0)
             for waiter in list(registry.waiting.values()):
@@ -141,8 +142,8 @@ def server_with_aof() -> tuple[RedisServer, ...]:
 
 @cache
 def primary_and_replica() -> tuple[RedisServer, ...]:
-    """A primary and its replica, in step."""
+    """A primary and its replica, connected."""
     primary = RedisServer(fake_clock=CAN_FAKE_CLOCK).start()
     replica = RedisServer(primary=primary, fake_clock=CAN_FAKE_CLOCK).start()
-    poll(lambda: "state=online" in primary.info("replication").get("slave0", ""), 30, lambda: "the replica is in step")
+    poll(lambda: "state=online" in primary.info("replication").get("slave0", ""), 30, lambda: "the replica is online")
     return primary, replica

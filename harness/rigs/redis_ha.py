@@ -1,5 +1,5 @@
-"""The rigs of Redis behind sentinels and of a Redis cluster. Each machine has a proxy for every server, and a URL that
-says where to find them.
+"""The rigs of Redis Sentinel and Redis Cluster. Each client machine has a proxy for every server, and a URL that maps
+the servers' addresses to the proxies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.servers.redis_ha import SERVICE, RedisCluster, SentinelSetup, scan_
 from leasehold.core.names import FORMAT, encode
 from leasehold.testing.conformance.rig import ClientPath, Rig
 
-_FAILURE_TIMEOUT = 30.0  # seconds: cases pause servers, and mean no fail-over by it
+_FAILURE_TIMEOUT = 30.0  # seconds; long, because cases pause servers without wanting a fail-over
 
 
 class _HighAvailabilityRig(Rig):
@@ -26,7 +26,7 @@ class _HighAvailabilityRig(Rig):
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
     def servers(self) -> Sequence[RedisServer]:
-        """All that clients talk to."""
+        """All servers that clients connect to."""
         raise NotImplementedError
 
     def primaries(self) -> Sequence[RedisServer]:
@@ -52,7 +52,7 @@ class _HighAvailabilityRig(Rig):
 
 
 class RedisSentinelRig(_HighAvailabilityRig):
-    """A primary, its replica, three sentinels."""
+    """A primary, its replica and three sentinels."""
 
     scheme = "redis+sentinel"
 
@@ -76,7 +76,7 @@ class RedisSentinelRig(_HighAvailabilityRig):
 
 
 class RedisClusterRig(_HighAvailabilityRig):
-    """Three nodes, each with a third of the names."""
+    """Three nodes, each with a third of the hash slots."""
 
     scheme = "redis+cluster"
 

@@ -1,7 +1,7 @@
-"""The rigs of the Redlock engine: five real servers, started once per process, and a proxy to each for every machine.
+"""The rigs of the Redlock engine: five real servers, started once per process. Each client machine has five proxies.
 
-`redlock` are servers as they come, in real time. Those of `redlock-aof` have a log of every commit, so that a minority
-may be lost and come back; where the package faketime is installed they travel in time.
+`redlock` has servers with default settings, in real time. Those of `redlock-aof` write every command to an append-only
+file, so that a minority may be lost and restarted. If the package faketime is installed, their clocks can be advanced.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RedlockRig(Rig):
 
 
 class RedlockAofRig(RedlockRig):
-    """What they say they have granted, they have on disk. Their clocks and those of the machines move as one."""
+    """Every grant is on disk before it is answered. The clocks of servers and machines are advanced together."""
 
     main_rig = RedlockRig
     ttl: ClassVar[float] = 10.0 if CAN_FAKE_CLOCK else 2.0

@@ -1,4 +1,4 @@
-"""What the rigs of engines on SQL servers share: one server for all cases, and a schema for each."""
+"""What the rigs of the SQL server engines share: one server for all cases, and a schema for each case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SqlRig(Rig):
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
     def __init__(self, server: SqlServer, tables: str) -> None:
-        """`tables`: what goes before the name of each, in quotes."""
+        """`tables`: the quoted schema that qualifies the table names."""
         super().__init__()
         self.server, self._tables = server, tables
 

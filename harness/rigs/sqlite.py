@@ -1,7 +1,7 @@
-"""The rig of the SQLite engine: a real file, real sockets, and a clock that jumps.
+"""The rig of the SQLite engine: a real file, real sockets, and a clock that can be advanced.
 
-There is no server to part a client from, so `cut` and `pause` keep transactions from beginning, as a process that is
-stopped inside its own does (that very fault, with real processes, is in tests/engines/test_sqlite_processes.py).
+There is no server to cut a client off from. So `cut` and `pause` prevent transactions from beginning, as a process does
+that is stopped inside a transaction (tests/engines/sqlite/test_processes.py tests that fault with real processes).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from leasehold.runtime.base import Runtime
 from leasehold.runtime.threads import boot_clock
 from leasehold.testing.conformance.rig import ClientPath, Rig
 
-_TMPFS = "/dev/shm"  # noqa: S108  # a disk on which FULL durability costs nothing
+_TMPFS = "/dev/shm"  # noqa: S108  # in memory, where FULL durability costs nothing
 
 
 class SqliteRig(Rig):
     scheme = "sqlite"
-    ttl: ClassVar[float] = 10.0  # travelled, not waited for
+    ttl: ClassVar[float] = 10.0  # cases advance the clock instead of waiting
     can_cut = can_pause = can_kill = can_advance_clock = can_count = can_restart = True
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class SqliteRig(Rig):
         self.paused = False
 
     def restart(self) -> None:
-        """Every connection is gone, and the file is opened anew."""
+        """Close every connection, so that the file is opened again."""
         for machine in self.machines():
             for connection in machine.connections:
                 connection.close()
@@ -84,7 +84,7 @@ class SqliteRig(Rig):
 
 
 class RigConnection(SqliteConnection):
-    """A file whose transactions can be kept from beginning."""
+    """A connection whose transactions can be prevented from beginning."""
 
     def __init__(self, machine: SqliteMachine, runtime: Runtime) -> None:
         super().__init__(machine.rig.path, True, machine.rig.host, runtime)
@@ -97,7 +97,7 @@ class RigConnection(SqliteConnection):
 
 
 class SqliteMachine(ClientPath):
-    """One client: its twins' connections, and its mailbox."""
+    """One client: the connections of its engine instances, and its wake-up socket."""
 
     def __init__(self, rig: SqliteRig) -> None:
         super().__init__(f"sqlite://{rig.path}", self._open)
@@ -130,7 +130,7 @@ class SqliteMachine(ClientPath):
             wakeup_socket.unlink_socket()
 
     def wake_sleepers(self) -> None:
-        """The clock has jumped: whoever sleeps on it looks at it again."""
+        """The clock was advanced: wake the watchdog and all waiters, so that they read it again."""
         for registry in self._wakeup_sockets:
             registry.wake_watchdog(0.0)
             for waiter in list(registry.waiting.values()):

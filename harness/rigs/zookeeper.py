@@ -1,7 +1,7 @@
-"""The rigs of the ZooKeeper engine: one server, and an ensemble of three; each machine behind proxies of its own.
+"""The rigs of the ZooKeeper engine: one server, and an ensemble of three. Each client machine has its own proxies.
 
-Servers are started once per process and kept. Sessions are as long as their ticks allow, so that a busy machine does
-not lose one by being slow; what a short session does is in tests/engines.
+Servers are started once per process and kept. Sessions are as long as the servers' ticks allow, so that a busy machine
+does not lose one. Short sessions are tested in tests/engines/zookeeper.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from leasehold.testing.conformance.rig import ClientPath, Rig
 
 @cache
 def shared_server() -> Zookeeper:
-    """The one server of this process."""
+    """The server, started once per process."""
     return Zookeeper(scratch(), free_ports(1)[0]).start()
 
 
 @cache
 def shared_ensemble() -> Ensemble:
-    """The three servers of this process."""
+    """The ensemble, started once per process."""
     return Ensemble().started
 
 
@@ -113,8 +113,8 @@ class ZookeeperMachine(ProxiedMachine):
         return engine
 
     def kill_session(self) -> None:
-        """As somebody who knows the session's password may do it: come in its name, and say goodbye. Its owner must not
-        hear of it before that: it would connect anew, and take the session back."""
+        """End the session as any client with its password can: connect to the same session, and close it. The owner is
+        cut off meanwhile, because otherwise it would reconnect and take the session back."""
         self.cut()
         for session in self._sessions:
             if session._kazoo is not None and session._kazoo.client_id:

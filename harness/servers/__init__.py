@@ -1,4 +1,4 @@
-"""Real servers for tests and rigs, as plain processes on loopback, and a proxy that hurts the way to them.
+"""Real servers for tests and rigs, as plain processes on loopback, and a proxy that injects network faults.
 
-`process` starts, pauses and kills one; each server has a module that knows its command line and when it is ready.
+`process` starts, pauses and kills a server. Each kind of server has a module with its command line and readiness check.
 """

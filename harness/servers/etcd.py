@@ -1,4 +1,4 @@
-"""A cluster of etcd on loopback: one member or three, each a process of its own."""
+"""An etcd cluster on loopback: one member or three, each a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.servers.process import Server, free_ports, poll, program, scratch
 
 
 class Etcd(Server):
-    """One member. `peers` are the ports on which the members of its cluster talk to each other, its own at `index`."""
+    """One member. `peers`: the peer ports of all members of its cluster, with its own at `index`."""
 
     package: ClassVar[str] = "etcd-server"
     host: str = "127.0.0.1"
@@ -45,7 +45,7 @@ class Etcd(Server):
         return [self._program, *(argument for pair in {**defaults, **given}.items() for argument in pair)]
 
     def ready(self) -> bool:
-        """True only with a leader."""
+        """Whether it is healthy, which needs a leader."""
         return '"true"' in self.get("/health")
 
     def get(self, path: str) -> str:
@@ -53,14 +53,14 @@ class Etcd(Server):
             return str(answer.read().decode())
 
     def ask(self, path: str, **body: object) -> dict[str, Any]:
-        """etcd's own JSON gateway: beside our wire, to compare with it."""
+        """A call of etcd's own JSON gateway, independent of our gRPC client, to check that one."""
         request = urllib.request.Request(f"http://{self.host}:{self.port}/v3/{path}", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
             found: dict[str, Any] = json.load(answer)
         return found
 
     def keys(self, prefix: str) -> dict[str, int]:
-        """All below a prefix, and which lease each hangs on."""
+        """All keys with a prefix, and the lease of each."""
         begin, end = prefix.encode(), (prefix[:-1] + chr(ord(prefix[-1]) + 1)).encode()
         found = self.ask("kv/range", key=encode_base64(begin), range_end=encode_base64(end))
         return {base64.b64decode(kv["key"]).decode(): int(kv.get("lease", 0)) for kv in found.get("kvs", [])}
@@ -78,7 +78,7 @@ class Etcd(Server):
         self.ask("lease/revoke", ID=lease)
 
     def compact(self) -> None:
-        """Forget all history."""
+        """Compact the whole history."""
         self.ask("kv/compaction", revision=self.ask("kv/range", key=encode_base64(b"x"))["header"]["revision"])
 
     @property
@@ -88,7 +88,7 @@ class Etcd(Server):
 
 
 class Counters:
-    """What a member itself has counted since this was made."""
+    """What a member's own metrics counted since this object was made."""
 
     def __init__(self, member: Etcd) -> None:
         self._member = member
@@ -108,7 +108,7 @@ class Counters:
         }
 
     def calls(self) -> float:
-        """All but the two kinds of streams."""
+        """Calls without the two kinds of streams."""
         streams = ("started LeaseKeepAlive", "started Watch")
         return sum(n for name, n in self.changes().items() if name.startswith("started") and name not in streams)
 
@@ -120,14 +120,14 @@ class Counters:
 
 
 class Cluster:
-    """Members that know each other."""
+    """Members of one cluster."""
 
     def __init__(self, size: int, *options: str) -> None:
         ports = free_ports(2 * size)
         self.members = [Etcd(scratch(), ports[index], ports[size:], index, *options) for index in range(size)]
 
     def start(self) -> Cluster:
-        """All that do not run, on the data that are there."""
+        """Start all members that do not run, on their existing data."""
         for member in self.members:
             member.resume()
             if not member.running:

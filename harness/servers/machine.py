@@ -1,4 +1,4 @@
-"""A machine whose way to the servers of an engine leads through proxies of its own, one for each server."""
+"""A client machine that reaches the servers of an engine through its own proxies, one for each server."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class ProxiedMachine(ClientPath):
 
 
 def hosts(proxies: Sequence[Proxy]) -> str:
-    """As URLs name several: `host:port,host:port`."""
+    """The addresses of the proxies as in a URL: `host:port,host:port`."""
     return ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)

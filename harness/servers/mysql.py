@@ -20,7 +20,7 @@ class MariaDB(Server):
     package: ClassVar[str] = "mariadb-server"
 
     def __init__(self, *settings: str, folder: str | None = None, fake_clock: bool = False) -> None:
-        """`settings`: options of the server, without the dashes."""
+        """`settings`: options of the server, without the leading dashes."""
         super().__init__(folder or scratch(), free_ports(1)[0])
         self._clock = FakeClock(os.path.join(self.folder, "clock")) if fake_clock else None
         self._settings = settings
@@ -56,7 +56,7 @@ class MariaDB(Server):
             install = program("mariadb-install-db", package=self.package)
             command = [install, "--no-defaults", f"--datadir={self.data}", "--skip-test-db", *user]
             command.append("--auth-root-authentication-method=normal")
-            # Where they share a folder for temporary files, each that starts removes those of the others.
+            # In a shared folder for temporary files, each server that starts removes those of the others.
             environment = {**os.environ, "TMPDIR": folder}
             done = subprocess.run(
                 command, cwd="/", env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -72,12 +72,12 @@ class MariaDB(Server):
         return False
 
     def set_clock(self, seconds: float) -> None:
-        """Set the server's clock so far from the true one."""
+        """Set the server's clock this many seconds ahead of the true time."""
         assert self._clock is not None
         self._clock.set_offset(seconds)
 
     def follow(self, primary: MariaDB) -> None:
-        """Be its replica, from what it logged first: both are to have a log and a number of their own."""
+        """Replicate from the start of the primary's log. Both servers need a binary log and their own server id."""
         primary.run("create user if not exists replica", "grant replication slave on *.* to replica")
         self.run(
             f"change master to master_host = '127.0.0.1', master_port = {primary.port}, master_user = 'replica', "
@@ -86,17 +86,17 @@ class MariaDB(Server):
         )
 
     def connect(self, **options: Any) -> Any:
-        """A session of the tests' own."""
+        """A session for the tests."""
         return pymysql.connect(host="127.0.0.1", port=self.port, **{"user": "root", "autocommit": True, **options})
 
     def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """All rows of one statement; text that is bytes is text here."""
+        """All rows of one statement, with bytes decoded as text."""
         with self.connect() as session, session.cursor() as cursor:
             cursor.execute(query, values or None)
             return [tuple(each.decode() if isinstance(each, bytes) else each for each in row) for row in cursor]
 
     def run(self, *script: str, missing: bool = False) -> None:
-        """Statements one by one, in one session; `missing`: a session that is not there is no error."""
+        """Run statements in one session. `missing`: ignore the error that a session to kill does not exist."""
         with self.connect() as session, session.cursor() as cursor:
             for statement in script:
                 try:

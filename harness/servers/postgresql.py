@@ -1,4 +1,4 @@
-"""PostgreSQL as a plain process: one server, a standby of it, and a pooler in front of it."""
+"""PostgreSQL as a plain process: a server, a standby, and a pooler in front of it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def _binary(name: str) -> str:
 
 
 class _PostgresUserProcess(Server):
-    """None of these programs runs as root."""
+    """A program that refuses to run as root."""
 
-    stop_signal = signal.SIGINT  # SIGTERM waits for every client to leave
+    stop_signal = signal.SIGINT  # SIGTERM waits until every client has disconnected
 
     def user(self) -> str | None:
         return "postgres"
 
     def run(self, *command: str) -> str:
-        """Run a command as the server's user, and give what it prints."""
+        """Run a command as the server's user. Returns its output."""
         prefix = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups", "--"]
         done = subprocess.run(
             [*(prefix if os.getuid() == 0 else ()), *command], cwd="/", capture_output=True, text=True, timeout=120
@@ -69,7 +69,7 @@ class PostgreSQL(_PostgresUserProcess):
         return [*(self._clock.command() if self._clock else ()), self._postgres, *location, *settings]
 
     def set_clock(self, seconds: float) -> None:
-        """Set the server's clock so far from the true one."""
+        """Set the server's clock this many seconds ahead of the true time."""
         assert self._clock is not None
         self._clock.set_offset(seconds)
 
@@ -89,15 +89,15 @@ class PostgreSQL(_PostgresUserProcess):
     def kill(self) -> None:
         children = descendants(self.pid) if self.running else []
         super().kill()
-        # They are not our children: until the last has left, a new start on the same data is refused.
-        poll(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), 10, lambda: f"{children} are gone")
+        # PostgreSQL does not start on its data before all of them have ended, and wait() does not cover grandchildren.
+        poll(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), 10, lambda: f"{children} have ended")
 
     def connect(self, dbname: str = "postgres", user: str = "postgres", **options: Any) -> psycopg.Connection[Any]:
-        """A session of the tests' own, straight to the server."""
+        """A direct session for the tests."""
         return psycopg.connect(self.url(dbname, user), autocommit=True, **options)
 
     def ask(self, query: str, *values: Any, **where: Any) -> list[Any]:
-        """All rows of one statement, on a session of its own."""
+        """All rows of one statement, in a session of its own."""
         with self.connect(**where) as session:
             cursor = session.execute(query.encode(), values)
             return cursor.fetchall() if cursor.description else []
@@ -118,7 +118,7 @@ class PostgreSQL(_PostgresUserProcess):
 
 
 class PgBouncer(_PostgresUserProcess):
-    """A pooler in transaction mode: each transaction may run on another session of the server."""
+    """A pooler in transaction mode: each transaction may run in another session of the server."""
 
     package: ClassVar[str] = "pgbouncer"
     stop_signal = signal.SIGTERM
@@ -147,9 +147,9 @@ class PgBouncer(_PostgresUserProcess):
 
 
 def wait_until_gone(server: PostgreSQL, pids: Sequence[int], seconds: float = 10.0) -> None:
-    """Until none of these sessions is left."""
+    """Wait until none of these sessions is left."""
 
     def gone() -> bool:
         return not server.ask("select 1 from pg_stat_activity where pid = any(%s)", list(pids))
 
-    poll(gone, seconds, lambda: f"sessions {list(pids)} end")
+    poll(gone, seconds, lambda: f"the sessions {list(pids)} have ended")

@@ -1,7 +1,7 @@
-"""One server as a plain process: started on loopback in a folder of its own, and gone with the process that began it.
+"""One server as a plain process: it runs on loopback in a folder of its own, and ends with the process that started it.
 
-A server is ended by its pid, also when the tests are killed: the kernel kills what was started by a thread that is no
-more (PR_SET_PDEATHSIG), so one thread, which lives as long as the process, starts them all.
+A server is killed by its pid, even if the tests themselves are killed: the kernel kills a child when the thread that
+started it ends (PR_SET_PDEATHSIG). So one thread, which lives as long as the process, starts all servers.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from leasehold.testing.conformance.rig import Absent
 S = TypeVar("S", bound="Server")
 
 _POLL: Final = 0.02
-_LOG_TAIL: Final = 2_000  # bytes of a log worth showing
-_PORTS: Final = range(10_000, 32_000)  # below those of outgoing connections, one of which might take it at a bad moment
+_LOG_TAIL: Final = 2_000  # bytes of a log to show
+_PORTS: Final = range(10_000, 32_000)  # below the ephemeral ports, so that no outgoing connection takes one
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, and nobody else is given while this process lives: a server may be down for a while."""
+    """Unused ports, reserved while this process lives: a server may be down for a while and must keep its port."""
     found: list[int] = []
     while len(found) < count:
         port = random.choice(_PORTS)
@@ -43,8 +43,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def _reserved(port: int) -> bool:
-    """Whether this process has it now, among all that start servers by this module. A name without a file stands for
-    the port, and goes with the process."""
+    """Reserve a port among all processes that use this module; False if another has it. The reservation is an abstract
+    unix socket name, which disappears with the process."""
     if sys.platform != "linux":
         return True
     name = socket.socket(socket.AF_UNIX)
@@ -67,29 +67,29 @@ def _unused(port: int) -> bool:
 
 
 def program(name: str, *, package: str, folders: Sequence[str] = ()) -> str:
-    """The path of a program; Absent, with what to install, when it is not here. Servers are often off the PATH."""
+    """The path of a program. Raises `Absent` with the package to install. Servers are often not on the PATH."""
     path = os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     if found := shutil.which(name, path=path):
         return found
-    raise Absent(f"{name} is not installed: apt-get install {package}")
+    raise Absent(f"{name} is not installed: run apt-get install {package}")
 
 
 def poll(what: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
-    """Until it is so. Errors count as not yet."""
+    """Wait until `what` returns true; an OSError counts as false. `why` describes the condition in the error."""
     end = time.monotonic() + seconds
     while True:
         with suppress(OSError, subprocess.SubprocessError):
             if what():
                 return
         if time.monotonic() > end:
-            raise TimeoutError(f"not within {seconds:.0f} s: {why()}")
+            raise TimeoutError(f"timed out after {seconds:.0f} s while waiting until {why()}")
         time.sleep(_POLL)
 
 
 def scratch() -> str:
-    """A new folder, with a short path (unix sockets live in some), gone at exit."""
+    """A new folder, removed at exit. Its path is short, because some servers put unix sockets in it."""
     folder = tempfile.mkdtemp(prefix="lh-")
-    os.chmod(folder, 0o711)  # a server that runs as another user must get to its own folder  # noqa: S103
+    os.chmod(folder, 0o711)  # a server that runs as another user must reach its folder  # noqa: S103
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
@@ -97,8 +97,8 @@ def scratch() -> str:
 class Server(ABC):
     """A server that can be killed, paused and started again on its data."""
 
-    package: ClassVar[str]  # of Debian
-    start_timeout: ClassVar[float] = 60.0  # seconds to be ready, however busy the machine
+    package: ClassVar[str]  # the Debian package
+    start_timeout: ClassVar[float] = 60.0  # seconds to be ready, even on a busy machine
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self, folder: str, port: int) -> None:
@@ -109,18 +109,18 @@ class Server(ABC):
 
     @abstractmethod
     def command(self) -> Sequence[str]:
-        """What to run, the same at every start."""
+        """The command line, the same at every start."""
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether it serves. May raise OSError: not yet."""
+        """Whether the server accepts requests. May raise OSError if not yet."""
 
     def environment(self) -> Mapping[str, str]:
-        """What is added to the environment, such as a false clock."""
+        """Variables to add to the environment, such as for a fake clock."""
         return {}
 
     def user(self) -> str | None:
-        """Whom it has to run as when the tests run as root; None: whoever runs the tests."""
+        """The user to run as when the tests run as root; None: the user of the tests."""
         return None
 
     @property
@@ -133,13 +133,13 @@ class Server(ABC):
         return self._process is not None and self._process.poll() is None
 
     def start(self: S) -> S:
-        """Start it, on the data that are there, and wait until it serves."""
+        """Start the server on its existing data, and wait until it is ready."""
         self.launch()
         self.await_ready()
         return self
 
     def launch(self) -> None:
-        """Start it without waiting: a member of a cluster does not serve before the others are there."""
+        """Start without waiting: a cluster member is not ready before the others run."""
         _starter().submit(self._spawn).result()
         atexit.register(self.kill)
 
@@ -147,7 +147,7 @@ class Server(ABC):
         poll(self._check_ready, self.start_timeout, self._describe)
 
     def stop(self) -> None:
-        """Ask it to end; kill it when it takes too long."""
+        """Stop the server gracefully; kill it after 10 s."""
         if not self.running:
             return
         self.resume()
@@ -159,7 +159,7 @@ class Server(ABC):
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, children included; returns when they are gone."""
+        """SIGKILL the server and its children. Returns when it has ended."""
         atexit.unregister(self.kill)
         if self._process is None:
             return
@@ -170,20 +170,20 @@ class Server(ABC):
         self._paused_pids.clear()
 
     def restart(self) -> None:
-        """Kill it without warning and start it again on its data."""
+        """Kill the server without warning, and start it again on its data."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP, children included: to clients it has fallen silent. Returns when every thread of it stands: one that
-        was running may still answer for a moment."""
+        """SIGSTOP the server and its children: clients get no more answers. Returns when every thread has stopped,
+        because a running one may still answer for a moment."""
         if self._paused_pids or not self.running:
             return
         self._paused_pids = [self.pid, *descendants(self.pid)]
         for pid in self._paused_pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        poll(lambda: not any(map(_is_running, self._paused_pids)), 10, lambda: f"{type(self).__name__} stands still")
+        poll(lambda: not any(map(_is_running, self._paused_pids)), 10, lambda: f"{type(self).__name__} has stopped")
 
     def resume(self) -> None:
         paused_pids, self._paused_pids = self._paused_pids, []
@@ -192,18 +192,18 @@ class Server(ABC):
                 os.kill(pid, signal.SIGCONT)
 
     def log_tail(self) -> str:
-        """The end of its log."""
+        """The end of the server's log."""
         with open(self.log, "rb") as log:
             log.seek(max(0, os.path.getsize(self.log) - _LOG_TAIL))
             return log.read().decode(errors="replace")
 
     def _check_ready(self) -> bool:
         if not self.running:
-            raise RuntimeError(f"ended at once: {self._describe()}")
+            raise RuntimeError(f"the process ended before {self._describe()}")
         return self.ready()
 
     def _describe(self) -> str:
-        return f"{type(self).__name__} on port {self.port} is ready; its log ends:\n{self.log_tail()}"
+        return f"{type(self).__name__} on port {self.port} was ready; the end of its log:\n{self.log_tail()}"
 
     def _spawn(self) -> None:
         prefix = ["setpriv", "--pdeathsig", "KILL"]
@@ -237,7 +237,7 @@ def _is_running(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """All that stem from a process, grandchildren too."""
+    """All children of a process, and their children."""
     found: list[int] = []
     with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
         for child in map(int, listed.read().split()):

@@ -1,7 +1,7 @@
-"""A TCP proxy between one client and a server, to hurt the way between them: silence, lost answers, cut connections.
+"""A TCP proxy between one client and a server that injects network faults: silence, lost answers, reset connections.
 
-Bytes are never dropped from the middle of a stream that goes on: a connection that lost some is closed when the way is
-mended, as a network that came back would have it after its timeouts.
+A connection never continues after bytes of its stream were dropped: it is closed when the network is restored, as it
+would be by timeouts in a real network.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ProxiedConnection:
 
     def __init__(self, client_side: socket.socket, server_side: socket.socket) -> None:
         self.client_side, self.server_side = client_side, server_side
-        self.lossy = False  # bytes, or a goodbye, were swallowed
+        self.lossy = False  # bytes, or the end of the stream, were dropped
 
     def other(self, side: socket.socket) -> socket.socket:
         return self.server_side if side is self.client_side else self.client_side
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on, unless told otherwise. Calls take effect at once."""
+    """Listens on its own port and forwards everything until a fault is injected. Calls take effect at once."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._target = (host, port)
@@ -38,8 +38,8 @@ class Proxy:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self.accepted = 0  # connections so far
-        self.watch: Callable[[bool, bytes], None] | None = None  # told (from the client?, bytes) of what passes
-        self._forward_requests = self._forward_answers = True  # whether they pass
+        self.watch: Callable[[bool, bytes], None] | None = None  # called with (from_client, data) for forwarded data
+        self._forward_requests = self._forward_answers = True
         self._connections: set[ProxiedConnection] = set()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -51,30 +51,30 @@ class Proxy:
         self._thread.start()
 
     def ports(self) -> list[int]:
-        """Where the server sees its connections come from."""
+        """The source ports of the connections, as the server sees them."""
         with self._lock:
             return [connection.server_side.getsockname()[1] for connection in self._connections]
 
     def cut(self) -> None:
-        """Silence both ways. Connections stay open, new ones are accepted and hear nothing; goodbyes are not passed."""
+        """Forward nothing, in both directions. Connections stay open, even if one side closes; new ones are silent."""
         with self._lock:
             self._forward_requests = self._forward_answers = False
 
     def lose_answers(self) -> None:
-        """Requests arrive, and nothing comes back."""
+        """Forward requests, but no answers."""
         self.restore()
         with self._lock:
             self._forward_answers = False
 
     def restore(self) -> None:
-        """Pass everything on again; what lost bytes meanwhile is closed."""
+        """Forward everything again. Connections that lost bytes are closed."""
         with self._lock:
             self._forward_requests = self._forward_answers = True
             for connection in [connection for connection in self._connections if connection.lossy]:
                 self._close_connection(connection)
 
     def reset(self) -> None:
-        """Close every connection on both sides, by a reset. New ones are welcome."""
+        """Reset every connection on both sides. New ones are accepted."""
         with self._lock:
             for connection in list(self._connections):
                 self._close_connection(connection)
@@ -85,7 +85,7 @@ class Proxy:
             self._wake_sender.send(b"!")
         self._thread.join(10)
 
-    # ----------------------------------------------------------- its thread
+    # ----------------------------------------------------------- the proxy's thread
 
     def _run(self) -> None:
         while not self._closed:
@@ -133,11 +133,11 @@ class Proxy:
             return
         if self.watch is not None:
             self.watch(from_client, data)
-        if not data:  # one side has closed: both are done, half-open connections are not needed here
+        if not data:  # one side has closed: close both, as half-open connections are not needed here
             self._close_connection(connection, cleanly=True)
             return
         other = connection.other(side)
-        other.settimeout(5.0)  # a paused server does not hold up the proxy for ever
+        other.settimeout(5.0)  # a paused server must not block the proxy for ever
         try:
             other.sendall(data)
         except OSError:

@@ -1,4 +1,4 @@
-"""A Redis server for the tests: alone, with a log of every commit, or as the replica of another."""
+"""A Redis server for the tests: standalone, with an append-only file, or as a replica."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import hiredis
 from harness.servers.process import Server, free_ports, program, scratch
 from leasehold.engines.redis.server import encode_command
 
-_FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # of the Debian package faketime
-_LIBC: Final = "/lib/x86_64-linux-gnu/libc.so.6"  # behind it, or the server's allocator goes round in circles
-CAN_FAKE_CLOCK: Final = os.path.exists(_FAKETIME) and os.path.exists(
-    _LIBC
-)  # whether a server can be given a false clock
+_FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # from the Debian package faketime
+_LIBC: Final = "/lib/x86_64-linux-gnu/libc.so.6"  # must follow it, or the server's allocator recurses endlessly
+CAN_FAKE_CLOCK: Final = os.path.exists(_FAKETIME) and os.path.exists(_LIBC)
 
 
 class RedisServer(Server):
@@ -48,7 +46,7 @@ class RedisServer(Server):
         return {"LD_PRELOAD": f"{_FAKETIME}:{_LIBC}", **clock}
 
     def set_clock(self, seconds: float) -> None:
-        """How far its clock is ahead of the true time."""
+        """Set the server's clock this many seconds ahead of the true time."""
         self.clock_offset = seconds
         with open(self.clock_file, "w") as file:
             file.write(f"{seconds:+f}")
@@ -56,11 +54,11 @@ class RedisServer(Server):
     def ready(self) -> bool:
         try:
             return bool(self.ask("PING") == b"PONG")
-        except hiredis.ReplyError:  # it is still reading its log
+        except hiredis.ReplyError:  # it is still loading its append-only file
             return False
 
     def ask(self, *arguments: bytes | str | int) -> Any:
-        """The reply to one command; an error reply is raised."""
+        """The reply to one command. Raises an error reply."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(self._auth + encode_command(*arguments))
             reader = hiredis.Reader()
@@ -68,7 +66,9 @@ class RedisServer(Server):
                 while (reply := reader.gets()) is False:
                     data = connection.recv(65_536)
                     if not data:
-                        raise ConnectionResetError(f"the server hung up instead of answering {arguments[0]!r}")
+                        raise ConnectionResetError(
+                            f"the server closed the connection before answering {arguments[0]!r}"
+                        )
                     reader.feed(data)
         if isinstance(reply, hiredis.ReplyError):
             raise reply
@@ -79,7 +79,7 @@ class RedisServer(Server):
         return {name: value for name, _, value in pairs if value}
 
     def calls(self) -> dict[str, int]:
-        """How often each command was carried out, by the server's own count; those inside scripts too."""
+        """How often the server executed each command, including those in scripts."""
         stats = self.info("commandstats")
         return {
             name.removeprefix("cmdstat_"): int(text.partition("calls=")[2].split(",")[0])

@@ -1,4 +1,4 @@
-"""Several Redis servers for the tests: a primary, its replica and sentinels; or a cluster."""
+"""Several Redis servers for the tests: a primary with a replica and sentinels, or a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLOTS: Final = 16_384
 
 
 class SentinelServer(RedisServer):
-    """One that watches over the primary, and agrees with a second one before it promotes another."""
+    """A sentinel that monitors the primary. Two sentinels must agree before they promote the replica."""
 
     def __init__(self, primary: RedisServer, down_after: float) -> None:
         super().__init__()
@@ -32,19 +32,19 @@ class SentinelServer(RedisServer):
             f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}",
             f"sentinel failover-timeout {SERVICE} 2000",
         )
-        with open(self._config_file, "w") as file:  # it writes there what it learns
+        with open(self._config_file, "w") as file:  # Sentinel also writes its state to this file
             file.write("\n".join(lines) + "\n")
 
     def command(self) -> Sequence[str]:
         return [self._program, self._config_file, "--sentinel"]
 
     def primary(self) -> int:
-        """The port it believes in."""
+        """The port of the primary, as this sentinel knows it."""
         return int(self.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
 
 
 class SentinelSetup:
-    """A primary, a replica that follows it through a proxy which can be cut, and three sentinels."""
+    """A primary, its replica, three sentinels, and a proxy that can cut off the replication."""
 
     def __init__(self, down_after: float) -> None:
         self.primary = RedisServer().start()
@@ -53,7 +53,7 @@ class SentinelSetup:
             *("--replicaof", "127.0.0.1", str(self.primary.port), "--repl-ping-replica-period", "1")
         ).start()
         self.sentinels = [SentinelServer(self.primary, down_after).start() for _ in range(3)]
-        poll(self._sentinels_agree, 60, lambda: "the sentinels know each other, and the replica")
+        poll(self._sentinels_agree, 60, lambda: "the sentinels know each other and the replica")
 
     @property
     def all(self) -> list[RedisServer]:
@@ -72,7 +72,7 @@ class SentinelSetup:
         return f"redis+sentinel://{hosts}/{SERVICE}{options}"
 
     def detach_replica(self) -> None:
-        """The replica follows no more, and nobody can tell: it waits for a primary that does not answer it."""
+        """Stop the replication unnoticed: the replica waits for a primary that does not answer."""
         self.replica.ask("CONFIG", "SET", "repl-timeout", 3600)
         self.replication_proxy.cut()
         self.replica.ask("REPLICAOF", "127.0.0.1", self.replication_proxy.port)
@@ -102,13 +102,13 @@ class ClusterNode(RedisServer):
         return {name: value for name, _, value in pairs}
 
     def slots(self) -> int:
-        """How many it has."""
+        """The number of slots that this node serves."""
         own_ranges = [slot_range for slot_range in self.ask("CLUSTER", "SLOTS") if slot_range[2][1] == self.port]
         return sum(last + 1 - first for first, last, *_ in own_ranges)
 
 
 class RedisCluster:
-    """Three primaries, and if asked for a replica of each."""
+    """Three primaries, and optionally a replica of each."""
 
     def __init__(self, node_timeout: float, replicas: bool = False) -> None:
         self.primaries = [ClusterNode(node_timeout).start() for _ in range(3)]
@@ -119,7 +119,7 @@ class RedisCluster:
             if number < 3:
                 node.ask("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
             node.meet(self.primaries[0])
-        poll(self.is_healthy, 60, lambda: "the cluster is well")
+        poll(self.is_healthy, 60, lambda: "the cluster is healthy")
         for primary, replica in zip(self.primaries, self.replicas, strict=False):
             replica.ask("CLUSTER", "REPLICATE", primary.id)
         poll(self._replicas_online, 60, lambda: "every primary has its replica")
@@ -142,7 +142,7 @@ class RedisCluster:
         return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.all)}{options}"
 
     def owner(self, name: str, namespace: str = "") -> ClusterNode:
-        """Who has a name, by what most nodes say of it."""
+        """The node that serves a name, as the first running node knows it."""
         slot = self.slot(name, namespace)
         asked = next(node for node in self.all if node.running)
         port = next(
@@ -154,14 +154,14 @@ class RedisCluster:
         return next(each for each in self.primaries if each is not node)
 
     def name_on_each_node(self) -> list[str]:
-        """A name on every node."""
+        """One name for every node."""
         found: dict[int, str] = {}
         for number in range(100):
             found.setdefault(self.owner(f"name-{number}").port, f"name-{number}")
         return list(found.values())
 
     def _agree(self, slot: int, target: ClusterNode) -> bool:
-        """Who bumped to the same epoch at once must have settled that before more is moved."""
+        """Whether all nodes agree on the slot, and nodes that chose the same epoch have resolved that."""
         slot_ranges = [
             slot_range
             for node in self.primaries
@@ -179,19 +179,19 @@ class RedisCluster:
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
 
     def move_keys(self, slot: int, source: ClusterNode, target: ClusterNode, most: int = 1000) -> int:
-        """How many went."""
+        """Move keys of a slot. Returns how many were moved."""
         found: list[bytes] = source.ask("CLUSTER", "GETKEYSINSLOT", slot, most)
         if found:
             source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *found)
         return len(found)
 
     def end_move(self, slot: int, target: ClusterNode) -> None:
-        for node in sorted(self.primaries, key=lambda node: node is not target):  # first where they went
+        for node in sorted(self.primaries, key=lambda node: node is not target):  # the target first
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
-        poll(lambda: self._agree(slot, target), 30, lambda: f"all nodes agree who has slot {slot}")
+        poll(lambda: self._agree(slot, target), 30, lambda: f"all nodes agree on the owner of slot {slot}")
 
     def move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
-        """As `redis-cli --cluster reshard` does."""
+        """Move a slot as `redis-cli --cluster reshard` does."""
         self.begin_move(slot, source, target)
         while self.move_keys(slot, source, target):
             continue
@@ -203,13 +203,13 @@ class RedisCluster:
 
 
 def scan_keys(server: RedisServer, pattern: str) -> set[bytes]:
-    """All keys of one server that match."""
+    """All keys of one server that match a pattern."""
     found: set[bytes] = set()
     cursor: Any = b"0"
     while True:
         try:
             cursor, names = server.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-        except hiredis.ReplyError:  # it has just been restarted
+        except hiredis.ReplyError:  # the server has just restarted
             continue
         found.update(names)
         if cursor == b"0":

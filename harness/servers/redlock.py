@@ -1,4 +1,4 @@
-"""The nodes of a redlock: Redis servers that know nothing of one another, to be hurt one by one."""
+"""The nodes of a Redlock: independent Redis servers, each of which can fail on its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RedlockNodes:
         return "redlock://" + ",".join(f"127.0.0.1:{node.port}" for node in self.all)
 
     def proxied(self) -> tuple[str, list[Proxy]]:
-        """A way to them that can be hurt."""
+        """The URL of new proxies in front of the nodes, and the proxies."""
         proxies = [Proxy(node.port) for node in self.all]
         return f"redlock://{hosts(proxies)}", proxies
 
@@ -39,7 +39,7 @@ class RedlockNodes:
             node.resume()
 
     def remaining_keys(self) -> list[bytes]:
-        """What is kept of names on nodes that run, the counters of their buckets apart."""
+        """The keys of locks on running nodes, without the counters of their buckets."""
         return [key for node in self.all if node.running for key in lock_keys(node)]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""ZooKeeper as plain processes: one server, or an ensemble of three whose members can be parted from each other."""
+"""ZooKeeper as plain processes: one server, or an ensemble of three whose members can be partitioned."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from harness.servers.process import Server, free_ports, poll, program, scratch
 from harness.servers.proxy import Proxy
 from leasehold.testing.conformance.rig import Absent
 
-_JARS: Final = (  # by name: all of the folder takes five times as long to load
+_JARS: Final = (  # by name: loading the whole folder takes five times as long
     *("zookeeper", "zookeeper-jute", "slf4j-api", "slf4j-log4j12", "log4j-1.2", "netty-all", "metrics-core"),
     *("snappy-java", "commons-cli", "commons-io", "jackson-core", "jackson-databind", "jackson-annotations"),
     *("netty-buffer", "netty-codec", "netty-common", "netty-handler", "netty-resolver", "netty-transport"),  # for TLS
 )
 _FOLDER: Final = "/usr/share/java"
 
-TICK: Final = 500  # ms; sessions are 2 to 20 of them
-SWEEP_INTERVAL: Final = 500  # ms between two sweeps of empty containers; a minute unless told otherwise
+TICK: Final = 500  # ms; a session lasts 2 to 20 ticks
+SWEEP_INTERVAL: Final = 500  # ms between sweeps of empty container nodes; the default is a minute
 
 
 def class_path() -> str:
     jars = [f"{_FOLDER}/{jar}.jar" for jar in _JARS]
     if not os.path.exists(jars[0]):
-        raise Absent("ZooKeeper is not installed: apt-get install zookeeper")
+        raise Absent("ZooKeeper is not installed: run apt-get install zookeeper")
     return ":".join(["/etc/zookeeper/conf", *jars])
 
 
 def four_letter_command(port: int, command: str, seconds: float = 2.0, host: str = "127.0.0.1") -> str:
-    """What a server answers to four letters."""
+    """The answer of a server to a four-letter command."""
     with socket.create_connection((host, port), seconds) as connection:
         connection.settimeout(seconds)
         connection.sendall(command.encode())
@@ -81,7 +81,7 @@ class Zookeeper(Server):
         ]
 
     def set_id(self, number: int) -> None:
-        """Which member of an ensemble it is."""
+        """Set its number in the ensemble."""
         with open(os.path.join(self.data, "myid"), "w") as file:
             file.write(str(number))
 
@@ -89,12 +89,11 @@ class Zookeeper(Server):
         return self._environment
 
     def ready(self) -> bool:
-        return "Mode:" in four_letter_command(
-            self.port, "srvr", host=self.host
-        )  # `ruok` answers before there is a quorum
+        # Not `ruok`, which answers before there is a quorum.
+        return "Mode:" in four_letter_command(self.port, "srvr", host=self.host)
 
     def mode(self) -> str:
-        """leader, follower, standalone; empty: it serves nobody."""
+        """leader, follower or standalone; empty if it does not accept requests."""
         try:
             found = four_letter_command(self.port, "srvr", host=self.host)
         except OSError:
@@ -110,9 +109,9 @@ class Zookeeper(Server):
 
 
 class Ensemble:
-    """Three members. `partitionable`: each reaches the others through proxies of its own, so that one can be parted
-    from the rest. Good for a follower: to a leader, its voters may find a way round the proxies, for members tell each
-    other where they are."""
+    """Three members. `partitionable`: each reaches the others through its own proxies, so that one can be partitioned
+    from the rest. Only partition a follower: members exchange their addresses, so the followers may reach a leader
+    without the proxies."""
 
     def __init__(
         self,
@@ -167,7 +166,7 @@ class Ensemble:
         return next(member for member in self.members if member.mode() == "follower")
 
     def partition(self, member: Zookeeper) -> None:
-        """Silence between one member and the others; clients reach all of them."""
+        """Cut one member off from the others; clients still reach all of them."""
         assert self._partitionable
         for pair, proxies in self._proxies.items():
             if self.members.index(member) in pair:
@@ -175,7 +174,7 @@ class Ensemble:
                     proxy.cut()
 
     def restore(self) -> None:
-        """Everybody runs and reaches everybody, and there is a leader."""
+        """End all faults. Returns when all members run and there is a leader."""
         for proxies in self._proxies.values():
             for proxy in proxies:
                 proxy.restore()

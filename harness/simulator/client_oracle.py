@@ -1,7 +1,7 @@
-"""Writes down what simulated programs believe to hold, and sees that nobody is left believing what is over.
+"""Records which leases simulated programs trust, and checks that no program trusts a lease that has ended.
 
-What they believe is taken from the leases themselves, and ends at the earliest of: the start of their release, word of
-their loss, and their own local deadline turned into true time.
+The times come from the leases themselves. Trust ends at the earliest of: the start of the release, the notification of
+the loss, and the lease's own local deadline converted to true time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from leasehold.aio import AsyncLease
 from leasehold.client.lease import LOST
 from leasehold.runtime.simulated import Process, Simulator
 
-LOSS_NOTICE_LIMIT: Final = 0.25  # a lease that ended by its clock is told so within this, unless its process is paused
+LOSS_NOTICE_LIMIT: Final = 0.25  # seconds from a lease's local deadline to its on_lost, unless the process is paused
 
 Shape = Literal["lock", "read", "write", "semaphore"]
 Style = Literal["with", "hand", "try"]
@@ -24,7 +24,7 @@ AddFinding = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one operation asks for, and what it does with it."""
+    """What one operation acquires, and how it uses the lease."""
 
     name: str
     shape: Shape
@@ -41,16 +41,16 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class HeldLease:
-    """A lease in somebody's hands."""
+    """A lease that a worker holds."""
 
     worker: str
     process: Process
     lease: AsyncLease
     notified: bool = False
-    short_lived: bool = False  # handed out late, or shortened by hand: it may have ended before anybody could look
+    short_lived: bool = False  # granted late or shortened by renew(ttl): it may end before it can be checked
 
     def __str__(self) -> str:
-        return f"{self.worker} believed in {self.lease.name}"
+        return f"{self.worker} trusted its lease of {self.lease.name}"
 
     @property
     def trusted_until(self) -> float:
@@ -59,12 +59,12 @@ class HeldLease:
 
 
 class ClientOracle:
-    """Writes the history, start before sending; and sees that nobody is left believing what is over."""
+    """Records the history, and checks that no worker trusts a lease that has ended."""
 
     def __init__(self, world: Simulator, add_finding: AddFinding) -> None:
         self.history = History(lambda: world.time)
         self.lost = 0
-        self.broken_tokens: set[int] = set()  # tokens an operator has broken
+        self.broken_tokens: set[int] = set()  # tokens that the operator has broken
         self._world, self._add_finding = world, add_finding
         self._held: dict[str, HeldLease] = {}
         self._all_leases: list[HeldLease] = []
@@ -86,14 +86,13 @@ class ClientOracle:
         op.ok(token=lease.token, slot=lease.slot)
         if not lease.held:
             self._add_finding(
-                "late", f"{worker} was handed a lease of {lease.name} that was over: {lease.lost_reason} (E8)"
+                "late", f"{worker} got a lease of {lease.name} that had already ended: {lease.lost_reason} (E8)"
             )
         held_lease = HeldLease(worker, process, lease, short_lived=lease.remaining < lease.ttl / 2)
         self._held[lease._claim.id_hash] = held_lease
         self._all_leases.append(held_lease)
-        if (
-            lease.token in self.broken_tokens
-        ):  # before its holder heard of the grant: word of it comes with the next renewal
+        # Broken before the grant arrived: its holder is notified by the next renewal.
+        if lease.token in self.broken_tokens:
             self.history.lost(worker, lease.name, lease.token)
         lease.on_lost(lambda _: self._on_lost(held_lease))
         return held_lease
@@ -105,29 +104,29 @@ class ClientOracle:
         self.lost += 1
         now, end, lease = self._world.time, held_lease.trusted_until, held_lease.lease
         if lease.lost_reason is None:
-            self._add_finding("untold", f"{held_lease.worker} lost {lease.name} and was not told why")
+            self._add_finding("untold", f"{held_lease.worker} lost {lease.name}, and lost_reason is not set")
         if now - max(end, held_lease.process.resumed_at) > LOSS_NOTICE_LIMIT and not held_lease.short_lived:
             self._add_finding(
-                "untold", f"{held_lease.worker} was told {now - end:.3f} s late that {lease.name} is lost"
+                "untold", f"{held_lease.worker} was notified {now - end:.3f} s late that {lease.name} is lost"
             )
         self.history.lost(held_lease.worker, lease.name, lease.token, at=min(now, end))
 
     def record_break(self, token: int) -> None:
-        """The server has carried out a break: what its holder believes from here on is nobody's promise."""
+        """The server has broken a lock: from now on its holder has no promise."""
         self.broken_tokens.add(token)
         for held_lease in self._held.values():
             if held_lease.lease.token == token and not held_lease.notified:
                 self.history.lost(held_lease.worker, held_lease.lease.name, token)
 
     def record_gone(self, process: Process, id_hash: str) -> None:
-        """The engine's word that a lease is over has arrived: its holder must not go on believing."""
+        """The engine's answer that a lease is gone has arrived: its holder must not trust it any longer."""
         if held_lease := self._held.get(id_hash):
             self._expect_soon(
-                process, lambda: not held_lease.lease.held, "deaf", f"{held_lease} though the engine said it is gone"
+                process, lambda: not held_lease.lease.held, "deaf", f"{held_lease} after the engine said it is gone"
             )
 
     def _expect_soon(self, process: Process, condition: Callable[[], bool], rule: str, text: str) -> None:
-        """It must be so before long; one that was paused meanwhile gets more time."""
+        """Check the condition after LOSS_NOTICE_LIMIT seconds, or later if the process was paused meanwhile."""
 
         def check() -> None:
             if self._world.time - process.resumed_at < LOSS_NOTICE_LIMIT:
@@ -144,7 +143,7 @@ class ClientOracle:
                 held_lease.process,
                 lambda: held_lease.notified,
                 "untold",
-                f"{held_lease}, lost it, and got no word of that",
+                f"{held_lease}, lost it, and was not notified",
             )
         return self.history.invoke(held_lease.worker, "release", held_lease.lease.name, token=held_lease.lease.token)
 
@@ -152,7 +151,7 @@ class ClientOracle:
         self._held.pop(held_lease.lease._claim.id_hash, None)
 
     def record_crash(self, process: Process) -> None:
-        """To be called before the process dies: from then on its people believe nothing."""
+        """Call this before the process dies: from then on its workers hold nothing."""
         for held_lease in [held_lease for held_lease in self._held.values() if held_lease.process is process]:
             self._record_expiry(held_lease)
             self.forget(held_lease)
@@ -160,7 +159,7 @@ class ClientOracle:
             self.history.crashed(worker)
 
     def finish(self) -> None:
-        """After the run: close what its own clock closed, and silence finalisers of what died in the simulation."""
+        """After the run, record the leases that expired, and silence the finalisers of those whose process died."""
         for held_lease in self._all_leases:
             if not held_lease.process.dead:
                 self._record_expiry(held_lease)

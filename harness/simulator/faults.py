@@ -1,4 +1,4 @@
-"""What a simulated story is about: who wants what, and what goes wrong, all of it by the seed's own chances."""
+"""The plan of a simulated run: requests and faults, all of them chosen by the seed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAULTS_BY_FAMILY: Final[dict[Family, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SimulationPlan:
-    """The part of a story that is known from the start."""
+    """The parameters of a run, chosen at its start."""
 
     family: Family
     names: tuple[tuple[str, tuple[Shape, ...], int], ...]  # name, the shapes it is used as, limit
@@ -42,12 +42,12 @@ class SimulationPlan:
     network: NetworkProfile
     faults: tuple[str, ...]
     fault_interval: float  # seconds between faults, on average
-    fault_after_attempt: float  # the chance that a fault hits a program just as it has asked for a lock
-    idle: float  # seconds between the wishes of one worker, on average
-    work: float  # seconds that most of the work takes, on average
-    break_rate: float  # how often an operator looks for something to break, per second
+    fault_after_attempt: float  # the chance that a fault hits a program right after it sent an attempt
+    idle: float  # seconds between the requests of one worker, on average
+    work: float  # seconds that most work takes, on average
+    break_rate: float  # how often the operator looks for a lock to break, per second
     cancel_chance: float
-    mismatch_chance: float  # the chance that a program takes a name for something else than it is
+    mismatch_chance: float  # the chance that a program uses a name as another kind
 
     @property
     def expects_prompt_handoff(self) -> bool:
@@ -55,7 +55,7 @@ class SimulationPlan:
 
     @property
     def max_claim_life(self) -> float:
-        """No claim outlives its last renewal by more."""
+        """The longest time a claim can exist after its last renewal."""
         return max(self.ttls) + 3.0
 
     def random_request(self, rng: random.Random) -> Request:
@@ -92,7 +92,7 @@ def plan_for_seed(seed: int, rng: random.Random) -> SimulationPlan:
         ("printers", ("semaphore",), rng.randint(1, 3)),
     ]
     rng.shuffle(names)
-    # Where little happens nobody is helped by what others ask: each missing wake-up shows.
+    # In a sparse run no request of another client hides a missing wake-up.
     sparse = rng.random() < (0.8 if family == "mishaps" else 0.4)
     return SimulationPlan(
         family=family,
@@ -124,7 +124,7 @@ def plan_for_seed(seed: int, rng: random.Random) -> SimulationPlan:
 
 
 class Operator:
-    """Somebody who looks at who holds what, and now and then breaks a lock."""
+    """An operator that inspects the locks, and breaks one from time to time."""
 
     def __init__(self, server: SimulatedServer, client_oracle: ClientOracle, plan: SimulationPlan) -> None:
         self.process = Process(server.world, "operator")
@@ -152,7 +152,7 @@ class Operator:
         except Unavailable:
             op.unknown("unavailable")
             return
-        # A double of the request may have been first, and its answer lost.
+        # A duplicate of the request may have arrived first, and its answer was lost.
         op.ok(broken or token in self._client_oracle.broken_tokens)
 
     def close(self) -> Task:
@@ -161,7 +161,7 @@ class Operator:
 
 
 class FaultInjector:
-    """Chooses what goes wrong next, and puts it right again after a while."""
+    """Chooses the next fault, and ends it after a while."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class FaultInjector:
             self._world.schedule(self._random.expovariate(1 / self._plan.fault_interval), self._inject_next)
 
     def stop(self) -> None:
-        """Everything is put right, and stays so."""
+        """End all faults, and inject no more."""
         self._enabled = False
         self._server.process.resume()
         self._server.start()
@@ -193,7 +193,7 @@ class FaultInjector:
             program.process.resume()
 
     def on_attempt(self, transport: NetworkTransport, claim: Claim) -> None:
-        """A claim has just been sent: the worst moment for its sender to stop, for about as long as the grant lives."""
+        """An attempt has just been sent: the worst moment to pause its sender, for about the ttl of the grant."""
         if self._enabled and self._random.random() < self._plan.fault_after_attempt:
             program = next((candidate for candidate in self._programs if candidate.process is transport.process), None)
             if program is not None and self._random.random() < 0.8:
@@ -228,7 +228,7 @@ class FaultInjector:
         self._world.schedule(self._random.expovariate(1 / self._plan.fault_interval), self._inject_next)
 
     def _pause_first_waiter(self) -> None:
-        """Stop one who is next in a line where others wait behind: they must not have to wait for it."""
+        """Pause the first waiter of a queue: the waiters behind it must not have to wait for it."""
         for lock_state in self._server.memory.lock_states.values():
             clients = [entry.client for _, entry in lock_state.waiters]
             for program in self._programs:

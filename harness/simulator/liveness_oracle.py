@@ -1,8 +1,8 @@
-"""Asks a few times a second whether somebody waits for what is free, or is kept in line by a client that forgot it.
+"""Checks a few times a second that no client waits for a free name, and that no claim was forgotten by its client.
 
-A waiter for whom there is room must not stay a waiter. How long is too long depends on what goes wrong: where no
-message is lost and the head of the line is well, a fraction of a second; else everybody asks unprompted every few
-seconds (E4), and each of those ahead may first let a reservation lapse.
+A waiter that could be granted must not keep waiting. How long is too long depends on the faults. If no message is lost
+and the head of the queue is healthy, it is a fraction of a second. Otherwise every waiter polls every few seconds (E4),
+and the reservation of each waiter ahead may have to expire first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ PROMPT_SECONDS: Final = 0.3
 
 
 class LivenessOracle:
-    """`prompt`: no message is lost or late here and the server never stops, so hand-offs have no excuse."""
+    """`prompt`: no message is lost or late and the server never stops, so hand-offs must be immediate."""
 
     def __init__(self, safety_oracle: SafetyOracle, add_finding: AddFinding, *, prompt: bool) -> None:
         self._safety_oracle, self._server = safety_oracle, safety_oracle.server
         self._prompt, self._add_finding = prompt, add_finding
-        self._stuck_since: dict[
-            tuple[str, str, int], float
-        ] = {}  # name, mark, how many ahead: since when, in true time
-        self._pending_until: dict[str, float] = {}  # by mark, on its client's clock
+        # By name, id hash and number of waiters ahead: since when, in true time.
+        self._stuck_since: dict[tuple[str, str, int], float] = {}
+        self._pending_until: dict[str, float] = {}  # by id hash, on its client's clock
 
     def check(self, in_use: Callable[[str], bool]) -> None:
-        """To be called every LOOK_EVERY seconds. `in_use`: the mark of a lease that somebody has not yet let go of."""
+        """Call this every CHECK_INTERVAL seconds. `in_use`: whether a program still uses the lease of an id hash."""
         now = self._server.process.now()
         transports = {
             transport.client: transport for transport in self._server.transports if transport.client is not None
@@ -43,7 +42,7 @@ class LivenessOracle:
             model = self._safety_oracle.names["", name]
             self._check_first_healthy_waiter(name, model, lock_state, transports, now, before)
             for entry in lock_state.entries.values():
-                # One that was granted before is a double that landed when the grant was over: only time ends it (E6).
+                # A claim with a second token is a duplicate request that arrived late: only its ttl ends it (E6).
                 is_duplicate = model.first_tokens.get(entry.id_hash, entry.token) != entry.token
                 if (transport := transports.get(entry.client)) is not None and not is_duplicate:
                     self._check_forgotten_claim(name, entry, transport, now, in_use)
@@ -57,16 +56,14 @@ class LivenessOracle:
         now: float,
         before: dict[tuple[str, str, int], float],
     ) -> None:
-        """The line is strict: only the first waiter that is well can be expected to get anywhere."""
+        """The queue is strict: only its first healthy waiter can be expected to be granted."""
         ahead = 0
         for entry in sorted(lock_state.entries.values(), key=lambda entry: entry.ticket):
             is_waiting = entry.state in (WAITING, PASSED) or (entry.state == RESERVED and entry.until > now)
             if not is_waiting or entry.heartbeat_expires_at <= now:
                 continue
-            transport, passed_over = (
-                transports.get(entry.client),
-                entry.state == PASSED,
-            )  # it stands aside, in nobody's way
+            # A waiter that was passed over does not block others.
+            transport, passed_over = transports.get(entry.client), entry.state == PASSED
             if transport is None or not self._is_healthy(transport):
                 ahead += not passed_over
                 continue
@@ -74,7 +71,7 @@ class LivenessOracle:
             if free_since is not None:
                 key = (name, entry.id_hash, ahead)
                 since = self._stuck_since[key] = before.get(key, self._server.world.time)
-                # Whoever was paused may have heard that much later how long to wait.
+                # A client that was paused may have received its answer later by that much.
                 pause_allowance = max(0.0, transport.process.resumed_at - model.joined_at[entry.id_hash])
                 limit = (
                     HEARTBEAT_INTERVAL
@@ -90,7 +87,7 @@ class LivenessOracle:
 
     def _check_wait(self, name: str, entry: QueueEntry, waited: float, bound: float) -> None:
         if waited > bound:
-            self._add_finding("stuck", f"{name}: {entry.id_hash[:16]} waits for what is free for {waited:.2f} s (E4)")
+            self._add_finding("stuck", f"{name}: {entry.id_hash[:16]} waits for a free name: {waited:.2f} s (E4)")
 
     def _is_healthy(self, transport: NetworkTransport) -> bool:
         if transport.closed or transport.process.dead or transport.process.paused or not self._server.is_up:
@@ -101,12 +98,12 @@ class LivenessOracle:
     def _check_forgotten_claim(
         self, name: str, entry: QueueEntry, transport: NetworkTransport, now: float, in_use: Callable[[str], bool]
     ) -> None:
-        """A claim its live client has no memory of, and which the server was never asked to let go (E6, owed)."""
+        """Report a claim that its live client does not know, and for which the server never got a release (E6)."""
         id_hash, occupies = entry.id_hash, entry.state in (RESERVED, HELD)
         if pending := transport.registry.pending_releases.get(id_hash):
             self._pending_until[id_hash] = pending.retry_until
         if transport.process.now() >= self._pending_until.get(id_hash, float("inf")):
-            return  # repeated in vain until it should have lapsed; but then the attempt itself came late
+            return  # the client retried the release until the claim should have expired, but the attempt arrived later
         known = transport.registry.knows(id_hash) or id_hash in self._safety_oracle.released or in_use(id_hash)
         if (
             known
@@ -120,12 +117,12 @@ class LivenessOracle:
                 _mentions(call.args, id_hash) for call in other.pending.values()
             ):
                 return
-        self._add_finding("ghost", f"{name}: {id_hash[:16]} is held or waits, and its client has forgotten it (E6)")
+        self._add_finding("ghost", f"{name}: {id_hash[:16]} is held or queued, but its client has forgotten it (E6)")
 
 
 def _free_since(lock_state: LockState, entry: QueueEntry, now: float) -> float | None:
-    """Since when there is room for this one; None: there is none. Every verb leaves a head for whom there is no room,
-    so room comes from what has ended since: of a lock the last that was in the way, of a semaphore any."""
+    """Since when this claim could be granted; None if it could not. After every verb the head of the queue is blocked,
+    so the name became free by what has ended since: for a lock the last holder in its way, for a semaphore any."""
     if entry.state == RESERVED:
         return entry.since
     ends = [other.until + (other.delay if other.state == HELD else 0.0) for other in lock_state.holders.values()]

@@ -1,4 +1,4 @@
-"""One story from its first wish to the last look at the server: who takes part, who watches, and when it is over."""
+"""One simulated run: its programs, its oracles, and the checks at its end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from leasehold.model import Claim, Gone
 from leasehold.runtime.simulated import Simulator
 from leasehold.testing.network import RELIABLE, NetworkTransport, SimulatedServer
 
-OPERATION_LIMIT: Final = 150.0  # for the quiet end: everybody in line may hold for as long as any work takes
-SETTLE_SECONDS: Final = 3.0  # so long after the last call could have timed out, every owed release has been repeated
+OPERATION_LIMIT: Final = 150.0  # seconds after the faults: every waiter may hold for as long as work takes
+SETTLE_SECONDS: Final = 3.0  # after the last call timed out: every pending release was retried by then
 COMMAND: Final = "python -m harness.simulator.seeds --seed"
 
 
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one seed. Empty `findings` are the aim."""
+    """The result of one seed. Without `findings` it passed."""
 
     seed: int
     family: str
@@ -47,11 +47,11 @@ class Report:
     passed_over: int
     events: int
     simulated: float  # seconds
-    last_random: float  # two runs that end with the same one were the same throughout
-    history: str  # as JSON lines, to look at or to keep
+    last_random: float  # runs with the same value were the same throughout
+    history: str  # as JSON lines
 
     def __str__(self) -> str:
-        verdict = "clean" if not self.findings else f"{len(self.findings)} complaint(s)"
+        verdict = "clean" if not self.findings else f"{len(self.findings)} finding(s)"
         lines = [
             f"seed {self.seed} ({self.family}): {verdict}; {self.grants} grants, {self.lost} leases lost, "
             f"{self.passed_over} passed over, {self.events} events in {self.simulated:.0f} simulated seconds"
@@ -63,7 +63,7 @@ class Report:
 
 
 class _MessageObserver(SafetyOracle):
-    """The monitor, and what else has to see messages: the witness, and those who choose the worst moment."""
+    """The safety oracle, which also passes messages on to the client oracle and the fault injector."""
 
     client_oracle: ClientOracle
     fault_injector: FaultInjector
@@ -90,7 +90,7 @@ class _MessageObserver(SafetyOracle):
 
 
 class SimulationRun:
-    """Everything that happens in one seed, from the first wish to the last look at the server."""
+    """One seed, from the first request to the last check of the server."""
 
     def __init__(self, seed: int) -> None:
         self.findings: list[Finding] = []
@@ -132,13 +132,13 @@ class SimulationRun:
     def run(self) -> Report:
         try:
             self._run()
-        except Exception as error:  # the code under test fell over: that is a finding, too
+        except Exception as error:  # a crash of the code under test is a finding too
             frame = traceback.extract_tb(error.__traceback__)[-1]
             self.add_finding("error", f"{error!r} in {frame.name}, line {frame.lineno} of {frame.filename}")
         self.client_oracle.finish()
         self.findings += [Finding(v.at, v.rule, v.text) for v in check(self.client_oracle.history).violations]
         for process in [self.operator.process, *(program.process for program in self.programs)]:
-            process.crash()  # closes whatever still waits
+            process.crash()  # closes everything that still waits
         return self._report()
 
     def _run(self) -> None:
@@ -154,7 +154,7 @@ class SimulationRun:
         self.world.schedule(CHECK_INTERVAL, self._check_liveness)
 
     def _advance(self, seconds: float) -> bool:
-        """Let time pass, but not after the first complaint: what follows from it is no news."""
+        """Let time pass, but stop at the first finding: later ones only follow from it."""
         end = self.world.time + seconds
         while self.world.time < end and not self.findings:
             self.world.run(min(1.0, end - self.world.time))
@@ -164,11 +164,11 @@ class SimulationRun:
         end = self.world.time + seconds
         while not done() and self._advance(0.5):
             if self.world.time >= end:
-                self.add_finding("unfinished", f"{what} did not come to an end within {seconds} s without faults")
+                self.add_finding("unfinished", f"{what} did not finish within {seconds} s without faults")
         return not self.findings
 
     def _drain(self) -> bool:
-        """All faults end; then so must every call, every owed release, and every client."""
+        """Stop all faults; then every call, every pending release and every client must finish."""
         self.fault_injector.stop()
         self.server.profile = RELIABLE
         living = [program for program in self.programs if not program.process.dead]
@@ -184,7 +184,7 @@ class SimulationRun:
             registry = program.client._core.registry
             if registry.pending_releases or registry.waiting or registry.held:
                 self.add_finding(
-                    "owed", f"{program.name} still owes, waits or holds {settle_seconds} s after its last call (E6)"
+                    "owed", f"{program.name} has claims or pending releases {settle_seconds} s after its last call (E6)"
                 )
         closing = [program.process.spawn(program.close(), "close") for program in living]
         closing.append(self.operator.close())
@@ -197,17 +197,17 @@ class SimulationRun:
     def _check_nothing_left(self) -> None:
         if self.plan.expects_prompt_handoff and self.safety_oracle.passed_over and not self.plan.faults:
             self.add_finding(
-                "passed over", f"{self.safety_oracle.passed_over} waiters were passed over though all were well"
+                "passed over", f"{self.safety_oracle.passed_over} waiters were passed over though all were healthy"
             )
         running = [task for program in self.programs for task in program.process.tasks]
         if running:
-            self.add_finding("left running", f"{running} run on after close()")
+            self.add_finding("left running", f"{running} still run after close()")
         if not self._advance(self.plan.max_claim_life + WAITER_TTL):
             return
         left = self.server.memory.inspect("", "", False)
         if left or self.server.memory.lock_states:
             self.add_finding(
-                "left behind", f"{left} is left at the server, one ttl and {WAITER_TTL} s after the last client"
+                "left behind", f"the server still has {left}, one ttl and {WAITER_TTL} s after the last client"
             )
 
     def _report(self) -> Report:

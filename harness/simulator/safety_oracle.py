@@ -1,8 +1,8 @@
-"""Judges a simulated server by what it answers.
+"""Checks a simulated server by its answers.
 
-The history checker knows only what holders believe; this monitor stands at the server. It keeps a model of its own,
-made from the answers: which life was promised to whom (E1, E8), under which token (E2, E3), who came before whom (fair)
-and who was heard of when (E7). How long anybody waits is for `patience.py` to judge.
+The history checker only knows what holders observe; this oracle observes the server. It builds its own model from the
+answers: which claim was promised which ttl (E1, E8) and token (E2, E3), in which order claims arrived (fair), and when
+each sent its last heartbeat (E7). `liveness_oracle.py` checks how long clients wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class Promised:
-    """What one grant was promised: `end` for its holder, `name_kept_until` for the name (delay, min_hold)."""
+    """What the server promised to one grant: `end` for its holder, `name_kept_until` for the name (delay, min_hold)."""
 
     claim: Claim
     since: float
@@ -41,29 +41,30 @@ class NameModel:
     """The model of one name."""
 
     promises: dict[int, Promised] = field(default_factory=dict)  # by token
-    live: dict[int, Promised] = field(default_factory=dict)  # those that may still keep the name
+    live: dict[int, Promised] = field(default_factory=dict)  # by token, those that may still occupy the name
     highest_token: int = 0
     issued_tokens: set[int] = field(default_factory=set)
-    tickets: dict[str, int] = field(default_factory=dict)  # by mark
-    arrivals: dict[str, int] = field(default_factory=dict)  # by mark, in the order in which they joined the line
-    first_tokens: dict[str, int] = field(default_factory=dict)  # by mark: its first token
-    joined_at: dict[str, float] = field(default_factory=dict)  # by mark, true time
+    tickets: dict[str, int] = field(default_factory=dict)  # by id hash
+    arrivals: dict[str, int] = field(default_factory=dict)  # by id hash, in the order in which they joined the queue
+    first_tokens: dict[str, int] = field(default_factory=dict)  # by id hash
+    joined_at: dict[str, float] = field(default_factory=dict)  # by id hash, in true time
     heartbeats: dict[str, float] = field(default_factory=dict)
     states: dict[str, int] = field(default_factory=dict)
 
 
 class SafetyOracle(Observer):
-    """Sees every request and its answer, and the line after each of them."""
+    """Observes every request and its answer, and the queue after each of them."""
 
     def __init__(self, server: SimulatedServer, add_finding: AddFinding) -> None:
         self.server = server
         self.passed_over = self.grants = 0
-        self.released: set[str] = set()  # marks the server has released, or said no to: a double may still land (E6)
+        # Id hashes that the server released or answered no to: a duplicate request may still arrive (E6).
+        self.released: set[str] = set()
         self._add_finding = add_finding
         self.names: dict[Key, NameModel] = {}
         self._arrival_count = 0
 
-    # ------------------------------------------------------------- by the answers
+    # ------------------------------------------------------------- checks of the answers
 
     def answered(self, verb: str, args: tuple[Any, ...], answer: Any) -> None:
         now = self.server.process.now()
@@ -78,7 +79,7 @@ class SafetyOracle(Observer):
                 model.heartbeats[claim.id_hash] = now + WAITER_TTL
             else:
                 self.released.add(claim.id_hash)
-            if is_new:  # a new name sweeps two others
+            if is_new:  # an attempt for a new name sweeps two others
                 self._check_all_names(now)
             else:
                 self._check_name(key, now)
@@ -102,14 +103,14 @@ class SafetyOracle(Observer):
             self._check_admission(model, claim, grant.token, now)
             known = model.promises[grant.token] = model.live[grant.token] = Promised(claim, now, now, now)
         elif known.claim.id_hash != claim.id_hash:
-            self._add_finding("token", f"{claim.name}: token {grant.token} was given to two claims (E3)")
+            self._add_finding("token", f"{claim.name}: token {grant.token} was granted to two claims (E3)")
         elif known.ended or known.end <= now:
             self._add_finding("lapse", f"{claim.name}: token {grant.token} was granted again after its end")
         known.end = max(known.end, now + grant.ttl)
         known.name_kept_until = known.end + claim.delay
 
     def _check_admission(self, model: NameModel, claim: Claim, token: int, now: float) -> None:
-        """A new grant beside what is still promised to others (E1, E2)."""
+        """Check a new grant against the promises to other claims (E1, E2)."""
         for other_token, other in list(model.live.items()):
             if other.name_kept_until <= now + _ROUNDING:
                 del model.live[other_token]
@@ -117,13 +118,13 @@ class SafetyOracle(Observer):
             if not other.ended and other.end > now + _ROUNDING and other.claim.id_hash == claim.id_hash:
                 self._add_finding("repeat", f"{claim.name}: one claim has tokens {other_token} and {token} (E2)")
             if (claim.kind, claim.limit) != (other.claim.kind, other.claim.limit):
-                self._add_finding("kind", f"{claim.name}: {claim} was granted beside {other.claim} (E1)")
+                self._add_finding("kind", f"{claim.name}: {claim} was granted together with {other.claim} (E1)")
             elif claim.kind == "lock" and "exclusive" in (claim.mode, other.claim.mode):
                 self._add_finding(
-                    "exclusion", f"{claim.name}: token {token} was granted while {other_token} lived (E1)"
+                    "exclusion", f"{claim.name}: token {token} was granted while {other_token} was held (E1)"
                 )
         if claim.kind == "semaphore" and len(model.live) >= claim.limit:
-            self._add_finding("limit", f"{claim.name}: {len(model.live) + 1} permits of {claim.limit} (E1)")
+            self._add_finding("limit", f"{claim.name}: granted {len(model.live) + 1} permits of {claim.limit} (E1)")
 
     def _on_renewal(self, claim: Claim, reply: Alive, now: float) -> None:
         model = self.names[claim.namespace, claim.name]
@@ -134,7 +135,7 @@ class SafetyOracle(Observer):
         if promise is None or promise.ended or promise.end <= now - _ROUNDING:
             self._add_finding("renew", f"{claim.name}: token {claim.token} was renewed after its end (E5)")
         elif promise.end > now + reply.ttl + _ROUNDING:
-            self._add_finding("renew", f"{claim.name}: a renewal shortened the life of token {claim.token} (E8)")
+            self._add_finding("renew", f"{claim.name}: a renewal shortened the ttl of token {claim.token} (E8)")
         else:
             promise.end = now + reply.ttl
             promise.name_kept_until = promise.end + promise.claim.delay
@@ -143,7 +144,7 @@ class SafetyOracle(Observer):
         key = (claim.namespace, claim.name)
         lock_state = self.server.memory.lock_states.get(key)
         if not claim.id and lock_state and (entry := lock_state.entries.get(claim.id_hash)) and entry.state == HELD:
-            return  # the release of a stray: it gives up a place or a turn, and this is neither
+            return  # it only ends a queued or reserved claim, and this one is held
         self.released.add(claim.id_hash)
         if (model := self.names.get(key)) is not None:
             model.heartbeats.pop(claim.id_hash, None)
@@ -155,7 +156,7 @@ class SafetyOracle(Observer):
             entries = (*lock_state.entries.values(), *lock_state.holders.values())
             left = [entry for entry in entries if entry.id_hash == claim.id_hash and entry.state != COOLING]
             if left:
-                self._add_finding("release", f"{claim.name}: {claim.fingerprint} was released and is still there (E6)")
+                self._add_finding("release", f"{claim.name}: {claim.fingerprint} was released and still exists (E6)")
         self._check_name(key, now)
 
     def _on_break(self, key: Key, token: int, answer: Any, now: float) -> None:
@@ -166,20 +167,20 @@ class SafetyOracle(Observer):
             promise.ended, promise.name_kept_until = True, now + promise.claim.delay if live else now
         self._check_name(key, now)
 
-    # --------------------------------------------------------------- by the line
+    # --------------------------------------------------------------- checks of the queue
 
     def _check_all_names(self, now: float) -> None:
         for key in self.names:
             self._check_name(key, now)
 
     def _check_name(self, key: Key, now: float) -> None:
-        """What changed in a line: who was reserved in whose stead (fair), who vanished (E7)."""
+        """Check what changed in a queue: the order of the grants (fair), and claims that disappeared (E7)."""
         model = self.names.get(key)
         if model is None:
             return
         lock_state = self.server.memory.lock_states.get(key) or _EMPTY_STATE
         for entry in lock_state.entries.values():
-            # Another ticket: it lapsed, and came anew with the very request that found it so.
+            # A new ticket: the claim had expired, and the same request queued it again.
             is_new = model.tickets.get(entry.id_hash, entry.ticket) != entry.ticket
             model.tickets[entry.id_hash] = entry.ticket
             if entry.state in (WAITING, PASSED) and (is_new or entry.id_hash not in model.arrivals):
@@ -191,13 +192,13 @@ class SafetyOracle(Observer):
         for token, entry in lock_state.holders.items():
             if token not in model.issued_tokens:
                 self._check_token(key, model, lock_state, token, entry)
-            if entry.state == HELD:  # served: should it come again, it comes anew
+            if entry.state == HELD:  # granted: if it queues again, that is a new arrival
                 model.arrivals.pop(entry.id_hash, None)
         for id_hash, state in model.states.items():
             if id_hash not in lock_state.entries and state in (WAITING, PASSED, RESERVED):
                 if model.heartbeats.pop(id_hash, now) > now + _ROUNDING:
                     self._add_finding(
-                        "dropped", f"{key[1]}: {id_hash[:16]} lost its place though heard of in time (E7)"
+                        "dropped", f"{key[1]}: {id_hash[:16]} was dropped from the queue despite its heartbeats (E7)"
                     )
                 model.arrivals.pop(id_hash, None)
         model.states = {id_hash: entry.state for id_hash, entry in lock_state.entries.items()}
@@ -213,5 +214,5 @@ class SafetyOracle(Observer):
         for _, waiter in lock_state.waiters:
             if model.arrivals.get(waiter.id_hash, own_arrival) < own_arrival:
                 self._add_finding(
-                    "order", f"{key[1]}: token {token} went past {waiter.id_hash[:16]}, who came earlier (fair)"
+                    "order", f"{key[1]}: token {token} was granted before the earlier {waiter.id_hash[:16]} (fair)"
                 )

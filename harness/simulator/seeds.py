@@ -1,12 +1,12 @@
-"""One seed, one story: a few programs, a few names, a server, and whatever can go wrong between them.
+"""One seed, one simulated run: a few programs, a few names, a server, and faults.
 
     python -m harness.simulator.seeds --seed 4711 -v
 
-runs the story of one seed and says what was found. Every seed belongs to a family, by its number: `calm` (nothing goes
-wrong, so nobody is passed over), `mishaps` (processes are paused, crash, are cancelled; no message is lost, so that
-hand-offs must be prompt), `outages` (the server stops, or part of the network does) and `storm` (all of that, and
-messages that are lost, doubled, late and out of order). After the story all faults end: every call must come to its
-end, every owed release be settled, and one ttl later the server must have nothing left.
+runs one seed and prints its findings. The number of a seed determines its family: `calm` (no faults, so no waiter is
+passed over), `mishaps` (processes are paused, crash, are cancelled; no message is lost, so hand-offs must be prompt),
+`outages` (the server or part of the network stops) and `storm` (all of these, and messages that are lost, duplicated,
+late and out of order). At the end of a run all faults stop: every call must return, every pending release must be
+confirmed, and one ttl later the server must have no claims left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUGS_FILE: Final = "tests/support/planted_bugs.py"
 
 
 class _ErrorLogHandler(logging.Handler):
-    """The library logs an error only when it met what it holds to be impossible."""
+    """Turns logged errors into findings: the library logs an error only for what should be impossible."""
 
     def __init__(self, run: SimulationRun) -> None:
         super().__init__(logging.ERROR)
@@ -46,7 +46,7 @@ def _capturing_errors(run: SimulationRun) -> Iterator[None]:
     log.setLevel(logging.ERROR)
     log.propagate = False
     collecting = gc.isenabled()
-    gc.disable()  # when cycles are collected depends on the interpreter: finalisers would differ from run to run
+    gc.disable()  # or finalisers would run at different times from run to run
     try:
         yield
     finally:
@@ -58,14 +58,14 @@ def _capturing_errors(run: SimulationRun) -> Iterator[None]:
 
 
 def simulate(seed: int) -> Report:
-    """Play the story of a seed. The same seed gives the same report, in every interpreter."""
+    """Run one seed. The same seed gives the same report, in every interpreter."""
     run = SimulationRun(seed)
     with _capturing_errors(run):
         return run.run()
 
 
 def load_bugs(path: str = BUGS_FILE) -> dict[str, Callable[[], AbstractContextManager[None]]]:
-    """The bugs that can be planted: they are no part of the package, but of its tests."""
+    """The bugs that can be planted, from a file of the tests."""
     spec = spec_from_file_location("planted", path)
     assert spec is not None
     assert spec.loader is not None
@@ -77,10 +77,10 @@ def load_bugs(path: str = BUGS_FILE) -> dict[str, Callable[[], AbstractContextMa
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.simulator.seeds", description=__doc__.split("\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="one seed")
-    parser.add_argument("--seeds", metavar="A..B", help="all seeds from A up to and without B")
-    parser.add_argument("--bug", metavar="NAME", help=f"plant a bug of {BUGS_FILE} first, in a checkout")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say something about each, and show its history")
+    parser.add_argument("--seed", type=int, default=0, help="run one seed (default: 0)")
+    parser.add_argument("--seeds", metavar="A..B", help="run the seeds from A up to but without B")
+    parser.add_argument("--bug", metavar="NAME", help=f"plant this bug of {BUGS_FILE} first (needs a checkout)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="report every seed; print failed histories")
     options = parser.parse_args(arguments)
     first, _, last = (options.seeds or f"{options.seed}..{options.seed + 1}").partition("..")
     began, bad, events = time.perf_counter(), 0, 0
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if report.findings or options.verbose:
                 sys.stdout.write(f"{report.history * options.verbose}{report}\n")
     took = time.perf_counter() - began
-    sys.stderr.write(f"{int(last) - int(first)} seeds, {bad} with complaints, {events} events, {took:.1f} s\n")
+    sys.stderr.write(f"{int(last) - int(first)} seeds, {bad} with findings, {events} events, {took:.1f} s\n")
     return 1 if bad else 0
 
 

@@ -1,4 +1,4 @@
-"""Simulated programs that use locks. They know nothing of the simulation: they use `AsyncClient` as anybody would."""
+"""Simulated programs that use locks. They know nothing about the simulation: they use the public `AsyncClient`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leasehold.testing.network import SimulatedServer
 
 
 class Program:
-    """One process with one client and a few workers, each of which works through wishes until told to stop."""
+    """One process with one client and a few workers. Each worker performs requests until the program is stopping."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Program:
         self.name, self.stopping = name, False
         self.process = Process(world, name)
         self.client = AsyncClient(engine=server.opener(), runtime=self.process, holder=name, call_timeout=call_timeout)
-        for ttl in ttls:  # built when the program starts, as they are for real: the watchdog knows what to be ready for
+        for ttl in ttls:  # built early, as in real programs, so that the watchdog knows which ttls to expect
             self.client.lock("index", ttl=ttl)
         self._client_oracle, self._add_finding, self._next_request, self._cancel_chance = (
             client_oracle,
@@ -55,7 +55,7 @@ class Program:
     async def _work(self, worker: str, rng: random.Random) -> None:
         while not self.stopping:
             await self.process.sleep(rng.expovariate(1 / self._idle))
-            # Each operation is a task of its own, so that a cancellation hits whatever it awaits and no more.
+            # Each operation is a task of its own, so that a cancellation only hits what that operation awaits.
             task = self.process.spawn(self._operate(worker, self._next_request(rng), rng), worker)
             task.cancel_at = rng.randint(1, 9) if rng.random() < self._cancel_chance else None
             await task.join()
@@ -97,10 +97,10 @@ class Program:
                     if not self.process.dead:
                         self._client_oracle.record_release(held_lease).unknown("with")
             if not held:
-                self._add_finding("quiet", f"{worker} left its `with` on {request.name} without a word of the loss")
+                self._add_finding("quiet", f"{worker} lost {request.name}, and its `with` did not raise LeaseLost")
         except LeaseLost:
             if held:
-                self._add_finding("false alarm", f"{worker} was told that {request.name} is lost while it was held")
+                self._add_finding("false alarm", f"{worker} got LeaseLost for {request.name} while it was held")
         except (asyncio.CancelledError, Unavailable):
             if held_lease is None:
                 raise
@@ -114,9 +114,8 @@ class Program:
             op.fail("busy")
             return
         held_lease = self._client_oracle.record_grant(op, worker, self.process, lease)
-        with suppress(
-            LeaseLost, Unavailable, asyncio.CancelledError
-        ):  # whatever ends the work, the lease is given back
+        # However the work ends, the lease is released.
+        with suppress(LeaseLost, Unavailable, asyncio.CancelledError):
             await self._body(held_lease, request, rng)
         await self._release(held_lease)
 

@@ -2,7 +2,7 @@
 
 with leasehold.Client("memory://") as client:
     with client.lock("orders/42", ttl=30, wait=5) as lease:
-        ledger.write(lease, row)               # a fence: it refuses holders of the past
+        ledger.write(lease, row)               # a fence: it refuses stale holders
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 

@@ -1,4 +1,4 @@
-"""ASGI middleware for users: `leasehold.asgi.IdempotencyKey(app, client)`. The code is in `leasehold.http`."""
+"""The public ASGI middleware: `leasehold.asgi.IdempotencyKey(app, client)`. The code is in `leasehold.http`."""
 
 from leasehold.http.idempotency import IdempotencyKey
 

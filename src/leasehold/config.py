@@ -1,4 +1,4 @@
-"""What a client and a lock are told, checked once and early: a bad value never gets as far as an engine."""
+"""Options of clients and locks, checked once when they are built: a bad value never reaches an engine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from leasehold.model import Traits
 T = TypeVar("T")
 
 URL_VARIABLE: Final = "LEASEHOLD_URL"
-DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: two users do not exclude each other there
+DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks do not exclude other users
 
 
 class Unset:
-    """The type of UNSET: an argument left out, where None already means something."""
+    """The type of UNSET: the argument was not given. For arguments where None has a meaning."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -35,11 +35,11 @@ UNSET: Final = Unset()
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """An engine's URL in parts. Only the scheme is ever shown: the rest may hold a password."""
+    """An engine's URL in parts. Only the scheme is ever shown, because the rest may contain a password."""
 
     url: str = field(repr=False)
     scheme: str
-    target: str = field(repr=False)  # all between `scheme://` and `?`, decoded
+    target: str = field(repr=False)  # everything between `scheme://` and `?`, decoded
     options: Mapping[str, str] = field(repr=False)
     call_timeout: float = 5.0
 
@@ -52,7 +52,7 @@ class EngineConfig:
             query = urlsplit(f"//{remainder}").query
             pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
         except ValueError as bad:
-            raise ConfigError(f"the options of this {scheme}:// URL cannot be read: {bad}") from None
+            raise ConfigError(f"the options of this {scheme}:// URL cannot be parsed: {bad}") from None
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):
             raise ConfigError(f"an option is given twice in this {scheme}:// URL")
@@ -60,7 +60,7 @@ class EngineConfig:
         return cls(url, scheme.lower(), target, MappingProxyType(dict(pairs)), call_timeout)
 
     def accept(self, **converters: Callable[[str], T]) -> dict[str, T]:
-        """The URL's options, each through its converter; an unknown one is a ConfigError that names the known."""
+        """The URL's options after conversion. An unknown option is a ConfigError that lists the known ones."""
         for name in self.options:
             if name not in converters:
                 known = ", ".join(sorted(converters)) or "none"
@@ -76,7 +76,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """The arguments of `Client` and `AsyncClient`, which is also what they pickle as."""
+    """The arguments of `Client` and `AsyncClient`. A client is pickled as its options."""
 
     url: str | None = field(default=None, repr=False)
     namespace: str = ""
@@ -90,7 +90,7 @@ class ClientOptions:
         check_ttl(self.ttl)
         check_seconds("call_timeout", self.call_timeout, allow_zero=False)
         if self.on_event is not None and not callable(self.on_event):
-            raise ConfigError("on_event is a function that takes one event")
+            raise ConfigError("on_event must be a function that takes one event")
         _check_label("holder", self.holder)
 
     def engine_config(self) -> EngineConfig:
@@ -99,32 +99,32 @@ class ClientOptions:
 
 
 class LockArguments(TypedDict, total=False):
-    """What `lock`, `read`, `write`, `semaphore` and `locked` take by keyword."""
+    """The keyword arguments of `lock`, `read`, `write`, `semaphore` and `locked`."""
 
     ttl: float | None  # seconds a grant lives unrenewed; None: the client's
-    wait: float | None  # seconds to stand in line; None: for ever, 0: try once
-    holder: str | None  # who holds it, for people; None: the client's
-    purpose: str | None  # what for, for people
-    min_hold: float  # keep the name at least so long, also when released earlier
-    max_hold: float | None  # give it up after so long: the lease is then lost
-    delay: float  # keep the name so much longer than a lost lease trusts it
-    reentrant: bool  # the same thread or task may take it again
-    require: Collection[str]  # traits without which the lock is refused
+    wait: float | None  # seconds to wait in the queue; None: for ever, 0: try once
+    holder: str | None  # who holds it, display only; None: the client's
+    purpose: str | None  # why it is held, display only
+    min_hold: float  # hold the name for at least this many seconds, even if released earlier
+    max_hold: float | None  # give the name up after this many seconds: the lease is then lost
+    delay: float  # extra seconds the engine holds the name after a lease is lost
+    reentrant: bool  # the same thread or task may acquire it again
+    require: Collection[str]  # traits the engine must promise, or the lock is refused
 
 
 def refuse_unknown(where: str, names: Collection[str]) -> None:
-    """A TypeError for a misspelt argument; `timeout`, which elsewhere means two different things, gets its own text."""
+    """Raise TypeError for a misspelt argument. `timeout` gets its own text: elsewhere it may mean ttl or wait."""
     if "timeout" in names:
         raise TypeError(
             f"{where} has no 'timeout': use ttl= for how long a lease lives unrenewed, "
-            "wait= for how long to stand in line"
+            "wait= for how long to wait in the queue"
         )
     for name in names:
         raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
 
 
 def lock_options(where: str, default_ttl: float, arguments: Mapping[str, Any]) -> LockOptions:
-    """Checked options from keyword arguments. A misspelt one is a TypeError, as for any function."""
+    """Checked options from keyword arguments. A misspelt argument is a TypeError, as for any function."""
     if not arguments:
         return _default_options(default_ttl)
     refuse_unknown(where, set(arguments) - set(LockArguments.__annotations__))
@@ -137,13 +137,13 @@ def lock_options(where: str, default_ttl: float, arguments: Mapping[str, Any]) -
 
 @lru_cache(maxsize=64, typed=True)
 def _default_options(ttl: float) -> LockOptions:
-    """Of a lock that nothing is said about, as most are: to check them anew took as long as to make the lock."""
+    """The options of a lock without arguments, as most are. Checking them took as long as building the lock."""
     return LockOptions(ttl)
 
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """The same, checked."""
+    """The arguments of a lock, checked."""
 
     ttl: float
     wait: float | None = None
@@ -185,12 +185,12 @@ REQUIREMENTS: Final[Mapping[str, Callable[[Traits], bool]]] = MappingProxyType(
 
 
 def check_required(required: Collection[str], traits: Traits, engine: str) -> None:
-    """Refuse a lock whose requirements the engine's traits do not meet."""
+    """Raise Unsupported if the engine's traits do not meet the lock's requirements."""
     missing = tuple(requirement for requirement in sorted(required) if not REQUIREMENTS[requirement](traits))
     if missing:
         raise Unsupported(
             f"{engine} does not promise {', '.join(missing)}, which this lock requires: use another engine, "
-            "or leave the word out of require=",
+            "or remove it from require=",
             engine=engine,
             missing=missing,
         )
@@ -198,23 +198,23 @@ def check_required(required: Collection[str], traits: Traits, engine: str) -> No
 
 def parse_requirements(names: Collection[str]) -> frozenset[str]:
     if isinstance(names, str):
-        raise ConfigError(f"require is a set of words, such as {{{names!r}}}, not one text")
+        raise ConfigError(f"require must be a set of names, such as {{{names!r}}}, not a string")
     unknown = sorted(set(names) - set(REQUIREMENTS))
     if unknown:
-        raise ConfigError(f"require knows {', '.join(REQUIREMENTS)}; not {', '.join(unknown)}")
+        raise ConfigError(f"require accepts {', '.join(REQUIREMENTS)}; not {', '.join(unknown)}")
     return frozenset(names)
 
 
 def check_limit(limit: int) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit < 2**31:
-        raise ConfigError(f"a semaphore's limit is a whole number of at least 1, and below 2^31, not {limit!r}")
+        raise ConfigError(f"a semaphore's limit must be a whole number of at least 1 and below 2^31, not {limit!r}")
     return limit
 
 
 def check_ttl(ttl: float) -> None:
     check_seconds("ttl", ttl, allow_zero=False)
     if ttl <= MIN_DRIFT:
-        raise ConfigError(f"a ttl of {ttl!r} s is too short: clocks are not trusted to less than {MIN_DRIFT} s")
+        raise ConfigError(f"ttl must be greater than {MIN_DRIFT} s (the clock-drift margin), not {ttl!r}")
 
 
 def check_wait(wait: float | None) -> None:
@@ -223,9 +223,9 @@ def check_wait(wait: float | None) -> None:
 
 
 def check_seconds(what: str, value: float, allow_zero: bool = True) -> None:
-    """A number of seconds: finite, not negative, and above 0 where 0 makes no sense."""
+    """Raise ConfigError unless the value is finite and not negative, and not 0 unless 0 is allowed."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e15 < value < 1e15:
-        raise ConfigError(f"{what} is a finite number of seconds, not {str(value)[:40]}")
+        raise ConfigError(f"{what} must be a finite number of seconds, not {str(value)[:40]}")
     if value < 0 or (value == 0 and not allow_zero):
         raise ConfigError(f"{what} must be {'0 or more' if allow_zero else 'more than 0'} seconds, not {value!r}")
 
@@ -234,7 +234,7 @@ def _check_label(what: str, text: str | None) -> None:
     if text is None:
         return
     if not isinstance(text, str) or len(text) > 200 or not text.isprintable():
-        raise ConfigError(f"{what} is a short printable text of at most 200 characters, not {text!r}")
+        raise ConfigError(f"{what} must be printable text of at most 200 characters, not {text!r}")
 
 
 def default_holder() -> str:

@@ -1,4 +1,4 @@
-"""The lease that `leasehold run` holds while this process runs, as its environment tells it."""
+"""The lease that `leasehold run` holds while this process runs, read from the environment."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from leasehold.errors import ConfigError
 
 
 class CurrentLease(NamedTuple):
-    """What a child of `leasehold run` may know of the lease it works under. It can be shown to fences as a lease can.
+    """The lease under which a child of `leasehold run` works. Fences accept it like a lease.
 
-    Not promised: that it is still held. The wrapper sees to that and stops this process; a fence needs no such promise.
+    Not promised: that the lease is still held. If it is lost, `leasehold run` stops this process; a fence refuses its
+    token once the resource has seen a higher one.
     """
 
     name: str
@@ -23,15 +24,15 @@ class CurrentLease(NamedTuple):
 
 
 def current_lease() -> CurrentLease:
-    """The lease under which `leasehold run` started this process, or the shell around it. Holds no secret.
+    """The lease under which `leasehold run` started this process or its parent shell. Contains no secret.
 
     Raises `ConfigError` outside of `leasehold run`.
     """
     getenv = os.environ.get
     if getenv("LEASEHOLD_HELD") != "1":
         raise ConfigError(
-            "this process does not run under `leasehold run NAME -- CMD`, so there is no current lease; "
-            "or its environment was not passed on: sudo and cron drop LEASEHOLD_*"
+            "no current lease: this process was not started by `leasehold run NAME -- CMD`, "
+            "or its environment was not passed on (sudo and cron drop LEASEHOLD_*)"
         )
     try:
         return CurrentLease(
@@ -43,4 +44,4 @@ def current_lease() -> CurrentLease:
             shared=getenv("LEASEHOLD_SHARED") == "1",
         )
     except (KeyError, ValueError) as bad:
-        raise ConfigError(f"the environment of `leasehold run` arrived here in parts: {bad}") from None
+        raise ConfigError(f"incomplete or invalid LEASEHOLD_* environment: {bad}") from None

@@ -1,19 +1,19 @@
-"""Everything Leasehold raises, and what each one asks of the caller.
+"""Every error that Leasehold raises, and what it means for the caller.
 
     LeaseholdError
-    ├── NotAcquired   (also TimeoutError)   somebody else holds the name; wait longer, or come back
+    ├── NotAcquired   (also TimeoutError)   another claim holds the name; wait longer, or try later
     ├── LeaseLost                           stop working on what the lock protects
-    ├── Unavailable                         the engine did not answer: neither yes nor no
+    ├── Unavailable                         the engine did not answer; the outcome is unknown
     ├── Unsupported                         this engine cannot do what was asked; refused when built
-    ├── Mismatch                            the same name is in use with another kind or limit
-    ├── SelfDeadlock  (also RuntimeError)   this thread or task holds the name already
+    ├── Mismatch                            the name is in use with another kind or limit
+    ├── SelfDeadlock  (also RuntimeError)   this thread or task already holds the name
     ├── StaleToken                          a resource refused a token older than one it has seen
-    ├── Conflict                            somebody else changed it meanwhile: read again, decide again
-    ├── RunFailed                           it ran before and failed, and its failure was to be kept
+    ├── Conflict                            another writer changed the value; read and decide again
+    ├── RunFailed                           an earlier run failed, and its failure is kept
     └── ConfigError   (also ValueError)     a bad argument, URL or name; nothing was done
 
-Each error is made from fields, shows them in its text, and survives pickling. None ever carries a claim's
-secret id or a URL's password.
+Each error has fields, shows them in its text, and survives pickling. No error carries a claim's secret id or a URL's
+password.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 
 
 class LeaseholdError(Exception):
-    """The root of the tree: catch it to catch everything Leasehold raises."""
+    """The base class of every error that Leasehold raises."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only fields are not in `args`, so the default would lose them.
+        # Keyword-only fields are not in `args`, so pickle's default would lose them.
         return _rebuild, (type(self), str(self), self.__dict__.copy())
 
 
@@ -53,7 +53,7 @@ def _rebuild(kind: type[LeaseholdError], text: str, fields: dict[str, object]) -
 
 
 class NotAcquired(LeaseholdError, TimeoutError):
-    """The name could not be had in time. Says who holds it, as far as the engine knows."""
+    """The name did not become free within `wait`. Says who holds it, as far as the engine knows."""
 
     def __init__(
         self,
@@ -86,19 +86,19 @@ class NotAcquired(LeaseholdError, TimeoutError):
         text = f"{self.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
         if self.waited > 0:
             text += f"; gave up after {self.waited:.1f} s"
-            text += f" at place {self.position + 1} in line" if self.position is not None else ""
+            text += f" at position {self.position + 1} in the queue" if self.position is not None else ""
             return text
-        return text + "; pass wait=seconds to stand in line"
+        return text + "; pass wait=SECONDS to queue for it"
 
 
 class LeaseLost(LeaseholdError):
-    """The lease can no longer be trusted: stop, another holder may exist from now on."""
+    """The lease can no longer be trusted. Stop the protected work: another client may hold the name from now on."""
 
     EXPLANATIONS: ClassVar[dict[Reason, str]] = {
-        "expired": "the engine says it lapsed",
+        "expired": "the engine says that it expired",
         "broken": "an operator broke it",
         "unreachable": "the engine did not answer before the lease ran out",
-        "stalled": "this process did not run in time to renew it",
+        "stalled": "this process was stalled and did not renew it in time",
         "max_hold": "it was held for as long as max_hold allows",
         "forked": "it belongs to the parent of this forked process",
         "unknown": "the engine no longer knows it",
@@ -114,7 +114,7 @@ class LeaseLost(LeaseholdError):
 
 
 class Unavailable(LeaseholdError):
-    """The engine gave no usable answer. The outcome is unknown: it may or may not have happened."""
+    """The engine gave no usable answer. The outcome is unknown: the call may or may not have taken effect."""
 
     def __init__(self, text: str, *, engine: str = "", seconds: float | None = None) -> None:
         self.engine, self.seconds = engine, seconds
@@ -122,17 +122,17 @@ class Unavailable(LeaseholdError):
 
 
 class Reentered(Unavailable):
-    """A finaliser or signal handler called an engine that its own thread is in the middle of using.
+    """A finaliser or signal handler called the engine while its own thread was inside that engine.
 
-    Waiting would be for ever. As for any `Unavailable`, what was asked for is repeated later where it can be.
+    Waiting there would never end. As after any `Unavailable`, the call is retried later where that is possible.
     """
 
     def __init__(self) -> None:
-        super().__init__("called by a finaliser or signal handler while its thread was inside the engine")
+        super().__init__("called from a finaliser or signal handler while the same thread was inside the engine")
 
 
 class Unsupported(LeaseholdError):
-    """The engine, as configured, does not promise what this lock needs. Raised when the lock is built."""
+    """The engine, as configured, does not promise what the lock needs. Raised when the lock is built."""
 
     def __init__(self, text: str, *, engine: str = "", missing: tuple[str, ...] = ()) -> None:
         self.engine, self.missing = engine, missing
@@ -140,7 +140,7 @@ class Unsupported(LeaseholdError):
 
 
 class Mismatch(LeaseholdError):
-    """The name is live with another kind or limit. One of the two callers is wrong about what it is."""
+    """The name is in use with another kind or limit: two callers disagree about what it is."""
 
     def __init__(self, name: str, *, wanted: str, found: str, advice: str = "") -> None:
         self.name, self.wanted, self.found = name, wanted, found
@@ -149,7 +149,7 @@ class Mismatch(LeaseholdError):
 
 
 class SelfDeadlock(LeaseholdError, RuntimeError):
-    """This very thread or task holds the name, so waiting for it could never end."""
+    """This thread or task already holds the name, so waiting for it would never end."""
 
     def __init__(self, name: str, *, token: int | None = None, why: str = "") -> None:
         self.name, self.token = name, token
@@ -161,29 +161,31 @@ class SelfDeadlock(LeaseholdError, RuntimeError):
 
 
 class StaleToken(LeaseholdError):
-    """A protected resource has seen a newer token: the lease behind this one is over."""
+    """A protected resource has seen a higher token, so the lease with this token is over. Nothing was written."""
 
     def __init__(self, resource: str, *, token: int, highest: int, slot: int | None = None) -> None:
         self.resource, self.token, self.highest, self.slot = resource, token, highest, slot
         where = resource if slot is None else f"{resource}, slot {slot},"
-        super().__init__(f"{where} refused token {token}: it has seen {highest}; the lease behind it is over")
+        super().__init__(
+            f"{where} refused token {token}: it has seen {highest}; the lease with the lower token is over"
+        )
 
 
 class Conflict(LeaseholdError):
-    """What was read is no longer so: nothing was changed. Raise it yourself in a function given to `optimistic`."""
+    """The value changed after it was read; nothing was written. A function given to `optimistic` may raise it too."""
 
     def __init__(self, name: str = "", *, text: str = "", attempts: int = 1, found: str = "") -> None:
         self.name, self.attempts, self.found = name, attempts, found
-        super().__init__(text or f"{name or 'it'} was changed by somebody else meanwhile: read it again")
+        super().__init__(text or f"{name or 'it'} was changed by another writer in the meantime: read it again")
 
 
 class RunFailed(LeaseholdError):
-    """The run of a key failed, and `on_failure="keep"` has everybody told so until the record is over."""
+    """An earlier run of the key failed. With `on_failure="keep"` every caller gets this until the record expires."""
 
     def __init__(self, key: str, *, error: str, token: int | None = None) -> None:
         self.key, self.error, self.token = key, error, token
-        super().__init__(f"{key} ran before and failed ({error}); it is not run again while that is kept")
+        super().__init__(f"{key} already ran and failed ({error}); it is not run again while the failure is kept")
 
 
 class ConfigError(LeaseholdError, ValueError):
-    """An argument, URL or name that cannot work. Nothing was sent, nothing is half done."""
+    """An argument, URL or name is invalid. Nothing was sent and nothing was changed."""

@@ -1,9 +1,9 @@
-"""What happened, as frozen values for one hook: metrics, traces and audit logs are built on it.
+"""What happened, as frozen values passed to one hook. Metrics, traces and audit logs are built on it.
 
     client = leasehold.Client(url, on_event=print)
 
-Events made by the caller's own calls arrive on the caller's thread; those of the watchdog on the teller's thread,
-so that a slow hook cannot hold up a renewal. A hook that raises is logged and otherwise ignored.
+Events of the caller's own calls arrive on the caller's thread. Events of the watchdog arrive on the callback thread, so
+that a slow hook cannot delay a renewal. If a hook raises, the exception is logged and otherwise ignored.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Literal, TypeAlias
 
 EventKind: TypeAlias = Literal[
     "attempted",  # an acquire began
-    "granted",  # it ended with a lease; `seconds` since it began
-    "busy",  # it ended without one: somebody else has it
-    "failed",  # it ended otherwise: no answer, another kind, cancelled; with `reason`
-    "waited",  # it had to stand in line; `seconds` in line
+    "granted",  # the acquire returned a lease; `seconds` since it began
+    "busy",  # the acquire ended without a lease: another claim holds the name
+    "failed",  # the acquire ended otherwise (no answer, another kind, cancelled); with `reason`
+    "waited",  # the acquire had to queue; `seconds` in the queue
     "renewed",
     "renew_failed",
     "at_risk",
     "lost",  # with `reason`
     "released",  # `seconds` held
-    "release_pending",  # a release could not be confirmed and is repeated
-    "broken",  # this client broke somebody's lock
-    "stale_token",  # a fence refused the lease's token; with what it has seen as `reason`
+    "release_pending",  # a release could not be confirmed; the watchdog retries it
+    "broken",  # this client broke another holder's lock
+    "stale_token",  # a fence refused the lease's token; `reason` has the highest token it has seen
     "ran",  # `once` ran its function and recorded the result; `seconds` it took
-    "replayed",  # `once` gave a stored result
-    "conflict",  # `optimistic` met somebody else's change; `seconds` until it tries again, `reason` what it met
+    "replayed",  # `once` returned a stored result
+    "conflict",  # `optimistic` met another writer's change (`reason`) and retries in `seconds`
 ]
 
 _log = logging.getLogger("leasehold.events")
@@ -37,7 +37,7 @@ _log = logging.getLogger("leasehold.events")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to one name. `at` is wall-clock time, for people; nothing is decided by it."""
+    """One thing that happened to one name. `at` is wall-clock time, display only."""
 
     kind: EventKind
     engine: str
@@ -55,7 +55,7 @@ Hook: TypeAlias = Callable[[Event], None]
 
 
 def call_hook(hook: Hook, event: Event) -> None:
-    """Call the hook; whatever it raises is its own affair, never the lock's."""
+    """Call the hook. An exception that it raises is logged and never reaches the lock."""
     try:
         hook(event)
     except Exception:

@@ -1,6 +1,6 @@
-"""The values that cross the seam between recipes and engines: frozen, without behaviour.
+"""The values that cross the engine interface: frozen, without behaviour.
 
-The ones made on every call are named tuples, four times cheaper to build than frozen dataclasses.
+Those built on every call are named tuples, which cost a quarter of a frozen dataclass to build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Reason: TypeAlias = Literal["expired", "broken", "unreachable", "stalled", "max_
 
 
 class Holder(NamedTuple):
-    """Who asks, in words for people. Nothing is ever decided by it."""
+    """Who makes a claim. Display only: no decision depends on it."""
 
     label: str
     host: str = ""
@@ -25,7 +25,7 @@ class Holder(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One request for one name. `id` is the secret that owns it; `id_hash`, its hash, is what engines store."""
+    """One request for one name. `id` is the secret that owns the claim; engines store only its hash, `id_hash`."""
 
     namespace: str
     name: str
@@ -38,13 +38,13 @@ class Claim(NamedTuple):
     limit: int = 1
     delay: float = 0.0
     min_hold: float = 0.0
-    queue: bool = False  # join the line, or keep the place in it, when the name is not free
-    token: int = 0  # the grant this claim was given; 0 until then
-    wait_deadline: float = inf  # of one that queues: its `wait` is over then, by `runtime.now()`; nobody else is told
+    queue: bool = False  # if the name is not free: join the queue, or keep the position in it
+    token: int = 0  # of the claim's grant; 0 before it is granted
+    wait_deadline: float = inf  # when a queued claim's `wait` is over, by `runtime.now()`; never sent to the engine
 
     @property
     def fingerprint(self) -> str:
-        """What may be shown of the id: enough to tell claims apart, not enough to release one."""
+        """What may be shown of the id: enough to distinguish claims, not enough to release one."""
         return self.id_hash[:16]
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class Claim(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """The engine's yes. `ttl` is the life left as the engine answered, also when repeated (E8)."""
+    """The engine's yes. `ttl` is the life left when the engine answered, even if the grant is repeated (E8)."""
 
     token: int
     ttl: float
@@ -61,30 +61,30 @@ class Grant(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """The engine's not now: what is in the way, and when it is worth asking again at the latest."""
+    """The engine's "not now": which grant blocks the claim, and when to attempt again at the latest."""
 
-    left: float | None = None  # seconds until the first thing in the way ends by itself
-    position: int | None = None  # 0 is the head of the line; None: not in line
+    left: float | None = None  # seconds until the first blocking grant ends unless renewed
+    position: int | None = None  # 0 is the head of the queue; None: not queued
     token: int | None = None
     holder: Holder | None = None
 
 
 class Alive(NamedTuple):
-    """The claim stands: a grant lives `ttl` seconds more, or a waiter keeps its place that long."""
+    """The engine has the claim: a grant lives `ttl` more seconds, or a waiter keeps its position for `ttl` seconds."""
 
     ttl: float
-    position: int | None = None  # of a waiter; None: it was given its turn or passed over, and has to ask
+    position: int | None = None  # of a waiter; None: it has a reservation or was passed over, and must attempt again
 
 
 class Gone(NamedTuple):
-    """The engine does not have the claim. Not a guess: it answered (E5)."""
+    """The engine answered that it does not have the claim (E5)."""
 
     reason: Literal["expired", "broken", "unknown"] = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One claim as `inspect` shows it. Times are seconds by the engine's clock at the moment of asking."""
+    """One claim as `inspect` shows it. Times are in seconds, by the engine's clock when it answered."""
 
     namespace: str
     name: str
@@ -94,53 +94,57 @@ class Holding:
     limit: int
     fingerprint: str
     holder: Holder
-    age: float  # since it was granted, or since it joined the line
+    age: float  # since it was granted, or since it joined the queue
     left: float  # until it ends unless renewed
     token: int | None = None
     slot: int | None = None
     position: int | None = None
-    owner: str = ""  # eight hex digits, the same for every claim of one thread or task: who waits for what across names
+    owner: str = ""  # eight hex digits, the same for all claims of one thread or task: finds deadlocks across names
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One leader's time, as an observer sees it."""
+    """One leader's term, as an observer sees it."""
 
     name: str
-    token: int  # rises from term to term: what the leader's writes are fenced by
+    token: int  # rises from term to term; fences the leader's writes
     holder: Holder
-    age: float  # since it began, by the engine's clock at the moment of asking
-    missed: bool = False  # terms may have come and gone unseen just before this one
+    age: float  # since the term began, by the engine's clock when it answered
+    missed: bool = False  # the observer may have missed terms just before this one
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Where a key of `once` stands, as `outcome` shows it."""
+    """The state of a key of `once`, as `outcome` shows it."""
 
     key: str
-    state: Literal["running", "done", "failed", "expired"]  # lapsed: its runner is gone, the next caller takes it over
+    state: Literal["running", "done", "failed", "expired"]  # expired: its runner is gone, the next caller takes over
     token: int  # of its last runner
-    runs: int  # how often it was begun
-    holder: str  # who ran it last, for people
-    at: float  # when that began, by that runner's wall clock, for people
-    result: Any = None  # of one that is done
-    error: str = ""  # of one that failed
+    runs: int  # how often a run began
+    holder: str  # of the last run; display only
+    at: float  # when the last run began, by its runner's wall clock; display only
+    result: Any = None  # if done
+    error: str = ""  # if failed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an engine, as configured, promises. Recipes choose by these, never by an engine's name."""
+    """What an engine, as configured, promises. Client code decides by traits, never by an engine's name.
 
-    liveness: Literal["ttl", "session"]  # what frees the grant of a dead holder
-    clock: Literal["engine", "client"]  # whose clock ends it
-    fencing: bool  # E3 holds
-    fair: bool  # grants follow arrival
-    push: bool  # wait() is woken rather than polled
-    shared: bool  # shared claims allowed (RWLock)
-    max_limit: int | None  # 1: locks only, None: any semaphore
-    slots: bool  # permits are numbered, so they can be fenced one by one
-    outlives: bool  # a grant may outlive its client (min_hold, delay, `leasehold acquire`)
-    break_notice: bool  # a break is pushed to the holder
-    min_ttl: float  # with ttl_step: what the engine makes of a ttl
-    ttl_step: float
+    The defaults promise the whole contract: an engine states where it differs, and always what its grants survive. The
+    conformance suite tests every promise.
+    """
+
+    liveness: Literal["ttl", "session"] = "ttl"  # what frees the grant of a dead holder
+    clock: Literal["engine", "client"] = "engine"  # whose clock ends it
+    fencing: bool = True  # E3 holds
+    fair: bool = True  # grants follow arrival
+    push: bool = True  # wait() is woken rather than polled
+    shared: bool = True  # shared claims allowed (RWLock)
+    max_limit: int | None = None  # 1: locks only, None: any semaphore
+    slots: bool = True  # permits are numbered, so they can be fenced one by one
+    outlives: bool = True  # a grant may outlive its client (min_hold, delay, `leasehold acquire`)
+    break_notice: bool = True  # a break is pushed to the holder
+    min_ttl: float = 0.0  # the engine raises a shorter ttl to this
+    ttl_step: float = 0.0  # the engine rounds a ttl up to a multiple of this; 0: it does not round
     survives: Literal["nothing", "restart", "minority"]

@@ -1,4 +1,4 @@
-"""Stores for users: `leasehold.stores.within(connection)` and the tables they need. The code is in
+"""The public API of stores: `leasehold.stores.within(connection)` and the schema of the table it needs. The code is in
 `leasehold.records`."""
 
 from leasehold.records.store import Record, Store

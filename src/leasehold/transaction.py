@@ -1,11 +1,11 @@
-"""The lease check inside a transaction of your own, for engines that live in the same database as your data.
+"""Checks a lease inside your own SQL transaction, for engines that keep leases in the same database as your data.
 
     with client.lock("orders/42") as lease, connection.transaction():
         leasehold.transaction.check(lease, connection)
         connection.execute("update orders set ...")
 
-When `check` has returned, nobody else is granted the name before your transaction has ended, also if the lease runs out
-meanwhile: "still the holder" and the write commit together, or not at all.
+After `check` has returned, the engine grants the name to no other claim before your transaction has ended, even if the
+lease expires in the meantime: "still the holder" and the write commit together, or not at all.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["check", "check_async"]
 
 
 def check(lease: BaseLease, connection: object) -> None:
-    """Raise `LeaseLost` unless the lease is held now; else keep the name until the transaction has ended.
+    """Raise `LeaseLost` unless the lease is held now; otherwise keep the name until the transaction has ended.
 
-    `connection` is a psycopg or PyMySQL connection or cursor, or any other of the DB-API that writes parameters as
-    %(name)s, or an SQLAlchemy `Session` or `Connection`. It must reach the database that keeps the lease, and be in a
-    transaction: `ConfigError` if it is not. Errors of the connection itself are raised as they are.
+    `connection` is a psycopg or PyMySQL connection or cursor, any other DB-API connection or cursor whose parameter
+    style is %(name)s, or an SQLAlchemy `Session` or `Connection`. It must be connected to the database that keeps the
+    lease. If it is not in a transaction, `check` raises `ConfigError`. The driver's own errors are raised unchanged.
 
-    Not promised: that the lease is still held when the transaction has committed. A transaction that stays open keeps
-    the name from everybody, whatever the ttl: be quick.
+    Not promised: that the lease is still held when the transaction has committed. An open transaction keeps the name
+    from all other clients, whatever the ttl, so keep it short.
     """
     lease.check()
     if _is_sqlalchemy(connection):
@@ -45,8 +45,8 @@ def check(lease: BaseLease, connection: object) -> None:
 
 
 async def check_async(lease: BaseLease, connection: object) -> None:
-    """The same for asyncio: a psycopg `AsyncConnection` or its cursor, an aiomysql `Connection` or its cursor, an
-    SQLAlchemy `AsyncSession` or `AsyncConnection`."""
+    """`check` for asyncio. `connection` is a psycopg `AsyncConnection` or its cursor, an aiomysql `Connection` or its
+    cursor, or an SQLAlchemy `AsyncSession` or `AsyncConnection`."""
     lease.check()
     if _is_sqlalchemy(connection):
         results: list[Any] = [await _execute(lease, connection, query) for query in _sqlalchemy_queries(lease)]
@@ -64,7 +64,7 @@ def _raise_unless_held(lease: BaseLease, held_rows: list[object], transaction_ro
     if not held_rows:
         raise LeaseLost(lease.name, token=lease.token)
     if not transaction_rows:
-        raise ConfigError("this connection is not in a transaction: the check would be out of date before your write")
+        raise ConfigError("the connection is not in a transaction: begin one, or the check is stale before your write")
 
 
 def _is_sqlalchemy(connection: object) -> bool:
@@ -76,7 +76,7 @@ def _sqlalchemy_queries(lease: BaseLease) -> tuple[str, str]:
 
 
 def _execute(lease: BaseLease, connection: Any, statement: str) -> Any:
-    """Whatever driver SQLAlchemy has beneath: it puts the parameters in that one's style."""
+    """SQLAlchemy converts the parameters to the style of its driver."""
     parameters = _parameters(lease) if ":name" in statement else {}
     return connection.execute(import_module("sqlalchemy").text(statement), parameters)
 
@@ -90,5 +90,5 @@ def _parameters(lease: BaseLease) -> dict[str, object]:
 
 
 def _new_cursor(connection: Any) -> Any:
-    """A new cursor of a connection; of a cursor, another one of the same."""
+    """A new cursor of a connection, or of a cursor's connection."""
     return getattr(connection, "connection", connection).cursor()

@@ -1,4 +1,4 @@
-"""The program as a shell meets it: a process of its own, on a database of this test's own."""
+"""The program as a shell runs it: in its own process, on a database of this test."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 PROGRAM = [sys.executable, "-m", "leasehold"]
-SECONDS = 60.0  # how long a test waits for what must happen; a slow machine is no failure
+SECONDS = 60.0  # how long a test waits for what must happen, even on a slow machine
 
 
 def poll_until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """Poll with a deadline; gives what was found."""
+    """Poll with a deadline; returns what was found."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > end:
@@ -32,13 +32,13 @@ def poll_until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
 
 
 class Shell:
-    """Runs `leasehold ...` with one environment; ends at the end of the test what it started."""
+    """Runs `leasehold ...` with one environment; at the end of the test it ends what it started."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("LEASEHOLD", "PYTEST"))}
         self.environment = {**inherited, "LEASEHOLD_URL": url, "COLUMNS": "100", "TERM": "xterm", "HOME": str(folder)}
-        self.environment["PYTHONWARNINGS"] = "error"  # they end up on stderr, which the tests compare
+        self.environment["PYTHONWARNINGS"] = "error"  # warnings would end up on stderr, which the tests compare
         self._started: list[subprocess.Popen[Any]] = []
         self._terminals: list[Terminal] = []
 
@@ -56,14 +56,14 @@ class Shell:
         )
 
     def start(self, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
-        """In the background."""
+        """Start it in the background."""
         settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
         process = subprocess.Popen([*PROGRAM, *arguments], text=True, cwd=self.folder, env=self.environment, **settings)
         self._started.append(process)
         return process
 
     def hold(self, name: str, *options: str) -> subprocess.Popen[str]:
-        """Somebody who holds `name` until stdin is closed, or the test ends."""
+        """A process that holds `name` until its stdin is closed, or the test ends."""
         holder = self.start("run", *options, name, "--", "sh", "-c", "echo held; exec cat")
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -93,7 +93,7 @@ class Shell:
 
 
 class Terminal:
-    """A process with a terminal of its own, and whoever sits in front of it."""
+    """A process with its own terminal, and the user in front of it."""
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.pid, self._fd = pty.fork()
@@ -110,7 +110,7 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def read(self, expected: str, seconds: float = SECONDS) -> None:
-        """Read on until the screen has shown `expected`."""
+        """Read until the screen has shown `expected`."""
         end = time.monotonic() + seconds
         while expected not in self.seen:
             remaining = end - time.monotonic()
@@ -122,7 +122,7 @@ class Terminal:
             return True
         try:
             data = os.read(self._fd, 65536)
-        except OSError:  # Linux, at the end
+        except OSError:  # Linux, at end of file
             return False
         self.seen += data.decode(errors="replace")
         return bool(data)
@@ -156,7 +156,7 @@ class Terminal:
 
 @pytest.fixture(autouse=True)
 def default_signal_handlers() -> Iterator[None]:
-    """A run in the background of a script has SIGINT and SIGQUIT ignored, and would hand that down."""
+    """A test run in the background of a script ignores SIGINT and SIGQUIT, and would pass that on."""
     names = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
     handlers = [signal.getsignal(signum) for signum in names]
     for signum, handler in zip(names, handlers, strict=True):

@@ -1,4 +1,4 @@
-"""`acquire`, `renew` and `release`: a lease that outlives the process that took it, for who knows its secret."""
+"""`acquire`, `renew` and `release`: a lease that outlives its process, for callers that have its secret."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_renew_and_release_of_ended_lease_are_79(shell):
     renewed, released = shell("renew", stdin=text), shell("-o", "json", "release", stdin=text)
     assert renewed.returncode == released.returncode == 79
     assert "is lost" in renewed.stderr
-    assert "was over already" in released.stderr
+    assert "had already ended" in released.stderr
     assert json.loads(released.stdout)["released"] is False
 
 

@@ -1,4 +1,4 @@
-"""`leasehold break`: shows what it would hit, asks, and hits nothing else."""
+"""`leasehold break`: it shows the holder, asks for confirmation, and breaks nothing else."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_break_on_terminal_prompts_before_it_breaks(shell, answer, code, locked)
     token = token_of(shell)
     screen = shell.terminal("break", "j")
     screen.read("web-3")
-    screen.read(f"Take j from the holder of token {token}? [y/N]")
+    screen.read(f"Break j (token {token})? [y/N]")
     screen.type(f"{answer}\n")
     assert screen.wait() == code
     assert shell.json("get", "j")["locked"] is locked

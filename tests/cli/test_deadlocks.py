@@ -1,4 +1,4 @@
-"""`deadlocks`: the circles of a namespace, as a text for people and as JSON."""
+"""`deadlocks`: the deadlocks of a namespace, as text and as JSON."""
 
 import shlex
 import threading
@@ -52,12 +52,12 @@ def test_deadlocks_text_ends_with_a_break_command_that_works(shell, deadlock_out
     done = shell("deadlocks")
     assert done.returncode == 0
     head, first, second, hint = done.stdout.splitlines()
-    assert head == "deadlock 1: 2 in a circle"
+    assert head == "deadlock 1: 2 waiters in a cycle"
     for line in (first, second):
         assert "web-3 [" in line
         assert " waits for " in line
         assert "held by web-3 [" in line
-    assert hint.startswith("  way out: leasehold break ")
+    assert hint.startswith("  to resolve it: leasehold break ")
     command = hint.partition("leasehold ")[2]
     assert shell(*shlex.split(command)).returncode == 0
     wait_until(lambda: len(deadlock_outcomes) == 2)
@@ -66,4 +66,4 @@ def test_deadlocks_text_ends_with_a_break_command_that_works(shell, deadlock_out
 def test_deadlocks_without_a_cycle_prints_nothing(shell):
     done = shell("deadlocks")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "nobody waits in a circle" in done.stderr
+    assert "no deadlocks" in done.stderr

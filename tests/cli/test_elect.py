@@ -1,4 +1,4 @@
-"""`elect`: CMD runs on the leader alone, is stopped with its term, and is followed; `--listen` sees every term."""
+"""`elect`: CMD runs only on the leader, and is stopped when its term is lost. `--listen` prints every term."""
 
 import json
 import signal
@@ -74,7 +74,7 @@ def test_lost_term_stops_command_and_candidate_runs_again(shell):
     assert process.wait(60) == 128 + signal.SIGTERM
     messages = process.stderr.read()
     assert "killed sh" in messages
-    assert "standing for election again" in messages
+    assert "waiting to be elected again" in messages
     assert messages.count("is lost: ") == 1, "said once, by the command"
 
 
@@ -116,7 +116,7 @@ def test_candidate_retries_when_engine_stops_answering_during_a_term(shell, tmp_
     blocker = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)
     wait_until(lambda: blocker.execute("begin immediate"))
     line = ""
-    while "standing for election again in" not in line:
+    while "retrying in" not in line:
         line = process.stderr.readline()
         assert line
     blocker.execute("rollback")
@@ -131,10 +131,10 @@ def test_candidate_retries_when_engine_stops_answering_during_a_term(shell, tmp_
     [
         (["boss"], "nothing to run"),
         (["boss", "--", "-x"], "cannot begin with a dash"),
-        (["--listen", "boss", "--", "true"], "exclude each other"),
-        (["--for", "3", "boss", "--", "true"], "--for is for --listen"),
+        (["--listen", "boss", "--", "true"], "cannot be combined"),
+        (["--for", "3", "boss", "--", "true"], "--for can only be used with --listen"),
         (["--kill-after", "20", "boss", "--", "true"], "more than a third"),
-        (["--ttl", "0.001", "boss", "--", "true"], "too short"),
+        (["--ttl", "0.001", "boss", "--", "true"], "must be greater than 0.002 s"),
     ],
 )
 def test_elect_with_invalid_arguments_is_64(memory_shell, arguments, message):

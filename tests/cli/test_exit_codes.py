@@ -1,4 +1,4 @@
-"""Every exit code for its reason, with a line that names the way out, and no traceback unless asked for."""
+"""Each exit code and its cause, with a message that says what to do, and no traceback unless requested."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The pure parts: where options end, how seconds look, what counts as a change."""
+"""The pure parts: where options end, how durations are formatted, what counts as a change."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_compare_reports_granted_waiter_as_changed():
         (RunOptions(30, None, "term", None), 30, 5),
         (RunOptions(6, None, "term", None), 6, 2),
         (RunOptions(30, None, "term", 10), 30, 10),
-        (RunOptions(30, None, "term", 10), 15, 5),  # a session engine granted less than was asked
+        (RunOptions(30, None, "term", 10), 15, 5),  # a session engine granted less than --ttl
         (RunOptions(30, 3, "term", None), 30, 1),
         (RunOptions(30, None, "term", 0), 30, 0),
     ],

@@ -1,4 +1,4 @@
-"""The help is a manual: every command has examples and exit codes, every variable stands beside its flag."""
+"""The help is a manual: every command has examples and exit codes, every flag names its environment variable."""
 
 import shutil
 import subprocess
@@ -17,8 +17,8 @@ COMMANDS = list(leasehold.commands)
 HEAD = """\
 # The command line
 
-Made from `leasehold --help` and the help of each command. After a change, `python tests/cli/test_help.py` writes it.
-What `-o json` prints is described in [JSON](json.md).
+The help of `leasehold` and of each command. `python tests/cli/test_help.py` generates this page.
+The output of `-o json` is described in [JSON](json.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""`ls`, `get` and `watch`: the JSON that docs/reference/json.md promises, and what people see."""
+"""`ls`, `get` and `watch`: the JSON that docs/reference/json.md documents, and the tables."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_ls_prints_table(shell, busy):
 def test_ls_of_empty_namespace_succeeds(shell):
     done = shell("ls")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "nothing is held" in done.stderr
+    assert "no holders or waiters" in done.stderr
     assert shell("-q", "ls").stderr == ""
 
 

@@ -17,14 +17,14 @@ FIRST_SCREEN = "\n".join(README.splitlines()[:25])
 
 
 def commands() -> list[str]:
-    """The first block of shell, without its remarks."""
+    """The commands of the first shell block, without comments."""
     block = re.search(r"^```sh\n(.*?)^```$", FIRST_SCREEN, re.M | re.S)
     assert block is not None
     return [re.sub(r"\s+# .*", "", line) for line in block[1].splitlines()]
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """Without what pytest, make and a user's own settings would hand down."""
+    """The environment without variables of pytest, make and the user's settings."""
     dropped = ("LEASEHOLD", "PYTEST", "MAKE", "MFLAGS", "XDG", "PIP", "VIRTUAL_ENV", "COV")
     return {key: value for key, value in os.environ.items() if not key.startswith(dropped)} | variables
 
@@ -36,7 +36,7 @@ def test_readme_first_block_has_two_commands():
 
 
 def test_readme_install_command_works_offline(tmp_path):
-    """In a fresh environment. What pip would fetch, hatchling and click, is lent from this one."""
+    """In a fresh environment. It uses hatchling and click of this one, which pip would download."""
     pytest.importorskip("hatchling", reason="`make test` installs it")
     venv.create(tmp_path / "venv", with_pip=True)
     (outer_site,) = {sysconfig.get_path("purelib")}
@@ -68,7 +68,7 @@ def test_readme_install_command_works_offline(tmp_path):
 
 
 def test_readme_test_command_runs_pytest():
-    """All of it would be this very run: what it would do is looked at, and a small part is done."""
+    """All of `make test` would be this very run: check what it would do, and run a small part."""
     make = shutil.which("make")
     if make is None:
         pytest.skip("make is not installed here")

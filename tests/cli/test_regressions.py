@@ -1,4 +1,4 @@
-"""What broke the command line when it was attacked, in the smallest form that shows it. Each was a defect once."""
+"""Regressions of the command line, each in its smallest form. Each was a bug once."""
 
 import json
 import os
@@ -36,8 +36,8 @@ IGNORES_TERM = "trap '' TERM; echo $$; (while :; do sleep 1; done) & echo $!; wa
 @linux
 @pytest.mark.parametrize("way", ["full", "broken"])
 def test_run_with_unwritable_stderr_still_kills_group_after_term(memory_shell, is_alive, wait_until, way):
-    """`leasehold run ... 2>&1 | head -1`: the wrapper died of its own word after TERM, and released the lease while the
-    group worked on.
+    """`leasehold run ... 2>&1 | head -1`: the wrapper died while printing after SIGTERM, and released the lease while
+    the group was still working.
     """
     if way == "full":
         stderr = os.open("/dev/full", os.O_WRONLY)
@@ -71,7 +71,7 @@ def test_exit_code_is_kept_when_stderr_is_full(shell):
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="root alone can make a program of its own")
 def test_signals_to_setuid_child_do_not_end_the_wrapper(shell, tmp_path, wait_until):
-    """`leasehold run j -- sudo ...`: USR1 to the wrapper was answered by EPERM, which ended it, and the lease."""
+    """`leasehold run j -- sudo ...`: forwarding SIGUSR1 failed with EPERM, which ended the wrapper and the lease."""
     if (setpriv := shutil.which("setpriv")) is None or not os.access("/usr/bin/python3", os.X_OK):
         pytest.skip("needs setpriv, and a python3 that everybody may run")
     source = Path(sys.modules["leasehold"].__file__).parents[1]
@@ -80,7 +80,7 @@ def test_signals_to_setuid_child_do_not_end_the_wrapper(shell, tmp_path, wait_un
         folder = Path(mktemp.stdout.read().strip())
     try:
         folder.chmod(0o777)
-        for package in (source / "leasehold", click / "click"):  # where they are may be closed to others
+        for package in (source / "leasehold", click / "click"):  # other users may not be able to read the originals
             shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         program = shutil.copy(os.path.realpath("/usr/bin/python3"), folder / "root-python")
         os.chmod(program, 0o4755)
@@ -105,7 +105,7 @@ def test_signals_to_setuid_child_do_not_end_the_wrapper(shell, tmp_path, wait_un
 @linux
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, 137), (signal.SIGTERM, 143)])
 def test_child_killed_while_run_is_queued_sets_the_exit_code(shell, wait_until, signum, code):
-    """It was 1, without a word."""
+    """It exited with 1, without a message."""
     holder = shell.hold("j")
     waiter = shell.start("run", "--result-file", "r.json", "j", "--", "touch", "ran")
     wait_until(lambda: shell.json("get", "j")["waiters"])
@@ -125,7 +125,7 @@ def test_run_of_empty_command_is_127(memory_shell):
 
 
 def test_grandchild_dies_before_next_grant_when_wrapper_is_killed(shell, wait_until, is_alive):
-    """kill -9 (or the OOM killer) of the wrapper of `-c 'work; more'`: `work` goes on beside the next holder."""
+    """kill -9 (or the OOM killer) of the wrapper of `-c 'work; more'`: `work` kept running next to the next holder."""
     process = shell.start("run", "--ttl", "1", "j", "-c", "sh -c 'echo $$; exec sleep 60'; true")
     pid = int(process.stdout.readline())
     process.kill()
@@ -139,7 +139,7 @@ def test_grandchild_dies_before_next_grant_when_wrapper_is_killed(shell, wait_un
 
 @linux
 def test_orphan_killer_spares_background_jobs_when_command_succeeds(shell, wait_until, is_alive):
-    """What CMD leaves in the background on purpose lives on, and no guard stays."""
+    """A process that CMD leaves in the background survives, and the orphan killer ends."""
     done = shell("run", "j", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
     pid = int(done.stdout)
     try:
@@ -192,7 +192,7 @@ def test_result_file_that_is_no_regular_file_is_refused(memory_shell, kind):
                 pytest.skip(f"no device can be made here: {error}")
     done = memory_shell("run", "--result-file", "" if kind == "empty" else str(path), "j", "--", "touch", "ran")
     assert done.returncode == 64
-    assert "no plain file" in done.stderr
+    assert "not a regular file" in done.stderr
     assert not path.is_file()
     assert not (memory_shell.folder / "ran").exists()
 
@@ -253,7 +253,7 @@ def test_name_that_is_not_utf8_is_64(shell, command):
     [
         (["--slots", "9" * 30, "j", "true"], "--slots"),
         (["--ttl", "1e300", "j", "true"], "ttl"),
-        (["--ttl", "1e-9", "j", "true"], "too short"),
+        (["--ttl", "1e-9", "j", "true"], "must be greater than 0.002 s"),
         (["-w", "1e300", "j", "true"], "wait"),
         (["j", "-c"], "requires an argument"),
         (["j", "--ttl"], "requires an argument"),

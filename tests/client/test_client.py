@@ -42,7 +42,7 @@ def test_namespaces_are_isolated(bench) -> None:
         (7, "has no"),
         ("memory://?durable=yes", "has no option 'durable'; known options: none"),
         ("memory://?x=1&x=2", "given twice"),
-        ("memory://?;;", "cannot be read"),
+        ("memory://?;;", "cannot be parsed"),
     ],
 )
 def test_invalid_urls_are_refused_with_a_hint(url, says) -> None:
@@ -128,7 +128,7 @@ def test_close_waits_for_pending_releases_up_to_call_timeout(bench, caplog) -> N
     with caplog.at_level(logging.WARNING):
         client.close()
     advancing.join()
-    assert "was not confirmed before close(); it lapses" in caplog.text
+    assert "was not confirmed before close(); the claim will expire" in caplog.text
     assert lease.state == "RELEASED"
 
 

@@ -36,7 +36,7 @@ def test_inspect_shows_holders(bench, wait_until) -> None:
 
 @pytest.mark.parametrize("token", [None, "7", True, 1.0])
 def test_break_lock_refuses_invalid_token(bench, token) -> None:
-    with pytest.raises(ConfigError, match="the number inspect"):
+    with pytest.raises(ConfigError, match="the number that inspect"):
         bench.client().break_lock("a", token=token)
 
 

@@ -105,7 +105,7 @@ def test_multilock_causes_no_deadlock(bench) -> None:
 def test_deadlocks_is_unsupported_without_a_queue(bench) -> None:
     client = bench.client()
     client._core._engine.traits = replace(TRAITS, fair=False)
-    with pytest.raises(Unsupported, match="no line of waiters"):
+    with pytest.raises(Unsupported, match="no queue of waiters"):
         client.deadlocks()
 
 

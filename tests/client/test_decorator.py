@@ -83,7 +83,7 @@ def test_on_busy_skip_does_not_hide_not_acquired_of_another_lock(bench) -> None:
 
 @pytest.mark.parametrize(
     ("template", "says"),
-    [("u:{nobody}", "'nobody', which is no argument"), ("u:{}", "a position"), ("u:{x", "no name template")],
+    [("u:{nobody}", "'nobody', which is not a parameter"), ("u:{}", "unnamed field"), ("u:{x", "not a valid name")],
 )
 def test_decorator_refuses_invalid_name_template(bench, template, says) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -91,7 +91,7 @@ def test_decorator_refuses_invalid_name_template(bench, template, says) -> None:
 
 
 def test_decorator_refuses_invalid_options(bench) -> None:
-    with pytest.raises(ConfigError, match="on_busy is one of"):
+    with pytest.raises(ConfigError, match="on_busy must be one of"):
         bench.client().locked("a", on_busy="maybe")(lambda: 1)
     with pytest.raises(TypeError, match="no 'timeout'"):
         bench.client().locked("a", timeout=3)(lambda: 1)

@@ -50,7 +50,7 @@ def test_lead_with_block_leads_and_raises_when_term_is_lost(bench) -> None:
 
 def test_election_checks_options_and_required_traits(bench) -> None:
     client = bench.client()
-    with pytest.raises(ConfigError, match="not reentrant"):
+    with pytest.raises(ConfigError, match="cannot be reentrant"):
         client.election("boss", reentrant=True)
     with pytest.raises(TypeError, match=r"ttl= .* wait="):
         client.election("boss", timeout=3)

@@ -110,7 +110,7 @@ def test_waiter_leaves_queue_when_its_wait_is_over(bench, wait_until, in_new_thr
     wait_until(lambda: out or not [w.signal.set() for w in other._core.registry.waiting.values()])
     waiter.join(10)
     assert isinstance(out[0], NotAcquired)
-    assert "gave up after 8.0 s at place 1 in line" in str(out[0])
+    assert "gave up after 8.0 s at position 1 in the queue" in str(out[0])
     assert held.held
     assert len(bench.client().inspect()) == 1
 
@@ -190,7 +190,7 @@ def test_second_read_lock_raises_self_deadlock_when_writer_is_queued(bench, wait
         writer = threading.Thread(target=lambda: other.rwlock("a").write().acquire().release())
         writer.start()
         wait_until(lambda: "waiting" in [holding.state for holding in other.inspect()])
-        with pytest.raises(SelfDeadlock, match="a writer stands in line between"):
+        with pytest.raises(SelfDeadlock, match="a writer is queued behind its read lock"):
             client.rwlock("a").read().acquire()
     writer.join(10)
 
@@ -274,7 +274,7 @@ def test_ambiguous_semaphore_exit_in_another_thread_raises(bench, in_new_thread)
     error = in_new_thread(lambda: permits.__exit__(None, None, None))
     finish.set()
     assert isinstance(error, RuntimeError)
-    assert "left in another thread" in str(error)
+    assert "entered in another thread" in str(error)
 
 
 def test_threading_lock_late_release_keeps_successor_lease(bench, in_new_thread) -> None:

@@ -46,10 +46,10 @@ def test_multilock_invalid_arguments_are_refused_when_built(bench) -> None:
     client, other = bench.client(), AsyncClient("memory://")
     for wrong, says in (
         (lambda: client.multilock([]), "at least one"),
-        (lambda: client.multilock("ab"), "not one text"),
-        (lambda: client.multilock([7]), "is text"),
+        (lambda: client.multilock("ab"), "not one string"),
+        (lambda: client.multilock([7]), "must be text"),
         (lambda: MultiLock([client.lock("a"), client.semaphore("a", 2)]), "once"),
-        (lambda: MultiLock([other.lock("a")]), "takes objects of Lock"),
+        (lambda: MultiLock([other.lock("a")]), "takes Lock objects"),
         (lambda: MultiLock([client.lock("a")], wait=-1), "0 or more"),
         (lambda: client.multilock(["a"]).acquire(wait=-1), "0 or more"),
     ):

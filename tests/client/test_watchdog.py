@@ -150,7 +150,7 @@ def test_watchdog_continues_after_unexpected_error(bench, wait_until, caplog) ->
     watchdog._run_once = fail_once
     bench.clock.advance(10)
     wait_until(lambda: lease._renewed_at > 1000 or bench.clock.advance(0.2))
-    wait_until(lambda: "the watchdog stumbled" in caplog.text)  # told on the teller's thread
+    wait_until(lambda: "unexpected error in the watchdog" in caplog.text)  # told on the teller's thread
 
 
 def test_gone_reply_loses_lease_with_its_reason(bench, wait_until, monkeypatch) -> None:

@@ -121,7 +121,7 @@ def test_queued_reader_waits_for_the_writer_ahead_of_it() -> None:
     cycle = [("p", "a"), ("r", "doc"), ("w", "doc")]
     assert find_cycles(*queue, claim("r", "a"), waiting_claim("p", "a")) == [cycle]
     (deadlock,) = deadlocks([claim("r", "a"), waiting_claim("p", "a"), *queue])
-    assert "stands in line before it" in str(deadlock)
+    assert "is queued ahead of it" in str(deadlock)
     assert (
         find_cycles(
             claim("p", "doc", mode="shared"),

@@ -36,8 +36,8 @@ def test_unusual_names_are_accepted(name: str) -> None:
         ("ä" * 128, "has 256"),
         ("a\0b", "NUL"),
         ("\ud800", "surrogate"),
-        (7, "is text"),
-        (None, "is text"),
+        (7, "must be text"),
+        (None, "must be text"),
     ],
 )
 def test_invalid_names_are_refused_with_the_reason(name: str, says: str) -> None:

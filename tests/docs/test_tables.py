@@ -355,6 +355,28 @@ def test_api_page_explains_every_require_word():
     assert first_column("api.md", "Words for `require`") == list(config.REQUIREMENTS)
 
 
+# URLs that pages show and that no engine serves: web addresses, a store's alias, SQLAlchemy's own, an error shown.
+OTHER_SCHEMES = {"file", "http", "https", "nowhere", "postgres", "postgresql+psycopg"}
+
+
+@each_page
+def test_page_names_only_schemes_that_an_engine_serves(page):
+    shown = set(re.findall(r"(?<![\w+.-])([a-z][a-z0-9+.-]*)://", page.read_text(encoding="utf-8")))
+    assert shown - set(engines.BUILT_IN) - OTHER_SCHEMES == set()
+
+
+def test_api_page_and_readme_name_every_scheme():
+    for page in (ROOT / "README.md", DOCS / "reference" / "api.md"):
+        text = page.read_text(encoding="utf-8")
+        assert [scheme for scheme in engines.BUILT_IN if f"{scheme}://" not in text] == [], page.name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md", "docs/choosing.md", "docs/reference/api.md"])
+def test_overview_page_names_every_engine(page):
+    text = (ROOT / page).read_text(encoding="utf-8").lower()
+    assert [engine for engine in ENGINES if engine not in text] == []
+
+
 def test_outdated_table_is_detected():
     old = "<!-- generated: reasons -->\n| reason | meaning |\n<!-- end -->"
     assert regenerate(old) != old

@@ -57,7 +57,7 @@ def test_paused_holder_is_refused_and_value_of_successor_stays(kind, resource, c
         assert number.read(lease) == 0
         number.write(lease, 2)
         os.kill(paused.pid, signal.SIGCONT)
-        paused.go()
+        paused.send_newline()
         report = paused.hear()
         assert report["refused"] == [first["token"], lease.token], report
         assert report["told"] == [report["text"]]

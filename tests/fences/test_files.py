@@ -47,7 +47,7 @@ def test_corrupt_token_file_refuses_writes(tmp_path):
     file.write(5, "x")
     for text in ("garbage", "7", " " * 20 + "x" + " " * 11):
         (tmp_path / ".a.fence").write_text(text)
-        with pytest.raises(ConfigError, match="holds no mark"):
+        with pytest.raises(ConfigError, match="does not contain a fence's highest token"):
             file.write(9, "y")
     assert (tmp_path / "a").read_text() == "x"
     (tmp_path / ".a.fence").write_text("")  # as after a crash before the first mark was on the disk
@@ -123,7 +123,7 @@ def test_writer_stopped_between_check_and_rename_blocks_others(tmp_path, holder)
     child = holder(path, 5)
     os.kill(child.pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(Unavailable, match="is it stopped"):
+    with pytest.raises(Unavailable, match="check if it is stopped"):
         File(path, wait=0.3).write(9, "newer")
     assert time.monotonic() - began < 5
     os.kill(child.pid, signal.SIGCONT)

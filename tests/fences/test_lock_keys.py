@@ -216,7 +216,7 @@ def test_lock_fence_refuses_paused_holder(engine, locked_number, child):
         assert lease.token > first["token"]
         locked.fence.write(lease, "2")
         os.kill(late.pid, signal.SIGCONT)
-        late.go()
+        late.send_newline()
         assert late.hear() == {"refused": [first["token"], lease.token]}
         assert locked.number.peek() == 2
 

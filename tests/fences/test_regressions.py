@@ -246,7 +246,7 @@ def test_object_with_invalid_fence_header_is_refused(resource):
         b'leasehold-fence {"absent": 0, "highest_tokens": {"": "x"}}\n',
     ):
         assert number.store.put(number.key, head, {}, stored.etag)
-        with pytest.raises(ConfigError, match="no fenced object"):
+        with pytest.raises(ConfigError, match="first line is not valid"):
             number.write(5, 1)
         stored = number.store.get(number.key)
         assert stored.body == head

@@ -38,7 +38,9 @@ def test_check_token_refuses_lower_and_accepts_equal_and_higher(token, highest_t
 def test_stale_token_names_both_tokens_and_survives_pickling():
     stale = pickle.loads(pickle.dumps(StaleToken("stock/teapot", token=33, highest=34, slot=2)))
     assert (stale.resource, stale.token, stale.highest, stale.slot) == ("stock/teapot", 33, 34, 2)
-    assert str(stale) == "stock/teapot, slot 2, refused token 33: it has seen 34; the lease behind it is over"
+    assert (
+        str(stale) == "stock/teapot, slot 2, refused token 33: it has seen 34; the lease with the lower token is over"
+    )
 
 
 def test_local_fence_refuses_invalid_resource_name():
@@ -251,10 +253,10 @@ def test_current_lease_requires_complete_environment_of_run(monkeypatch):
     monkeypatch.setenv("LEASEHOLD_HELD", "1")
     monkeypatch.setenv("LEASEHOLD_LOCK", "a")
     monkeypatch.setenv("LEASEHOLD_TTL", "30")
-    with pytest.raises(ConfigError, match="in parts"):
+    with pytest.raises(ConfigError, match="incomplete or invalid"):
         current_lease()
     monkeypatch.setenv("LEASEHOLD_TOKEN", "many")
-    with pytest.raises(ConfigError, match="in parts"):
+    with pytest.raises(ConfigError, match="incomplete or invalid"):
         current_lease()
     monkeypatch.setenv("LEASEHOLD_TOKEN", "7")
     assert current_lease() == CurrentLease("a", 7, "", 30.0, None, False)

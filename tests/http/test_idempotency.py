@@ -34,7 +34,7 @@ def test_different_request_with_same_key_is_422(other, http):
         status, headers, body = await http.post(app, **other)
         assert status == 422
         assert headers[b"content-type"] == b"application/problem+json"
-        assert json.loads(body)["detail"] == "this Idempotency-Key was used for another request"
+        assert json.loads(body)["detail"] == "this Idempotency-Key was already used for a different request"
         assert len(shop.orders) == 1
 
     http.served(work)
@@ -107,7 +107,7 @@ def test_too_large_response_is_sent_once_and_not_replayed(http):
     async def work(app, shop):
         assert (await http.post(app))[2] == b"x" * 200
         status, _, body = await http.post(app)
-        assert (status, b"too large to be kept" in body) == (409, True)
+        assert (status, b"too large to be stored" in body) == (409, True)
         assert len(shop.orders) == 1
 
     http.served(work, http.Shop(body=b"x" * 200), max_answer=100)
@@ -193,7 +193,7 @@ def test_application_without_response_is_runtime_error(http):
         pass
 
     async def work(app, _):
-        with pytest.raises(RuntimeError, match="without an answer"):
+        with pytest.raises(RuntimeError, match="without a response"):
             await http.post(app)
 
     http.served(work, mute)

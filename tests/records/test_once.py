@@ -119,7 +119,7 @@ def test_once_kept_failure_is_raised_to_later_callers(client, counting_function)
 )
 def test_once_unstorable_result_fails_and_is_not_rerun(client, result, complaint, counting_function):
     work = counting_function(result)
-    with pytest.raises(ConfigError, match=complaint.replace("not JSON", "cannot be kept as JSON")):
+    with pytest.raises(ConfigError, match=complaint.replace("not JSON", "cannot be stored as JSON")):
         client.once("a", work, max_result=100)
     with pytest.raises(RunFailed):
         client.once("a", work, max_result=100)
@@ -260,7 +260,7 @@ def test_once_decorator_formats_key_from_arguments(client):
 
     assert [pay(1, 10), pay(order_id=1, amount=99), pay(2, amount=20, currency="SEK")] == [10, 10, 20]
     assert runs == [(1, 10, "EUR", "once:order:1"), (2, 20, "SEK", "once:order:2")]
-    with pytest.raises(ConfigError, match="no argument"):
+    with pytest.raises(ConfigError, match="not a parameter"):
         client.once_per("order:{id}")(lambda order_id: 1)
 
 

@@ -36,7 +36,7 @@ def test_optimistic_retries_on_conflict_and_returns_result():
 def test_optimistic_raises_conflict_after_max_attempts():
     events: list[Event] = []
     work = ConflictingFunction(99)
-    with pytest.raises(Conflict, match="stock was changed by others in each of 4 attempts") as exhausted:
+    with pytest.raises(Conflict, match="stock was changed by another writer in each of 4 attempts") as exhausted:
         optimistic(work, attempts=4, pause=0, name="stock", on_event=events.append)
     assert (work.calls, exhausted.value.attempts, exhausted.value.name) == (4, 4, "stock")
     assert isinstance(exhausted.value.__cause__, Conflict)

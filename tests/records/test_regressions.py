@@ -66,7 +66,7 @@ def test_once_refuses_invalid_record_without_running(client, data, counting_func
     key = open_records(client, store).key("once", "k")
     assert store.write(key, Record("0" * 32, data), "", None, 1.0)
     work = counting_function(ValueError())
-    with pytest.raises(ConfigError, match="no record"):
+    with pytest.raises(ConfigError, match="not a `once` record"):
         client.once("k", work, store=store)
     assert work.runs == 0
 

@@ -173,7 +173,7 @@ def test_run_survives_temporary_store_outage(caplog):
         assert repr(job) == "<Schedule job every 0.1 s>"
         job.run(lambda: ran.append(1) or job.stop())
     assert ran == [1]
-    assert caplog.text.count("could not be looked at") == 3
+    assert caplog.text.count("could not be checked") == 3
 
 
 def test_run_due_raises_when_store_is_unavailable():

@@ -105,5 +105,5 @@ def test_move_raises_conflict_after_twenty_lost_races(client):
 
 
 def test_states_must_be_text(client):
-    with pytest.raises(ConfigError, match="states are texts"):
+    with pytest.raises(ConfigError, match="states must be non-empty strings"):
         client.status("order", {"new": {5}}, "new")

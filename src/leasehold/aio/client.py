@@ -1,4 +1,4 @@
-"""The asyncio face: the twin of `blocking`, awaited. Neither holds any logic."""
+"""The asyncio client: the twin of `blocking.client`, awaited. Neither has logic of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from leasehold.core.names import check_name
 from leasehold.core.once import MAX_RESULT
 from leasehold.core.ticks import Missed
 from leasehold.model import Holding, Outcome
-from leasehold.records import once as recipe
+from leasehold.records import once as once_records
 from leasehold.records.access import key_lock, open_records
 from leasehold.records.once import DAY, OnceOptions, OnFailure, make_once
 from leasehold.records.schedule import KIND as SCHEDULE
@@ -34,22 +34,24 @@ T = TypeVar("T")
 
 
 class AsyncRWLock:
-    """Many readers or one writer of a name, first come, first served, so that no writer starves."""
+    """Many readers or one writer of a name. Readers and writers share one queue in order of arrival, so that no writer
+    starves. A task in a block of the read lock cannot wait for the write lock: that raises `SelfDeadlock`."""
 
     def __init__(self, client: AsyncClient, name: str) -> None:
         self._client, self._name = client, name
 
     def read(self, **options: Unpack[LockArguments]) -> AsyncLock:
-        """The shared side: held by any number of readers at once. Options as for `AsyncClient.lock`."""
+        """The shared side: any number of readers at once. Options as for `Client.lock`. Raises `Unsupported` if the
+        engine has no shared locks."""
         return self._client._lock("read()", self._name, Shape("shared"), options)
 
     def write(self, **options: Unpack[LockArguments]) -> AsyncLock:
-        """The exclusive side: the same as `client.lock(name)`. Options as for `AsyncClient.lock`."""
+        """The exclusive side: the same as `client.lock(name)`. Options as for `Client.lock`."""
         return self._client._lock("write()", self._name, Shape(), options)
 
 
 class _SkipDecorator(Protocol):
-    """What `locked` gives with `on_busy="skip"`: None when it was busy."""
+    """What `locked` returns with `on_busy="skip"`: the decorated function returns None if the lock is busy."""
 
     @overload
     def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T | None]]: ...
@@ -59,9 +61,14 @@ class _SkipDecorator(Protocol):
 
 
 class AsyncClient(BaseClient):
-    """As `Client`, for one event loop: the one that uses it first, and after that one is closed, the next.
+    """The asyncio twin of `Client`, with the same arguments. It belongs to the event loop that uses it first; after
+    that loop is closed, to the next one that uses it.
 
-    Its watchdog is a thread of its own, so a blocked loop loses no lease.
+        async with leasehold.AsyncClient("redis://localhost") as client:
+            async with client.lock("orders/42", ttl=30, wait=5) as lease:
+                ...
+
+    The watchdog has its own thread, so leases are renewed even while the event loop is blocked.
     """
 
     _runtime_type = Loop
@@ -69,23 +76,28 @@ class AsyncClient(BaseClient):
     _lease_type = AsyncLease
 
     def lock(self, name: str, **options: Unpack[LockArguments]) -> AsyncLock:
-        """A lock on `name`. Options as for `Client.lock`; `reentrant` is by task."""
+        """A lock on `name`, to be acquired by `async with` or `acquire()`. Options and errors as for `Client.lock`;
+        `reentrant` applies to the same task."""
         return self._lock("lock()", name, Shape(), options)
 
     def rwlock(self, name: str) -> AsyncRWLock:
-        """Many readers or one writer: `.read(...)` and `.write(...)` give locks."""
+        """Many readers or one writer of `name`: `.read(...)` and `.write(...)` return locks."""
         return AsyncRWLock(self, name)
 
     def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> AsyncLock:
-        """A lock with `limit` holders at once; `lease.slot` says which of them. Options as for `lock`."""
+        """A lock with up to `limit` holders at once; `lease.slot` is the holder's slot, from 0, if the engine numbers
+        them. All clients must use the same limit: acquiring with another raises `Mismatch`. Options as for
+        `Client.lock`."""
         return self._lock("semaphore()", name, semaphore_shape(limit), options)
 
     def multilock(self, names: Iterable[str], **options: Unpack[LockArguments]) -> AsyncMultiLock:
-        """All of these names, or none, as `Client.multilock` does."""
+        """All of these names, or none: acquired in sorted order, before one deadline, and rolled back on failure.
+        Options as for `Client.lock`; `wait` applies to all of them together."""
         return AsyncMultiLock([self._lock("multilock()", name, Shape(), options) for name in unique_names(names)])
 
     def election(self, name: str, **options: Unpack[LockArguments]) -> AsyncElection:
-        """An election of one leader at a time, as `Client.election` gives."""
+        """An election with one leader at a time. The result is one candidate: create one per candidate. Options as for
+        `Client.election`."""
         return AsyncElection(self._lock("election()", name, Shape(), election_options(self.traits, options)))
 
     @overload
@@ -95,7 +107,8 @@ class AsyncClient(BaseClient):
     async def with_lock(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
 
     async def with_lock(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run `fn(*args, **kwargs)`, plain or async, under the lock; given the lease if it has a parameter `lease`."""
+        """Run `fn(*args, **kwargs)`, plain or async, under `lock(name)` and return its result. If `fn` has a parameter
+        `lease`, it gets the lease. Raises as `async with` does."""
         return await self.lock(name).call(fn, *args, **kwargs)
 
     @overload
@@ -107,7 +120,9 @@ class AsyncClient(BaseClient):
     def locked(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]) -> _SkipDecorator: ...
 
     def locked(self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]) -> Callable[..., Any]:
-        """Decorate a function, plain or async, as `Client.locked` does; what comes out is to be awaited."""
+        """A decorator for plain and async functions: runs the function under a lock. The decorated function is awaited.
+        The name is a template over the function's arguments, such as `@client.locked("user:{user_id}")`. Options and
+        `on_busy` as for `Client.locked`."""
 
         def decorate(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             locked_function = LockedFunction(fn, name, on_busy, blocking=False)
@@ -168,8 +183,9 @@ class AsyncClient(BaseClient):
         max_result: int = MAX_RESULT,
         store: Store | str | None = None,
     ) -> Any:
-        """Run `fn(*args)`, plain or async, once for `key`, as `Client.once` does. When the lease is lost, `fn` is
-        cancelled and the call raises `LeaseLost`."""
+        """Run `fn(*args)`, plain or async, once for `key`, however many callers there are. All callers get its result,
+        through JSON. If the lease is lost, `fn` is cancelled and the call raises `LeaseLost`. Options and other errors
+        as for `Client.once`."""
         options = OnceOptions(keep, on_failure, request, max_result)
         return await make_once(self, key, wait, ttl, store, options).run(fn, args, {})
 
@@ -184,8 +200,9 @@ class AsyncClient(BaseClient):
         max_result: int = MAX_RESULT,
         store: Store | str | None = None,
     ) -> Decorator:
-        """Decorate a function, plain or async, to run once for the key that its arguments make, as `Client.once_per`
-        does; what comes out is to be awaited."""
+        """A decorator for plain and async functions: runs the function once for each key. The decorated function is
+        awaited. The key is a template over the function's arguments, such as `@client.once_per("order:{order_id}")`.
+        Options and errors as for `Client.once`."""
         options = OnceOptions(keep, on_failure, "", max_result)
 
         def decorate(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -202,8 +219,9 @@ class AsyncClient(BaseClient):
         return decorate
 
     async def outcome(self, key: str, *, store: Store | str | None = None) -> Outcome | None:
-        """Where a key of `once` stands: running, done, failed, or lapsed. None: it never ran, or is no longer kept."""
-        return await recipe.outcome(key_lock(self, recipe.KIND, key), open_records(self, store), key)
+        """The state of a key of `once`: running, done, failed, or expired (its runner died or lost its lease, and the
+        next caller takes over). None: it never ran, or its record is no longer kept."""
+        return await once_records.outcome(key_lock(self, once_records.KIND, key), open_records(self, store), key)
 
     def schedule(
         self,
@@ -218,7 +236,8 @@ class AsyncClient(BaseClient):
         ttl: float | None = None,
         store: Store | str | None = None,
     ) -> AsyncSchedule:
-        """A job that runs once per tick in the whole fleet, as `Client.schedule`."""
+        """A job that runs once per tick in the whole fleet. Ticks are at the full multiples of `every` seconds since
+        1970 (UTC), plus `offset`. Options as for `Client.schedule`."""
         lock = key_lock(self, SCHEDULE, name, wait=0, ttl=ttl)
         ticks = make_ticks(every, offset, missed, late, most)
         return AsyncSchedule(lock, open_records(self, store), name, ticks, on_failure)
@@ -226,31 +245,38 @@ class AsyncClient(BaseClient):
     def status(
         self, name: str, moves: Mapping[str, Collection[str]], start: str, *, store: Store | str | None = None
     ) -> AsyncStatus:
-        """A status that moves along the arrows `moves`, as `Client.status`."""
+        """A status that changes only along the transitions `moves`, such as `{"new": {"paid", "cancelled"}, "paid":
+        {"shipped"}}`, one atomic step at a time. Before its first move it is in the state `start`. It takes no lock.
+        `store`: as for `Client.once`."""
         return AsyncStatus(open_records(self, store), check_name(name), moves, start)
 
     async def inspect(self, prefix: str = "", exact: bool = False) -> list[Holding]:
-        """Who holds and who waits, by name: every claim in this namespace whose name begins with `prefix`."""
+        """The holders and waiters of all names in this namespace that begin with `prefix` (`exact`: of the name
+        `prefix`). Sorted by name, holders first, then the queue. A snapshot: it may already be out of date."""
         return await self._inspect(prefix, exact)
 
     async def deadlocks(self) -> list[Deadlock]:
-        """Who waits for each other in a circle, as `Client.deadlocks` tells."""
+        """Cycles of claims that wait for each other, in this namespace, across processes; see `Client.deadlocks` for
+        what is not visible. Raises `Unsupported` if the engine keeps no queue."""
         return await self._deadlocks()
 
     async def break_lock(self, name: str, *, token: int) -> bool:
-        """Take a lock from its holder, as `Client.break_lock` does."""
+        """Take a grant away from its holder, for operators. `token` is the token that `inspect` showed, so that a
+        successor's grant is never broken. False: that grant had already ended. The holder may notice only at its next
+        renewal."""
         return await self._break(name, token)
 
     async def connect(self) -> None:
-        """Connect now rather than at the first call. Raises `Unavailable`."""
+        """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer."""
         await self._ping()
 
     async def ping(self) -> float:
-        """One round trip to the engine, in seconds. Raises `Unavailable`."""
+        """Make one round trip to the engine, and return its seconds. Raises `Unavailable` if it does not answer."""
         return await self._ping()
 
     async def close(self) -> None:
-        """Release what is held and what is owed, within `call_timeout`; then let go of the engine."""
+        """Release all leases and send pending releases, within `call_timeout`, then close the engine. Waiting tasks get
+        `ConfigError`, and so do later calls; closing again does nothing."""
         await self._close()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Many locks as one, and one leader among many: the asyncio face, one line per method. Its twin is `many_blocking`."""
+"""Multilocks and elections, asyncio: one line per method. The blocking twin is `blocking.groups`."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from leasehold.model import Term
 
 
 class AsyncLeases(BaseLeases[AsyncLease]):
-    """As `Leases`: what a multilock gives, good together or not at all."""
+    """What a multilock returns: a mapping from names to leases, which are valid only together."""
 
     __slots__ = ()
 
     async def release(self) -> bool:
-        """Give up all of them. True: all were held, and the engine confirmed each."""
+        """Release all of them. True: all were held, and the engine confirmed each release. Unconfirmed releases are
+        retried in the background."""
         return await self._release()
 
     async def wait_lost(self, seconds: float | None = None) -> bool:
-        """Wait until one of them is lost, at most `seconds`. False: none is."""
+        """Wait until one of them is lost, at most `seconds`. False: none is lost."""
         return await self._wait_lost(seconds)
 
 
 class AsyncMultiLock(BaseMultiLock[AsyncLease, AsyncLeases]):
-    """As `MultiLock`. In `async with`, losing one of the leases cancels the body, once, and the block raises
-    `LeaseLost`."""
+    """The asyncio twin of `MultiLock`: several locks as one, even of clients of different engines. In `async with`,
+    losing one of the leases cancels the body, once, and the block raises `LeaseLost`."""
 
     __slots__ = ()
     _lock_type: ClassVar = AsyncLock
     _leases_type: ClassVar = AsyncLeases
 
     async def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLeases:
-        """All of them, or `NotAcquired` after `wait` seconds, and none. Cancelled half-way, it leaves nothing."""
+        """All leases, or an error and none. Raises as `AsyncLock.acquire` does, and `LeaseLost` if one was lost while
+        waiting for another. If it is cancelled, no claim is left behind."""
         refuse_unknown("acquire()", unknown)
         return await self._acquire(wait)
 
     async def try_acquire(self) -> AsyncLeases | None:
-        """All of them if they are free right now, else None."""
+        """All leases if all names are free right now, else None."""
         return await self._try_acquire()
 
     async def __aenter__(self) -> AsyncLeases:
@@ -66,7 +68,7 @@ class AsyncMultiLock(BaseMultiLock[AsyncLease, AsyncLeases]):
 
 
 class AsyncTerms(BaseTerms):
-    """An iterator over the terms of an election, for `async for`; see `Election.observe`."""
+    """An iterator over the terms of an election, for `async for`: see `AsyncElection.observe`."""
 
     def __aiter__(self) -> Self:
         return self
@@ -78,29 +80,42 @@ class AsyncTerms(BaseTerms):
 
 
 class AsyncElection(BaseElection[AsyncLease]):
-    """As `Election`: who leads, one of any number of candidates. An object is one candidate."""
+    """One candidate of an election: one of any number of candidates, in any number of processes, leads at a time.
+
+    Not promised: that a paused leader notices in time that its term has ended. Pass `term.token` with every write, and
+    let the resource refuse older tokens.
+    """
 
     async def campaign(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
-        """Become the leader, as `Election.campaign` does. Cancelled, it leaves the line."""
+        """Wait until this candidate leads, or raise `NotAcquired` after `wait` seconds (default: the election's own;
+        None waits for ever, 0 tries once). The lease is the term, and its token fences the leader's writes. The term
+        lasts until `resign()`, or until the lease is lost. If it is cancelled, it leaves the queue. `SelfDeadlock`:
+        this candidate already leads."""
         refuse_unknown("campaign()", unknown)
         return await self._campaign(wait)
 
     async def resign(self) -> bool:
-        """Step down, as `Election.resign` does."""
+        """Step down. True: this candidate led. While `serve` is running, this is only a request: `serve` calls `stop`
+        in its own task, releases the name and returns."""
         return await self._resign()
 
     def lead(self) -> AsyncLock:
-        """For `async with election.lead() as term:`; when the term is lost, its body is cancelled."""
+        """For `async with election.lead() as term:`, which campaigns on entry and resigns on exit. If the term is lost,
+        the body is cancelled, and the block raises `LeaseLost`."""
         return self._lock  # type: ignore[return-value]  # built as one
 
     async def serve(self, start: Callable[[AsyncLease], object], stop: Callable[[AsyncLease], object]) -> None:
-        """Campaign and lead, as `Election.serve` does; plain and async functions. Cancelled, it stops and resigns."""
+        """Campaign and lead, term after term, until `resign()`. Calls `start(term)` when this candidate leads, and
+        `stop(term)` when the term ends; both may be plain or async, and run in the caller's own task, alternately. If
+        it is cancelled while leading, it calls `stop` and resigns. The promises are those of `Election.serve`."""
         await self._serve(start, stop)
 
     async def leader(self) -> Term | None:
-        """Who leads at the moment the engine is asked. Decide nothing by it."""
+        """The term at the moment the engine answers, or None. Do not base decisions on it: it may have ended."""
         return await self._leader()
 
     def observe(self, *, seconds: float | None = None) -> AsyncTerms:
-        """Terms as they come, as `Election.observe` gives them: `async for term in election.observe():`."""
+        """Iterate over the current term and all later ones: `async for term in election.observe():`. Each comes once,
+        in the order of their tokens. Ends after `seconds` (None: never). The promises are those of `Election.observe`.
+        """
         return AsyncTerms(self, seconds)

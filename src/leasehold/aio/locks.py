@@ -1,4 +1,4 @@
-"""The asyncio lock and its lease: one line per method. Their twins are in `locks_blocking`."""
+"""The asyncio lock and its lease: one line per method. The blocking twin is `blocking.locks`."""
 
 from __future__ import annotations
 
@@ -17,45 +17,68 @@ T = TypeVar("T")
 
 
 class AsyncLease(BaseLease):
-    """As `Lease`: what you hold, renewed in the background, also while the loop is blocked."""
+    """What you hold: a fencing token, and how long to trust it.
+
+    The watchdog renews it in the background until it is released or lost, even while the event loop is blocked. It
+    belongs to no task: pass it on freely, and keep a reference. A lease that is garbage-collected while held is
+    released, with a `ResourceWarning`.
+
+    Not promised: that a paused process notices a loss in time. Call `check()` before every step that matters, and let
+    the resource refuse older tokens.
+    """
 
     __slots__ = ()
 
     async def verify(self) -> None:
-        """Ask the engine itself, and renew. Raises `LeaseLost` or `Unavailable`."""
+        """Ask the engine, and renew. Raises `LeaseLost` if the engine no longer has the grant, `Unavailable` if it does
+        not answer."""
         await self._renew(None)
 
     async def renew(self, ttl: float | None = None) -> None:
-        """Set the life left to `ttl` seconds from now, as `Lease.renew` does."""
+        """Set the remaining life to `ttl` seconds from now (default: the lease's own), for this and later renewals.
+        Raises as `verify` does.
+
+        A shorter ttl applies to this lease at once; the engine still keeps the name until the end it granted before.
+        """
         await self._renew(ttl)
 
     async def release(self) -> bool:
-        """Give it up, as `Lease.release` does. Cancelled half-way, it is repeated in the background."""
+        """Release the lease. True: this call ended a live lease, and the engine confirmed it. Never raises because the
+        engine does not answer: the watchdog then retries the release in the background, even if this is cancelled."""
         return await self._release_explicitly()
 
     async def wait_lost(self, seconds: float | None = None) -> bool:
-        """Wait until the lease is lost, at most `seconds`. False: it is not lost."""
+        """Wait until the lease is lost, at most `seconds`. False: it is not lost, or was released."""
         return await self._wait_lost(seconds)
 
 
 class AsyncLock(BaseLock[AsyncLease]):
-    """As `Lock`: a name to be held by one at a time. In `async with`, losing the lease cancels the body and the block
-    raises `LeaseLost`, as `asyncio.timeout` does with its error."""
+    """A name that one holder can have at a time (as a read lock or semaphore: several). Tasks may share it.
+
+    `async with lock as lease:` acquires and releases; its body never runs without the lease. If the lease is lost, the
+    body is cancelled and the block raises `LeaseLost`, just as `asyncio.timeout` raises `TimeoutError`.
+    """
 
     __slots__ = ()
 
     async def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
-        """A lease, or `NotAcquired` after `wait` seconds (None: never; 0: try once). Cancelled, it leaves the line."""
+        """A lease, or `NotAcquired` after `wait` seconds (default: the lock's own; None waits for ever, 0 tries once).
+
+        `Unavailable`: the engine did not answer. `Mismatch`: the name is in use as another kind or with another limit.
+        `SelfDeadlock`: this task already holds the name in an `async with` block. However it fails, even if it is
+        cancelled, nothing is held, and no claim is left behind. If this task already holds a reentrant lock, returns
+        the same lease again.
+        """
         if unknown:
             refuse_unknown("acquire()", unknown)
         return await self._acquire(wait)
 
     async def try_acquire(self) -> AsyncLease | None:
-        """A lease if the name is free right now, else None."""
+        """A lease if the name is free and has no waiters, else None. Raises as `acquire` does, except `NotAcquired`."""
         return await self._try_acquire()
 
     async def locked(self) -> bool:
-        """Whether somebody holds it, at the moment the engine is asked. Decide nothing by it."""
+        """Whether the name is held at the moment the engine answers. Do not base decisions on it: acquire the lock."""
         return await self._locked()
 
     @overload
@@ -65,7 +88,8 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def call(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
 
     async def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run `fn`, plain or async, under the lock; it gets the lease if it has a parameter `lease`."""
+        """Run `fn(*args, **kwargs)`, plain or async, under the lock and return its result. If `fn` has a parameter
+        `lease`, it gets the lease. Raises as `async with` does."""
         return await self._call(fn, args, kwargs, accepts_lease(fn, blocking=False))
 
     async def __aenter__(self) -> AsyncLease:

@@ -1,4 +1,4 @@
-"""The asyncio face of what is decided by records: the twin of `once_blocking`, awaited."""
+"""Schedules, statuses and `optimistic_async`: one line per method. The blocking twin is `blocking.records`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOP: Final = Loop()
 
 
 class Decorator(Protocol):
-    """What a decorator takes, a function, plain or async, and what it makes: one to be awaited."""
+    """A decorator that takes a plain or async function and returns one to be awaited."""
 
     @overload
     def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T]]: ...
@@ -28,28 +28,42 @@ class Decorator(Protocol):
 
 
 class AsyncSchedule(BaseSchedule):
-    """A job that runs once per tick in the whole fleet. Make one in every process, with the same name and times."""
+    """A job that runs once per tick in the whole fleet. Create one in every process, with the same name and times.
+
+    Not promised: that a job which is killed half-way has no effects. The tick is then run again, if it is still due.
+    """
 
     async def run(self, fn: Callable[..., object]) -> None:
-        """Run `fn`, plain or async, at every tick, as `Schedule.run` does, until `stop()`, or until it is cancelled."""
+        """Until `stop()` or a cancellation, compete for every tick; one process of the fleet runs `fn`, plain or async,
+        for it.
+
+        `fn` gets `tick` (the time it is due, an aware `datetime`) and `lease` if it has parameters with these names.
+        Exceptions of `fn` are logged and recorded. If the engine or store does not answer, `run` retries.
+        """
         await self._run(fn)
 
     async def run_due(self, fn: Callable[..., object]) -> list[datetime]:
-        """Run what is due now, and return; for a loop of your own. Gives the ticks that ran here."""
+        """Run the ticks that are due now, and return those that ran in this process: for a loop or timer of your own.
+        Exceptions of `fn` are logged and recorded. Raises `Unavailable` if the engine or store does not answer."""
         return (await self._run_due(fn))[0]
 
 
 class AsyncStatus(BaseStatus):
-    """A status that moves along drawn arrows, one atomic step at a time."""
+    """A status that moves along defined transitions, one atomic step at a time."""
 
     async def get(self) -> str:
-        """The state it is in."""
+        """The current state. Raises `Unavailable` if the store does not answer."""
         return await self._get()
 
     async def move(self, to: str, *, expected: str | Collection[str] | None = None) -> str:
-        """Move it to `to`, and give the state it was in. `Conflict`: it is not in an expected state (default: any that
-        has an arrow to `to`), and was not moved. `Unavailable`: whether it was moved cannot be told. Of any number of
-        callers with the same step, at most one succeeds."""
+        """Move to the state `to`, and return the previous state. Of any number of callers that try the same step, at
+        most one succeeds.
+
+        expected  the state or states to move from (default: all that have a transition to `to`)
+
+        `Conflict`: the status is not in an expected state, and was not moved. `ConfigError`: no transition leads from
+        there to `to`. `Unavailable`: the store did not answer; the status may have been moved.
+        """
         return await self._move(to, expected)
 
 
@@ -92,5 +106,7 @@ async def optimistic_async(
     name: str = "",
     on_event: Hook | None = None,
 ) -> Any:
-    """As `optimistic`, for a function, plain or async, to be awaited."""
+    """Call `fn(*args)`, plain or async, which reads, decides and writes if nothing changed meanwhile, and return its
+    result. After a conflict call it again, at most `attempts` times in all; then raise `Conflict`. What counts as a
+    conflict, and the options, are those of `optimistic`."""
     return await RetryPolicy(attempts, on, pause, most_pause, name, on_event).run(_LOOP, fn, args)

@@ -1,4 +1,5 @@
-"""The blocking face: every call runs on the caller's own thread. Its twin is `aio`; neither holds any logic."""
+"""The blocking client: every call runs on the caller's own thread. Its asyncio twin is `aio.client`; neither has logic
+of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from leasehold.core.names import check_name
 from leasehold.core.once import MAX_RESULT
 from leasehold.core.ticks import Missed
 from leasehold.model import Holding, Outcome
-from leasehold.records import once as recipe
+from leasehold.records import once as once_records
 from leasehold.records.access import key_lock, open_records
 from leasehold.records.once import DAY, OnceOptions, OnFailure, make_once
 from leasehold.records.schedule import KIND as SCHEDULE
@@ -35,13 +36,15 @@ T = TypeVar("T")
 
 
 class RWLock:
-    """Many readers or one writer of a name, first come, first served, so that no writer starves."""
+    """Many readers or one writer of a name. Readers and writers share one queue in order of arrival, so that no writer
+    starves. A thread in a block of the read lock cannot wait for the write lock: that raises `SelfDeadlock`."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self._name = client, name
 
     def read(self, **options: Unpack[LockArguments]) -> Lock:
-        """The shared side: held by any number of readers at once. Options as for `Client.lock`."""
+        """The shared side: any number of readers at once. Options as for `Client.lock`. Raises `Unsupported` if the
+        engine has no shared locks."""
         return self._client._lock("read()", self._name, Shape("shared"), options)
 
     def write(self, **options: Unpack[LockArguments]) -> Lock:
@@ -50,11 +53,24 @@ class RWLock:
 
 
 class Client(BaseClient):
-    """One engine, one watchdog, any number of threads. Close it, or use it in a `with`, to release what it holds.
+    """One engine, one watchdog, any number of threads. Close it, or use it in a `with`, to release all its leases.
 
-    `url` names the engine (default: `$LEASEHOLD_URL`); `ttl` is what locks get that ask for none; no call to the engine
-    takes longer than `call_timeout` seconds; `on_event` is called with every `Event`. `engine` and `runtime` replace
-    the engine that the URL names and the clock it runs by: for tests and for authors of engines.
+        with leasehold.Client("redis://localhost") as client:
+            with client.lock("orders/42", ttl=30, wait=5) as lease:
+                ...
+
+    url           selects the engine by its scheme (default: `$LEASEHOLD_URL`; if that is not set, SQLite in the user's
+                  state directory, which excludes processes of one user on one machine)
+    namespace     separates applications: the same name in two namespaces is two locks
+    holder        label of the holder, display only (default: host and process id)
+    ttl           seconds a grant lives without a renewal, for locks that do not set their own
+    call_timeout  the longest a single call to the engine may take, in seconds; a wait may take many calls
+    on_event      is called with every `Event`
+    engine        replaces the engine that the URL selects: for tests and for authors of engines
+    runtime       replaces the runtime and its clock: for tests
+
+    Raises `ConfigError` for a bad value, an unknown scheme or an unknown option in the URL. Does not connect yet: see
+    `connect`. After a fork the child can use the client; leases of the parent are LOST there.
     """
 
     _runtime_type = Threads
@@ -62,39 +78,47 @@ class Client(BaseClient):
     _lease_type = Lease
 
     def lock(self, name: str, **options: Unpack[LockArguments]) -> Lock:
-        """A lock on `name`. Keyword options, all optional:
+        """A lock on `name`, to be acquired by `with` or `acquire()`. Keyword options, all optional:
 
-        ttl        seconds a grant lives unrenewed (default: the client's)
-        wait       seconds to stand in line: None for ever (default), 0 tries once
-        holder     who holds it, in words for people
-        purpose    what for
-        min_hold   keep the name at least so long, also when released earlier
-        max_hold   after so long the lease is lost
-        delay      the engine keeps the name so much longer than a lost lease trusts it
-        reentrant  the same thread may take it again, and gets the same lease
-        require    words such as {"fencing", "fair"}: refused here if the engine does not promise them
+        ttl        seconds a grant lives without a renewal (default: the client's)
+        wait       seconds to wait in the queue: None waits for ever (default), 0 tries once
+        holder     label of the holder, display only (default: the client's)
+        purpose    what the lock is for, display only
+        min_hold   seconds to hold the name at least, even if it is released earlier
+        max_hold   seconds after which the lease is lost
+        delay      extra seconds the engine holds the name after a lease is lost, for resources that check no tokens
+        reentrant  the same thread may acquire it again, and gets the same lease
+        require    promises that the engine must make, such as {"fencing", "fair"}
+
+        Raises `ConfigError` for a bad value, `TypeError` for an unknown option, `Unsupported` if the engine cannot do
+        what the options ask for.
         """
         return self._lock("lock()", name, Shape(), options)
 
     def rwlock(self, name: str) -> RWLock:
-        """Many readers or one writer: `.read(...)` and `.write(...)` give locks."""
+        """Many readers or one writer of `name`: `.read(...)` and `.write(...)` return locks."""
         return RWLock(self, name)
 
     def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> Lock:
-        """A lock with `limit` holders at once; `lease.slot` says which of them. Options as for `lock`."""
+        """A lock with up to `limit` holders at once; `lease.slot` is the holder's slot, from 0, if the engine numbers
+        them. All clients must use the same limit: acquiring with another raises `Mismatch`. Options as for `lock`."""
         return self._lock("semaphore()", name, semaphore_shape(limit), options)
 
     def multilock(self, names: Iterable[str], **options: Unpack[LockArguments]) -> MultiLock:
-        """All of these names, or none: sorted, one deadline, rolled back on failure. Options as for `lock`; `wait` is
-        for all of them together. `MultiLock` itself takes locks of any shape and of several clients."""
+        """All of these names, or none: acquired in sorted order, before one deadline, and rolled back on failure.
+        Options as for `lock`; `wait` applies to all of them together. To combine locks of other kinds or of several
+        clients, create a `MultiLock` yourself."""
         return MultiLock([self._lock("multilock()", name, Shape(), options) for name in unique_names(names)])
 
     def election(self, name: str, **options: Unpack[LockArguments]) -> Election:
-        """An election of one leader at a time. Options as for `lock`; `max_hold` is the longest a term lasts."""
+        """An election with one leader at a time. The result is one candidate: create one per candidate. Options as for
+        `lock`, except `reentrant`; `max_hold` is the longest a term lasts. Raises `Unsupported` if the engine has no
+        fencing tokens."""
         return Election(self._lock("election()", name, Shape(), election_options(self.traits, options)))
 
     def with_lock(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Run `fn(*args, **kwargs)` under the lock; it gets the lease if it has a parameter `lease`."""
+        """Run `fn(*args, **kwargs)` under `lock(name)` and return its result. If `fn` has a parameter `lease`, it gets
+        the lease. Raises as `with` does."""
         return self.lock(name).call(fn, *args, **kwargs)
 
     @overload
@@ -110,9 +134,13 @@ class Client(BaseClient):
     def locked(
         self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]
     ) -> Callable[[Callable[..., T]], Callable[..., T | None]]:
-        """Decorate a function to run under a lock whose name its arguments make: `@client.locked("user:{user_id}")`.
+        """A decorator: runs the function under a lock. The name is a template over the function's arguments, such as
+        `@client.locked("user:{user_id}")`. If the function has a parameter `lease`, it gets the lease.
 
-        on_busy: "wait" stands in line as `wait` says, "raise" raises `NotAcquired` at once, "skip" returns None.
+        on_busy  if the lock is busy: "wait" waits as the option `wait` says, "raise" raises `NotAcquired` at once,
+                 "skip" returns None without running the function
+
+        Options as for `lock`. If the template does not fit the function, decorating raises `ConfigError`.
         """
 
         def decorate(fn: Callable[..., T]) -> Callable[..., T | None]:
@@ -143,18 +171,23 @@ class Client(BaseClient):
         max_result: int = MAX_RESULT,
         store: Store | str | None = None,
     ) -> T:
-        """Run `fn(*args)` once for `key`, however many call; everybody gets its result, through JSON.
+        """Run `fn(*args)` once for `key`, however many callers there are. All callers get its result, through JSON. If
+        `fn` has a parameter `lease`, it gets the lease.
 
         keep        seconds the result is kept, None for ever; after that the key may run again
-        wait        seconds to wait for another caller who runs it: None for ever, 0 raises `NotAcquired` at once
-        ttl         so long after a runner died the next takes over (default: the client's)
-        on_failure  "retry": the next caller runs it again; "keep": all get `RunFailed` until `keep` is over
-        request     a text that stands for what is asked: another one under the same key raises `Mismatch`
-        max_result  bytes of JSON; 0: no result is kept, all get None
-        store       where the record is kept: a URL, a store, or by default beside the client's locks
+        wait        seconds to wait while another caller runs it: None waits for ever, 0 does not wait
+        ttl         seconds after which another caller takes over from a runner that died (default: the client's)
+        on_failure  "retry": the next caller runs it again; "keep": all callers get `RunFailed` until `keep` is over
+        request     a text that identifies the request, such as a hash: another one under the same key is refused
+        max_result  the largest result, in bytes of JSON; 0: no result is kept, and all callers get None
+        store       where the record is kept: a URL or a store object (default: next to the client's locks)
 
-        A runner whose lease was lost and taken over gets `StaleToken`: its result is not kept. Not promised: that what
-        it did outside the store is undone. Let it commit with the record (`stores.within`), or fence it by the token.
+        Raises what `fn` raises in the call that ran it. `NotAcquired`: another caller was still running it when `wait`
+        was over. `RunFailed`: it failed before, and the failure is kept. `Mismatch`: the key belongs to another
+        `request`. `StaleToken`: this runner lost its lease and another took over, so its result is not kept.
+
+        Not promised: that what such a runner did outside the store is undone. Commit the effect together with the
+        record (`stores.within`), or let the resource check the token.
         """
         options = OnceOptions(keep, on_failure, request, max_result)
         return run_sync(make_once(self, key, wait, ttl, store, options).run(fn, args, {}))  # type: ignore[no-any-return]
@@ -170,8 +203,8 @@ class Client(BaseClient):
         max_result: int = MAX_RESULT,
         store: Store | str | None = None,
     ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        """Decorate a function to run once for the key that its arguments make: `@client.once_per("order:{order_id}")`.
-        Options as for `once`."""
+        """A decorator: runs the function once for each key. The key is a template over the function's arguments, such
+        as `@client.once_per("order:{order_id}")`. Options and errors as for `once`."""
         options = OnceOptions(keep, on_failure, "", max_result)
 
         def decorate(fn: Callable[..., T]) -> Callable[..., T]:
@@ -188,8 +221,9 @@ class Client(BaseClient):
         return decorate
 
     def outcome(self, key: str, *, store: Store | str | None = None) -> Outcome | None:
-        """Where a key of `once` stands: running, done, failed, or lapsed. None: it never ran, or is no longer kept."""
-        return run_sync(recipe.outcome(key_lock(self, recipe.KIND, key), open_records(self, store), key))
+        """The state of a key of `once`: running, done, failed, or expired (its runner died or lost its lease, and the
+        next caller takes over). None: it never ran, or its record is no longer kept."""
+        return run_sync(once_records.outcome(key_lock(self, once_records.KIND, key), open_records(self, store), key))
 
     def schedule(
         self,
@@ -204,12 +238,15 @@ class Client(BaseClient):
         ttl: float | None = None,
         store: Store | str | None = None,
     ) -> Schedule:
-        """A job for every `every` seconds, `offset` after the full multiples since 1970 (UTC), once in the whole fleet.
+        """A job that runs once per tick in the whole fleet. Ticks are at the full multiples of `every` seconds since
+        1970 (UTC), plus `offset`. Create the same schedule in every process and call its `run`.
 
-        missed      what becomes of ticks at whose time nobody ran: "skip", "last" (only the latest), or "all", in order
-        late        so many seconds after its time a tick is still run, where missed ones are skipped (default: every/2)
-        most        so many missed ticks are caught up with at most
-        on_failure  "keep": a tick that failed is over; "retry": the next to look runs it again
+        missed      which missed ticks are run later: "skip" (none), "last" (only the latest) or "all", in order
+        late        with "skip", a tick is missed when it is this many seconds old (default: half of `every`)
+        most        with "all", the most ticks to catch up with
+        on_failure  "keep": a tick that failed is not run again; "retry": the next process that checks runs it again
+        ttl         seconds after which another process takes over from a runner that died (default: the client's)
+        store       where the records of ticks are kept: a URL or a store object (default: next to the client's locks)
         """
         lock = key_lock(self, SCHEDULE, name, wait=0, ttl=ttl)
         ticks = make_ticks(every, offset, missed, late, most)
@@ -218,34 +255,42 @@ class Client(BaseClient):
     def status(
         self, name: str, moves: Mapping[str, Collection[str]], start: str, *, store: Store | str | None = None
     ) -> Status:
-        """A status with the arrows `moves`, such as `{"new": {"paid", "cancelled"}, "paid": {"shipped"}}`; a name that
-        was never moved is in the state `start`."""
+        """A status that changes only along the transitions `moves`, such as `{"new": {"paid", "cancelled"}, "paid":
+        {"shipped"}}`, one atomic step at a time. Before its first move it is in the state `start`. It takes no lock.
+        `store`: as for `once`."""
         return Status(open_records(self, store), check_name(name), moves, start)
 
     def inspect(self, prefix: str = "", exact: bool = False) -> list[Holding]:
-        """Who holds and who waits, by name: every claim in this namespace whose name begins with `prefix`."""
+        """The holders and waiters of all names in this namespace that begin with `prefix` (`exact`: of the name
+        `prefix`). Sorted by name, holders first, then the queue. A snapshot: it may already be out of date."""
         return run_sync(self._inspect(prefix, exact))
 
     def deadlocks(self) -> list[Deadlock]:
-        """Who waits for each other in a circle, in this namespace, in any process: the claims, and the way out. What
-        threads and tasks wait for besides locks is not seen; `Unsupported` where the engine keeps no line."""
+        """Cycles of claims that wait for each other, in this namespace, across processes. Each shows its claims, and
+        the grant to break to resolve it. Only detects threads or tasks that wait for one lock while holding another:
+        waits on anything else are not visible. Raises `Unsupported` if the engine keeps no queue."""
         return run_sync(self._deadlocks())
 
     def break_lock(self, name: str, *, token: int) -> bool:
-        """Take a lock from its holder. The token names what was seen, so that a successor is never hit. False: that
-        grant is over already."""
+        """Take a grant away from its holder, for operators. `token` is the token that `inspect` showed, so that a
+        successor's grant is never broken. False: that grant had already ended.
+
+        Not promised: that the holder stops at once. It may notice only at its next renewal; a fence refuses its token
+        as soon as the resource has seen a newer one.
+        """
         return run_sync(self._break(name, token))
 
     def connect(self) -> None:
-        """Connect now rather than at the first call. Raises `Unavailable`."""
+        """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer."""
         run_sync(self._ping())
 
     def ping(self) -> float:
-        """One round trip to the engine, in seconds. Raises `Unavailable`."""
+        """Make one round trip to the engine, and return its seconds. Raises `Unavailable` if it does not answer."""
         return run_sync(self._ping())
 
     def close(self) -> None:
-        """Release what is held and what is owed, within `call_timeout`; then let go of the engine."""
+        """Release all leases and send pending releases, within `call_timeout`, then close the engine. Waiting threads
+        get `ConfigError`, and so do later calls; closing again does nothing."""
         run_sync(self._close())
 
     def __enter__(self) -> Self:

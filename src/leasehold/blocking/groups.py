@@ -1,4 +1,4 @@
-"""Many locks as one, and one leader among many: the blocking face, one line per method. Its twin is `many_aio`."""
+"""Multilocks and elections, blocking: one line per method. The asyncio twin is `aio.groups`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from leasehold.runtime.base import run_sync
 
 
 class Leases(BaseLeases[Lease]):
-    """What a multilock gives: leases by name, good together or not at all."""
+    """What a multilock returns: a mapping from names to leases, which are valid only together."""
 
     __slots__ = ()
 
     def release(self) -> bool:
-        """Give up all of them. True: all were held, and the engine confirmed each."""
+        """Release all of them. True: all were held, and the engine confirmed each release. Unconfirmed releases are
+        retried in the background."""
         return run_sync(self._release())
 
     def wait_lost(self, seconds: float | None = None) -> bool:
-        """Wait until one of them is lost, at most `seconds`. False: none is."""
+        """Wait until one of them is lost, at most `seconds`. False: none is lost."""
         return run_sync(self._wait_lost(seconds))
 
 
 class MultiLock(BaseMultiLock[Lease, Leases]):
-    """Several locks as one, also of clients of different engines: `MultiLock([old.lock("a"), new.lock("a")])`.
+    """Several locks as one, even of clients of different engines: `MultiLock([old.lock("a"), new.lock("a")])`.
 
-    Sorted here, so that the order of the list does not matter; taken one after the other before one deadline, `wait`
-    (default: the shortest of the locks' own); rolled back without waiting if one of them fails.
+    The locks are sorted, so the order of the list does not matter and two multilocks cannot deadlock each other. They
+    are acquired one after the other, before one deadline: `wait` seconds for all (default: the shortest `wait` of the
+    locks). If one fails, the others are released without waiting. If a lease is lost during a `with` block, leaving the
+    block raises `LeaseLost`.
     """
 
     __slots__ = ()
@@ -42,13 +45,13 @@ class MultiLock(BaseMultiLock[Lease, Leases]):
     _leases_type: ClassVar = Leases
 
     def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Leases:
-        """All of them, or `NotAcquired` after `wait` seconds, and none. Raises as `Lock.acquire` does, and `LeaseLost`
-        when one was lost while it stood in line for another."""
+        """All leases, or an error and none. Raises as `Lock.acquire` does, and `LeaseLost` if one was lost while
+        waiting for another."""
         refuse_unknown("acquire()", unknown)
         return run_sync(self._acquire(wait))
 
     def try_acquire(self) -> Leases | None:
-        """All of them if they are free right now, else None."""
+        """All leases if all names are free right now, else None."""
         return run_sync(self._try_acquire())
 
     def __enter__(self) -> Leases:
@@ -71,7 +74,7 @@ class MultiLock(BaseMultiLock[Lease, Leases]):
 
 
 class Terms(BaseTerms):
-    """An iterator over the terms of an election; see `Election.observe`."""
+    """An iterator over the terms of an election: see `Election.observe`."""
 
     def __iter__(self) -> Self:
         return self
@@ -83,41 +86,51 @@ class Terms(BaseTerms):
 
 
 class Election(BaseElection[Lease]):
-    """Who leads: one of any number of candidates, in any number of processes. An object is one candidate."""
+    """One candidate of an election: one of any number of candidates, in any number of processes, leads at a time.
+
+    Not promised: that a paused leader notices in time that its term has ended. Pass `term.token` with every write, and
+    let the resource refuse older tokens.
+    """
 
     def campaign(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Lease:
-        """Become the leader, or `NotAcquired` after `wait` seconds (None: never; 0: try once). The lease is the term,
-        its token the fence. It leads until `resign()`, or until the lease is lost."""
+        """Wait until this candidate leads, or raise `NotAcquired` after `wait` seconds (default: the election's own;
+        None waits for ever, 0 tries once). The lease is the term, and its token fences the leader's writes. The term
+        lasts until `resign()`, or until the lease is lost. `SelfDeadlock`: this candidate already leads."""
         refuse_unknown("campaign()", unknown)
         return run_sync(self._campaign(wait))
 
     def resign(self) -> bool:
-        """Step down. True: this candidate led. `serve` is only told here: it drains and releases on its own thread, and
-        then returns. So this may be called from any thread, and from a signal handler."""
+        """Step down. True: this candidate led. May be called from any thread and from a signal handler. While `serve`
+        is running, this is only a request: `serve` calls `stop` on its own thread, releases the name and returns."""
         return run_sync(self._resign())
 
     def lead(self) -> Lock:
-        """For `with election.lead() as term:`, which campaigns, and resigns when its body is done."""
+        """For `with election.lead() as term:`, which campaigns on entry and resigns on exit. If the term is lost during
+        the block, leaving it raises `LeaseLost`."""
         return self._lock  # type: ignore[return-value]  # built as one
 
     def serve(self, start: Callable[[Lease], object], stop: Callable[[Lease], object]) -> None:
-        """Campaign and lead, term after term, until `resign()`: `start(term)` when it leads, `stop(term)` at the end.
+        """Campaign and lead, term after term, until `resign()`. Calls `start(term)` when this candidate leads, and
+        `stop(term)` when the term ends.
 
-        Both run here, on the caller's own thread, in turns: no stop without a start, no start without a stop, and no
-        two terms of one election at once in one process. `start` is to return soon; `stop` runs as soon as the term is
-        lost, and before it is given up when it is resigned: that is the time to drain. An error in one of them ends it.
+        Both run on the caller's own thread, alternately. A `start` that returned is followed by exactly one `stop`, and
+        in one process two terms of one election never overlap. `start` should return soon. On resigning, `stop` runs
+        before the name is released: that is the time to drain. After a loss it runs as soon as possible, but another
+        leader may exist already (`term.held` is False). An exception in either ends `serve`. If the engine does not
+        answer, `serve` keeps campaigning.
         """
         run_sync(self._serve(start, stop))
 
     def leader(self) -> Term | None:
-        """Who leads at the moment the engine is asked. Decide nothing by it."""
+        """The term at the moment the engine answers, or None. Do not base decisions on it: it may have ended."""
         return run_sync(self._leader())
 
     def observe(self, *, seconds: float | None = None) -> Terms:
-        """Terms as they come, the one under way first: tokens rise, no term comes twice. Ends after `seconds`.
+        """Iterate over the current term and all later ones: each once, in the order of their tokens. Ends after
+        `seconds` (None: never).
 
-        A term is in view for a second at least, or as long as its ttl if that is shorter: none is missed by an observer
-        that gets to look as often. One that did not says so: `term.missed`. An engine that does not answer is asked
-        again.
+        The observer polls. A term stays visible for at least a second, or for its ttl if that is shorter, so an
+        observer that polls in time misses none. If it could not, the next term says so: `term.missed`. If the engine
+        does not answer, the observer retries.
         """
         return Terms(self, seconds)

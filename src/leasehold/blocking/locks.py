@@ -1,4 +1,4 @@
-"""The blocking lock and its lease: one line per method. Their twins are in `locks_aio`."""
+"""The blocking lock and its lease: one line per method. The asyncio twin is `aio.locks`."""
 
 from __future__ import annotations
 
@@ -19,58 +19,77 @@ T = TypeVar("T")
 
 
 class Lease(BaseLease):
-    """What you hold: a fencing token, and how long to trust it. Renewed in the background until released or lost."""
+    """What you hold: a fencing token, and how long to trust it.
+
+    The watchdog renews it in the background until it is released or lost. It belongs to no thread: pass it on freely,
+    and keep a reference. A lease that is garbage-collected while held is released, with a `ResourceWarning`.
+
+    Not promised: that a paused process notices a loss in time. Call `check()` before every step that matters, and let
+    the resource refuse older tokens.
+    """
 
     __slots__ = ()
 
     def verify(self) -> None:
-        """Ask the engine itself, and renew. Raises `LeaseLost` if it says no, `Unavailable` if it cannot be asked."""
+        """Ask the engine, and renew. Raises `LeaseLost` if the engine no longer has the grant, `Unavailable` if it does
+        not answer."""
         run_sync(self._renew(None))
 
     def renew(self, ttl: float | None = None) -> None:
-        """Set the life left to `ttl` seconds from now (default: the lease's own ttl). Raises as `verify` does.
+        """Set the remaining life to `ttl` seconds from now (default: the lease's own), for this and later renewals.
+        Raises as `verify` does.
 
-        A shorter life is kept by this lease at once; the engine frees the name no earlier than it had promised.
+        A shorter ttl applies to this lease at once; the engine still keeps the name until the end it granted before.
         """
         run_sync(self._renew(ttl))
 
     def release(self) -> bool:
-        """Give it up. True: a live lease ended by this call, and the engine confirmed it. Never raises for a silent
-        engine: the release is then repeated in the background."""
+        """Release the lease. True: this call ended a live lease, and the engine confirmed it. Never raises because the
+        engine does not answer: the watchdog then retries the release in the background."""
         return run_sync(self._release_explicitly())
 
     def wait_lost(self, seconds: float | None = None) -> bool:
-        """Wait until the lease is lost, at most `seconds`. False: it is not lost."""
+        """Wait until the lease is lost, at most `seconds`. False: it is not lost, or was released."""
         return run_sync(self._wait_lost(seconds))
 
 
 class Lock(BaseLock[Lease]):
-    """A name to be held by one at a time (or, as read lock or semaphore, by several). Shared freely by threads."""
+    """A name that one holder can have at a time (as a read lock or semaphore: several). Threads may share it.
+
+    `with lock as lease:` acquires and releases; its body never runs without the lease. If the lease is lost before the
+    body ends, leaving the block raises `LeaseLost`; if the body itself raised, the loss is added to that exception as a
+    note.
+    """
 
     __slots__ = ()
 
     def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Lease:
-        """A lease, or `NotAcquired` after `wait` seconds (None: never; 0: try once). Raises `Unavailable` when the
-        engine does not answer; then nothing is held, and whatever was asked for is given back."""
+        """A lease, or `NotAcquired` after `wait` seconds (default: the lock's own; None waits for ever, 0 tries once).
+
+        `Unavailable`: the engine did not answer. `Mismatch`: the name is in use as another kind or with another limit.
+        `SelfDeadlock`: this thread already holds the name in a `with` block. However it fails, nothing is held, and no
+        claim is left behind. If this thread already holds a reentrant lock, returns the same lease again.
+        """
         if unknown:
             refuse_unknown("acquire()", unknown)
         return run_sync(self._acquire(wait))
 
     def try_acquire(self) -> Lease | None:
-        """A lease if the name is free right now, else None."""
+        """A lease if the name is free and has no waiters, else None. Raises as `acquire` does, except `NotAcquired`."""
         return run_sync(self._try_acquire())
 
     def locked(self) -> bool:
-        """Whether somebody holds it, at the moment the engine is asked. Decide nothing by it."""
+        """Whether the name is held at the moment the engine answers. Do not base decisions on it: acquire the lock."""
         return run_sync(self._locked())
 
     def call(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Run `fn` under the lock; it gets the lease if it has a parameter `lease`."""
+        """Run `fn(*args, **kwargs)` under the lock and return its result. If `fn` has a parameter `lease`, it gets the
+        lease. Raises as `with` does."""
         result: T = run_sync(self._call(fn, args, kwargs, accepts_lease(fn, blocking=True)))
         return result
 
     def as_threading(self) -> ThreadingLock:
-        """The same lock in the shape of `threading.Lock` (`RLock` if reentrant), for code that expects one."""
+        """The same lock with the interface of `threading.Lock` (`RLock` if reentrant), for code that expects one."""
         return ThreadingLock(self)
 
     def __enter__(self) -> Lease:
@@ -93,7 +112,7 @@ class Lock(BaseLock[Lease]):
 
 
 class ThreadingLock:
-    """A lock with the methods of `threading.Lock`. It cannot say that it was lost but by `lease.check()`."""
+    """A lock with the interface of `threading.Lock`. It can report a lost lease only through `lease.check()`."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
@@ -101,7 +120,7 @@ class ThreadingLock:
 
     @property
     def lease(self) -> Lease | None:
-        """What was taken last and not yet released."""
+        """The lease acquired last and not yet released, or None."""
         return self._acquired[-1][1] if self._acquired else None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -115,9 +134,9 @@ class ThreadingLock:
         return True
 
     def release(self) -> None:
-        """Give up what this thread took last; else, as `threading.Lock` allows, what another thread took first.
+        """Release what this thread acquired last; else, as `threading.Lock` allows, what another thread acquired first.
 
-        After a loss two threads may have taken it: the late one must not give up the other's.
+        After a loss two threads may have acquired it: the late one must not release the other's.
         """
         if not self._acquired:
             raise RuntimeError("release unlocked lock")
@@ -127,7 +146,7 @@ class ThreadingLock:
     def locked(self) -> bool:
         return self._lock.locked()
 
-    # What `threading.Condition` asks of a reentrant lock.
+    # `threading.Condition` calls these three on a reentrant lock.
 
     def _is_owned(self) -> bool:
         return bool(self._own_indexes())

@@ -1,4 +1,4 @@
-"""The blocking face of what is decided by records: `once`, schedules, statuses. Its twin is `once_aio`."""
+"""Schedules, statuses and `optimistic`, blocking: one line per method. The asyncio twin is `aio.records`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,41 @@ _THREADS: Final = Threads()
 
 
 class Schedule(BaseSchedule):
-    """A job that runs once per tick in the whole fleet. Make one in every process, with the same name and times."""
+    """A job that runs once per tick in the whole fleet. Create one in every process, with the same name and times.
+
+    Not promised: that a job which is killed half-way has no effects. The tick is then run again, if it is still due.
+    """
 
     def run(self, fn: Callable[..., object]) -> None:
-        """Run `fn` at every tick, here or elsewhere, until `stop()`. It gets `tick`, the time it is due as an aware
-        `datetime`, and `lease`, if it has parameters of these names. What it raises is logged and recorded."""
+        """Until `stop()`, compete for every tick; one process of the fleet runs `fn` for it.
+
+        `fn` gets `tick` (the time it is due, an aware `datetime`) and `lease` if it has parameters with these names.
+        Exceptions of `fn` are logged and recorded. If the engine or store does not answer, `run` retries.
+        """
         run_sync(self._run(fn))
 
     def run_due(self, fn: Callable[..., object]) -> list[datetime]:
-        """Run what is due now, and return; for a loop of your own. Gives the ticks that ran here."""
+        """Run the ticks that are due now, and return those that ran in this process: for a loop or timer of your own.
+        Exceptions of `fn` are logged and recorded. Raises `Unavailable` if the engine or store does not answer."""
         return run_sync(self._run_due(fn))[0]
 
 
 class Status(BaseStatus):
-    """A status that moves along drawn arrows, one atomic step at a time."""
+    """A status that moves along defined transitions, one atomic step at a time."""
 
     def get(self) -> str:
-        """The state it is in."""
+        """The current state. Raises `Unavailable` if the store does not answer."""
         return run_sync(self._get())
 
     def move(self, to: str, *, expected: str | Collection[str] | None = None) -> str:
-        """Move it to `to`, and give the state it was in. `Conflict`: it is not in an expected state (default: any that
-        has an arrow to `to`), and was not moved. `Unavailable`: whether it was moved cannot be told. Of any number of
-        callers with the same step, at most one succeeds."""
+        """Move to the state `to`, and return the previous state. Of any number of callers that try the same step, at
+        most one succeeds.
+
+        expected  the state or states to move from (default: all that have a transition to `to`)
+
+        `Conflict`: the status is not in an expected state, and was not moved. `ConfigError`: no transition leads from
+        there to `to`. `Unavailable`: the store did not answer; the status may have been moved.
+        """
         return run_sync(self._move(to, expected))
 
 
@@ -56,12 +68,18 @@ def optimistic(
     name: str = "",
     on_event: Hook | None = None,
 ) -> T:
-    """Call `fn(*args)`, which reads, decides and writes unless something changed; after a conflict again, with growing
-    random pauses, at most `attempts` times. Then `Conflict`.
+    """Call `fn(*args)`, which reads, decides and writes if nothing changed meanwhile, and return its result. After a
+    conflict call it again, at most `attempts` times in all; then raise `Conflict`.
+
+    on          exception types that also count as a conflict
+    pause       the first pause between attempts lasts up to this many seconds; later ones grow, at random
+    most_pause  the longest pause
+    name        names the value in events and in the error
+    on_event    gets an `Event` of kind "conflict" for each conflict
 
     A conflict is a `Conflict` that `fn` raises, SQLAlchemy's `StaleDataError`, a serialization failure or deadlock of
-    PostgreSQL or MySQL, redis-py's `WatchError`, or an error of a type in `on`. `fn` must begin anew each time: a new
-    session, a new transaction. `on_event` gets an `Event` of kind "conflict" for each, under `name`: count them there.
+    PostgreSQL or MySQL, redis-py's `WatchError`, or an exception of a type in `on`. All other exceptions are raised at
+    once. `fn` must start over each time: with a new session, in a new transaction.
     """
     policy = RetryPolicy(attempts, on, pause, most_pause, name, on_event)
     result: T = run_sync(policy.run(_THREADS, fn, args))

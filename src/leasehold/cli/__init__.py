@@ -1,9 +1,9 @@
-"""The command line, one module per command. `import leasehold` never loads it, nor click.
+"""The command line, one module per command. `import leasehold` loads neither this package nor click.
 
-app.py          the program: global options, commands, errors as exit codes
-console.py      what every command gets: options, a client, the two streams
+app.py          the program: its commands, and errors as exit codes
+console.py      what every command gets: global options, a client, stdout and stderr
 options.py      options that several commands share
-exit_codes.py  help.py  render.py  lease_input.py     exit codes, help pages, tables and JSON, a lease from stdin
+exit_codes.py  help.py  render.py  lease_input.py     exit codes, help pages, tables and JSON, a lease as input
 run/  demo/  bench/     commands with folders of their own
 """
 

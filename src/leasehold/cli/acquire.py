@@ -1,4 +1,4 @@
-"""`leasehold acquire`: a lease for a script to keep, renew and release by hand."""
+"""`leasehold acquire`: a lease that a script keeps, renews and releases itself."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ trap 'leasehold release' EXIT
 @acquire_options
 @pass_console
 def acquire(console: Console, /, name: str, **given: Any) -> int:
-    """Take NAME and print the lease as JSON.
+    """Acquire NAME and print the lease as JSON.
 
-    The lease is for `leasehold renew` and `leasehold release`. Nobody renews it for you: the lease lapses TTL
-    seconds from now unless `leasehold renew` is called in time. `leasehold run` is safer wherever it fits, because
-    it renews and stops the work when the lease is lost.
+    Pass the JSON to `leasehold renew` and `leasehold release`. The lease is not renewed automatically: it expires
+    after --ttl seconds unless you call `leasehold renew` in time. Prefer `leasehold run` where possible: it renews the
+    lease, and stops the command if the lease is lost.
 
-    The JSON holds the secret id that owns the lease. Keep it in $LEASEHOLD_LEASE or hand it over on stdin, and
-    never on a command line, where every user of the machine can read it. Its shape is described in
-    docs/reference/json.md; `-o` changes nothing here.
+    The JSON contains the secret id that owns the lease. Keep it in $LEASEHOLD_LEASE or pass it on stdin, never on a
+    command line, where every user of the machine can read it. The format is described in docs/reference/json.md; `-o`
+    has no effect on it.
     """
     options = AcquireOptions(**given)
-    usage_error_if(sys.stdout is None, "stdout is closed: nobody could read the lease")
+    usage_error_if(sys.stdout is None, "stdout is closed, so the lease cannot be printed")
     with console.client(ttl=options.ttl) as client:
         lock = options.lock(client, name, outlives=True)
         try:
             lease = lock.acquire()
         except NotAcquired as busy:
-            console.say(render.busy_text(busy) + ("" if busy.waited else "; -w SECS stands in line"))
+            console.say(render.busy_text(busy) + ("" if busy.waited else "; pass -w SECS to wait for it"))
             return exit_codes.BUSY if options.busy_code is None else options.busy_code
         console.put_json({**lease_document.dump(lease), "left": render.rounded(lease.remaining)})
-        lease_document.detach(lease)  # only now: had nobody been there to read it, it would have been released
+        lease_document.detach(lease)  # only after printing: if that fails, closing the client releases the lease
     return exit_codes.OK

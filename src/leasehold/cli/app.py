@@ -1,4 +1,4 @@
-"""The program: its global options, its commands, and the one place where an error becomes a line and an exit code."""
+"""The program: global options, commands, and the one place that turns an error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from leasehold.cli.watch import watch
 from leasehold.errors import LeaseholdError, NotAcquired
 
 EXAMPLES = """
-leasehold run nightly-report -- ./report.sh     one at a time; others stand in line
-leasehold run -n backup -- ./backup.sh          or exit 75 at once if it is running already
-leasehold ls                                    who holds what, who waits
-leasehold -u sqlite:///srv/locks.db ls          of another engine than your own
+leasehold run nightly-report -- ./report.sh     one run at a time; others wait in a queue
+leasehold run -n backup -- ./backup.sh          exit 75 at once if it is already running
+leasehold ls                                    holders and waiters
+leasehold -u sqlite:///srv/locks.db ls          the same for another engine
 """
 
 
@@ -49,11 +49,12 @@ leasehold -u sqlite:///srv/locks.db ls          of another engine than your own
 )
 @click.version_option(__version__, "-V", "--version", prog_name="leasehold", message="%(prog)s %(version)s")
 def leasehold() -> None:
-    """Distributed locks for the shell: leases that end by themselves, and tokens that only rise.
+    """Distributed locks for the shell, with leases that expire and fencing tokens that only increase.
 
-    `leasehold COMMAND --help` is the manual of a command. The options below may stand before the command or after it.
+    Run `leasehold COMMAND --help` for the manual of a command. The options below may be given before or after the
+    command.
 
-    Colours are left out when stdout is no terminal, or when NO_COLOR is set. [env var: NO_COLOR]
+    Output has no colours if stdout is not a terminal or NO_COLOR is set. [env var: NO_COLOR]
     """
 
 
@@ -78,12 +79,12 @@ for command in (
 
 
 def start(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and give its exit code."""
+    """Run the program and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         raise_on_signals()
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a name is any text, also where the locale has no letter
+            sys.stdout.reconfigure(errors="backslashreplace")  # a name may have characters the locale lacks
         code = leasehold.main(arguments, prog_name="leasehold", standalone_mode=False)
         return code if isinstance(code, int) else exit_codes.OK
     except click.UsageError as bad:
@@ -109,8 +110,8 @@ def start(arguments: Sequence[str] | None = None) -> int:
         return exit_codes.NOT_PERMITTED
     except Exception as bug:
         if not _print_traceback():
-            say(f"this is a fault in leasehold: {type(bug).__name__}: {bug}; -vv shows where. Please report it")
-        return 70  # EX_SOFTWARE: no promise speaks of it
+            say(f"bug in leasehold: {type(bug).__name__}: {bug}; run with -vv for a traceback, and please report it")
+        return 70  # EX_SOFTWARE: a bug, so it has no documented exit code
 
 
 def _explain_usage(bad: click.UsageError) -> None:
@@ -125,7 +126,7 @@ def _explain_usage(bad: click.UsageError) -> None:
 
 
 def _print_traceback() -> bool:
-    """Show where it happened, if `-vv` asked for everything."""
+    """Print the traceback if `-vv` was given. False: it was not, and nothing was printed."""
     if logging.getLogger("leasehold").level != logging.DEBUG:
         return False
     write_stderr(traceback.format_exc().rstrip("\n"))

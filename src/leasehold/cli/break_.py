@@ -1,4 +1,4 @@
-"""`leasehold break`: an operator takes a lock from its holder."""
+"""`leasehold break`: an operator ends the grant of a holder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from leasehold.cli.options import name_argument, usage_error_if
 from leasehold.model import Holding
 
 EXAMPLES = """
-leasehold break nightly-report                  shows the holder and asks
-leasehold break nightly-report --token 1741     exactly this grant, without a question
-leasehold break nightly-report --yes            whoever holds it now, without a question
+leasehold break nightly-report                  show the holder and ask for confirmation
+leasehold break nightly-report --token 1741     exactly this grant, without confirmation
+leasehold break nightly-report --yes            the current holder, without confirmation
 """
 
 
@@ -24,21 +24,29 @@ leasehold break nightly-report --yes            whoever holds it now, without a 
 )
 @name_argument
 @click.option(
-    "--token", type=click.IntRange(min=1), metavar="N", help="Break the grant with this token, which `ls` shows."
+    "--token",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Break only the grant with this token. `leasehold ls` shows it.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Ask no question. Needed without --token where stdin is no terminal.")
+@click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    help="Do not ask for confirmation. Required without --token if stdin is not a terminal.",
+)
 @pass_console
 def break_(console: Console, name: str, token: int | None, yes: bool) -> None:
-    """Take NAME from its holder, whoever that is.
+    """Take NAME away from its holder.
 
-    The holder is told where the engine can tell it, and at its next renewal otherwise: until then it works on,
-    beside the next holder. Stop it first if you can, and let the resource check tokens. A break names the token
-    that was seen, so that a successor is never hit.
+    The holder learns of the break at once if the engine can notify it, and otherwise at its next renewal. Until then
+    it keeps working, at the same time as the next holder. Stop it first if you can, and let the resource check tokens.
+    A break applies to one token, so it never hits a later holder.
 
-    Exits 0 also when that grant was over already; with `-o json` the field `broken` tells which.
+    The exit code is 0 even if that grant had already ended; with `-o json` the field `broken` is then false.
     """
     with console.client() as client:
-        # What is reserved has no holder yet: it is granted, or passes on, within seconds.
+        # A reservation has no holder yet: within seconds it is claimed or passes to the next waiter.
         holdings = [holding for holding in client.inspect(name, exact=True) if holding.state in ("held", "cooling")]
         target = token if token is not None else choose(name, holdings)
         if target is None:
@@ -51,7 +59,7 @@ def break_(console: Console, name: str, token: int | None, yes: bool) -> None:
 
 
 def choose(name: str, holdings: list[Holding]) -> int | None:
-    """The one token there is to break. Several holders need a choice, which is the operator's."""
+    """The token of the only holder, or None. If there are several, the operator must choose."""
     for line in render.holdings_table(holdings) if holdings else ():
         write_stderr(line)
     tokens = [holding.token for holding in holdings if holding.token is not None]
@@ -65,9 +73,9 @@ def choose(name: str, holdings: list[Holding]) -> int | None:
 def confirm(console: Console, name: str, token: int) -> None:
     usage_error_if(
         sys.stdin is None or not sys.stdin.isatty(),
-        f"nobody can be asked here: name what you have seen with --token {token}, or say --yes",
+        f"cannot ask for confirmation, because stdin is not a terminal; pass --token {token} or --yes",
     )
-    if not click.confirm(f"Take {name} from the holder of token {token}?", err=True):
+    if not click.confirm(f"Break {name} (token {token})?", err=True):
         console.say("nothing was broken", error=True)
         raise click.exceptions.Exit(exit_codes.NOT_PERMITTED)
 
@@ -90,6 +98,6 @@ def report(console: Console, name: str, token: int | None, broken: bool, holding
     elif token is None:
         console.say(f"{name} is free: nothing to break")
     elif matching is not None and matching.state == "cooling":
-        console.say(f"{name} (token {token}) is kept for its --delay, which cannot be cut short: nothing was broken")
+        console.say(f"{name} (token {token}) is kept by its --delay, which cannot be shortened: nothing was broken")
     else:
-        console.say(f"the grant of {name} with token {token} is over already: nothing was broken")
+        console.say(f"{name} is not held with token {token}: nothing was broken")

@@ -1,4 +1,4 @@
-"""`leasehold completion`: the script that teaches a shell to complete commands, options and live names."""
+"""`leasehold completion`: the script with which a shell completes commands, options and live names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXAMPLES = """
 leasehold completion bash > ~/.local/share/bash-completion/completions/leasehold
 leasehold completion zsh > "${fpath[1]}/_leasehold"
 leasehold completion fish > ~/.config/fish/completions/leasehold.fish
-eval "$(leasehold completion bash)"             only for this shell
+eval "$(leasehold completion bash)"             for the current shell only
 """
 
 
@@ -21,9 +21,9 @@ eval "$(leasehold completion bash)"             only for this shell
 @pass_console
 @click.pass_context
 def completion(ctx: click.Context, console: Console, shell: str) -> None:
-    """Print the completion script of SHELL: bash, zsh or fish.
+    """Print the completion script for bash, zsh or fish.
 
-    Names are completed from the engine, if it answers within a second.
+    It completes commands, options, and the names that are held or waited for, if the engine answers within a second.
     """
     kind = get_completion_class(shell)
     assert kind is not None, f"click knows {shell}"

@@ -1,6 +1,6 @@
-"""What every command is given: the global options, a client made from them, and the two streams.
+"""What every command gets: the global options, a client built from them, stdout and stderr.
 
-Data goes to stdout and nowhere else. All words for people go through `say`, to stderr, so that a pipe never meets them.
+Data goes to stdout and nowhere else. All messages go through `say` to stderr, so that a pipe contains only data.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Console:
         return Client(self.url, namespace=self.namespace, holder=holder, ttl=ttl)
 
     def say(self, text: str, *, error: bool = False, detail: bool = False) -> None:
-        """A line for people. `error`: said even with -q. `detail`: only with -v."""
+        """Print a message to stderr. `error`: print it even with -q. `detail`: only with -v."""
         if (self.quiet and not error) or (detail and not self.verbosity):
             return
         say(text)
 
     def put(self, text: str) -> None:
-        """A line of data."""
+        """Print a line of data to stdout."""
         try:
             click.echo(text)  # which flushes
-        except BrokenPipeError:  # `| head` has seen enough; the interpreter must not try to flush again at its end
+        except BrokenPipeError:  # `| head` has ended; the interpreter must not flush again when it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise Interrupted(signal.SIGPIPE) from None
 
@@ -62,22 +62,22 @@ def say(text: str) -> None:
 
 
 def write_stderr(line: str) -> None:
-    """To stderr, if it takes it. A pipe whose reader has gone, or a full disk, must not decide what is done next: least
-    of all between TERM and KILL.
+    """Write to stderr if possible. A closed pipe or a full disk must not change what the program does next, in
+    particular not between SIGTERM and SIGKILL.
     """
     try:
         click.echo(line, err=True)
-    except OSError:  # what is left in the buffer would fail again at the interpreter's end, and cost the exit code
+    except OSError:  # the rest of the buffer would fail again at exit, and change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def make_printable(text: str) -> str:
-    """A name is any text, also one that would move the cursor or change the terminal's title."""
+    """Escape control characters: a name is any text, and could move the cursor or change the terminal's title."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
 def prepare_logs(quiet: bool, verbosity: int) -> None:
-    """The library's own words: warnings as they are, the rest with -v and -vv."""
+    """Print the library's log lines: warnings always, info with -v, debug with -vv. With -q, only errors."""
     handler = _ConsoleHandler()
     if not verbosity:
         handler.addFilter(_not_reported_by_command)
@@ -89,24 +89,24 @@ def prepare_logs(quiet: bool, verbosity: int) -> None:
 
 class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())  # no traceback; `-vv` shows that of the command itself
+        say(record.getMessage())  # no traceback: `-vv` prints the one of the command itself
 
 
 def _not_reported_by_command(record: logging.LogRecord) -> bool:
-    """The loss of a lease is the command's to tell, with what it did about it."""
-    return not str(record.msg).endswith("is lost: %s")  # which the teller's thread logs, for `Desk.lost`
+    """Drop the log line of a lost lease: the command reports the loss itself, with what it did about it."""
+    return not str(record.msg).endswith("is lost: %s")  # the format of `ClientCore.report_lost`
 
 
 def use_color() -> bool | None:
-    """None: as click finds the stream. https://no-color.org: any value but the empty one says no."""
+    """False if NO_COLOR is set and not empty (https://no-color.org). None: click decides by the stream."""
     return False if os.environ.get("NO_COLOR") else None
 
 
-# -- the global options: of the program, and of every command as well, because people put them there
+# -- the global options: accepted by the program and by every command, because users write them in both places
 
 
 def global_options(*, for_command: bool) -> list[click.Option]:
-    """Of the program: shown, and read from the environment. Of a command: hidden, and they override the program's."""
+    """For the program: shown in its help, and read from the environment. For a command: hidden, with precedence."""
     extra: dict[str, Any] = {"expose_value": False, "callback": _store_option}
     if for_command:
         extra["hidden"] = True
@@ -120,29 +120,29 @@ def global_options(*, for_command: bool) -> list[click.Option]:
             "--url",
             env=URL_VARIABLE,
             metavar="URL",
-            help="The engine that decides who holds a name. Default: SQLite in your own state directory, which "
-            "excludes the processes of one user on one machine; two users do not exclude each other there.",
+            help="URL of the engine that grants the locks. Default: a SQLite file in your state directory, which is "
+            "shared by your processes on this machine; other users and machines do not see its locks.",
         ),
         option(
             "--namespace",
             env="LEASEHOLD_NAMESPACE",
             metavar="TEXT",
-            help="Keeps applications apart: the same name in two namespaces is two locks.",
+            help="Namespace to use. The same name in two namespaces is two independent locks.",
         ),
         option(
             "-o",
             "--output",
             env="LEASEHOLD_OUTPUT",
             type=click.Choice(["table", "json"]),
-            help="How data looks on stdout: a table for people (the default), or JSON for programs.",
+            help="Format of data on stdout: table (the default) or json.",
         ),
-        option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors; that a name is busy is none."),
-        option("-v", "--verbose", count=True, help="Say more on stderr; -vv shows tracebacks as well."),
+        option("-q", "--quiet", is_flag=True, help="Only print errors to stderr. A busy lock is not an error."),
+        option("-v", "--verbose", count=True, help="Print more to stderr; -vv also prints tracebacks."),
     ]
 
 
 def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Into the console of this context, which a command's context takes over from the program's."""
+    """Store it in the console of this context. A command's context inherits the program's console."""
     console = ctx.find_object(Console) or Console()
     if value and param.name == "namespace":
         try:

@@ -1,4 +1,4 @@
-"""`leasehold deadlocks`: who waits for each other, and the way out."""
+"""`leasehold deadlocks`: cycles of waiters, and the grant to break."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ leasehold -o json deadlocks | jq -r '.[].victim | "\\(.name) \\(.token)"'
 @click.command("deadlocks", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @pass_console
 def deadlocks(console: Console) -> None:
-    """Name the circles of threads, tasks and processes that wait for each other.
+    """Find deadlocks: threads, tasks and processes that wait for each other.
 
-    Looks at every holder and waiter of this namespace, twice if there is something to be seen. Each circle is shown
-    with whoever waits for what, and its way out: the youngest grant, which has the least work to lose. Breaking it
-    lets the others go on; its holder is told. To be rid of the cause, take several names with `multilock`, which
-    sorts them, or stand in line for a bounded time.
+    Reads all holders and waiters of the namespace, and reads them again to confirm what it finds. For each deadlock it
+    shows who waits for what, and the command that resolves it by breaking the youngest grant, which has the least work
+    to lose. The other waiters then continue, and the holder of the broken grant learns that its lease is lost. To
+    prevent deadlocks, acquire several names with `multilock`, which sorts them, or limit the wait.
 
-    Seen is who waits for a lock while holding another in the same thread or task. Not seen: what waits for anything
-    but locks, and a `leasehold run` inside the CMD of another.
+    Only detects threads or tasks that wait for one lock while holding another. Waits on anything else are not visible,
+    nor is a `leasehold run` inside the CMD of another one.
 
-    With `-o json`: one array, described in docs/reference/json.md. Exits 0 whenever the engine answered, also with
-    nothing found.
+    With `-o json`: one array, described in docs/reference/json.md. The exit code is 0 even if nothing was found, as
+    long as the engine answered.
     """
     with console.client() as client:
         found = client.deadlocks()
     if console.json:
         console.put_json([deadlock_as_json(deadlock) for deadlock in found])
     elif not found:
-        console.say("nobody waits in a circle")
+        console.say("no deadlocks")
     for number, deadlock in enumerate([] if console.json else found, 1):
-        console.put(f"deadlock {number}: {len(deadlock.waits)} in a circle")
+        console.put(f"deadlock {number}: {len(deadlock.waits)} waiters in a cycle")
         for part in str(deadlock).split("; "):
             console.put(f"  {make_printable(part)}")
-        console.put(f"  way out: leasehold break {break_arguments(deadlock)}")
+        console.put(f"  to resolve it: leasehold break {break_arguments(deadlock)}")
 
 
 def break_arguments(deadlock: Deadlock) -> str:
-    """As it can be pasted into a shell."""
+    """Quoted for a shell."""
     return f"{shlex.quote(make_printable(deadlock.victim.name))} --token {deadlock.victim.token}"
 
 

@@ -1,4 +1,4 @@
-"""`leasehold elect`: a command that runs on the leader alone, or the terms of an election as they come."""
+"""`leasehold elect`: run a command on the leader only, or print the terms of an election as they begin."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from leasehold.errors import Unavailable
 from leasehold.model import Term
 
 EXAMPLES = """
-leasehold elect scheduler -- ./scheduler          on every machine: runs on one of them
+leasehold elect scheduler -- ./scheduler          on every machine; only the leader runs it
 leasehold elect --ttl 10 scheduler -- ./scheduler
-leasehold elect --listen scheduler                who leads, now and from now on
+leasehold elect --listen scheduler                print the current leader and each new one
 leasehold -o json elect --listen scheduler | jq -r .holder
 """
 
@@ -54,35 +54,39 @@ _MAX_PAUSE = 10.0
 )
 @name_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [CMD [ARG]...]")
-@click.option("--listen", is_flag=True, help="Do not stand for election: print each term as it comes.")
-@click.option("--for", "lasting", type=seconds, metavar="SECS", help="With --listen: end after SECS.")
+@click.option("--listen", is_flag=True, help="Do not become a candidate; print each term as it begins.")
+@click.option("--for", "lasting", type=seconds, metavar="SECS", help="With --listen: stop after SECS.")
 @click.option(
     "--ttl",
     type=positive_seconds,
     default=30.0,
     show_default=True,
     metavar="SECS",
-    help="How long a leader that is no longer heard of stays leader: all candidates should say the same.",
+    help="Lifetime of the leader's lease: it expires SECS after its last renewal. Use the same for all candidates.",
 )
 @click.option(
     "--delay",
     type=seconds,
     default=0.0,
     metavar="SECS",
-    help="Let nobody lead for so much longer after a leader is lost: for a resource that checks no tokens.",
+    help="After a term is lost, let SECS more pass before the next one begins. "
+    "Use it when the resource cannot check tokens.",
 )
 @click.option(
-    "--max-hold", type=positive_seconds, metavar="SECS", help="The longest a term lasts; then another may lead."
+    "--max-hold",
+    type=positive_seconds,
+    metavar="SECS",
+    help="Maximum length of a term; then another candidate may lead.",
 )
 @click.option(
     "--kill-after",
     type=seconds,
     metavar="SECS",
-    help="Time between TERM and KILL when the term is lost; at most a third of --ttl. "
-    "Default: the smaller of 5 and a third of the life granted.",
+    help="Time between SIGTERM and SIGKILL when the term is lost; at most a third of --ttl. "
+    "Default: 5, or a third of the granted ttl if that is shorter.",
 )
-@click.option("--holder", type=label, metavar="TEXT", help="Who stands for election, for people. Default: host:pid.")
-@click.option("--purpose", type=label, metavar="TEXT", help="What for, for people.")
+@click.option("--holder", type=label, metavar="TEXT", help="Label of the candidate, display only. Default: host:pid.")
+@click.option("--purpose", type=label, metavar="TEXT", help="What the election is for, display only.")
 @pass_console
 def elect(
     console: Console,
@@ -95,27 +99,29 @@ def elect(
     kill_after: float | None,
     **given: Any,
 ) -> int:
-    """Run CMD while leading NAME, of all who stand for election.
+    """Run CMD while this process is the leader of NAME.
 
-    Stands in line until it leads, then runs CMD as `leasehold run` does: signals, terminal, environment and exit code
-    are the same, and LEASEHOLD_TOKEN is the fence of this term. When the term is lost, CMD is stopped, and it stands
-    for election again. When CMD ends by itself, or is ended by a signal sent here, it resigns, after CMD and not
-    before, and exits with the code of CMD.
+    Waits until it is elected, then runs CMD as `leasehold run` does, with the same signals, terminal, environment and
+    exit code. LEASEHOLD_TOKEN is the fencing token of the term. If the term is lost, it stops CMD and becomes a
+    candidate again. When CMD exits, by itself or after a signal to `leasehold elect`, it resigns and exits with the
+    code of CMD. It never resigns before CMD has ended.
 
-    An engine that does not answer at the start ends it with 69; later it is asked again until it does.
+    If the engine does not answer at the start, it exits 69; later it retries until the engine answers.
 
-    With --listen: a line for each term, the one under way first, each once and in order. With `-o json`: a JSON
-    object for each, one per line, described in docs/reference/json.md.
+    With --listen: one line per term, beginning with the current one, each term once and in order. With `-o json`: one
+    JSON object per term, one per line, described in docs/reference/json.md.
     """
     check_ttl_option(given["ttl"])
     options: LockArguments = {**given, "max_hold": max_hold}  # type: ignore[typeddict-item]  # by click
     if listen:
-        usage_error_if(bool(command), "--listen and CMD exclude each other: who listens does not stand for election")
+        usage_error_if(bool(command), "--listen cannot be combined with CMD: it only watches the election")
         print_terms(console, name, options, lasting)
         return exit_codes.OK
-    usage_error_if(lasting is not None, "--for is for --listen")
-    usage_error_if(not command, "nothing to run: give CMD after NAME, or --listen")
-    usage_error_if(command[0].startswith("-"), f"CMD cannot begin with a dash: {command[0]}. Is it an option misspelt?")
+    usage_error_if(lasting is not None, "--for can only be used with --listen")
+    usage_error_if(not command, "nothing to run: pass CMD after NAME, or --listen")
+    usage_error_if(
+        command[0].startswith("-"), f"CMD cannot begin with a dash: {command[0]!r}. Is it a misspelt option?"
+    )
     if options.get("purpose") is None and is_label(os.path.basename(command[0])):
         options["purpose"] = os.path.basename(command[0])
     run_options = RunOptions(given["ttl"], max_hold, "term", kill_after)
@@ -123,36 +129,36 @@ def elect(
 
 
 def run_leader(console: Console, name: str, argv: list[str], options: LockArguments, run_options: RunOptions) -> int:
-    """Term after term, until CMD ends by itself."""
+    """Run CMD term after term, until it ends for another reason than a lost term."""
 
     def lock(client: Client) -> Lock:
         return client.election(name, **options).lead()
 
     with console.client(ttl=run_options.ttl) as client:
         lock(client)
-        client.ping()  # what cannot work at all is said at once
+        client.ping()  # fail now if the engine cannot be reached at all
     tries = count(1)
     while True:
         _wait_single_threaded()
-        raise_on_signals()  # while CMD runs, signals are its own
+        raise_on_signals()  # again: while CMD ran, signals were forwarded to it
         result = RunResult(console.namespace, name, argv, None)
         try:
             RunJob(console, name, argv, lock, run_options, result, exit_codes.BUSY).run()
         except Unavailable as unavailable:
             pause = timing.backoff(next(tries), 0.5, _MAX_PAUSE, 1.0)
-            console.say(f"{unavailable}; standing for election again in {pause:.1f} s", error=True)
+            console.say(f"{unavailable}; retrying in {pause:.1f} s", error=True)
             time.sleep(pause)
             continue
         if result.outcome != "lost":
             return result.exit_code
         if result.end_signal is not None:
             return exit_codes.SIGNALLED + result.end_signal
-        console.say(f"{name} is lost; standing for election again")
+        console.say(f"leadership of {name} is lost; waiting to be elected again")
         tries = count(1)
 
 
 def _wait_single_threaded() -> None:
-    """The next child is forked by a process with one thread: those of the last client end as soon as they can."""
+    """Wait for the threads of the last client to end, so that the next child is forked by a single-threaded process."""
     deadline = time.monotonic() + 1.0
     while len(sys._current_frames()) > 1 and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -183,5 +189,5 @@ def print_term(console: Console, term: Term) -> None:
         )
         return
     clock = at.astimezone().strftime("%H:%M:%S")
-    gap = "  (terms may have been missed before it)" if term.missed else ""
+    gap = "  (earlier terms may have been missed)" if term.missed else ""
     console.put(f"{clock}  {make_printable(term.name)}  token {term.token}  {make_printable(term.holder.label)}{gap}")

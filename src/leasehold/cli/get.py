@@ -1,4 +1,4 @@
-"""`leasehold get`: one name, its holders and its line."""
+"""`leasehold get`: one name, its holders and its queue."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ leasehold -o json get nightly-report | jq .locked
 def get(console: Console, name: str) -> None:
     """Show who holds NAME and who waits for it.
 
-    Decide nothing by the answer: it is a picture of a moment that has passed. `leasehold run -n` asks and takes in
-    one step.
+    Do not base decisions on the answer: it may be out of date when you read it. To run a command only if NAME is free,
+    use `leasehold run -n`, which checks and acquires in one step.
 
-    With `-o json`: one object, described in docs/reference/json.md. Exits 0 whenever the engine answered, held or
-    not: the answer is in the data.
+    With `-o json`: one object, described in docs/reference/json.md. The exit code is 0 whether NAME is held or not, as
+    long as the engine answered.
     """
     with console.client() as client:
         holdings = client.inspect(name, exact=True)

@@ -1,6 +1,6 @@
-"""Help of manual quality: examples and exit codes under the options, laid out as they were written.
+"""Help that serves as a manual: examples and exit codes below the options.
 
-click re-wraps what it is given; a command's `examples` are kept line by line.
+click re-wraps paragraphs; the `examples` of a command are printed line by line, as written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIDTH = 100
 
 
 class Command(click.Command):
-    """A command with examples. `codes` are the exit codes it can end with, besides 0 and 64."""
+    """A command with examples. `codes` are its possible exit codes other than 0 and 64."""
 
     def __init__(self, *args: Any, examples: str = "", codes: Sequence[int] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -28,13 +28,15 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text("The options of `leasehold --help` (-u, --namespace, -o, -q, -v) may stand here, too.")
+            formatter.write_text(
+                "The global options (-u, --namespace, -o, -q, -v; see `leasehold --help`) may be given here, too."
+            )
         write_examples(formatter, self.examples)
         write_codes(formatter, self.codes)
 
 
 class Group(click.Group):
-    """The program itself. Commands are listed in the order they are useful in, not by letter."""
+    """The program itself. Commands are listed by usefulness, not alphabetically."""
 
     command_class = Command
 

@@ -1,4 +1,4 @@
-"""Where `renew` and `release` find the lease that `acquire` printed: never on the command line, where `ps` shows it."""
+"""Read the lease that `acquire` printed, for `renew` and `release`; never from the command line, which `ps` shows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def read_lease() -> Claim:
             sys.stdin is not None and sys.stdin.isatty(),
             f"no lease: set ${LEASE_VARIABLE} to what `leasehold acquire` printed, or pipe it to stdin",
         )
-        text = "" if sys.stdin is None else sys.stdin.read()  # None: closed, `<&-`
+        text = "" if sys.stdin is None else sys.stdin.read()  # None: stdin is closed (`<&-`)
     usage_error_if(
-        not text.strip(), f"no lease: ${LEASE_VARIABLE} and stdin are empty; give what `leasehold acquire` printed"
+        not text.strip(), f"no lease: ${LEASE_VARIABLE} and stdin are empty; pass what `leasehold acquire` printed"
     )
     return lease_document.load(text)

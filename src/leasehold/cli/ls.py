@@ -1,4 +1,4 @@
-"""`leasehold ls`: who holds what, and who waits."""
+"""`leasehold ls`: holders and waiters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from leasehold.cli.help import Command
 from leasehold.cli.options import checked_prefix
 
 EXAMPLES = """
-leasehold ls                                          everything live in this namespace
-leasehold ls orders/                                  names that begin with orders/
+leasehold ls                                          all holders and waiters of the namespace
+leasehold ls orders/                                  only names that begin with orders/
 leasehold -o json ls | jq -r '.[] | select(.state == "held") | .name'
 """
 
@@ -20,15 +20,15 @@ leasehold -o json ls | jq -r '.[] | select(.state == "held") | .name'
 @click.argument("prefix", type=checked_prefix, default="")
 @pass_console
 def ls(console: Console, prefix: str) -> None:
-    """List who holds what and who waits.
+    """List holders and waiters.
 
-    Shows every live name that begins with PREFIX. A name that nobody holds or waits for is not listed: nothing of
-    it is kept. LEFT is the time until the holding ends unless its holder renews it, AGE the time since it was
-    granted, or since a waiter joined the line. What you see may have changed by the time you read it: take the lock
-    if you need to be sure.
+    Shows the names that begin with PREFIX, by default all names of the namespace. A name without holders and waiters
+    does not exist in the engine, so it is not listed. AGE is the time since the lock was granted, or since the waiter
+    joined the queue. LEFT is the time until it expires unless it is renewed. The list may be out of date when you
+    read it: to be sure, acquire the lock.
 
-    With `-o json`: one array, described in docs/reference/json.md. Exits 0 whenever the engine answered, also with
-    nothing found.
+    With `-o json`: one array, described in docs/reference/json.md. The exit code is 0 even if nothing was found, as
+    long as the engine answered.
     """
     with console.client() as client:
         holdings = client.inspect(prefix)
@@ -38,4 +38,4 @@ def ls(console: Console, prefix: str) -> None:
         for line in render.holdings_table(holdings):
             console.put(line)
     else:
-        console.say(f"nothing is held or waited for{f' under {prefix}' if prefix else ''}")
+        console.say(f"no holders or waiters{f' of names that begin with {prefix}' if prefix else ''}")

@@ -1,4 +1,4 @@
-"""Options that several commands share, checked before anything is done: a wrong one ends with 64 and its way out."""
+"""Options that several commands share. They are checked before anything else happens: a wrong one exits with 64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leasehold.errors import ConfigError, LeaseholdError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MAX_SLOTS = 2**31 - 1  # what every engine can count
+MAX_SLOTS = 2**31 - 1  # the largest limit that every engine supports
 
 
 def checked_name(value: str) -> str:
@@ -30,12 +30,12 @@ def checked_name(value: str) -> str:
 
 
 def checked_prefix(value: str) -> str:
-    """How names begin: any text, also none."""
+    """The beginning of names. It may be empty."""
     return checked_name(value) if value else value
 
 
 def live_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For the tab key, which is no place for a complaint."""
+    """Names for shell completion. Errors give no names: a message would disturb the prompt."""
     console = ctx.find_object(Console) or Console()
     try:
         with Client(console.url, namespace=console.namespace, call_timeout=1.0) as client:
@@ -52,22 +52,22 @@ def seconds(value: str | float) -> float:
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a number of seconds, such as 30 or 0.5") from None
     if not isfinite(number) or number < 0:
-        raise click.BadParameter(f"{value} is not a number of seconds: it must be finite, and 0 or more")
+        raise click.BadParameter(f"{value!r} is not a valid number of seconds: it must be finite, and 0 or more")
     return number
 
 
 def positive_seconds(value: str | float) -> float:
-    """More than 0 of them."""
+    """A finite number of seconds, more than 0."""
     number = seconds(value)
     if number == 0:
-        raise click.BadParameter("0 is too short: it must be more than 0 seconds")
+        raise click.BadParameter("it must be more than 0 seconds")
     return number
 
 
 def label(value: str) -> str:
-    """A short text for people."""
+    """A short text, display only."""
     if not is_label(value):
-        raise click.BadParameter("use a printable text of 1 to 200 characters")
+        raise click.BadParameter("it must be printable text of 1 to 200 characters")
     return value
 
 
@@ -80,7 +80,7 @@ def name_argument(command: F) -> F:
 
 
 def acquire_options(command: F) -> F:
-    """The options of the commands that take a name: `run` and `acquire`."""
+    """The options of `run` and `acquire`, the commands that acquire a lock."""
     for option in reversed(
         [
             click.option("-n", "--nonblock", is_flag=True, help="Do not wait: exit 75 at once if NAME is busy."),
@@ -89,15 +89,15 @@ def acquire_options(command: F) -> F:
                 "--wait",
                 type=seconds,
                 metavar="SECS",
-                help="Stand in line for at most SECS, then exit 75. Default: for ever.",
+                help="Wait for at most SECS, then exit 75. Default: wait for ever.",
             ),
-            click.option("-x", "--exclusive", is_flag=True, help="Hold NAME alone. The default."),
-            click.option("-s", "--shared", is_flag=True, help="Hold NAME beside other shared holders, as a reader."),
+            click.option("-x", "--exclusive", is_flag=True, help="Hold NAME exclusively. This is the default."),
+            click.option("-s", "--shared", is_flag=True, help="Share NAME with other shared holders, as a reader."),
             click.option(
                 "--slots",
                 type=click.IntRange(min=1),
                 metavar="N",
-                help="Let N hold NAME at once. All who use NAME must say the same N.",
+                help="Allow up to N holders at once, as a semaphore. All users of NAME must pass the same N.",
             ),
             click.option(
                 "--ttl",
@@ -105,21 +105,23 @@ def acquire_options(command: F) -> F:
                 default=30.0,
                 show_default=True,
                 metavar="SECS",
-                help="How long the engine keeps NAME for a holder that it no longer hears of.",
+                help="Lifetime of the lease: it expires SECS after its last renewal.",
             ),
             click.option(
                 "--delay",
                 type=seconds,
                 default=0.0,
                 metavar="SECS",
-                help="Keep NAME so much longer than a lost lease is trusted: for a resource that checks no tokens.",
+                help="After a lease is lost, keep NAME unavailable for SECS more. "
+                "Use it when the resource cannot check tokens.",
             ),
             click.option(
                 "--min-hold",
                 type=seconds,
                 default=0.0,
                 metavar="SECS",
-                help="Keep NAME at least so long, also when it is released earlier: for clocks that differ.",
+                help="Hold NAME for at least SECS even if released earlier, e.g. so that cron jobs on hosts with "
+                "skewed clocks run once.",
             ),
             click.option(
                 "-E",
@@ -127,10 +129,12 @@ def acquire_options(command: F) -> F:
                 "busy_code",
                 type=click.IntRange(0, 255),
                 metavar="CODE",
-                help="Exit with CODE instead of 75 when busy.",
+                help="Exit with CODE instead of 75 if NAME is busy.",
             ),
-            click.option("--holder", type=label, metavar="TEXT", help="Who holds it, for people. Default: host:pid."),
-            click.option("--purpose", type=label, metavar="TEXT", help="What for, for people."),
+            click.option(
+                "--holder", type=label, metavar="TEXT", help="Label of the holder, display only. Default: host:pid."
+            ),
+            click.option("--purpose", type=label, metavar="TEXT", help="What the lock is for, display only."),
         ]
     ):
         command = option(command)
@@ -139,7 +143,7 @@ def acquire_options(command: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class AcquireOptions:
-    """The same, checked against one another."""
+    """The values of `acquire_options`, with their combinations checked."""
 
     nonblock: bool
     wait: float | None
@@ -154,19 +158,18 @@ class AcquireOptions:
     purpose: str | None
 
     def __post_init__(self) -> None:
-        usage_error_if(self.nonblock and self.wait is not None, "-n and -w exclude each other: -n is the same as -w 0")
-        usage_error_if(self.exclusive and self.shared, "-x and -s exclude each other")
+        usage_error_if(self.nonblock and self.wait is not None, "-n cannot be combined with -w: -n means -w 0")
+        usage_error_if(self.exclusive and self.shared, "-x cannot be combined with -s")
         usage_error_if(
-            self.shared and self.slots is not None, "-s and --slots exclude each other: readers are not counted"
+            self.shared and self.slots is not None,
+            "-s cannot be combined with --slots: the number of readers is not limited",
         )
         usage_error_if(
             self.exclusive and (self.slots or 1) > 1,
-            "-x and --slots exclude each other: the holders of a slot are several",
+            "-x cannot be combined with --slots N greater than 1",
         )
         check_ttl_option(self.ttl)
-        usage_error_if(
-            (self.slots or 1) > MAX_SLOTS, f"--slots {self.slots} is more than {MAX_SLOTS}, the most there can be"
-        )
+        usage_error_if((self.slots or 1) > MAX_SLOTS, f"--slots {self.slots} is too large: the maximum is {MAX_SLOTS}")
 
     def lock(self, client: Client, name: str, *, max_hold: float | None = None, outlives: bool = False) -> Lock:
         options: LockArguments = {
@@ -185,7 +188,7 @@ class AcquireOptions:
             if self.shared:
                 return client.rwlock(name).read(**options)
             return client.lock(name, **options)
-        except ConfigError as bad:  # a number out of range; what the engine cannot do is `Unsupported`
+        except ConfigError as bad:  # a number out of range; a missing feature of the engine is `Unsupported`
             raise click.UsageError(str(bad)) from None
 
 
@@ -203,5 +206,5 @@ def usage_error_if(condition: bool, text: str) -> None:
 
 def get_console(ctx: click.Context) -> Console:
     found = ctx.find_object(Console)
-    assert found is not None, "the group makes it before any command runs"
+    assert found is not None, "the group creates the console before any command runs"
     return found

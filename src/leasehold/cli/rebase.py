@@ -1,4 +1,4 @@
-"""`leasehold rebase`: after an engine's data went back in time, have its tokens rise on from where they were."""
+"""`leasehold rebase`: raise the base of new tokens after an engine was restored from older data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from leasehold.cli.help import Command
 from leasehold.runtime.base import run_sync
 
 EXAMPLES = """
-leasehold -u etcd://etcd-1:2379 rebase          after a restore, before clients are let in
-leasehold rebase --above 1741000000000417       and a resource is known to have seen this token
+leasehold -u etcd://etcd-1:2379 rebase          after a restore, before clients connect
+leasehold rebase --above 1741000000000417       when a resource has seen this token
 """
 
 
@@ -21,20 +21,20 @@ leasehold rebase --above 1741000000000417       and a resource is known to have 
     type=click.IntRange(min=0, max=2**53 - 2**40 - 1),
     default=0,
     metavar="TOKEN",
-    help="The highest token any resource has seen, if that is known: new ones exceed it for certain.",
+    help="The highest token that any resource has seen, if known. All new tokens are greater.",
 )
 @pass_console
 def rebase(console: Console, above: int) -> None:
-    """Let tokens rise on after the engine's data were restored or lost.
+    """Raise new tokens above all old ones after the engine's data was restored or lost.
 
-    For engines that count tokens by the number of their own changes (etcd, ZooKeeper): after a restore from a
-    snapshot that number is lower than before, and a fence would refuse every new holder. This sets the number that
-    tokens begin at to this machine's clock, in microseconds, or to --above where that is more. It covers all
-    namespaces below the prefix of the URL.
+    For engines that derive tokens from a count of their own changes (etcd, ZooKeeper). After a restore from a snapshot
+    that count is lower than before, and a fence would refuse every new holder. This command sets the base of new
+    tokens to this machine's clock, in microseconds, or to --above if that is greater. It covers all namespaces below
+    the prefix of the URL.
 
-    Holders and waiters stay. Clients that were connected all the time have noticed, and must be started anew.
+    Holders and waiters are kept. Clients that stayed connected throughout have noticed the change: restart them.
 
-    Exits 78 for engines that need no such thing.
+    Exits 78 if the engine does not need this.
     """
     with console.client() as client:
         base = run_sync(client._rebase(above))

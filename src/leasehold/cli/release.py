@@ -1,4 +1,4 @@
-"""`leasehold release`: give up a lease of `leasehold acquire`."""
+"""`leasehold release`: release a lease of `leasehold acquire`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ leasehold release < lease.json
 )
 @pass_console
 def release(console: Console) -> int:
-    """Give up a lease, so that the next in line may go on.
+    """Release a lease, so that the next waiter can acquire the name.
 
-    Reads what `leasehold acquire` printed from $LEASEHOLD_LEASE [env var: LEASEHOLD_LEASE], or else from stdin;
-    never from the command line.
+    Reads the output of `leasehold acquire` from $LEASEHOLD_LEASE [env var: LEASEHOLD_LEASE], or from stdin if the
+    variable is empty; never from the command line.
 
-    Exits 79 when the lease was over before: somebody else may have held the name meanwhile. That is said once;
-    whoever releases again is told the same.
+    Exits 79 if the lease had already ended: another holder may have had the name in the meantime. A second release of
+    the same lease exits 79, too.
     """
     claim = read_lease()
     with console.client() as client:
@@ -39,6 +39,7 @@ def release(console: Console) -> int:
         console.say(f"released {claim.name} (token {claim.token})")
         return exit_codes.OK
     console.say(
-        f"{claim.name} (token {claim.token}) was over already: it lapsed, was broken or was released", error=True
+        f"the lease of {claim.name} (token {claim.token}) had already ended: it expired, was broken or was released",
+        error=True,
     )
     return exit_codes.LOST

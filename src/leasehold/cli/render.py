@@ -1,4 +1,4 @@
-"""How holdings look: the JSON that docs/reference/json.md promises, and tables for people."""
+"""Holdings as output: the JSON that docs/reference/json.md documents, tables, and the text of a busy name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leasehold.model import Holding
 
 
 class HoldingJson(TypedDict):
-    """Every key is always there; null where it does not apply. Seconds are by the engine's clock."""
+    """Every key is always present, and null if it does not apply. Seconds are by the engine's clock."""
 
     namespace: str
     name: str
@@ -62,7 +62,7 @@ def rounded(seconds: float) -> float:
 
 
 def blocks_others(holding: Holding) -> bool:
-    """Whether it keeps others out now: held, reserved for one who was told, or cooling. Else it waits."""
+    """Whether it keeps others out now: held, reserved for a waiter that was notified, or cooling. If not, it waits."""
     return holding.state in ("held", "reserved", "cooling")
 
 
@@ -91,7 +91,7 @@ def holding_row(holding: Holding) -> tuple[str, ...]:
 
 
 def holdings_table(holdings: Sequence[Holding]) -> Iterable[str]:
-    """Lines, a head first. Colours are taken out again by click where the stream is no terminal."""
+    """The lines of the table, headings first. click removes the colours if the stream is not a terminal."""
     rows = [tuple(make_printable(cell) for cell in holding_row(holding)) for holding in holdings]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     yield click.style(_format_row(COLUMNS, widths), bold=True)
@@ -110,7 +110,7 @@ def _pad(cells: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
 
 
 def duration(seconds: float) -> str:
-    """Short, and exact enough to decide by: 0.4s, 12.3s, 3m12s, 5h03m, 2d04h."""
+    """The two largest units: 0.4s, 12.3s, 3m12s, 5h03m, 2d04h."""
     if seconds < 60:
         return f"{seconds:.1f}s"
     whole = int(seconds)
@@ -121,7 +121,7 @@ def duration(seconds: float) -> str:
 
 
 def busy_text(busy: NotAcquired) -> str:
-    """Who is in the way, with everything an operator needs to go and see."""
+    """Who holds the name, with everything an operator needs to find that process."""
     facts = []
     if busy.pid:
         facts.append(f"pid {busy.pid}" + (f" on {busy.host}" if busy.host else ""))
@@ -135,5 +135,5 @@ def busy_text(busy: NotAcquired) -> str:
     text = f"{busy.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
     if busy.waited > 0:
         text += f"; gave up after {busy.waited:.1f} s"
-        text += f" at position {busy.position + 1} in line" if busy.position is not None else ""
+        text += f" at position {busy.position + 1} in the queue" if busy.position is not None else ""
     return text

@@ -1,4 +1,4 @@
-"""`leasehold renew`: a lease of `leasehold acquire`, for another while."""
+"""`leasehold renew`: renew a lease of `leasehold acquire`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ leasehold renew --ttl 600 < lease.json
     "renew", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST)
 )
 @click.option(
-    "--ttl", type=positive_seconds, metavar="SECS", help="Live so long from now. Default: as it was acquired."
+    "--ttl",
+    type=positive_seconds,
+    metavar="SECS",
+    help="New lifetime, counted from now. Default: the ttl it was acquired with.",
 )
 @pass_console
 def renew(console: Console, ttl: float | None) -> None:
-    """Push the end of a lease back.
+    """Renew a lease.
 
-    It then lives --ttl seconds from now. Reads what `leasehold acquire` printed from $LEASEHOLD_LEASE [env var:
-    LEASEHOLD_LEASE], or else from stdin; never from the command line. An end that was already promised for later
-    stays.
+    The lease then expires --ttl seconds from now, or later if it had longer to live already: a renewal never shortens
+    it. Reads the output of `leasehold acquire` from $LEASEHOLD_LEASE [env var: LEASEHOLD_LEASE], or from stdin if the
+    variable is empty; never from the command line.
 
-    Exits 79 when the engine no longer has the lease: stop the work it protects.
+    Exits 79 if the lease has ended: stop the work it protects.
     """
     claim = read_lease()
     with console.client() as client:
@@ -42,4 +45,4 @@ def renew(console: Console, ttl: float | None) -> None:
             {"namespace": claim.namespace, "name": claim.name, "token": claim.token, "left": render.rounded(left)}
         )
     else:
-        console.say(f"{claim.name} (token {claim.token}) is yours for another {left:.1f} s")
+        console.say(f"renewed {claim.name} (token {claim.token}): {left:.1f} s left")

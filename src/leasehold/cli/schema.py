@@ -1,4 +1,4 @@
-"""`leasehold schema`: what an engine in a database keeps there, as statements for a migration tool."""
+"""`leasehold schema`: the tables and functions of an SQL engine, as statements for a migration tool."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from leasehold.cli.help import Command
 from leasehold.errors import ConfigError
 
 EXAMPLES = """
-leasehold schema postgresql | psql -1 "$DATABASE_URL"    make or upgrade it
-leasehold schema postgresql --role app > 007_locks.sql   with rights for app
-leasehold schema postgresql --schema locks               as in ?schema=locks
-leasehold schema mysql --schema shop | mysql             as in mysql://host/shop
-leasehold schema mysql --role app@10.%                   an account, and from where
+leasehold schema postgresql | psql -1 "$DATABASE_URL"    create or upgrade the schema
+leasehold schema postgresql --role app > 007_locks.sql   with grants for the role app
+leasehold schema postgresql --schema locks               for URLs with ?schema=locks
+leasehold schema mysql --schema shop | mysql             for mysql://host/shop
+leasehold schema mysql --role app@10.%                   with grants for an account
 """
 
 
@@ -28,24 +28,23 @@ leasehold schema mysql --role app@10.%                   an account, and from wh
     "name",
     metavar="NAME",
     default="leasehold",
-    help="The schema, or in MySQL the database. Default: leasehold.",
+    help="Name of the schema; in MySQL, of the database. Default: leasehold.",
 )
-@click.option("--role", metavar="ROLE", help="Also grant ROLE what a client needs, and no more.")
-@click.option(
-    "--no-operator", is_flag=True, help="With --role: do not let ROLE look at the locks of others or break them."
-)
+@click.option("--role", metavar="ROLE", help="Also print grants that give ROLE what a client needs, and no more.")
+@click.option("--no-operator", is_flag=True, help="With --role: do not allow ROLE to list all locks or to break them.")
 @pass_console
 def schema(console: Console, engine: str, name: str, role: str | None, no_operator: bool) -> None:
-    """Print the tables and functions, or procedures, of an engine.
+    """Print the SQL that creates the tables and functions of an engine.
 
-    A client makes them by itself on first use if its role may. Where it may not, run these statements as the owner
-    of the database. They can be run again at any time, also while clients are at work: what is there is kept, and
-    what is newer is added beside it.
+    A client creates them automatically on first use if its role is allowed to. If it is not, run these statements as
+    the owner of the database. You can run them again at any time, even while clients are working: they keep what
+    exists, and add newer versions next to it.
 
-    The functions run with the rights of whoever makes them. A role that uses locks needs to execute them, and no
-    right to any table: --role prints those grants. In MySQL the role is an account. Connects to nothing.
+    The functions run with the privileges of the role that creates them. A role that uses locks needs the privilege to
+    execute them, and none on the tables: --role prints those grants. In MySQL the functions are procedures, and ROLE
+    is an account. This command does not connect to the database.
     """
-    engines.opener(engine)  # says what to install, if its driver is missing
+    engines.opener(engine)  # raises an error that says what to install if the driver is missing
     module = import_module(f"leasehold.engines.{engine}.schema")
     try:
         console.put(module.text(module.validate_name(name)).rstrip("\n"))

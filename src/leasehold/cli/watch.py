@@ -1,7 +1,7 @@
-"""`leasehold watch`: the changes of holders and waiters as they come.
+"""`leasehold watch`: print the changes of holders and waiters as they happen.
 
-Engines have no feed of all changes, so this looks again and again: often while something happens, seldom while not.
-A holding that begins and ends between two looks is not seen; `on_event` and the audit log see everything.
+Engines have no feed of all changes, so this polls: often while things change, rarely while they do not. It misses a
+holding that begins and ends between two polls. A client's `on_event` hook misses none, but sees only its own client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_INTERVAL = 0.1
 CLEAR_SCREEN = "\x1b[H\x1b[J"
 
 EXAMPLES = """
-leasehold watch                          a table that keeps itself fresh
+leasehold watch                          a table that is kept up to date
 leasehold watch orders/                  only names that begin with orders/
 leasehold -o json watch | jq -c 'select(.change == "gone") | .name'
 """
@@ -44,18 +44,19 @@ leasehold -o json watch | jq -c 'select(.change == "gone") | .name'
     default=2.0,
     show_default=True,
     metavar="SECS",
-    help="Look at least so often. While things change it looks more often.",
+    help="Poll at least once per SECS, and more often while things change.",
 )
-@click.option("--for", "lasting", type=seconds, metavar="SECS", help="End after SECS. Default: at Ctrl-C.")
+@click.option("--for", "lasting", type=seconds, metavar="SECS", help="Stop after SECS. Default: run until Ctrl-C.")
 @pass_console
 def watch(console: Console, prefix: str, interval: float, lasting: float | None) -> None:
-    """Follow holders and waiters as they change.
+    """Watch holders and waiters change.
 
-    Shows the names that begin with PREFIX. On a terminal: the table of `ls`, kept fresh. Into a pipe: a line for
-    each change. With `-o json`: a JSON object for each change, one per line, described in docs/reference/json.md.
+    Shows the names that begin with PREFIX, by default all names of the namespace. On a terminal: the table of `ls`,
+    kept up to date. In a pipe: one line per change. With `-o json`: one JSON object per change, one per line,
+    described in docs/reference/json.md.
 
-    It looks again and again, so that a holding that begins and ends between two looks is missed. An engine that
-    does not answer is said on stderr and asked again.
+    It polls the engine, so it misses a holding that begins and ends between two polls. If the engine does not answer,
+    it prints the error to stderr and retries.
     """
     end = float("inf") if lasting is None else time.monotonic() + lasting
     with console.client() as client:
@@ -76,14 +77,14 @@ class HoldingChange(NamedTuple):
 def poll(
     console: Console, client: Client, prefix: str, interval: float, end: float
 ) -> Iterator[tuple[list[Holding], list[HoldingChange]]]:
-    """What is there at each look, and how it differs from the look before."""
+    """Yield the holdings of each poll, and the changes since the poll before."""
     before: Snapshot | None = None
     quiet = 0
     while True:
         try:
             holdings = client.inspect(prefix)
         except Unavailable as unavailable:
-            console.say(f"{unavailable}; asking again", error=True)
+            console.say(f"{unavailable}; retrying", error=True)
             quiet += 1
         else:
             now = {(holding.name, holding.fingerprint): holding for holding in holdings}
@@ -97,7 +98,7 @@ def poll(
 
 
 def compare(before: Snapshot | None, now: Snapshot) -> Iterator[HoldingChange]:
-    """Ends first: whoever reads the stream sees a name free before it sees the next holder."""
+    """The changes, ends first: a reader of the stream sees a name become free before it sees the next holder."""
     for key, holding in (before or {}).items():
         if key not in now:
             yield HoldingChange("gone", holding)
@@ -111,7 +112,7 @@ def compare(before: Snapshot | None, now: Snapshot) -> Iterator[HoldingChange]:
 
 
 def visible_state(holding: Holding) -> tuple[object, ...]:
-    """What counts as a change: not the clock, and not how far the line has moved up."""
+    """What counts as a change: not the times, and not the position in the queue."""
     return holding.state, holding.token, holding.slot
 
 

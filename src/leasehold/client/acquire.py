@@ -1,4 +1,4 @@
-"""Attempt, wait, attempt again: the only such loop in the tree."""
+"""Attempt, wait, attempt again: the only such loop in the tree, so that E6 and E8 are kept in one place."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 L = TypeVar("L")
 
-_new = tuple.__new__  # `_replace` costs six times as much, and a client that knows contention would pay it each time
+_new = tuple.__new__  # `_replace` costs six times as much, and under contention every acquire would pay it
 _QUEUE_INDEX = Claim._fields.index("queue")
-_MAX_LATE_GRANTS = 3  # an engine slower than the ttl will stay so: waiting for ever would only load it
+_MAX_LATE_GRANTS = 3  # an engine slower than the ttl stays slow: retrying for ever would only load it
 
 
 async def acquire(
@@ -30,11 +30,12 @@ async def acquire(
     register: Callable[[Claim, Grant, float, float, object], L],
     with_new_id: Callable[[Claim], Claim],
 ) -> tuple[L, bool]:
-    """Take the name within `wait` seconds of `began` and hand it to `register`, or raise and leave no claim behind
-    (E6). Also says whether it had to stand in line.
+    """Acquire the name within `wait` seconds of `began` and pass the grant to `register`, or raise and leave no claim
+    behind (E6). Returns what `register` returns, and whether the claim had to wait in the queue.
 
-    `get_engine` gives the engine, or raises once the client is closed: also for those who stand in line then.
-    `waiting_deadlocks`: a claim beside one of the same owner, which can only be had at once or never.
+    `get_engine` returns the engine, or raises once the client is closed. It is called after every wait, so waiters
+    notice that too. `waiting_deadlocks`: the same thread or task already holds the name, so this claim is granted at
+    once or never.
     """
     now, call_timeout = core.runtime.now, core.options.call_timeout
     deadline = timing.NEVER if wait is None else began + wait
@@ -44,42 +45,43 @@ async def acquire(
     must_release, waited, late_grants = False, False, 0
     try:
         while True:
-            asked_at, loss_epoch, must_release = now(), core.registry.loss_epoch, True  # before the request leaves (E8)
+            # Read before the request leaves (E8).
+            asked_at, loss_epoch, must_release = now(), core.registry.loss_epoch, True
             reply = await engine.attempt(claim, timing.call_deadline(asked_at, call_timeout, claim.ttl))
             if isinstance(reply, Grant):
                 valid_until = timing.valid_until(asked_at, reply.ttl)
                 if now() < valid_until:
                     return register(claim, reply, asked_at, valid_until, loss_epoch), waited
                 engine.forget(without_min_hold(claim))  # granted too late to be trusted
-                must_release, late_grants, claim = (
-                    False,
-                    late_grants + 1,
-                    with_new_id(claim),
-                )  # the late release must not hit the next attempt
+                # A new id: the release just sent must not hit the next attempt.
+                must_release, late_grants, claim = False, late_grants + 1, with_new_id(claim)
                 if late_grants == _MAX_LATE_GRANTS or now() >= deadline:
                     raise Unavailable(
-                        f"the engine took longer to grant {claim.name} than its ttl of {claim.ttl} s lasts: "
+                        f"the engine took longer to grant {claim.name} than its ttl of {claim.ttl} s: "
                         "choose a longer ttl",
                         seconds=now() - asked_at,
                     )
                 continue
-            must_release = claim.queue  # answered busy and never queued: nothing owed
+            must_release = claim.queue  # answered busy and never queued: nothing to release
             if waiting_deadlocks and wait != 0:
-                raise SelfDeadlock(claim.name, why="it reads already, and a writer stands in line between")
+                raise SelfDeadlock(
+                    claim.name,
+                    why="a writer is queued behind its read lock, so a second one would never be granted; "
+                    "pass the lease down",
+                )
             remaining = deadline - now()
             if remaining <= 0:
                 raise NotAcquired(claim.name, waited=now() - began if wait else 0.0, **reply._asdict())
             if claim.queue:
                 waited = True
-                await engine.wait(
-                    claim, reply, min(remaining, timing.recheck_interval(reply.position))
-                )  # stay in line (E7)
+                # The claim stays queued meanwhile (E7).
+                await engine.wait(claim, reply, min(remaining, timing.recheck_interval(reply.position)))
                 engine = get_engine()
             else:
                 claim = _with_queue(claim, deadline)
-    except BaseException:  # waited out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
+    except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
         if must_release:
-            engine.forget(without_min_hold(claim))  # sent at once, or owed to the watchdog; never a second wait
+            engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
         raise
 
 
@@ -88,5 +90,5 @@ def _with_queue(claim: Claim, wait_deadline: float) -> Claim:
 
 
 def without_min_hold(claim: Claim) -> Claim:
-    """The claim as it is given up by somebody who never worked under it: there is nothing to keep for min_hold."""
+    """The claim to release when no work was done under it: `min_hold` does not apply."""
     return claim._replace(min_hold=0.0) if claim.min_hold else claim

@@ -1,4 +1,4 @@
-"""What both faces of a client are: one engine, one runtime, one watchdog."""
+"""What `Client` and `AsyncClient` share: one engine, one runtime, one watchdog."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leasehold.events import Hook
 from leasehold.model import Claim, Holding, Traits
 from leasehold.runtime.base import Runtime
 
-_CORES: dict[int, weakref.ref[ClientCore]] = {}  # every desk of this process, for the fork hook
+_CORES: dict[int, weakref.ref[ClientCore]] = {}  # every client core of this process, for the fork hook
 
 
 class Engines(Protocol):
@@ -34,7 +34,7 @@ class Closable(Protocol):
 class BaseClient:
     _runtime_type: ClassVar[Callable[[], Runtime]]
     _lease_type: ClassVar[type[BaseLease]]
-    _engines: ClassVar[Engines]  # the two sides of the seam meet in the faces
+    _engines: ClassVar[Engines]  # set by blocking and aio: this package must not import the engines
 
     def __init__(
         self,
@@ -67,7 +67,9 @@ class BaseClient:
 
     def __reduce__(self) -> tuple[object, ...]:
         if not self._picklable:
-            raise TypeError("a client with an engine or runtime of its own cannot be pickled")
+            raise TypeError(
+                "a client built with engine= or runtime= cannot be pickled: build another one where you need it"
+            )
         return _rebuild, (type(self), self._options)
 
     def __del__(self) -> None:
@@ -88,7 +90,7 @@ class BaseClient:
         return list(await engine.inspect(self._options.namespace, prefix, exact, self._core.deadline()))
 
     async def _deadlocks(self) -> list[Deadlock]:
-        """Two looks: what both of them show was there at one moment, also on engines that look name by name."""
+        """Inspects twice: a cycle in both results existed at one moment, even if the engine reads name by name."""
         core = self._core
         if not core.traits.fair:
             raise Unsupported(
@@ -102,7 +104,7 @@ class BaseClient:
     async def _break(self, name: str, token: int) -> bool:
         check_name(name)
         if isinstance(token, bool) or not isinstance(token, int):
-            raise ConfigError(f"token is the number inspect() shows, not {token!r}")
+            raise ConfigError(f"token must be the number that inspect() shows, not {token!r}")
         core = self._core
         broken = await core.engine().break_(self._options.namespace, name, token, core.deadline())
         if broken:
@@ -110,12 +112,12 @@ class BaseClient:
         return broken
 
     async def _rebase(self, floor: int) -> int:
-        """Have new tokens exceed `floor` and what the engine's clock gave so far; the number they begin after."""
+        """Make new tokens exceed `floor` and what the engine's clock gave so far. Returns the number they follow."""
         core = self._core
         rebase = getattr(core.engine(), "rebase", None)
         if rebase is None:
             raise Unsupported(
-                f"{core.engine_name} needs no rebase: its tokens do not fall when data are restored",
+                f"{core.engine_name} needs no rebase: its tokens do not decrease when its data is restored",
                 engine=core.engine_name,
             )
         base: int = await rebase(floor, core.deadline())

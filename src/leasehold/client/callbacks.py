@@ -1,4 +1,4 @@
-"""Runs callbacks and event hooks on a thread of their own, so that no user's code can hold up a renewal."""
+"""Runs callbacks and event hooks on a thread of their own, so that user code cannot delay a renewal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger("leasehold.callbacks")
 
 
 class CallbackThread:
-    """One thread per client, started when there is first something to tell, in the order told."""
+    """One thread per client. It starts with the first callback and runs callbacks in the order submitted."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -32,15 +32,15 @@ class CallbackThread:
         if starts:
             try:
                 self._runtime.start_thread(self._run, "leasehold-callbacks")
-            except BaseException as error:  # no thread to be had: the next thing to tell tries again
+            except BaseException as error:  # no thread could be started: the next submit() tries again
                 self._running = False
-                if not isinstance(error, RuntimeError):  # what tells is the watchdog above all: it must not end by that
+                if not isinstance(error, RuntimeError):  # the caller may be the watchdog, which must survive this
                     raise
         elif self._signal is not None:
             self._signal.set()
 
     def stop_when_idle(self) -> None:
-        """End the thread once everything is told. Safe inside a finaliser."""
+        """End the thread once its queue is empty. Safe inside a finaliser."""
         self._stops_when_idle = True
         if self._signal is not None:
             self._signal.set()
@@ -52,9 +52,9 @@ class CallbackThread:
                 fn, args = self._queue.popleft()
                 try:
                     fn(*args)
-                except BaseException:  # sys.exit() in a callback ends the callback, not the teller
-                    _log.exception("%s failed", getattr(fn, "__qualname__", fn))
-                del fn, args  # or an idle teller would keep a lease alive
+                except BaseException:  # sys.exit() in a callback ends the callback, not this thread
+                    _log.exception("callback %s failed", getattr(fn, "__qualname__", fn))
+                del fn, args  # or the idle thread would keep a lease alive
             with self._mutex:
                 if self._stops_when_idle and not self._queue:
                     self._running, self._signal = False, None

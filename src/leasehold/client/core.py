@@ -1,4 +1,7 @@
-"""What all leases of one client share: engine, watchdog, teller, book. It outlives the client while a lease lives."""
+"""What all leases of one client share: engine, watchdog, callback thread, claim registry.
+
+It outlives the client object while a lease lives.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("leasehold")
 
-_POLL_INTERVAL = 0.005  # between looks, in close(), whether the others have left
+_POLL_INTERVAL = 0.005  # how often close() checks whether other threads have finished
 _CLOSED_TEXT = "this client is closed: make a new one"
 
 
@@ -40,7 +43,7 @@ class ClientCore:
         self.held_locks = HeldLocks(runtime)
         self.watchdog = Watchdog(runtime, self.registry, self._new_engine, options.call_timeout, self.callbacks.submit)
         self.closed = self._fully_closed = False
-        self.in_flight: set[str] = set()  # marks of what others acquire or release: close() waits for them
+        self.in_flight: set[str] = set()  # id hashes being acquired or released: close() waits for them
         self._traits_confirmed = False
         self._engine = self._new_engine(runtime)
         self._set_identity()
@@ -55,7 +58,7 @@ class ClientCore:
 
     @property
     def engine_name(self) -> str:
-        """What the engine is called in events and errors: its scheme, never its address."""
+        """The engine's name in events and errors: its scheme, never its address."""
         return self.config.scheme
 
     @property
@@ -63,26 +66,26 @@ class ClientCore:
         return self._engine.traits
 
     def engine(self) -> Engine:
-        """The engine, for use now and from here."""
+        """The engine, opened again if the event loop changed. Raises `ConfigError` once the client is closed."""
         if not self.runtime.bind():
             self.rebind_loop()
         return self.engine_unless_closed()
 
     def engine_unless_closed(self) -> Engine:
-        """The same, for somebody who has just come from `bind`."""
+        """The same, for callers that have just called `bind`."""
         if self.closed:
             raise ConfigError(_CLOSED_TEXT)
         return self._engine
 
     async def check_traits(self, required: frozenset[str]) -> None:
-        """Before the first grant: check what a lock requires against what the server's settings turned out to be."""
+        """Check a lock's requirements before the first grant, when the server's actual settings are known."""
         if not self._traits_confirmed:
             await self.engine().ping(self.deadline())
             self._traits_confirmed = True
         check_required(required, self.traits, self.engine_name)
 
     def rebind_loop(self) -> None:
-        """The event loop of before is closed: its tasks are gone, and so are the connections that lived in it."""
+        """Start over: the previous event loop is closed, and its tasks and connections are gone."""
         for _, waiter in snapshot_items(self.registry.waiting):
             self.registry.remove_waiter(waiter.claim.id_hash)
             self.registry.retry_release(waiter.claim)
@@ -98,32 +101,33 @@ class ClientCore:
         return Holder(label or self._label, self._host, self._pid, purpose or "")
 
     def register(self, lease: BaseLease, loss_epoch: object) -> None:
-        """Look after a new lease. It is known as held before it stops being known as waiting: a late wake-up for a
-        claim nobody knows would release it. `loss_epoch`: what the book had there when it was asked for."""
+        """Enter a new lease in the registry and have the watchdog renew it. It is registered as held before its waiter
+        is removed: a late wake-up for an unknown claim would release it. `loss_epoch`: the registry's, as it was
+        before the attempt."""
         registry, id_hash = self.registry, lease._claim.id_hash
         registry.held[id_hash] = lease_ref = ref(lease)
         self.watchdog.watch(lease, lease_ref)
         registry.remove_waiter(id_hash)
-        if registry.loss_epoch is not loss_epoch:  # before the lease could be met in the book
-            lease._mark_at_risk("the engine lost its way while this was granted")
-        if self.closed:  # meanwhile: either close() saw the lease just entered, or this sees that it is closed
+        if registry.loss_epoch is not loss_epoch:  # too early for `connection_lost` to find this lease
+            lease._mark_at_risk("connection to the engine was lost while the lock was being granted")
+        if self.closed:  # either close() saw the lease just registered, or this check sees that it is closed
             self.watchdog.unwatch(id_hash)
             lease._invalidate("released")
             raise ConfigError(_CLOSED_TEXT)
 
     def send_release(self, claim: Claim, now: float) -> Coroutine[Any, Any, bool]:
-        """Release at the engine; if that does not answer, the caller has it owed."""
+        """Send a release. If it raises `Unavailable`, the caller passes it to `retry_release`."""
         return self._engine.release(claim, timing.call_deadline(now, self.options.call_timeout, claim.ttl))
 
     def retry_release(self, claim: Claim, error: Unavailable) -> None:
         self.registry.retry_release(claim)
-        _log.warning("the release of %s could not be confirmed and is repeated: %s", claim.name, error)
+        _log.warning("the release of %s could not be confirmed; retrying in the background: %s", claim.name, error)
         self.emit("release_pending", claim, reason=str(error))
 
     def forget(self, claim: Claim) -> None:
         self._engine.forget(claim)
 
-    # ------------------------------------------------------------ telling
+    # ------------------------------------------------------------- events
 
     def emit(
         self,
@@ -135,8 +139,7 @@ class ClientCore:
         reason: str | None = None,
         on_callback_thread: bool = False,
     ) -> None:
-        """Hand an event to the client's hook; `on_callback_thread`: made by the watchdog, told on the teller's
-        thread."""
+        """Pass an event to the client's hook. `on_callback_thread`: not on this thread, which may be the watchdog's."""
         hook = self.options.on_event
         if hook is None:
             return
@@ -176,16 +179,16 @@ class ClientCore:
             on_callback_thread=True,
         )
 
-    # ------------------------------------------------------ lives of a client
+    # --------------------------------------------------------- life cycle
 
     def leases(self) -> list[BaseLease]:
         found = [lease_ref() for _, lease_ref in snapshot_items(self.registry.held)]
         return [lease for lease in found if lease is not None]  # type: ignore[misc]
 
     async def close(self) -> None:
-        """Release what is held, settle what is owed, all within `call_timeout`; let go of the engine.
+        """Release all leases and send pending releases within `call_timeout`, then close the engine.
 
-        Interrupted, it can be repeated: what it has not done yet is done then.
+        If it is interrupted, calling it again does the rest.
         """
         if self._fully_closed:
             return
@@ -195,9 +198,7 @@ class ClientCore:
         until = self.deadline()
         for lease in self.leases():
             lease._depth = 1
-            if (
-                self.registry.pending_releases
-            ):  # an engine that did not answer for one is not asked for each of the others
+            if self.registry.pending_releases:  # the engine did not answer for one: do not wait for each of the others
                 lease._release_nowait()
             else:
                 await lease._release()
@@ -211,12 +212,12 @@ class ClientCore:
         self._fully_closed = True
 
     async def _drain_in_flight(self, until: float) -> None:
-        """Have the others who acquire leave the line, and wait for them: a grant still on its way, or a place in line,
-        is given up by whoever asked for it, and nobody could do that once the engine is let go. So with their releases:
-        what `close()` found in nobody's hands must not be held any more when it returns."""
-        own_id = self.runtime.owner_id()  # a signal handler may close the client inside a call of its own thread
+        """Wake all threads and tasks that are still acquiring, and wait until they have withdrawn their claims: once
+        the engine is closed, nothing can withdraw a grant in flight or a queue entry. Also wait for releases in flight:
+        a lease that another thread is releasing must no longer be held when `close()` returns."""
+        own_id = self.runtime.owner_id()  # a signal handler may call close() inside a call of this very thread
         while True:
-            for _, waiter in snapshot_items(self.registry.waiting):  # they find the client closed
+            for _, waiter in snapshot_items(self.registry.waiting):  # woken waiters find the client closed
                 waiter.cancelled = True
                 waiter.signal.set()
             if all(owner_of(id_hash) == own_id for id_hash in self.in_flight.copy()) or self.runtime.now() >= until:
@@ -230,21 +231,23 @@ class ClientCore:
                 try:
                     await self._engine.release(pending.claim, until)
                 except Reentered:
-                    return  # nothing can be answered before this very call has returned
+                    return  # the engine cannot answer before the interrupted call further up has returned
                 except Unavailable:
                     await self.runtime.sleep(0.05)
                     break
                 self.registry.pending_releases.pop(id_hash, None)
         for _, unconfirmed in snapshot_items(self.registry.pending_releases):
-            _log.warning("the release of %s was not confirmed before close(); it lapses", unconfirmed.claim.name)
+            _log.warning(
+                "the release of %s was not confirmed before close(); the claim will expire", unconfirmed.claim.name
+            )
 
     def stop_when_idle(self) -> None:
-        """The client object is gone. What its leases need stays until they are."""
+        """The client object is gone. What its leases need stays until the last lease ends."""
         self.watchdog.stop_when_idle()
         self.callbacks.stop_when_idle()
 
     def after_fork(self) -> None:
-        """In a forked child: nothing here is held, renewed or released; the client itself can be used again."""
+        """In a forked child: nothing of the parent is held, renewed or released; the client itself stays usable."""
         inherited = self.leases()
         self.runtime.after_fork()
         self.mutex = self.runtime.mutex()

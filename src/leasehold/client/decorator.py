@@ -1,4 +1,4 @@
-"""Running a function under a lock: whether it wants the lease, and which name its arguments make."""
+"""Running a function under a lock: whether it takes the lease, and the lock name that its arguments give."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ON_BUSY: Final = ("wait", "raise", "skip")
 
 
 def accepted_parameters(fn: Callable[..., Any], blocking: bool, *names: str) -> tuple[str, ...]:
-    """Which of these parameters `fn` has. Refuses a coroutine function where nobody would await it."""
+    """Which of `names` are parameters of `fn`. Blocking mode, which cannot await, refuses a coroutine function."""
     if blocking and inspect.iscoroutinefunction(fn):
-        raise ConfigError(f"{_qualified_name(fn)} is a coroutine function: run it under a lock of AsyncClient")
+        raise ConfigError(f"{_qualified_name(fn)} is a coroutine function: use the asyncio API, such as AsyncClient")
     try:
         parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # some built-ins do not tell
+    except (TypeError, ValueError):  # some built-ins have no signature
         return ()
     return tuple(name for name in names if name in parameters)
 
@@ -32,18 +32,18 @@ def accepts_lease(fn: Callable[..., Any], blocking: bool) -> bool:
 
 
 class LockedFunction:
-    """A decorated function: the name its arguments make (`"user:{user_id}"`), and what to do when that is busy.
+    """A decorated function: the template of its lock's name (`"user:{user_id}"`), and what to do if the lock is busy.
 
     Checked when the function is decorated, not when it is first called.
     """
 
     def __init__(self, fn: Callable[..., Any], template: str, on_busy: OnBusy, *, blocking: bool) -> None:
         if on_busy not in _ON_BUSY:
-            raise ConfigError(f"on_busy is one of {', '.join(_ON_BUSY)}, not {on_busy!r}")
+            raise ConfigError(f"on_busy must be one of {', '.join(_ON_BUSY)}, not {on_busy!r}")
         self._fn, self._template, self._on_busy = fn, template, on_busy
         self._pass_lease = accepts_lease(fn, blocking)
         signature = inspect.signature(fn)
-        # The lease is given by us: callers leave it out.
+        # Leasehold passes the lease: callers leave it out.
         parameters = [p for p in signature.parameters.values() if not (self._pass_lease and p.name == "lease")]
         self._signature = signature.replace(parameters=parameters)
         self._var_keyword = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
@@ -53,13 +53,13 @@ class LockedFunction:
         try:
             fields = [field for _, field, _, _ in Formatter().parse(self._template) if field is not None]
         except ValueError as bad:
-            raise ConfigError(f"{self._template!r} is no name template: {bad}") from None
+            raise ConfigError(f"{self._template!r} is not a valid name template: {bad}") from None
         for field in fields:
             root = field.partition(".")[0].partition("[")[0]
             if root not in self._signature.parameters and self._var_keyword is None:
-                what = repr(root) if root else "a position"
+                what = repr(root) if root else "an unnamed field"
                 raise ConfigError(
-                    f"{self._template!r} uses {what}, which is no argument of {_qualified_name(self._fn)}"
+                    f"{self._template!r} uses {what}, which is not a parameter of {_qualified_name(self._fn)}"
                 )
         return bool(fields)
 

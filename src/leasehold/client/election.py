@@ -1,15 +1,15 @@
-"""Leader election: a lock whose holder leads, and a way to look on.
+"""Leader election: a lock whose holder leads, and observers of its terms.
 
 What is promised beyond the lock:
 
-- *Terms.* A term is a grant of the name; its token is the fence, and rises from term to term. Where the engine's grants
-  may outlive their client, a term that is resigned early stays in view for a second (`min_hold`), and a leader that
-  dies stays in view until its ttl ends. So an observer that looks more often than that sees every term once and in
-  order. One that could not look in time says so with the next term it gives: `missed`.
+- *Terms.* A term is a grant of the name. Its token fences the leader's writes and rises from term to term. If the
+  engine's grants may outlive their client, a term that is resigned early stays visible for a second (`min_hold`), and
+  the term of a leader that dies stays visible until its ttl ends. So an observer that polls more often than that sees
+  every term once and in order. If an observer could not poll in time, the next term it yields says so: `missed`.
 - *Callbacks.* `serve` calls start, then stop, then perhaps start again, on its caller's own thread or task. A start
-  that returned is followed by exactly one stop, also after a loss, an error or a cancellation; a start that raised by
-  none. On resigning, stop returns before the name is given up: that is the time to drain. In one process no start
-  begins before the stop of an earlier term of the same election has returned.
+  that returned is followed by exactly one stop, even after a loss, an error or a cancellation. A start that raised is
+  not followed by a stop. When the leader resigns, stop returns before the name is released: that is the time to drain.
+  In one process no start begins before the stop of an earlier term of the same election has returned.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ L = TypeVar("L", bound=BaseLease)
 _log = logging.getLogger("leasehold.election")
 
 _POLL_INTERVAL: Final = 0.02
-_ACTIVE_TERMS: Final[
-    dict[tuple[object, ...], list[BaseLease]]
-] = {}  # by election: terms whose callbacks are under way here
+# By election: the terms whose callbacks are running in this process.
+_ACTIVE_TERMS: Final[dict[tuple[object, ...], list[BaseLease]]] = {}
 
 
 class Resigned(Exception):
-    """Ends the standing in line of a candidate that stepped down. Never leaves the recipe."""
+    """Ends the wait of a candidate that resigned. Never reaches the caller."""
 
 
 def election_options(traits: Traits, options: LockArguments) -> LockArguments:
-    """What the lock of an election is built with: a fence, and terms that stay in view."""
+    """The options of an election's lock: fencing is required, and terms stay visible."""
     if options.get("reentrant"):
-        raise ConfigError("an election is not reentrant: a term has one leader")
+        raise ConfigError("an election cannot be reentrant: leave out reentrant=True")
     given: LockArguments = {**options, "require": {"fencing", *options.get("require", ())}}
     if traits.outlives:
         max_hold = options.get("max_hold")
@@ -57,17 +56,17 @@ def election_options(traits: Traits, options: LockArguments) -> LockArguments:
 
 
 class BaseElection(Generic[L]):
-    """The election of both faces: one candidate, and any number of looks."""
+    """What `Election` and `AsyncElection` share: one candidate, and any number of observers."""
 
     def __init__(self, lock: BaseLock[L]) -> None:
         self._lock, self._core = lock, lock._core
-        self._term: L | None = None  # kept alive until it is resigned
+        self._term: L | None = None  # referenced until resigned: a lease without a reference is released
         self._serving = self._resigned = False
         self._owner_id = ""  # the thread or task that serves
 
     @property
     def name(self) -> str:
-        """What is led."""
+        """The election's name."""
         return self._lock.name
 
     def __repr__(self) -> str:
@@ -83,19 +82,20 @@ class BaseElection(Generic[L]):
     def _refuse_second_candidacy(self) -> None:
         if self._serving:
             raise ConfigError(
-                f"serve() of this election ({self.name}) is under way: make another one to campaign again"
+                f"serve() of this election ({self.name}) is running: create another election to campaign again"
             )
         if self._term is not None and self._term.held:
-            raise SelfDeadlock(self.name, token=self._term.token, why="this very candidate leads: resign() first")
+            raise SelfDeadlock(self.name, token=self._term.token, why="this candidate leads; call resign() first")
 
     async def _resign(self) -> bool:
-        """Step down. True: it led. Under `serve` that is only asked for here: its own thread drains, then releases."""
+        """Step down. True: this candidate led. Under `serve` this is only a request: its own thread drains and
+        releases."""
         term = self._term
         if self._serving:
             self._resigned = True
             for _, waiter in snapshot_items(self._core.registry.waiting):
                 if waiter.claim.name == self.name and names.owner_of(waiter.claim.id_hash) == self._owner_id:
-                    waiter.cancelled = True  # it asks `_engine_unless_resigned`, and leaves the line
+                    waiter.cancelled = True  # once woken, it calls `_engine_unless_resigned` and leaves the queue
                     waiter.signal.set()
             if term is not None:
                 term._set_signals()
@@ -107,7 +107,9 @@ class BaseElection(Generic[L]):
         """Campaign and lead, term after term, until resigned."""
         for callback in (start, stop):
             if not callable(callback) or (self._core.runtime.blocking and inspect.iscoroutinefunction(callback)):
-                raise ConfigError("serve() takes two functions of one argument, the term: start and stop")
+                raise ConfigError(
+                    "serve() takes two functions, start(term) and stop(term); async ones need AsyncElection"
+                )
         self._refuse_second_candidacy()
         self._owner_id = self._core.runtime.owner_id()
         self._serving, self._resigned = True, False
@@ -120,7 +122,7 @@ class BaseElection(Generic[L]):
             self._serving, self._term = False, None
 
     async def _next_term(self) -> L | None:
-        """The next term; None: resigned meanwhile. An engine that does not answer is asked again, ever more seldom."""
+        """The next term, or None after a resignation. If the engine does not answer, retries with growing pauses."""
         tries = 0
         while not self._resigned:
             try:
@@ -130,12 +132,12 @@ class BaseElection(Generic[L]):
             except Unavailable as error:
                 tries += 1
                 pause = timing.backoff(tries, 0.1, 5.0, 0.5 + self._core.runtime.random() / 2)
-                _log.warning("%s: the campaign failed and goes on in %.1f s: %s", self.name, pause, error)
+                _log.warning("%s: the campaign failed; retrying in %.1f s: %s", self.name, pause, error)
                 await self._pause(pause)
         return None
 
     async def _pause(self, seconds: float) -> None:
-        """Short steps: whoever resigns meanwhile does not wait for the rest."""
+        """Sleeps in short steps, so that a resignation takes effect soon."""
         end = self._core.runtime.now() + seconds
         while not self._resigned and (left := end - self._core.runtime.now()) > 0:
             await self._core.runtime.sleep(min(left, 0.1))
@@ -146,7 +148,7 @@ class BaseElection(Generic[L]):
         return self._core.engine()
 
     async def _lead(self, term: L, start: Callable[[L], object], stop: Callable[[L], object]) -> None:
-        """One term with its callbacks. Whatever happens, a start that returned is followed by one stop."""
+        """Lead one term, with its callbacks. Whatever happens, a start that returned is followed by one stop."""
         self._term = term
         key = (os.getpid(), self._core.config.url, self._core.options.namespace, self.name)
         active_terms = _ACTIVE_TERMS.setdefault(key, [])
@@ -160,18 +162,18 @@ class BaseElection(Generic[L]):
                 try:
                     await wait_lost([term], None, lambda: self._resigned)
                 finally:
-                    result = stop(term)  # called right here: Ctrl-C on a longer way there would leave it out
+                    result = stop(term)  # called right here: Ctrl-C inside a helper could skip it
                     if not self._core.runtime.blocking:
                         await maybe_await(result)
         finally:
-            if term in active_terms:  # else Ctrl-C came before it was
+            if term in active_terms:  # not if Ctrl-C came before it was added
                 active_terms.remove(term)
             await term._release()
 
     async def _wait_for_earlier_terms(self, term: L, active_terms: list[BaseLease]) -> None:
         """Wait until the callbacks of every earlier term of this election, in this process, have returned.
 
-        One that was renewed after our grant is no earlier term: then it is another engine behind the same URL.
+        A term that was renewed after our grant is not an earlier one: it belongs to another engine behind the same URL.
         """
         runtime, granted = self._core.runtime, self._core.runtime.now()
         while term.held and any(
@@ -182,20 +184,20 @@ class BaseElection(Generic[L]):
         ):
             await runtime.sleep(_POLL_INTERVAL)
 
-    # ---------------------------------------------------------- looking on
+    # ---------------------------------------------------------- observing
 
     async def _leader(self) -> Term | None:
         return next((term_of(holding) for holding in await self._visible_terms() if holding.state == "held"), None)
 
     async def _visible_terms(self) -> list[Holding]:
-        """The terms in view: one that goes on, or one that has just ended."""
+        """The visible terms: the current one, or one that has just ended."""
         core = self._core
         found = await core.engine().inspect(core.options.namespace, self.name, True, core.deadline())
         return [holding for holding in found if holding.state in ("held", "cooling") and holding.token is not None]
 
 
 class BaseTerms:
-    """The terms of an election as they come, each once and in order, for one observer."""
+    """The terms of an election for one observer, each once and in order."""
 
     def __init__(self, election: BaseElection[Any], seconds: float | None) -> None:
         if seconds is not None:
@@ -204,11 +206,11 @@ class BaseTerms:
         self._deadline = timing.NEVER if seconds is None else self._runtime.now() + seconds
         options = election._lock.options
         self._visible_for = min(timing.TERM_VISIBLE, options.ttl, options.max_hold or timing.TERM_VISIBLE)
-        self._last_poll_at: float | None = None  # when the last look was asked for that was answered
+        self._last_poll_at: float | None = None  # when the last answered poll was sent
         self._last_token, self._missed, self._next_poll_at = 0, False, 0.0
 
     async def _next(self) -> Term | None:
-        """The next term; None: the time is over."""
+        """The next term, or None when the time is over."""
         now = self._runtime.now
         while True:
             pause = min(self._next_poll_at, self._deadline) - now()
@@ -223,7 +225,7 @@ class BaseTerms:
             except Unavailable as error:
                 if now() >= self._deadline:
                     return None
-                _log.info("%s: the observer looks again: %s", self._election.name, error)
+                _log.info("%s: the observer got no answer; retrying: %s", self._election.name, error)
                 continue
             self._missed |= self._last_poll_at is not None and now() - self._last_poll_at > self._visible_for
             self._last_poll_at = asked_at

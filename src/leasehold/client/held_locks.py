@@ -1,8 +1,9 @@
-"""Who has entered which lock by `with` or decorator: for leaving it again, for reentrancy, against self-deadlock.
+"""Which thread or task entered which lock by `with` or decorator: to leave it again, for reentrancy, against
+self-deadlock.
 
-Locks are immutable and shared between threads, so what a `with` entered is noted here, by thread or task. Which entry
-a `with` leaves is told by its frame, the same at both ends: bodies may interleave (generators), and be closed by
-another thread or task than entered them.
+Locks are immutable and shared between threads, so what a `with` entered is recorded here, by thread or task. A `with`
+finds its entry by its frame, which is the same on entry and exit: bodies may interleave (generators), and another
+thread or task may close them than entered them.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ Key: TypeAlias = tuple[Hashable, str]
 
 @dataclass(slots=True, eq=False)
 class HeldLock:
-    lock: object  # the lock whose `with` will leave it; None: taken by acquire() of a reentrant lock
+    lock: object  # the lock whose `with` will leave it; None: from acquire() of a reentrant lock
     lease: BaseLease
     mode: Mode
-    frame: int = 0  # the id of the frame that runs the `with`; alive as long as the entry is of use
+    frame: int = 0  # the id of the frame that runs the `with`; the frame lives as long as the entry is needed
     interrupt: Interrupt | None = None
-    released: bool = False  # its hold was given up by hand: leaving it gives up nothing more
+    released: bool = False  # released explicitly: leaving the `with` releases nothing more
 
 
 class HeldLocks:
-    """Entries by owner and name, oldest first. Every change is under the guard: leases are released by any thread."""
+    """Entries by owner and name, oldest first. Every change is under the mutex: any thread may release a lease."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -60,8 +61,8 @@ class HeldLocks:
                 held_locks.append(held_lock)
 
     def pop(self, name: str, lock: object, frame: int) -> HeldLock:
-        """The entry that this frame's `with` made. Where a helper such as ExitStack entered and left: the newest of
-        this lock here, else the only one anywhere."""
+        """Remove and return the entry that this frame's `with` made. If a helper such as ExitStack entered and left:
+        the newest entry of this lock in this thread or task, else the only one anywhere."""
         own_key = (self._runtime.owner(), name)
         with self._mutex:
             held_locks = self._held.get(own_key)
@@ -71,7 +72,7 @@ class HeldLocks:
                 and held_locks[0].lock is lock
                 and held_locks[0].frame == frame
             ):
-                del self._held[own_key]  # nearly always
+                del self._held[own_key]  # the common case
                 return held_locks[0]
             held_lock = self._pop_frame(lock, frame) or self._pop_newest(
                 [own_key], lambda held_lock: held_lock.lock is lock
@@ -82,23 +83,24 @@ class HeldLocks:
                     held_lock = self._pop_newest(list(self._held), lambda held_lock: held_lock is matching[0])
         if held_lock is None:
             raise RuntimeError(
-                f"{name}: this `with` is left in another thread or task than it was entered in, and the lock is "
-                "entered in several; use acquire() and release() for leases that move"
+                f"{name}: this `with` was entered in another thread or task, and several of them are in a `with` of "
+                "this lock; use acquire() and release() for leases that change threads"
             )
         return held_lock
 
     def remove(self, held_lock: HeldLock) -> bool:
-        """Take out this very entry. False: it is not here, or no longer."""
+        """Remove this very entry. False: it is not here, or no longer."""
         with self._mutex:
             return self._pop_newest(list(self._held), lambda other: other is held_lock) is not None
 
     def pop_if_present(self, lock: object, frame: int) -> HeldLock | None:
-        """Take out what a `with` entered, if anything, when leaving it was interrupted."""
+        """Remove and return the entry of a `with` whose exit was interrupted, if it is still there."""
         with self._mutex:
             return self._pop_frame(lock, frame)
 
     def mark_released(self, lease: BaseLease) -> None:
-        """One hold of this lease is given up by hand: the newest, which no `with` shall give up once more."""
+        """One hold of this lease was released explicitly: mark the newest entry, so that no `with` releases it
+        again."""
         if not self._held:
             return
         with self._mutex:

@@ -1,7 +1,7 @@
 """What a caller holds: a grant, and how long to trust it.
 
-The state is computed when it is read, from the clock: nothing has to run for a lease to be over. All a watchdog, a
-break or a failed renewal can do is move `_valid_until` forward, or end the lease earlier; never bring it back.
+The state is computed from the clock when it is read, so nothing has to run for a lease to end. A renewal moves
+`_valid_until`; a break or a loss ends the lease earlier. Nothing brings an ended lease back.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class LeaseState(StrEnum):
-    """Where a lease stands. It only ever goes down this list, but for AT_RISK, which a renewal makes HELD again."""
+    """The state of a lease. It only moves down this list, except that a renewal turns AT_RISK into HELD again."""
 
     HELD = "HELD"  # trusted
     AT_RISK = "AT_RISK"  # trusted, but a renewal failed or is overdue
     LOST = "LOST"  # stop: another holder may exist
-    RELEASED = "RELEASED"  # given up
+    RELEASED = "RELEASED"  # released by its holder
 
 
-# Module names, because reading a member of an enum costs more than the whole comparison.
+# Module constants, because reading a member of an enum costs more than the whole comparison.
 HELD: Final = LeaseState.HELD
 AT_RISK: Final = LeaseState.AT_RISK
 LOST: Final = LeaseState.LOST
@@ -45,7 +45,7 @@ _MAYBE_STILL_HELD: Final = frozenset({"unreachable", "stalled", "max_hold"})  # 
 
 
 class BaseLease:
-    """The lease of both faces; they add the calls that wait. Belongs to no thread: hand it to another freely."""
+    """What `Lease` and `AsyncLease` share; they add the calls that wait. Belongs to no thread: pass it on freely."""
 
     __slots__ = (
         "__weakref__",
@@ -79,7 +79,7 @@ class BaseLease:
         self._core, self._claim = core, claim
         self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
         self._granted_at = self._renewed_at = asked_at
-        # From now, not from when it was asked for: an answer that took longer would hand out what is over.
+        # From now, not from when it was requested: after an answer slower than max_hold the lease would be over.
         self._max_hold_at = timing.NEVER if max_hold is None else core.runtime.now() + max_hold
         self._valid_until = valid_until if valid_until < self._max_hold_at else self._max_hold_at
         self._renew_at = timing.renew_at(asked_at, grant.ttl, core.runtime.random())
@@ -87,39 +87,38 @@ class BaseLease:
         self._lost_reason: Reason | None = None
         self._renewal_failed = self._renewal_attempted = self._release_sent = False
         self._depth = 1
-        self._renewal_entry_id = (
-            self._expiry_entry_id
-        ) = -1  # the watchdog's newest appointments for it; older ones are void
+        # Its newest entries in the watchdog's heaps; older ones are void.
+        self._renewal_entry_id = self._expiry_entry_id = -1
         self._callbacks: list[Callable[[Self], object]] | None = None
         self._signals: list[Signal] | None = None
         self._interrupt: Interrupt | None = None
-        self._renewal_claim: Claim | None = None  # with which it is renewed
+        self._renewal_claim: Claim | None = None  # the claim that renewals send
 
     # ------------------------------------------------------- reading, no I/O
 
     @property
     def name(self) -> str:
-        """What is locked."""
+        """The name that is held."""
         return self._claim.name
 
     @property
     def holder(self) -> str:
-        """Who holds it, in words for people."""
+        """The holder's label, display only."""
         return self._claim.holder.label
 
     @property
     def fingerprint(self) -> str:
-        """What may be shown of the secret id: 16 hex digits of its hash."""
+        """16 hex digits that identify the claim in logs and in `inspect`. Not a secret."""
         return self._claim.fingerprint
 
     @property
     def shared(self) -> bool:
-        """Whether others may read beside this lease: it is of the read side of an rwlock."""
+        """Whether this is a read lock of an rwlock, which other readers may hold too."""
         return self._claim.mode == "shared"
 
     @property
     def state(self) -> LeaseState:
-        """HELD, AT_RISK, LOST or RELEASED, by the clock at this very moment."""
+        """HELD, AT_RISK, LOST or RELEASED, computed from the clock when read."""
         if self._final_state is not None:
             return self._final_state
         now = self._core.runtime.now()
@@ -131,31 +130,33 @@ class BaseLease:
 
     @property
     def held(self) -> bool:
-        """True while the work may go on: HELD or AT_RISK."""
+        """Whether the work may continue: HELD or AT_RISK."""
         return self._final_state is None and self._core.runtime.now() < self._valid_until
 
     @property
     def remaining(self) -> float:
-        """Seconds the lease can be trusted if no renewal succeeds any more; never more than the truth."""
+        """Seconds the lease can be trusted if no further renewal succeeds. Never an overestimate."""
         return max(0.0, self._valid_until - self._core.runtime.now()) if self._final_state is None else 0.0
 
     @property
     def lost_reason(self) -> Reason | None:
-        """Why the lease is LOST; None while it is not."""
+        """Why the lease is LOST; None if it is not LOST."""
         return self._lost_reason_at(self._core.runtime.now())
 
     def check(self) -> None:
-        """Raise `LeaseLost` once the lease cannot be trusted. No I/O: call it before every step that matters."""
+        """Raise `LeaseLost` unless the lease is held. No I/O: call it before every step that matters."""
         if not self.held:
             self._raise_lost()
 
     def on_lost(self, callback: Callable[[Self], object]) -> None:
-        """Call `callback(lease)` once when the lease is lost, on a thread of its own; at once if it is lost already.
+        """Call `callback(lease)` once when the lease is lost, on the client's callback thread; at once if it is already
+        lost. A release is not a loss.
 
-        Not promised: that it runs before the next holder begins, if this process is paused. `check()` is.
+        Not promised: if this process is paused, the next holder may start before the callback runs. `check()` depends
+        on no thread: it compares the clock.
         """
         if not callable(callback) or inspect.iscoroutinefunction(callback):
-            raise ConfigError("on_lost takes a plain function of one argument, the lease; it runs on its own thread")
+            raise ConfigError("on_lost takes a plain function of one argument, the lease; it runs on another thread")
         with self._core.mutex:
             if self._final_state is None:
                 self._callbacks = [*(self._callbacks or ()), callback]
@@ -167,12 +168,13 @@ class BaseLease:
         return f"<{type(self).__name__} {self.name} token={self.token} {self.state} {self.remaining:.1f} s>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a lease cannot be pickled: it is held by this process. Send lease.token, and check that")
+        raise TypeError("a lease cannot be pickled: this process holds it. Send lease.token and check that instead")
 
     # --------------------------------------------------------- ending it
 
     def _end_lost(self, reason: Reason) -> bool:
-        """End it as LOST, once, and tell everybody who asked. From any thread; False: it had ended already."""
+        """End it as LOST, once, and notify waiters, callbacks and the event hook. From any thread. False: it had
+        already ended."""
         core = self._core
         with core.mutex:
             if self._final_state is not None:
@@ -188,7 +190,7 @@ class BaseLease:
         return True
 
     def _reenter(self) -> bool:
-        """Count one more hold of a reentrant lock, if there is still something to hold."""
+        """Count one more hold of a reentrant lock. False: the lease has ended."""
         with self._core.mutex:
             if not self.held:
                 return False
@@ -196,15 +198,15 @@ class BaseLease:
             return True
 
     def _release_nowait(self) -> None:
-        """Give it up without waiting: the `with` that held it was torn apart."""
+        """Release it without waiting: the `with` that held it was interrupted."""
         with self._core.mutex:
             if not self._end_without_release():
                 return
         self._core.watchdog.lease_collected(self._claim)
 
     def _rollback(self, held_lock: HeldLock) -> None:
-        """Give up this hold without waiting, never having worked under it: nothing is kept for min_hold. May be
-        repeated: whoever is interrupted in here starts again."""
+        """Release this hold without waiting, when no work was done under it: `min_hold` does not apply. If it is
+        interrupted, it can be called again."""
         core = self._core
         try:
             with core.mutex:
@@ -222,7 +224,7 @@ class BaseLease:
         core.emit("released", self._claim, token=self.token, since=self._granted_at)
 
     def _end_without_release(self) -> bool:
-        """Under the guard: one hold less. True: the last one of a live lease, whose release is now the caller's."""
+        """Under the mutex: one hold less. True: it was the last hold of a live lease; the caller must release it."""
         self._depth -= 1
         if self._depth > 0 or self._final_state is not None:
             return False
@@ -230,14 +232,15 @@ class BaseLease:
         return True
 
     def _invalidate(self, reason: Reason) -> None:
-        """End it as LOST without a word to anyone: it never was this process's, or this client's, to lose."""
+        """End it as LOST without any notification: this process or client no longer has a say over the grant."""
         self._final_state, self._lost_reason = LOST, reason
 
     async def _release(self) -> bool:
-        """Give it up. True: a live lease ended by this call, confirmed. Renewal stops before the release is sent."""
+        """Release it. True: this call ended a live lease, and the engine confirmed it. Renewal stops before the release
+        is sent."""
         core = self._core
         now = core.runtime.now()
-        lost_reason = self._lost_reason_at(now)  # before anything is sent
+        lost_reason = self._lost_reason_at(now)  # decided before anything is sent
         if lost_reason is not None:
             self._end_lost(lost_reason)
         try:
@@ -250,7 +253,7 @@ class BaseLease:
                 self._release_sent = True
                 if self._final_state is None:
                     self._final_state = RELEASED
-            core.in_flight.add(self._claim.id_hash)  # before it leaves the book: close() finds it in one of the two
+            core.in_flight.add(self._claim.id_hash)  # before unwatch(): close() finds it here or in the registry
             core.watchdog.unwatch(self._claim.id_hash)
             if self._signals:
                 self._set_signals()
@@ -259,7 +262,7 @@ class BaseLease:
             except Unavailable as error:
                 core.retry_release(self._claim, error)
                 confirmed = False
-        except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, the release still due
+        except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, so release it again
             if self._release_sent:
                 core.forget(self._claim)
             raise
@@ -274,7 +277,7 @@ class BaseLease:
         return self._release()
 
     def _report_stale_token(self, stale: StaleToken) -> None:
-        """A fence has seen a newer token. Told, and no more: the fence may be shared by locks that are not this one."""
+        """A fence has seen a newer token. Only reported: other locks may share the fence."""
         self._core.emit("stale_token", self._claim, token=self.token, reason=str(stale))
 
     def _set_signals(self) -> None:
@@ -296,18 +299,18 @@ class BaseLease:
         raise LeaseLost(self.name, reason=reason, token=self.token)
 
     def __del__(self) -> None:
-        # A program that ends is not a leak: nothing is released at exit, a thread may still be working.
+        # The end of the program is not a leak: release nothing, because a thread may still be working.
         try:
             ended = self._final_state
-        except AttributeError:  # torn while it was made
+        except AttributeError:  # interrupted in __init__
             return
         if ended is None and not sys.is_finalizing():
-            self._final_state = RELEASED  # somebody may still reach it, by the warning or from the same cycle
-            # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the guard.
+            self._final_state = RELEASED  # the warning or the same cycle may still refer to it
+            # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the mutex.
             self._core.watchdog.lease_collected(self._claim)
             warnings.warn(
-                f"{self.name} (token {self.token}) was dropped without release(); it is released now. "
-                "Use `with`, or keep the lease",
+                f"{self.name} (token {self.token}) was dropped without release(); the watchdog releases it now. "
+                "Use `with`, or keep a reference to the lease",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,
@@ -316,7 +319,7 @@ class BaseLease:
     # -------------------------------------------------------- renewing it
 
     async def _renew(self, ttl: float | None) -> None:
-        """Ask the engine to let it live `ttl` seconds from now. Raises `LeaseLost` or `Unavailable`."""
+        """Renew it for `ttl` seconds from now. Raises `LeaseLost` or `Unavailable`."""
         if ttl is not None:
             check_ttl(ttl)
         self.check()
@@ -332,8 +335,8 @@ class BaseLease:
         core.watchdog.watch(self)  # the next renewal may be due sooner than planned
 
     def _claim_for_renewal(self, ttl: float | None = None) -> Claim:
-        """The claim to send: with its token, so that only this very grant is renewed. The same one each time: an engine
-        may keep what it made of it."""
+        """The claim to send, with its token, so that only this very grant is renewed. The same object each time: an
+        engine may cache what it encodes from it."""
         renewal_claim, wanted_ttl = self._renewal_claim, self._claim.ttl if ttl is None else ttl
         if renewal_claim is None or renewal_claim.ttl != wanted_ttl:
             renewal_claim = self._renewal_claim = self._claim._replace(token=self.token, ttl=wanted_ttl)
@@ -342,13 +345,13 @@ class BaseLease:
     def _on_renewal_reply(
         self, asked_at: float, claim: Claim, reply: Alive | Gone | Unavailable, explicit: bool = False
     ) -> None:
-        """Take the engine's answer to a renewal; one for a lease that ended meanwhile is dropped. Another ttl than it
-        has is only ever asked for by hand: the watchdog's own question was then overtaken by that."""
+        """Apply the engine's answer to a renewal, unless the lease has ended meanwhile. Only an explicit renewal
+        changes the ttl: a watchdog renewal with another ttl than the lease's was sent before that, and is outdated."""
         core = self._core
         if isinstance(reply, Gone):
             self._end_lost(reply.reason)
             return
-        if core.runtime.now() >= self._valid_until:  # somebody may have read LOST: it does not come back
+        if core.runtime.now() >= self._valid_until:  # a caller may have read LOST already: it must not change back
             self._end_lost(self._expiry_reason())
             return
         with core.mutex:
@@ -356,11 +359,11 @@ class BaseLease:
                 return
             if isinstance(reply, Unavailable):
                 newly_at_risk, self._renewal_failed = not self._renewal_failed, True
-            elif asked_at >= self._renewed_at if claim.ttl == self._claim.ttl else explicit:  # else it says nothing new
+            elif asked_at >= self._renewed_at if claim.ttl == self._claim.ttl else explicit:  # else out of date
                 if claim.ttl != self._claim.ttl:
                     self._claim = self._claim._replace(ttl=claim.ttl)
                 life = reply.ttl
-                if life > claim.ttl:  # what an engine makes of a ttl is never less
+                if life > claim.ttl:  # engines only round a ttl up
                     life = min(life, timing.granted_ttl(claim.ttl, core.traits.min_ttl, core.traits.ttl_step))
                 self._renewed_at, self.ttl = asked_at, life
                 self._valid_until = min(timing.valid_until(asked_at, self.ttl), self._max_hold_at)
@@ -377,7 +380,7 @@ class BaseLease:
             core.report_at_risk(self, reply)
 
     def _mark_at_risk(self, why: str) -> None:
-        """The engine lost its connection: at risk from now on, and renewed as soon as that can be."""
+        """The engine lost its connection: the lease is at risk, and the watchdog renews it as soon as possible."""
         core = self._core
         with core.mutex:
             if self._final_state is not None or self._renewal_failed:
@@ -398,7 +401,8 @@ LeaseRef = weakref.ref[BaseLease]
 async def wait_lost(
     leases: Sequence[BaseLease], seconds: float | None, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait until one of them is over, or it is `should_stop` (whoever makes it so wakes them). False: none is lost."""
+    """Wait until one of the leases ends, or until `should_stop()` (which must come with `_set_signals`), at most
+    `seconds`. False: none is lost."""
     runtime = leases[0]._core.runtime
     end = timing.NEVER if seconds is None else runtime.now() + seconds
     signal = runtime.signal()

@@ -1,7 +1,7 @@
-"""A lease written down: it leaves the process that acquired it, and any process that has the text may go on with it.
+"""A lease as JSON: it leaves the process that acquired it, and any process that has the text may renew and release it.
 
-The text holds the secret id. What makes this safe is the engine: it compares the mark of the id (E5, E6), so that a
-deed renews and releases the one grant it was written for and nothing else, however late.
+The text contains the secret id. The engine makes this safe: it compares the hash of the id (E5, E6), so a document
+renews and releases only the grant it was written for, however late.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 def dump(lease: BaseLease) -> dict[str, Any]:
-    """All that another process needs to renew and release this lease, the secret among it. It is still held here."""
+    """All that another process needs to renew and release this lease, including the secret id. It stays held here."""
     lease.check()
     claim = lease._claim_for_renewal()
     return {
@@ -53,7 +53,7 @@ def dump(lease: BaseLease) -> dict[str, Any]:
 
 
 def detach(lease: BaseLease) -> None:
-    """Neither renew nor release it here any more: it lives on at the engine, and its object is over (`released`).
+    """Stop renewing it here, without a release: the grant lives on at the engine, and the object ends (`released`).
 
     Needs an engine with the trait `outlives`: build the lock with `require={"outlives"}`.
     """
@@ -62,16 +62,18 @@ def detach(lease: BaseLease) -> None:
 
 
 def load(text: str) -> Claim:
-    """The claim a deed was written for. Errors name the field, never what stands in it: it may be the secret."""
+    """The claim a document was written for. Errors name the field, never its value: it may be the secret."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise ConfigError("this is not the JSON that `acquire` gave: pass it on as it is, quotes and all") from None
+        raise ConfigError(
+            "this is not the JSON that `acquire` printed: pass it on unchanged, with its quotes"
+        ) from None
     if not isinstance(document, dict):
-        raise ConfigError("a lease is written as one JSON object")
+        raise ConfigError("a lease document must be one JSON object: pass on everything that `acquire` printed")
     for field, field_type in _FIELDS.items():
         if not isinstance(document.get(field), field_type) or isinstance(document[field], bool):
-            raise ConfigError(f"this lease has no usable {field!r}: pass on all that `acquire` gave")
+            raise ConfigError(f"this lease document has no valid {field!r}: pass on everything that `acquire` printed")
     return Claim(
         check_namespace(document["namespace"]),
         check_name(document["name"]),
@@ -89,7 +91,8 @@ def load(text: str) -> Claim:
 
 
 async def renew(core: ClientCore, claim: Claim, ttl: float | None = None) -> float:
-    """Seconds it lives from now at the least. Raises `LeaseLost` if it is over, `Unavailable` if nobody can say."""
+    """Renew, and return how many seconds it lives from now at least. Raises `LeaseLost` if it has ended, `Unavailable`
+    if the engine does not answer."""
     renewal = claim if ttl is None else claim._replace(ttl=ttl)
     began = core.runtime.now()
     (reply,) = await core.engine().renew([renewal], core.deadline())
@@ -101,7 +104,5 @@ async def renew(core: ClientCore, claim: Claim, ttl: float | None = None) -> flo
 
 
 async def release(core: ClientCore, claim: Claim) -> bool:
-    """Give it up. False: it was over before. Raises `Unavailable`: then it lapses by itself, or can be released
-    again.
-    """
+    """Release it. False: it had already ended. Raises `Unavailable`: it then expires, or can be released again."""
     return await core.engine().release(claim, core.deadline())

@@ -1,4 +1,4 @@
-"""Locks, read and write locks, permits of a semaphore: one recipe, told apart by their shape."""
+"""Locks, read and write locks, permits of a semaphore: one implementation; their shape is the difference."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
 
-_new = tuple.__new__  # what `Claim(...)` comes down to, without matching the arguments
+_new = tuple.__new__  # the same as `Claim(...)`, without the cost of matching arguments
 
 
 class Shape(NamedTuple):
-    """What is asked of a name: `lock` and its read and write sides are one kind, a semaphore of n another."""
+    """What is claimed of a name. Locks and both sides of an rwlock are one kind, semaphores another."""
 
     mode: Mode = "exclusive"
     kind: Kind = "lock"
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 
 class BaseLock(Generic[L]):
-    """The lock of both faces: immutable, shared freely between threads and tasks."""
+    """What `Lock` and `AsyncLock` share. Immutable; threads and tasks may share it."""
 
     __slots__ = ("_claim_fields", "_client", "_core", "_lease_type", "_namespace", "name", "options", "shape")
 
@@ -46,13 +46,13 @@ class BaseLock(Generic[L]):
         self._client, self._lease_type, self.shape, self.options = client, lease_type, shape, options
         self._core: ClientCore = client._core
         self._namespace = self._core.options.namespace
-        # What every claim of this lock says after its holder, laid out once: claims are made on each acquire.
+        # The fields that follow `holder` in every claim of this lock, built once: each acquire makes a claim.
         self._claim_fields = (options.ttl, *shape, options.delay, options.min_hold, False, 0, NEVER)
         self._refuse_unsupported()
         self._core.watchdog.shortest_ttl = min(self._core.watchdog.shortest_ttl, options.ttl)
 
     def _refuse_unsupported(self) -> None:
-        """What the engine cannot do is said now, not by a call that already runs."""
+        """Refuse now what the engine cannot do, not in a call that is already running."""
         traits, engine = self._core.traits, self._core.engine_name
         missing = []
         if self.shape.mode == "shared" and not traits.shared:
@@ -77,7 +77,7 @@ class BaseLock(Generic[L]):
     # ----------------------------------------------------------- acquiring
 
     def _acquire(self, wait: float | Unset | None = UNSET) -> Coroutine[Any, Any, L]:
-        """A new lease; of a reentrant lock this thread or task already holds, the same lease once more."""
+        """A new lease; if this thread or task already holds a reentrant lock, the same lease again."""
         return self._acquire_reentrant(wait) if self.options.reentrant else self._acquire_lease(wait)
 
     async def _acquire_reentrant(self, wait: float | Unset | None) -> L:
@@ -92,16 +92,17 @@ class BaseLock(Generic[L]):
             return None
 
     async def _acquire_lease(self, wait: float | Unset | None, get_engine: Callable[[], Engine] | None = None) -> L:
-        """A new lease, or one this thread or task has already (its depth tells). `ready` may raise to end the wait.
+        """A new lease, or the one this thread or task already has (then its depth is above 1). `get_engine` may raise
+        to end the wait.
 
-        Here and below a coroutine is only made where something is awaited: each costs a call as much again.
+        Here and below a coroutine is created only where something is awaited: each one doubles the cost of a call.
         """
         if isinstance(wait, Unset):
             wait = self.options.wait
         else:
             check_wait(wait)
         core = self._core
-        if not core.runtime.bind():  # before anything is noted of the running task
+        if not core.runtime.bind():  # before anything is recorded for the running task
             core.rebind_loop()
         if self.options.require:
             await core.check_traits(self.options.require)
@@ -142,7 +143,8 @@ class BaseLock(Generic[L]):
         return lease
 
     def _waiting_deadlocks(self, held_lock: HeldLock, wait: float | None) -> bool:
-        """True: may be tried beside the lease this thread or task has, but not waited for. Raises if it never could."""
+        """True: this thread or task may attempt the claim in addition to its lease, but must not wait for it. Raises
+        `SelfDeadlock` if it could never be granted."""
         if self.shape.kind == "semaphore" or wait == 0:
             return False
         if self.shape.mode == held_lock.mode == "shared":
@@ -159,7 +161,7 @@ class BaseLock(Generic[L]):
         return self._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
 
     def _register(self, claim: Claim, grant: Grant, asked_at: float, valid_until: float, loss_epoch: object) -> L:
-        if self.options.require:  # the server may have come back with other settings while this stood in line
+        if self.options.require:  # the server may have restarted with other settings while this waited
             check_required(self.options.require, self._core.traits, self._core.engine_name)
         lease = self._lease_type(self._core, claim, grant, asked_at, valid_until, self.options.max_hold)
         self._core.register(lease, loss_epoch)
@@ -168,7 +170,7 @@ class BaseLock(Generic[L]):
     # ------------------------------------------------------ with, and call
 
     def _record_enter(self, lease: L, frame: int, entered: list[HeldLock]) -> L:
-        """It was taken for the `with` that this frame runs; `entered` tells what to undo if that is torn apart."""
+        """Record the lease for the `with` that this frame runs. `entered`: what to undo if that is interrupted."""
         core = self._core
         interrupt = core.runtime.interrupt() if lease._depth == 1 else None  # an outer hold has its own
         held_lock = HeldLock(self, lease, self.shape.mode, frame, interrupt)
@@ -176,15 +178,15 @@ class BaseLock(Generic[L]):
         core.held_locks.push(self.name, held_lock)
         if interrupt is not None:
             lease._interrupt = interrupt
-            if lease.state is LOST:  # before the interrupt was in place
+            if lease.state is LOST:  # it was lost before the interrupt was in place
                 interrupt.fire()
         return lease
 
     async def _exit(
         self, frame: int, kind: type[BaseException] | None, error: BaseException | None, exited: list[HeldLock]
     ) -> None:
-        """Release, which takes its verdict by the clock before it sends anything; LOST raises `LeaseLost`. `exited`
-        tells that the entry is taken out: from then on the release sees to itself, whatever happens."""
+        """Release, and raise `LeaseLost` if the lease was lost, by the clock, before anything was sent. `exited` says
+        that the entry was removed: from then on the release completes in the background if it is interrupted."""
         held_lock = self._core.held_locks.pop(self.name, self, frame)
         exited.append(held_lock)
         interrupted = held_lock.interrupt is not None and held_lock.interrupt.disarm(kind)
@@ -200,13 +202,13 @@ class BaseLock(Generic[L]):
             error.add_note(str(lost))
 
     def _rollback_enter(self, entered: list[HeldLock]) -> None:
-        """After Ctrl-C in the middle of entering a `with`: what this very one has taken is given up."""
+        """After Ctrl-C while entering a `with`: release what this one acquired."""
         for held_lock in entered:
             if self._core.held_locks.remove(held_lock) and not held_lock.released:
                 held_lock.lease._release_nowait()
 
     def _rollback_exit(self, frame: int, exited: list[HeldLock]) -> None:
-        """After Ctrl-C in the middle of leaving a `with`: what it still holds is given up."""
+        """After Ctrl-C while leaving a `with`: release what it still holds."""
         if not exited and (held_lock := self._core.held_locks.pop_if_present(self, frame)) and not held_lock.released:
             held_lock.lease._release_nowait()
 
@@ -220,7 +222,7 @@ class BaseLock(Generic[L]):
         return await self._run_locked(work)
 
     async def _run_locked(self, work: Callable[[L], Awaitable[T]]) -> T:
-        """What the body of a `with` would be, as a coroutine function of the lease."""
+        """Run `work(lease)` under the lock, as the body of a `with` would run."""
         frame = id(sys._getframe())
         entered: list[HeldLock] = []
         exited: list[HeldLock] = []
@@ -239,7 +241,7 @@ class BaseLock(Generic[L]):
         return result
 
     async def _locked(self) -> bool:
-        """Whether no further holder of this shape would be let in, if nobody stood in line."""
+        """Whether another claim of this shape would be refused, even with an empty queue."""
         core = self._core
         found = await core.engine().inspect(core.options.namespace, self.name, True, core.deadline())
         holders = [holding for holding in found if holding.state in ("held", "reserved", "cooling")]

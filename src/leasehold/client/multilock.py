@@ -1,8 +1,8 @@
-"""Several locks as one: sorted, one deadline, all or nothing, one word of loss for all.
+"""Several locks as one: sorted, one deadline, all or nothing, lost together.
 
-Everybody who takes several names in one order cannot meet another in a cycle: whoever has the last name so far lacks
-nothing that those behind it hold. So the order is made here, from the names themselves, whatever order the caller gave
-them in. What was taken before a failure is forgotten, not released: rolling back waits for nobody.
+Callers that acquire several names in the same order cannot wait for each other in a cycle: the caller that is furthest
+in that order needs no name that the others hold. So the names are sorted here, whatever order the caller passed. If one
+lock fails, those acquired before are released with `forget`: the rollback does not wait.
 
 The locks may belong to clients of different engines. To move from one engine to another, hold the same name on both.
 """
@@ -20,19 +20,19 @@ from leasehold.errors import ConfigError, LeaseLost, NotAcquired
 from leasehold.model import Reason
 
 L = TypeVar("L", bound=BaseLease)
-S = TypeVar("S")  # what the face makes of them
+S = TypeVar("S")  # `Leases` or `AsyncLeases`
 
 
 class BaseLeases(Mapping[str, L], Generic[L]):
-    """The leases of a multilock, by name: good together, or not at all."""
+    """The leases of a multilock, by name. They are valid only together."""
 
     __slots__ = ("_leases",)
 
     def __init__(self, leases: Mapping[BaseLock[L], L]) -> None:
-        self._leases = dict(leases)  # in the order asked for
+        self._leases = dict(leases)  # in the order the caller passed
 
     def __getitem__(self, name: str) -> L:
-        """The lease of a name; of a name held on several engines, that of the lock given first."""
+        """The lease of a name; if the name is held on several engines, that of the lock passed first."""
         for lock, lease in self._leases.items():
             if lock.name == name:
                 return lease
@@ -48,32 +48,33 @@ class BaseLeases(Mapping[str, L], Generic[L]):
         return f"<{type(self).__name__} {', '.join(map(repr, self._leases.values()))}>"
 
     def of(self, lock: BaseLock[L]) -> L:
-        """The lease of a lock: where one name is held on several engines, the name alone does not tell."""
+        """The lease of a lock, for a name that is held on several engines."""
         return self._leases[lock]
 
     @property
     def held(self) -> bool:
-        """True while the work may go on: every one of them is held."""
+        """Whether the work may continue: all leases are held."""
         return all(lease.held for lease in self._leases.values())
 
     @property
     def remaining(self) -> float:
-        """Seconds all of them can be trusted if no renewal succeeds any more."""
+        """Seconds all leases can be trusted if no further renewal succeeds. Never an overestimate."""
         return min(lease.remaining for lease in self._leases.values())
 
     @property
     def lost_reason(self) -> Reason | None:
-        """Why the first that is LOST is so; None while none is."""
+        """Why the first LOST lease was lost; None if none is LOST."""
         return next((reason for lease in self._leases.values() if (reason := lease.lost_reason)), None)
 
     def check(self) -> None:
-        """Raise `LeaseLost` once one of them cannot be trusted. No I/O: call it before every step that matters."""
+        """Raise `LeaseLost` unless all leases are held. No I/O: call it before every step that matters."""
         for lease in self._leases.values():
             lease.check()
 
     def on_lost(self, callback: Callable[[Self], object]) -> None:
-        """Call `callback(leases)` once, when the first of them is lost, on a thread of its own; at once if one is."""
-        pending = [callback]  # a list's pop is one step: two clients may tell at the same time
+        """Call `callback(leases)` once when the first of them is lost, on the client's callback thread; at once if one
+        is already lost."""
+        pending = [callback]  # list.pop is atomic: two clients may notify at the same time
 
         def notify_once(_lease: L) -> None:
             while pending:
@@ -92,14 +93,14 @@ class BaseLeases(Mapping[str, L], Generic[L]):
 
 
 class MemberLock(NamedTuple):
-    """One lock of the set, taken."""
+    """One acquired lock of the set."""
 
     lock: BaseLock[Any]
     held_lock: HeldLock
 
 
 class BaseMultiLock(Generic[L, S]):
-    """The multilock of both faces: immutable, shared freely between threads and tasks."""
+    """What `MultiLock` and `AsyncMultiLock` share. Immutable; threads and tasks may share it."""
 
     __slots__ = ("_sorted_locks", "locks", "wait")
 
@@ -112,9 +113,9 @@ class BaseMultiLock(Generic[L, S]):
             raise ConfigError("a multilock needs at least one lock")
         for lock in self.locks:
             if not isinstance(lock, self._lock_type):
-                raise ConfigError(f"{type(self).__name__} takes objects of {self._lock_type.__name__}, not {lock!r}")
+                raise ConfigError(f"{type(self).__name__} takes {self._lock_type.__name__} objects, not {lock!r}")
         if len({(id(lock._core), lock.name) for lock in self.locks}) < len(self.locks):
-            raise ConfigError("a multilock has each name of a client once: it would wait for itself")
+            raise ConfigError("a multilock can take each name of a client only once: it would wait for itself")
         _refuse_duplicates(self.locks)
         waits = [lock.options.wait for lock in self.locks if lock.options.wait is not None]
         self.wait = wait if not isinstance(wait, Unset) else min(waits, default=None)
@@ -130,7 +131,7 @@ class BaseMultiLock(Generic[L, S]):
     # ----------------------------------------------------------- acquiring
 
     async def _acquire(self, wait: float | Unset | None = UNSET) -> S:
-        """All of them, for nobody's `with`."""
+        """All of them, without a `with`."""
         return await self._acquire_all(wait, None, [])
 
     async def _try_acquire(self) -> S | None:
@@ -140,12 +141,12 @@ class BaseMultiLock(Generic[L, S]):
             return None
 
     async def _acquire_all(self, wait: float | Unset | None, frame: int | None, members: list[MemberLock]) -> S:
-        """Take one after the other, or nothing. `frame`: for the `with` that this frame runs."""
+        """Acquire one after the other, or none. `frame`: that of the `with`, if there is one."""
         wait = self.wait if isinstance(wait, Unset) else wait
         check_wait(wait)
         runtime = self._sorted_locks[0]._core.runtime
         deadline = None if wait is None else runtime.now() + wait
-        # One for all of them, also while it still stands in line: what is lost meanwhile makes the rest pointless.
+        # One for all of them, armed even while waiting: if one lease is lost meanwhile, the rest is pointless.
         interrupt = runtime.interrupt()
         try:
             for lock in self._sorted_locks:
@@ -164,7 +165,7 @@ class BaseMultiLock(Generic[L, S]):
             lost = _first_lost([member.held_lock.lease for member in members])
             try:
                 self._rollback_enter(members)
-            finally:  # torn by Ctrl-C: once more
+            finally:  # again, in case Ctrl-C interrupted the first one
                 self._rollback_enter(members)
             if interrupted and lost is not None:
                 raise lost from error
@@ -176,19 +177,19 @@ class BaseMultiLock(Generic[L, S]):
         return result
 
     def _rollback_enter(self, members: list[MemberLock]) -> None:
-        """Give up what was taken for nothing, without waiting."""
+        """Release what was acquired before the failure, without waiting."""
         while members:
             lock, held_lock = members[-1]
             lock._core.held_locks.remove(held_lock)
             held_lock.lease._rollback(held_lock)
-            members.pop()  # only now: interrupted, it is done again
+            members.pop()  # only now: if interrupted, it is done again
 
     # ---------------------------------------------------------------- with
 
     async def _exit(
         self, frame: int, kind: type[BaseException] | None, error: BaseException | None, exited: list[HeldLock]
     ) -> None:
-        """Release all; the verdict is taken by the clock before anything is sent. `left` is as for a lock."""
+        """Release all. Whether one was lost is decided by the clock before anything is sent. `exited` as for a lock."""
         for lock in reversed(self._sorted_locks):
             exited.append(lock._core.held_locks.pop(lock.name, self, frame))
         interrupt = next((held_lock.interrupt for held_lock in exited if held_lock.interrupt is not None), None)
@@ -203,7 +204,7 @@ class BaseMultiLock(Generic[L, S]):
             error.add_note(str(lost))
 
     def _rollback_exit(self, frame: int, exited: list[HeldLock]) -> None:
-        """After Ctrl-C in the middle of leaving a `with`, before everything was taken out: all is given up."""
+        """After Ctrl-C while leaving a `with`, before all entries were removed: release everything."""
         if len(exited) == len(self._sorted_locks):
             return
         for lock in self._sorted_locks:
@@ -215,8 +216,8 @@ class BaseMultiLock(Generic[L, S]):
 
 
 async def release_all(leases: Sequence[BaseLease]) -> bool:
-    """Release them in this order. True: live leases, all confirmed. Torn apart, it gives up the rest without waiting;
-    an engine that did not answer for one is not asked for each of the others."""
+    """Release them in this order. True: all were live, and the engine confirmed each release. If interrupted, it
+    releases the rest without waiting. If an engine did not answer for one lease, the others do not wait for it."""
     confirmed, unresponsive, unreleased = True, set[object](), list(leases)
     try:
         while unreleased:
@@ -243,19 +244,19 @@ def _first_lost(leases: Sequence[BaseLease]) -> LeaseLost | None:
 
 
 def _raise_lost(leases: Sequence[BaseLease]) -> None:
-    """Lost while it stood in line for the next: the body must not begin."""
+    """If one was lost while waiting for the next, the body must not start."""
     if lost := _first_lost(leases):
         raise lost
 
 
 def _sort_key(lock: BaseLock[L]) -> tuple[str, str, str, str]:
-    """The same order in every process: by name first, for the same engine may be spelt differently elsewhere."""
+    """The same order in every process: by name first, because processes may write the engine's URL differently."""
     config = lock._core.config
     return lock.name, lock._core.options.namespace, config.scheme, config.target.rpartition("@")[2]
 
 
 def _refuse_duplicates(locks: Sequence[BaseLock[Any]]) -> None:
-    """Two clients of one engine are two holders: what the first has, the second would wait for."""
+    """Two clients of one engine are two holders: the second would wait for what the first holds."""
     seen: dict[tuple[str, str, str, str], BaseLock[Any]] = {}
     for lock in locks:
         other = seen.setdefault(_sort_key(lock), lock)
@@ -263,13 +264,13 @@ def _refuse_duplicates(locks: Sequence[BaseLock[Any]]) -> None:
         if other is lock or private or lock.shape.kind == "semaphore":
             continue
         if "exclusive" in (lock.shape.mode, other.shape.mode):
-            raise ConfigError(f"{lock.name} is there twice, by two clients of one engine: it would wait for itself")
+            raise ConfigError(f"{lock.name} is given twice, by two clients of one engine: it would wait for itself")
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """Each name once: a transfer from an account to itself takes one lock."""
+    """Each name once: a transfer from an account to itself needs one lock."""
     if isinstance(names, str):
-        raise ConfigError(f"multilock takes a list of names, such as [{names!r}], not one text")
+        raise ConfigError(f"multilock takes a list of names, such as [{names!r}], not one string")
     return list(dict.fromkeys(names))
 
 

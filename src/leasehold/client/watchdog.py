@@ -1,11 +1,12 @@
-"""The background renewer: one per client, on a thread of its own also under asyncio.
+"""The background renewer: one per client, on a thread of its own, even under asyncio.
 
 Its promises (DESIGN: "renewal a busy program can hardly starve"):
-- a lease is renewed at a third of its life, sooner after a miss, in batches; no call outlasts a third of the shortest
-  life it looks after, or may be given meanwhile, so one silent call never costs another lease its renewal;
-- a lease that reaches its local deadline is ended then, and told, before the engine can grant the name again;
-- waiters keep their place in line, and owed releases are repeated until answered;
-- leases are held weakly: one that was dropped is released, not renewed for ever.
+- The watchdog renews a lease at a third of its life, sooner after a failed renewal, in batches. No call lasts longer
+  than a third of the shortest ttl that is held or may be granted meanwhile, so one silent call never costs another
+  lease its renewal.
+- A lease that reaches its local deadline is ended and reported then, before the engine can grant the name again.
+- Heartbeats keep waiters in the queue, and pending releases are retried until the engine answers.
+- Leases are referenced weakly: one that was dropped is released, not renewed for ever.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from leasehold.runtime.base import Runtime, Signal
 _log = logging.getLogger("leasehold.watchdog")
 
 _MAX_BATCH = 500
-_MIN_CALL_TIMEOUT = 0.25  # no first try is given less: a slow network would answer none
-_EARLY_SHARE = 0.1  # of the time from one renewal to the next: what is so nearly due goes along with what is
+_MIN_CALL_TIMEOUT = 0.25  # the least a first try gets: on a slow network a shorter one never succeeds
+_EARLY_SHARE = 0.1  # of the renewal interval: leases due this soon join a batch early
 _NEVER = timing.NEVER
 
 
@@ -41,7 +42,7 @@ class Watchdog:
         registry: ClaimRegistry,
         open_engine: Callable[[Runtime], Engine],
         call_timeout: float,
-        submit_callback: Callable[..., None],  # runs elsewhere what may block: a log handler above all
+        submit_callback: Callable[..., None],  # for calls that may block, such as log handlers
     ) -> None:
         self._submit_callback = submit_callback
         self._runtime, self._registry, self._open_engine, self._call_timeout = (
@@ -51,27 +52,26 @@ class Watchdog:
             call_timeout,
         )
         registry.wake_watchdog = self.wake_by
-        self.shortest_ttl = (
-            _NEVER  # the least ttl any lock of this client asks for: such a lease may come during any call
-        )
+        # The shortest ttl of any lock of this client: such a lease may be granted during any call.
+        self.shortest_ttl = _NEVER
         self._engine: Engine | None = None
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Watch nothing. The parent's thread does not exist here, and its leases are not ours."""
+        """Watch nothing. The parent's thread does not exist in the child, and its leases are not the child's."""
         self._mutex = self._runtime.mutex()
         self._new_leases: dict[str, LeaseRef] = {}
         self._collected: deque[Claim] = deque()
-        self._renewals: list[tuple[float, int, LeaseRef]] = []  # by when to renew; may name what has ended
-        self._expiries: list[tuple[float, int, LeaseRef]] = []  # by local deadline; a later one may be true by now
+        self._renewals: list[tuple[float, int, LeaseRef]] = []  # by renewal time; may contain ended leases
+        self._expiries: list[tuple[float, int, LeaseRef]] = []  # by local deadline; a renewal may have moved it
         self._sequence = count()
         self._next_heartbeat_at = self._next_release_retry_at = 0.0
         self._release_failures = 0
-        self._wakes_at = _NEVER  # while awake: every stir is remembered
-        self._requested_wake = _NEVER  # what the last stir asked for
+        self._wakes_at = _NEVER  # NEVER while awake: then every `wake_by` sets the signal
+        self._requested_wake = _NEVER  # what the last `wake_by` asked for
         self._signal: Signal | None = None
         self._running = False
-        self._stopped_signal: Signal | None = None  # set when it has ended, for whoever waits for that
+        self._stopped_signal: Signal | None = None  # set when the thread has ended, for stop()
         self._stopped = self._stops_when_idle = False
         if self._engine is not None:
             self._engine.after_fork()
@@ -80,7 +80,7 @@ class Watchdog:
     # --------------------------------------------- from the callers' threads
 
     def watch(self, lease: BaseLease, lease_ref: LeaseRef | None = None) -> None:
-        self._new_leases[lease._claim.id_hash] = lease_ref or ref(lease)  # single steps on a dictionary: no guard
+        self._new_leases[lease._claim.id_hash] = lease_ref or ref(lease)  # atomic on a dictionary: no mutex
         due, end = lease._renew_at, lease._valid_until  # max_hold may end it before any renewal is due
         if due < self._wakes_at or end < self._wakes_at or not self._running:
             self.wake_by(due if due < end else end)
@@ -88,17 +88,17 @@ class Watchdog:
     def unwatch(self, id_hash: str) -> None:
         self._registry.held.pop(id_hash, None)
         self._new_leases.pop(id_hash, None)
-        if self._stops_when_idle and self._signal is not None:  # perhaps there is nothing left to stay for
+        if self._stops_when_idle and self._signal is not None:  # it may be idle now
             self._signal.set()
 
     def lease_collected(self, claim: Claim) -> None:
-        """A lease was collected while held. Called by its finaliser: no guard may be taken here."""
+        """A lease was garbage-collected while held. Called by its finaliser, which must not take a mutex."""
         self._collected.append(claim)
         if self._signal is not None:
             self._signal.set()
 
     def wake_by(self, at: float) -> None:
-        """See that the watchdog looks around by this instant."""
+        """Make the watchdog run by this instant."""
         if not self._running:
             self._start()
         elif at < self._wakes_at and self._signal is not None:
@@ -106,7 +106,7 @@ class Watchdog:
             self._signal.set()
 
     def stop_when_idle(self) -> None:
-        """End once there is nothing left to look after: the client itself is gone. Safe inside a finaliser."""
+        """End once there is nothing left to do: the client object is gone. Safe inside a finaliser."""
         self._stops_when_idle = True
         if self._signal is not None:
             self._signal.set()
@@ -126,11 +126,11 @@ class Watchdog:
             self._running = True
         try:
             self._runtime.start_thread(self._run, "leasehold-watchdog")
-        except BaseException:  # no thread to be had, or Ctrl-C just here: whoever stirs next tries again
+        except BaseException:  # no thread could be started, or Ctrl-C: the next `wake_by` tries again
             self._running = False
             raise
 
-    # ------------------------------------------------ on the watchdog's own
+    # ----------------------------------------- on the watchdog's own thread
 
     async def _run(self, runtime: Runtime) -> None:
         self._signal = signal = runtime.signal()
@@ -139,17 +139,19 @@ class Watchdog:
             try:
                 wake = await self._run_once(runtime)
             except Exception as error:
-                # A dead watchdog would lose every lease of the client: whatever this was, go on.
-                self._submit_callback(partial(_log.error, "the watchdog stumbled; it goes on", exc_info=error))
+                # Continue after any error: a dead watchdog would lose every lease of the client.
+                self._submit_callback(
+                    partial(_log.error, "unexpected error in the watchdog; continuing", exc_info=error)
+                )
                 wake = runtime.now() + 0.1
             if self._stops_when_idle and wake == _NEVER and self._try_finish():
                 break
-            # A lease too short-lived to be met here still fixes the next look, or each of its kind would stir anew.
+            # Keep the requested wake-up even if its lease has ended, or each short-lived lease would wake this thread.
             requested, self._requested_wake = self._requested_wake, _NEVER
             if requested > runtime.now():
                 wake = min(wake, requested)
             self._wakes_at = wake
-            # A sleep does not count suspend as lives do: with something to look after, it is never a long one.
+            # Sleeps do not count suspend, ttls do: while there is something to do, no sleep is long.
             await signal.wait(3600.0 if wake == _NEVER else min(wake - runtime.now(), timing.MAX_SLEEP))
         if self._engine is not None:
             await self._engine.close()
@@ -161,11 +163,11 @@ class Watchdog:
         with self._mutex:
             if self._new_leases:
                 return False
-            self._running = False  # whoever still stirs after this starts it anew
+            self._running = False  # a later `wake_by` starts a new thread
             return True
 
     async def _run_once(self, runtime: Runtime) -> float:
-        """Do all that is due, and say when to look again."""
+        """Do everything that is due, and return when to run again."""
         self._take_new_leases()
         self._expire_overdue(runtime.now())
         await self._renew_due(runtime)
@@ -217,7 +219,7 @@ class Watchdog:
         return _NEVER
 
     def _next_expiry_at(self) -> float:
-        """The earliest local deadline among all leases. Entries made out of date by a renewal are corrected here."""
+        """The earliest local deadline of all leases. Entries that a renewal made out of date are corrected here."""
         while self._expiries:
             planned_at, entry_id, lease_ref = self._expiries[0]
             lease = lease_ref()
@@ -235,14 +237,15 @@ class Watchdog:
                 lease._end_lost(lease._expiry_reason())
 
     def _deadline(self, runtime: Runtime, after_failure: bool = False) -> float:
-        """`after_failure`, after a miss: an engine slower than the shortest ttl allows costs a try, not the lease."""
+        """The deadline of a call. `after_failure`: a retry may exceed a third of the shortest ttl, so that a slow
+        engine costs a lease one try, not its life."""
         now = runtime.now()
         latest = timing.renewal_deadline(now, self._next_expiry_at(), self._call_timeout)
         return latest if after_failure else min(latest, now + max(self.shortest_ttl / 3, _MIN_CALL_TIMEOUT))
 
     async def _renew_due(self, runtime: Runtime) -> None:
-        """Ten thousand leases are renewed in a few batches a second, not each when its time has come. One batch at a
-        time: with hundreds that are only nearly due, a short-lived one would wait for all of them."""
+        """Renew in batches: ten thousand leases take a few batches a second, not one call each. One batch per run: a
+        short-lived lease must not wait for hundreds that are only nearly due."""
         now, due, heap = runtime.now(), list[BaseLease](), self._renewals
         if self._next_renewal_at() > now:
             return
@@ -259,7 +262,7 @@ class Watchdog:
                     due.append(lease)
                 elif now < planned_at:
                     break
-                else:  # renewed by hand meanwhile; this appointment is void now
+                else:  # renewed explicitly meanwhile: this entry is void
                     self._schedule_renewal(lease, lease_ref)
                     continue
             heappop(heap)
@@ -277,7 +280,7 @@ class Watchdog:
                 leases, claims, await self._send_renewals(runtime, claims, after_failure), strict=True
             ):
                 lease._on_renewal_reply(asked_at, claim, reply)
-        finally:  # whatever was raised in there, all of them keep their next appointments
+        finally:  # whatever was raised, every lease gets its next renewal
             for lease in leases:
                 if lease._final_state is None:
                     self._schedule_renewal(lease, ref(lease))
@@ -285,18 +288,18 @@ class Watchdog:
     async def _send_renewals(
         self, runtime: Runtime, claims: list[Claim], after_failure: bool = False
     ) -> list[Alive | Gone | Unavailable]:
-        """The engine's answers, or one `Unavailable` for all: whatever else goes wrong is not an answer (E5)."""
+        """The engine's answers, or `Unavailable` for all: any other failure is not an answer (E5)."""
         try:
             return list(await self._own_engine(runtime).renew(claims, self._deadline(runtime, after_failure)))
         except Exception as error:
             if not isinstance(error, LeaseholdError):
-                text = "a renewal failed in a way the engine should have mapped (E9)"
+                text = "a renewal failed with an error that the engine should have mapped (E9)"
                 self._submit_callback(partial(_log.error, text, exc_info=error))
             return [Unavailable(f"renewal failed: {error}")] * len(claims)
 
     async def _send_heartbeats(self, runtime: Runtime) -> None:
-        """One batch for all waiters (E7). One that is at the head, had its turn or is not known any more is woken, so
-        that it asks again though no wake-up came: the others need not ask for themselves."""
+        """One batch for all waiters (E7). A waiter that is at the head, has a reservation, was passed over or is
+        unknown to the engine is woken, so that it asks again even if no wake-up came. The others need not ask."""
         now = runtime.now()
         if not self._registry.waiting or now < self._next_heartbeat_at:
             return
@@ -315,18 +318,19 @@ class Watchdog:
                 try:
                     await self._own_engine(runtime).release(pending.claim, self._deadline(runtime))
                 except LeaseholdError as error:
-                    if found := self._registry.pending_releases.pop(
-                        id_hash, None
-                    ):  # others first, the next time: they may be elsewhere
+                    # To the end of the queue: the other releases may go to servers that answer.
+                    if found := self._registry.pending_releases.pop(id_hash, None):
                         self._registry.pending_releases.setdefault(id_hash, found)
                     self._release_failures += 1
                     jitter = 0.5 + runtime.random() / 2
                     self._next_release_retry_at = runtime.now() + timing.backoff(
                         self._release_failures, 0.05, 2.0, jitter
                     )
-                    self._submit_callback(_log.info, "the release of %s is still owed: %s", pending.claim.name, error)
+                    self._submit_callback(
+                        _log.info, "the release of %s is still pending: %s", pending.claim.name, error
+                    )
                     return
-            if self._registry.pending_releases.get(id_hash) is pending:  # not owed anew meanwhile
+            if self._registry.pending_releases.get(id_hash) is pending:  # not scheduled again meanwhile
                 self._registry.pending_releases.pop(id_hash, None)
         self._release_failures, self._next_release_retry_at = 0, 0.0
 

@@ -1,4 +1,4 @@
-"""Pure decisions: no I/O, no clock, no threads, no randomness of their own.
+"""Pure decisions: no I/O, no clock, no threads, no randomness of its own.
 
 lock_state.py      who may hold a name: the state machine that engines implement
 queue_entry.py     one claim in it, and the notifications it causes
@@ -7,5 +7,5 @@ names.py           names, namespaces, claim ids and their hashes
 deadlocks.py       cycles among waiters
 once.py            states of a run-once record
 ticks.py           numbered ticks of a schedule
-conflicts.py       which errors mean "somebody else was first"
+conflicts.py       which errors mean that another writer was first
 """

@@ -1,6 +1,6 @@
-"""Which errors mean that somebody else was faster, and that the whole may be tried again from its first read.
+"""Which errors mean that another writer was faster, so that the caller may retry from its first read.
 
-Known by name and number, so that no driver has to be imported, or installed.
+Errors are recognised by name and number, so no driver has to be imported or installed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MYSQL_DRIVERS: Final = frozenset({"pymysql", "aiomysql", "MySQLdb"})
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Also of an error that an ORM has wrapped."""
+    """Whether an error, or the driver error that an ORM wrapped in it, is a conflict."""
     if isinstance(error, Conflict):
         return True
-    inner = getattr(error, "orig", None)  # as SQLAlchemy wraps its drivers' errors
+    inner = getattr(error, "orig", None)  # SQLAlchemy keeps the driver's error here
     return _is_known_conflict(error) or (isinstance(inner, BaseException) and _is_known_conflict(inner))
 
 

@@ -1,13 +1,15 @@
-"""Who waits for whom across names, and where that goes round in a circle.
+"""Finds deadlocks across names: cycles of owners that wait for each other.
 
-The nodes are owners: threads and tasks, told apart by what their claims' marks end with. One waits for
+The nodes of the graph are owners: threads and tasks, identified by the last eight digits of their claims' id hashes. A
+waiter's owner waits for
 
-- a lock: everybody who holds it in a way that keeps this claim out; a reader that only the line keeps out waits for
-  the writers before it. All of them have to go on before it can;
-- a permit of a semaphore: all who hold one, but it is enough that one of them goes on.
+- a lock: the owners of all holders that conflict with its claim. A reader that only the queue keeps out waits for the
+  writers ahead of it. All of them must proceed before it can;
+- a permit of a semaphore: the owners of all permits. It is enough if one of them proceeds.
 
-So an owner is stuck if nobody ever goes on whom it needs. That is found by taking away, again and again, everybody who
-can go on; what is left waits for each other, or for somebody who does. Time alone ends what is cooling.
+An owner is stuck if the owners it needs never proceed. To find the stuck owners, the search repeatedly removes every
+owner that can proceed. The owners that remain wait for each other, or for an owner in a cycle. A cooling name has no
+owner: it becomes free after some time.
 """
 
 from __future__ import annotations
@@ -22,26 +24,26 @@ from leasehold.model import Holding
 
 
 class Wait(NamedTuple):
-    """One claim in line, and one that has to end before it can be granted."""
+    """A queued claim, and a claim that must end before the queued one can be granted."""
 
     waiter: Holding
-    holder: Holding  # of the same name; a waiter itself where only the order of the line is in the way
+    holder: Holding  # of the same name; itself a waiter if only the order of the queue blocks
 
     @property
     def name(self) -> str:
-        """What is waited for."""
+        """The name that the waiter waits for."""
         return self.waiter.name
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """A circle of waits: each is for what the next one's owner holds, the last for what the first one's does."""
+    """A cycle of waits: each needs what the owner of the next wait holds, the last what the first one's owner holds."""
 
     waits: tuple[Wait, ...]
 
     @property
     def victim(self) -> Holding:
-        """The way out that costs least work: the youngest grant of the circle, to be broken by name and token."""
+        """The youngest grant of the cycle: breaking it, by name and token, loses the least work."""
         grants = [wait.holder for wait in self.waits if wait.holder.state == "held"] or [self.waits[0].holder]
         return min(grants, key=lambda holding: holding.age)
 
@@ -54,7 +56,7 @@ class Deadlock:
 
 
 class Need(NamedTuple):
-    """What one claim in line waits for."""
+    """The holders that one queued claim waits for."""
 
     waiter: Holding
     holders: list[Holding]
@@ -62,7 +64,8 @@ class Need(NamedTuple):
 
 
 def deadlocks(holdings: Iterable[Holding]) -> list[Deadlock]:
-    """Every circle among these claims: for each owner in one, the shortest. Nobody is named who only waits behind."""
+    """The cycles among these claims: for each owner in a cycle, the shortest. Leaves out owners that only wait for a
+    cycle."""
     needs = [
         need for _, claims in groupby(holdings, key=_full_name) for need in _needs(list(claims)) if need.waiter.owner
     ]
@@ -82,23 +85,24 @@ def deadlocks(holdings: Iterable[Holding]) -> list[Deadlock]:
 
 
 def seen_in_both(before: Sequence[Deadlock], after: Sequence[Deadlock]) -> list[Deadlock]:
-    """Those of a second look that the first one saw, claim by claim.
+    """The deadlocks of a second `inspect` whose waits were all in the first one.
 
-    A look is not one moment on every engine. But a claim that stands in line in both looks stood there all the time
-    between, and so does a grant with one token: all waits of such a circle were there at one moment.
+    On some engines the answer of `inspect` is not a snapshot of one moment. But a claim that is queued in both answers
+    was queued all the time between them, and a grant with the same token was held all that time. So all waits of such a
+    cycle existed at one moment.
     """
     known = {_identity(wait) for deadlock in before for wait in deadlock.waits}
     return [deadlock for deadlock in after if known.issuperset(map(_identity, deadlock.waits))]
 
 
 def _needs(claims: list[Holding]) -> Iterable[Need]:
-    """What the waiters of one name need."""
+    """The needs of the waiters of one name."""
     holders = [holding for holding in claims if holding.state in ("held", "reserved")]
     cooling = any(holding.state == "cooling" for holding in claims)
     waiters = [holding for holding in claims if holding.state in ("waiting", "passed over")]
     for position, waiter in enumerate(waiters):
         if waiter.kind == "semaphore":
-            if len(holders) >= waiter.limit and not cooling:  # else a permit is free, and somebody only has to look
+            if len(holders) >= waiter.limit and not cooling:  # else a permit is or will become free
                 yield Need(waiter, holders, one_is_enough=True)
         elif waiter.mode == "exclusive":
             yield Need(waiter, holders, one_is_enough=False)
@@ -124,7 +128,7 @@ def _cannot_proceed(need: Need, stuck: set[str]) -> bool:
 
 
 def _shortest_cycle(start: str, waits: Mapping[str, Mapping[str, Wait]]) -> tuple[Wait, ...]:
-    """The shortest way from an owner back to itself; empty: there is none."""
+    """The shortest cycle through this owner, or empty if it is in none."""
     reached_from: dict[str, str] = {}
     todo = deque([start])
     while todo:
@@ -156,5 +160,5 @@ def _owner_label(holding: Holding) -> str:
 
 def _describe_holder(holding: Holding) -> str:
     if holding.token is None:
-        return f"for which {_owner_label(holding)} stands in line before it"
+        return f"for which {_owner_label(holding)} is queued ahead of it"
     return f"held by {_owner_label(holding)} (token {holding.token})"

@@ -1,17 +1,18 @@
-"""Who may hold a name, given the claims upon it: the state machine that every party-table engine implements.
+"""Who may hold a name: the state machine that every engine with a table of queue entries implements.
 
-A `LockState` is all there is about one live name. Its verbs are told the time, issue tokens through the counter they
-are given, and return what to tell whom; they read no clock and send nothing. The memory engine is this module behind a
-guard, and the tests of the SQL and Redis engines run it beside the real thing as the model.
+A `LockState` is the whole state of one live name. Its verbs get the time and a token counter as arguments and return
+the notifications to send; they read no clock and send nothing. The memory engine is this module behind a mutex, and the
+tests of the SQL and Redis engines compare those engines with it as their model.
 
-    waiting ──> reserved ──> held ──> (released)          a reservation is a grant the waiter has yet to claim:
-       ^            │          └────> cooling ──> (over)   its ttl must start at a request whose sending it timed
-       └─ passed ───┘ not claimed in time, or not to be told: keeps its ticket, comes back at its old place
+    waiting ──> reserved ──> held ──> (released)            a reservation is a grant that the waiter has yet to claim:
+       ^            │          └────> cooling ──> (removed)  its ttl must start at a request that the client has timed
+       └─ passed ───┘ not claimed in time, or client unreachable: keeps its ticket and returns to its old position
 
-Safety, in four lines. A new occupier is only admitted by `_can_admit`, after `_expire_holders` has ended what is over
-(E1). Every token comes from the one counter, which only rises (E3). A repeated attempt finds its party by mark (E2).
-`until` of a grant only moves forward, and only while it lies ahead (E8), so whoever trusts an earlier answer is never
-overtaken."""
+Safety, in four sentences. A new holder is admitted only by `_can_admit`, after `_expire_holders` has ended every grant
+that is over (E1). Every token comes from one counter, which only rises (E3). A repeated attempt finds its entry by id
+hash (E2). `until` of a grant only moves forward, and only while it lies in the future, so a client that trusts an
+earlier answer is never overtaken by another holder (E8).
+"""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ from leasehold.core.timing import NEVER, RESERVATION_PROBE, RESERVATION_TTL, WAI
 from leasehold.errors import Mismatch
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Kind, Mode
 
-_new = tuple.__new__  # of a named tuple, where each grant passes: a third of what matching its arguments costs
+_new = tuple.__new__  # builds a named tuple on the hot path for a third of the cost of its constructor
 AttemptResult: TypeAlias = "tuple[Grant | Busy, list[Notification]]"
 
 
 class LockState:
-    """Everything about one live name; `idle` once nothing is left of it."""
+    """The state of one live name; `idle` when it has no claims left."""
 
     __slots__ = (
         "_next_expiry",
@@ -57,13 +58,13 @@ class LockState:
     def __init__(self, now: float, kind: Kind = "lock", limit: int = 1) -> None:
         self.kind: Kind = kind
         self.limit = limit
-        self.entries: dict[str, QueueEntry] = {}  # by mark: everything that has an owner
+        self.entries: dict[str, QueueEntry] = {}  # by id hash: every entry that has an owner
         self.holders: dict[int, QueueEntry] = {}  # by token: reserved, held, cooling
-        self.waiters: list[tuple[int, QueueEntry]] = []  # by ticket; passed-over parties are not among them
+        self.waiters: list[tuple[int, QueueEntry]] = []  # by ticket; without the entries that were passed over
         self.last_ticket = 0
-        self._next_expiry = NEVER  # no occupier ends before this
+        self._next_expiry = NEVER  # no holder ends before this
         self._next_waiter_scan = now + WAITER_TTL
-        self._notified_head: tuple[str, float] = ("", 0.0)  # which head knows when to look again, and when
+        self._notified_head: tuple[str, float] = ("", 0.0)  # the head that knows when to re-check, and when
 
     @property
     def idle(self) -> bool:
@@ -107,7 +108,7 @@ class LockState:
         entry = self.entries.get(claim.id_hash)
         if entry is None:
             return Gone("expired" if expired else "unknown"), notifications
-        if not claim.token:  # queued: the heart-beat alone. It lengthens no reservation and puts nobody back in line
+        if not claim.token:  # queued: a heartbeat. It neither extends a reservation nor queues a passed-over waiter.
             entry.heartbeat_expires_at = context.now + WAITER_TTL
             return Alive(WAITER_TTL, self._position(entry) if entry.state == WAITING else None), notifications
         if entry.state != HELD or entry.token != claim.token:
@@ -117,8 +118,10 @@ class LockState:
     def release(
         self, context: Context, id_hash: str, min_hold: float, release_held: bool = True
     ) -> tuple[bool, list[Notification]]:
-        """`release_held=False`: give up a place or a turn only. A turn may be told late, to a client that no longer
-        knows the claim because the grant was taken meanwhile and handed on: that grant is not its to end."""
+        """`release_held=False`: give up only a queue position or a reservation.
+
+        The notification of a reservation may arrive late, when its client no longer knows the claim because it took the
+        grant in the meantime and handed it to another client. Then the first client must not end the grant."""
         notifications: list[Notification] = []
         if context.now >= self._next_expiry or context.now >= self._next_waiter_scan:
             self._expire_holders(context.now)
@@ -126,7 +129,7 @@ class LockState:
         if entry is not None and entry.state == HELD and not release_held:
             entry = None
         if entry is not None:
-            # A clock that went back must not keep it for longer than that.
+            # If the clock went back, the name must not be kept for longer than min_hold.
             if (
                 min_hold
                 and entry.state == HELD
@@ -145,7 +148,7 @@ class LockState:
         entry = self.holders.get(token)
         broken = entry is not None and (entry.state == HELD or (entry.state == COOLING and not entry.delay))
         if entry is not None and broken:
-            # What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
+            # Cooling for a delay protects from a holder that has not noticed the break: a second break must not end it.
             if entry.state == HELD:
                 notifications.append(Notification(entry.client, "lost", entry.id_hash))
             if entry.state == HELD and entry.delay:
@@ -156,7 +159,7 @@ class LockState:
         return broken, notifications
 
     def notification_failed(self, context: Context, id_hash: str) -> tuple[bool, list[Notification]]:
-        """A turn that could not be told, for engines that tell after they have decided: passed over at once."""
+        """Pass a waiter over if the notification of its reservation failed. For engines that notify after deciding."""
         notifications: list[Notification] = []
         self._expire_holders(context.now)
         entry = self.entries.get(id_hash)
@@ -167,23 +170,23 @@ class LockState:
         return passed_over, notifications
 
     def sweep(self, context: Context) -> list[Notification]:
-        """End what is over and wake whoever may go, though nobody asked: what a sweep does."""
+        """End what is over and reserve for the next waiters, without a request from any client."""
         notifications: list[Notification] = []
         self.expire(context.now)
         self._advance_queue(context, notifications)
         return notifications
 
     def expire(self, now: float) -> None:
-        """End what is over, and give nothing to anybody: for whoever only looks on."""
+        """End what is over, and reserve nothing: for read-only callers."""
         self._expire_holders(now)
         self._expire_waiters(now)
 
     def repair(self, context: Context) -> list[Notification]:
-        """Make the books agree again after a verb was torn in two: by Ctrl-C, or for want of memory or stack.
+        """Make the collections consistent again after a verb was interrupted by Ctrl-C, MemoryError or RecursionError.
 
-        Each party's own state is the truth, for it changes in one step; where it stands follows. What the torn verb
-        was about to do has not happened, and its caller gives the claim up. Words that may not have gone out are
-        said again: twice does no harm.
+        The state of each entry is authoritative, because it changes in one step; the collections are rebuilt from it.
+        What the interrupted verb was about to do has not happened, and its caller gives the claim up. Notifications
+        that may not have been sent are sent again: a duplicate does no harm.
         """
         all_entries = [*self.entries.values(), *self.holders.values()]
         self.holders = {p.token: p for p in all_entries if p.token and p.state in (RESERVED, HELD, COOLING)}
@@ -194,7 +197,7 @@ class LockState:
         return reserved + self.sweep(context)
 
     def holdings(self, namespace: str, name: str, now: float) -> Iterator[Holding]:
-        """Holders by token, then the line by ticket, passed-over waiters at the place they would come back to."""
+        """Holders by token, then the queue by ticket. A passed-over waiter is at the position it would return to."""
         all_entries = {id(entry): entry for entry in (*self.entries.values(), *self.holders.values())}
         for entry in sorted(all_entries.values(), key=lambda p: (p.token == 0, p.token, p.ticket)):
             is_holder = entry.state in (RESERVED, HELD, COOLING)
@@ -225,7 +228,7 @@ class LockState:
         return mode == "shared" and all(entry.mode == "shared" for entry in self.holders.values())
 
     def _change_kind(self, now: float, claim: Claim) -> None:
-        self._expire_waiters(now)  # the dead do not fix a kind
+        self._expire_waiters(now)  # dead waiters must not fix the kind
         if not self.idle:
             raise Mismatch(
                 claim.name, wanted=describe_kind(claim.kind, claim.limit), found=describe_kind(self.kind, self.limit)
@@ -233,7 +236,7 @@ class LockState:
         self.kind, self.limit = claim.kind, claim.limit
 
     def _expire_holders(self, now: float) -> None:
-        """End every occupation that is over by now. Nothing is decided before this has run."""
+        """End every grant, reservation and cooling period that is over. Runs before any decision."""
         if now >= self._next_waiter_scan:
             self._expire_waiters(now)
         if now < self._next_expiry:
@@ -248,7 +251,7 @@ class LockState:
         self._next_expiry = min((entry.until for entry in self.holders.values()), default=NEVER)
 
     def _expire_waiters(self, now: float) -> None:
-        """Drop the places of those not heard of. Rare: a dead head is also met in `_advance_queue`."""
+        """Remove waiters without a recent heartbeat. Runs rarely: `_advance_queue` removes a dead head as well."""
         self._next_waiter_scan = now + WAITER_TTL
         for entry in [
             p for p in self.entries.values() if p.state in (WAITING, PASSED) and p.heartbeat_expires_at <= now
@@ -258,7 +261,7 @@ class LockState:
     def _advance_queue(
         self, context: Context, notifications: list[Notification], attempting: QueueEntry | None = None
     ) -> None:
-        """Reserve for the head of the line while it fits; then see that the new head knows when to look again."""
+        """Reserve for the head of the queue while it can be admitted; then notify the new head when to re-check."""
         while (head := self._head()) is not None:
             if head is not attempting and head.heartbeat_expires_at <= context.now:
                 self._remove(head)
@@ -266,7 +269,7 @@ class LockState:
                 self._pass_over(head)
             elif self._can_admit(head.mode):
                 self._make_holder(context, head, RESERVED, context.now + RESERVATION_TTL)
-                if head is not attempting:  # its own answer tells it
+                if head is not attempting:  # else the reply says so
                     notifications.append(Notification(head.client, "go", head.id_hash))
             elif unreachable := self._unreachable_reserved(context, attempting):
                 for entry in unreachable:
@@ -274,7 +277,7 @@ class LockState:
             else:
                 self._next_expiry = min(entry.until for entry in self.holders.values())
                 recheck_at = self._recheck_at(context.now)
-                if head is attempting:  # told by its own answer
+                if head is attempting:  # the reply says when to re-check
                     self._notified_head = (head.id_hash, recheck_at)
                 elif self._notified_head[0] != head.id_hash or recheck_at < self._notified_head[1]:
                     notifications.append(Notification(head.client, "head", head.id_hash, recheck_at - context.now))
@@ -282,24 +285,24 @@ class LockState:
                 return
 
     def _recheck_at(self, now: float) -> float:
-        """When the head of the line has to look: at the first end, or soon if somebody given a turn may have died."""
+        """When the queue's head must re-check: at the first expiry, or soon if a reservation's client may be dead."""
         soonest = min(entry.until for entry in self.holders.values())
         reserved = any(entry.state == RESERVED for entry in self.holders.values())
         return min(soonest, now + RESERVATION_PROBE) if reserved else soonest
 
     def _unreachable_reserved(self, context: Context, attempting: QueueEntry | None) -> list[QueueEntry]:
-        """Those who died after they were given their turn: they will not claim it. One that asks lives."""
+        """Reservations whose client became unreachable and will not claim them. The attempting client is alive."""
         reserved = [p for p in self.holders.values() if p.state == RESERVED and p is not attempting]
         return [entry for entry in reserved if not context.reachable(entry.client)]
 
     def _head(self) -> QueueEntry | None:
-        """First in line. A line kept in a table brings it in from there."""
+        """The first waiter. Engines that keep the queue in a table load it from there."""
         return self.waiters[0][1] if self.waiters else None
 
     # ----------------------------------------------------------- transitions
 
     def _add_entry(self, now: float, claim: Claim, client: str) -> QueueEntry:
-        """A new party, not yet in line: as one passed over, it takes its place by what comes next."""
+        """A new entry, not yet queued: it starts as passed over, and the caller then queues it or makes it a holder."""
         self.last_ticket += 1
         entry = QueueEntry(
             claim.id_hash, client, claim.holder, claim.mode, claim.delay, self.last_ticket, now, now + WAITER_TTL
@@ -310,7 +313,7 @@ class LockState:
     def _grant_entry(
         self, context: Context, entry: QueueEntry, claim: Claim, notifications: list[Notification]
     ) -> Grant:
-        """A reserved or held party asks again: the same token, and at least the life it asks for (E2, E8)."""
+        """Answer an attempt of a reserved or held entry: the same token, and at least the requested ttl (E2, E8)."""
         if entry.state == RESERVED:
             entry.state, entry.since, entry.until = HELD, context.now, context.now
         entry.delay = claim.delay
@@ -320,7 +323,8 @@ class LockState:
         return Grant(entry.token, life, entry.slot)
 
     def _extend(self, now: float, entry: QueueEntry, ttl: float) -> float:
-        """Move the end forward, never back: the life left, not a rounding error away from the ttl asked for."""
+        """Move the end forward, never back. Returns the life left: exactly `ttl` if the end moved, without a rounding
+        error."""
         if now + ttl < entry.until:
             return entry.until - now
         entry.until = now + ttl
@@ -340,7 +344,7 @@ class LockState:
         return next(slot for slot in range(self.limit) if slot not in taken)
 
     def _start_cooling(self, entry: QueueEntry, until: float, delay: float) -> None:
-        """Take the owner from what it held; the place stays taken until then."""
+        """Remove the owner of a grant; the name or permit stays occupied until then."""
         self.entries.pop(entry.id_hash, None)
         entry.state, entry.until, entry.delay = COOLING, until, delay
         self._next_expiry = min(self._next_expiry, until)

@@ -1,7 +1,7 @@
 """Names of locks: what is allowed, and how a name becomes a safe engine key without collisions.
 
-A name and a namespace are any text. They are carried apart; an engine that needs one key encodes both and joins
-them by `:`, which the encoding never makes, so no two pairs meet in one key.
+A name and a namespace are any text, and are passed separately. An engine that needs one key encodes both and joins them
+with `:`, which the encoding never produces, so two different pairs never share a key.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import zlib
 
 from leasehold.errors import ConfigError
 
-# The interpreter's own, as `random` does: on a core shared with the engine OpenSSL's costs a claim 2 us more, for all
-# it touches. The result is the same.
+# The interpreter's own sha256, as in `random`: OpenSSL's gives the same result, but costs 2 us more per claim on a core
+# shared with the engine, because it touches more memory.
 try:
     from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]
 except ImportError:
@@ -20,7 +20,7 @@ except ImportError:
     except ImportError:
         from hashlib import sha256
 
-FORMAT = "lh1"  # every engine key begins with it, so that versions can meet during a roll-out
+FORMAT = "lh1"  # every engine key begins with it, so that versions can coexist during a roll-out
 MAX_NAME_BYTES = 255
 BUCKETS = 1024
 
@@ -30,7 +30,7 @@ _CODES = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256)
 
 
 def check_name(name: str) -> str:
-    """The name itself, or a ConfigError that says what is wrong with it."""
+    """Return the name, or raise a ConfigError that says what is wrong with it."""
     if _check_text(name, "lock name") == 0:
         raise ConfigError("a lock name needs at least one character")
     return name
@@ -42,29 +42,29 @@ def check_namespace(namespace: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The beginning of a name, or nothing."""
-    _check_text(prefix, "beginning of a name")
+    """Return the prefix of a name, which may be empty, or raise ConfigError."""
+    _check_text(prefix, "name prefix")
     return prefix
 
 
 def _check_text(text: str, what: str) -> int:
     if not isinstance(text, str):
-        raise ConfigError(f"a {what} is text, not {type(text).__name__}: {text!r}")
+        raise ConfigError(f"a {what} must be text, not {type(text).__name__}: {text!r}")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise ConfigError(f"a {what} must be encodable as UTF-8: {text!r} has a lone surrogate") from None
     if size > MAX_NAME_BYTES:
         raise ConfigError(
-            f"a {what} has at most {MAX_NAME_BYTES} bytes of UTF-8, this one has {size}: {text[:40]!r}..."
+            f"a {what} must have at most {MAX_NAME_BYTES} bytes of UTF-8, this one has {size}: {text[:40]!r}..."
         )
     if "\0" in text:
-        raise ConfigError(f"a {what} must not hold a NUL character: {text!r}")
+        raise ConfigError(f"a {what} must not contain a NUL character: {text!r}")
     return size
 
 
 def encode(text: str) -> str:
-    """One-to-one into letters, digits, `_`, `-` and `%XX`; `.`, `/`, `{` and `:` are all encoded."""
+    """Encode text one-to-one as letters, digits, `_`, `-` and `%XX`; `.`, `/`, `{` and `:` are all encoded."""
     return "".join([_CODES[byte] for byte in text.encode()])
 
 
@@ -80,26 +80,25 @@ def engine_key(namespace: str, name: str) -> str:
 
 
 def bucket(name: str) -> int:
-    """Which of the fixed number of token counters a name uses, so that no name leaves one behind."""
+    """The token counter of a name. The number of counters is fixed, so a name that is gone leaves none behind."""
     return zlib.crc32(name.encode()) & (BUCKETS - 1)
 
 
 def make_claim_id(owner: str, secret: str) -> tuple[str, str]:
-    """The id of a new claim: a thread or task (eight hex digits, public) and a secret of its own; and its mark."""
+    """A new claim's id and id hash. `owner` (eight hex digits, public) is a thread or task; `secret` is per claim."""
     new_id = f"{owner}.{secret}"
-    return new_id, sha256(new_id.encode()).hexdigest()[
-        :24
-    ] + owner  # what `mark` makes of it, without asking what it is
+    # The same as `hash_id`, without the check whether the id has an owner.
+    return new_id, sha256(new_id.encode()).hexdigest()[:24] + owner
 
 
 def hash_id(claim_id: str) -> str:
-    """What engines store and compare of a secret id: they could not betray it if they wished to. It ends with the
-    owner, if the id names one, so that the claims of one thread or task can be told from those of others."""
+    """What engines store and compare instead of the secret id, so that they cannot leak it. It ends with the owner, if
+    the id has one, so that the claims of one thread or task can be recognised."""
     has_owner = claim_id[8:9] == "." and _HEX.issuperset(claim_id[:8])
     digest: str = sha256(claim_id.encode()).hexdigest()
     return digest[:24] + claim_id[:8] if has_owner else digest[:32]
 
 
 def owner_of(id_hash: str) -> str:
-    """The thread or task that a claim with this mark is of; it may be cut short, but for its end."""
+    """The owner, a thread or task, of the claim with this id hash. Needs only the end of the hash."""
     return id_hash[-8:]

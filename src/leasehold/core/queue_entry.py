@@ -1,6 +1,6 @@
-"""What a line is made of: the parties of a name, the words said to clients, and what a verb may know of the world.
+"""The values of `lock_state.py`: queue entries, notifications to clients, and the context of a verb.
 
-`admission.py` decides over these; an engine that keeps its line in a table or on a server reads and writes them.
+`lock_state.py` decides over these; an engine that keeps its queue in a table or on a server reads and writes them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from leasehold.model import Holder, HoldingState, Mode
 WAITING: Final = 0
 RESERVED: Final = 1
 HELD: Final = 2
-COOLING: Final = 3  # no owner; ends by itself
+COOLING: Final = 3  # no owner; ends after a time
 PASSED: Final = 4
 
 STATES: Final[tuple[HoldingState, ...]] = ("waiting", "reserved", "held", "cooling", "passed over")
 
 
 class Notification(NamedTuple):
-    """One message to one client: `go` (your turn is reserved), `head` (look again in `seconds`), `lost` (broken)."""
+    """One message to one client: `go` (reserved for this claim), `head` (re-check in `seconds`), `lost` (broken)."""
 
     client: str
     kind: Literal["go", "head", "lost"]
@@ -30,7 +30,7 @@ class Notification(NamedTuple):
 
 
 class TokenCounter:
-    """The fencing tokens of a bucket of names: only ever rises, and never below the clock it is shown."""
+    """The fencing tokens of a bucket of names: each is higher than the one before and not below `floor`, a clock."""
 
     __slots__ = ("last",)
 
@@ -44,17 +44,17 @@ class TokenCounter:
 
 @dataclass(slots=True)
 class Context:
-    """What a verb may know of the world when it runs."""
+    """The environment in which a verb runs."""
 
     now: float  # the engine's clock, which ends leases
     issue_token: Callable[[], int]  # the next token
-    reachable: Callable[[str], bool]  # False: this client cannot be told anything
+    reachable: Callable[[str], bool]  # False: this client cannot be notified
 
 
 @dataclass(slots=True, eq=False)
 class QueueEntry:
-    """One claim's part in a line. `until` ends what it occupies, `heartbeat_expires_at` its place while it waits
-    (E7)."""
+    """One claim of a name. `until` ends its grant, reservation or cooling; `heartbeat_expires_at` ends its position in
+    the queue (E7)."""
 
     id_hash: str = field(repr=False)
     client: str

@@ -1,7 +1,7 @@
-"""When a schedule is due: ticks are numbered, so that every machine calls the same tick by the same number.
+"""When a schedule is due. Ticks are numbered, so that every machine uses the same number for the same tick.
 
-Tick n is at `offset + n * every` seconds since 1970, by whoever's wall clock. Clocks differ, so machines come to a tick
-at different moments; the number is what they agree on.
+Tick n is at `offset + n * every` seconds since 1970, by each machine's wall clock. Clocks differ, so machines reach a
+tick at different moments; they agree on its number.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Ticks:
     every: float
     offset: float
     missed: Missed
-    late: float  # so long after its time a tick is still run, where missed ones are skipped
-    most: int  # so many missed ticks are caught up with
+    late: float  # with missed="skip": a tick is still run up to this many seconds after its time
+    most: int  # with missed="all": the number of latest ticks that may still run
 
     def current_number(self, now: float) -> int:
         """The last tick whose time has come."""
@@ -31,12 +31,12 @@ class Ticks:
         return now - self.time_of(number) <= self.late
 
     def initial_completed(self, now: float) -> int:
-        """What counts as settled when a schedule is met for the first time: nothing was missed before it existed."""
+        """The last completed tick of a new schedule: it has missed nothing before it existed."""
         current = self.current_number(now)
         return current - 1 if self.on_time(current, now) else current
 
     def due(self, now: float, last_completed: int) -> range:
-        """The ticks to see to, in order. `last_completed` is the last one that is known to need nothing more."""
+        """The ticks to run, in order. `last_completed` is the last tick that is known to need no run."""
         current = self.current_number(now)
         if self.missed == "all":
             return range(max(last_completed + 1, current - self.most + 1), current + 1)

@@ -1,7 +1,7 @@
 """When to trust, when to renew, when to stop: every duration Leasehold decides, in one place.
 
-All instants are on the clock of whoever calls. `asked_at` is always read *before* a request leaves (E8): the engine
-starts its count later than that, so the caller's end comes first.
+All instants are on the caller's clock. `asked_at` is always read *before* a request is sent (E8): the engine starts
+counting later, so the lease ends at the caller first.
 """
 
 from __future__ import annotations
@@ -10,87 +10,88 @@ from math import ceil, inf
 
 from leasehold.errors import ConfigError
 
-DRIFT = 0.01  # how far two honest clocks may run apart, as a share of the time measured
+DRIFT = 0.01  # how far two correct clocks may drift apart, as a share of the time measured
 MIN_DRIFT = 0.002
 
-RESERVATION_TTL = 3.0  # a waiter that was told its turn has this long to claim it
-RESERVATION_PROBE = 1.0  # the next in line looks so soon whether somebody given a turn is still there to claim it
-WAITER_TTL = 15.0  # a queued claim lapses so long after it was last heard of (E7)
-HEARTBEAT_INTERVAL = 5.0  # the watchdog refreshes waiters, and the head of the line asks again unprompted, this often
-MAX_SLEEP = 5.0  # no sleep is longer while something is held: sleeps do not count suspend, lives do
-TERM_VISIBLE = 1.0  # a leader's term stays in view at least so long, however soon it resigns
-WAKEUP_SLACK = 0.002  # looking for an end a hair too early would only cost a second look
+RESERVATION_TTL = 3.0  # seconds a waiter has to claim its reservation
+RESERVATION_PROBE = 1.0  # seconds until the next waiter re-checks whether a reservation's client is still reachable
+WAITER_TTL = 15.0  # a queued claim expires this many seconds after its last attempt or heartbeat (E7)
+HEARTBEAT_INTERVAL = 5.0  # seconds between a waiter's heartbeats, and between unprompted attempts of the queue's head
+MAX_SLEEP = 5.0  # longest sleep while a lease is held: a sleep does not count a suspend of the machine, a ttl does
+TERM_VISIBLE = 1.0  # a leader's term stays visible for at least this many seconds, even if the leader resigns sooner
+WAKEUP_SLACK = 0.002  # re-checking slightly too early would only cost a second re-check
 
-NEVER = inf  # an end that nothing brings; a name, because `float("inf")` reads a text each time
+NEVER = inf  # the end of what does not expire; a constant, because `float("inf")` parses a string each time
 
-_RETRY_SHARE = 0.15  # of the life left, between tries after a missed renewal
+_RETRY_SHARE = 0.15  # of the life left, between retries after a missed renewal
 _MIN_RETRY = 0.01
 
 
 def valid_until(asked_at: float, ttl: float) -> float:
-    """Until when a grant may be trusted: the engine frees it no earlier, whatever the clocks do within drift."""
+    """Until when a grant may be trusted: the engine does not end it earlier if the clocks stay within the drift."""
     drift = ttl * DRIFT
     return asked_at + ttl - (drift if drift > MIN_DRIFT else MIN_DRIFT)
 
 
 def granted_ttl(ttl: float, min_ttl: float, ttl_step: float) -> float:
-    """What an engine makes of a ttl, by its traits `min_ttl` and `ttl_step`."""
+    """The ttl that an engine with these traits grants when asked for `ttl`."""
     return max(min_ttl, ceil(ttl / ttl_step) * ttl_step if ttl_step else ttl)
 
 
 def renew_at(asked_at: float, ttl: float, jitter: float) -> float:
-    """A third of the life, less up to a fifth of that: leases taken together are not all renewed together."""
+    """After a third of the ttl, less up to a fifth of that: leases acquired together are not all renewed together."""
     return asked_at + ttl / 3 * (1 - 0.2 * jitter)
 
 
 def overdue_at(asked_at: float, ttl: float) -> float:
-    """From here on a lease not yet renewed is AT_RISK."""
+    """From then on a lease that was not renewed is AT_RISK."""
     return asked_at + ttl * 2 / 3
 
 
 def retry_at(now: float, until: float, jitter: float) -> float:
-    """After a miss: a share of the life left, so that tries get denser as the end comes nearer."""
+    """When to retry a missed renewal: after a share of the life left, so retries get denser towards the end."""
     return now + max((until - now) * _RETRY_SHARE * (1 - 0.5 * jitter), _MIN_RETRY)
 
 
 def renewal_deadline(now: float, until: float, call_timeout: float) -> float:
-    """A third of the life left: a silent engine still leaves time for another try."""
+    """A third of the life left: if the engine does not answer, there is time for another try."""
     return now + min(max((until - now) / 3, _MIN_RETRY), call_timeout)
 
 
 def call_deadline(now: float, call_timeout: float, ttl: float) -> float:
-    """No call is worth more patience than the lease it is about would live."""
+    """A call waits at most `call_timeout`, and never longer than the ttl of its lease."""
     return now + (call_timeout if call_timeout < ttl else ttl)
 
 
 def recheck_interval(position: int | None) -> float:
-    """How soon a waiter asks again unprompted. Deep in line the watchdog's batch does that for it: a thousand waiters
-    must not ask one by one every few seconds. Its own look comes before its claim would lapse, should the batch fail.
+    """How soon a waiter attempts again without a notification.
+
+    Behind the head of the queue the watchdog's batch sends the heartbeats, because a thousand waiters must not attempt
+    one by one every few seconds. If the batch fails, the waiter's own attempt still comes before its claim expires.
     """
     return WAITER_TTL * 0.8 if position else HEARTBEAT_INTERVAL
 
 
 def observe_interval(visible_for: float) -> float:
-    """How often an observer looks for something that stays in view for `visible_for` seconds: twice, with time to
-    spare."""
+    """How often an observer polls for something that stays visible for `visible_for` seconds: twice, with a margin."""
     return visible_for * 0.4
 
 
 def advise_ttl(work: float, network: float, safety: float = 3.0) -> float:
-    """A ttl, in seconds, that outlasts `safety` times the worst case between two renewals.
+    """A ttl in seconds that survives `safety` times the worst case between two renewals.
 
     work     the longest your program may not run at all: a pause of its garbage collector or its virtual machine, a C
-             call that keeps the interpreter; for a lease that nobody renews, the longest the work takes
-    network  the longest a call to the engine may take, a change of its leader or master included
-    safety   how many such cases in a row the lease is to survive; at least 1
+             call that keeps the interpreter lock; for a lease that is not renewed, the longest the work takes
+    network  the longest a call to the engine may take, including a change of its leader or master
+    safety   how many such cases in a row the lease must survive; at least 1
 
-    Never less than a second. Longer costs one thing: a holder that dies keeps the name for that long.
+    Never less than a second. A longer ttl has one cost: a holder that dies keeps the name for that long.
     """
     if not (0 <= work < 1e9 and 0 <= network < 1e9 and 1 <= safety < 1e9):
-        raise ConfigError("advise_ttl takes seconds of work and network, 0 or more, and a safety of at least 1")
+        raise ConfigError("advise_ttl needs work and network of 0 or more seconds and a safety of at least 1")
     return max(1.0, safety * (work + network) / (1 - DRIFT))
 
 
 def backoff(tries: int, base: float, maximum: float, jitter: float) -> float:
-    """Exponential, with full jitter: for what can only be polled."""
+    """Exponential backoff with full jitter, for retries and polling."""
     return min(maximum, base * 2.0 ** min(tries, 30)) * jitter

@@ -1,4 +1,4 @@
-"""URL scheme to engine. A module is imported on first use, so a driver that is not needed is never loaded.
+"""Maps URL schemes to engines. A module is imported on first use, so a driver that is not needed is never loaded.
 
 base.py        the Engine protocol, E1 to E9
 registry.py    a client's claims by state: shared by its two engine instances, the client and the watchdog
@@ -16,7 +16,7 @@ from leasehold.config import EngineConfig
 from leasehold.engines.base import Opener
 from leasehold.errors import ConfigError, Unsupported
 
-ENTRY_POINT_GROUP: Final = "leasehold.engines"  # where other packages announce engines: scheme = "package.module:open"
+ENTRY_POINT_GROUP: Final = "leasehold.engines"  # how other packages register engines: scheme = "package.module:open"
 
 BUILT_IN: Final[dict[str, str]] = {
     "memory": "leasehold.engines.memory",
@@ -37,7 +37,7 @@ BUILT_IN: Final[dict[str, str]] = {
 }
 
 
-# The module of an engine that needs a driver -> the extra that brings it.
+# The module of an engine that needs a driver -> the extra that installs the driver.
 EXTRAS: Final[dict[str, str]] = {
     "leasehold.engines.mysql": "mysql",
     "leasehold.engines.postgresql": "postgresql",
@@ -47,25 +47,28 @@ EXTRAS: Final[dict[str, str]] = {
 }
 
 
-# Engines in a database that can be asked about a lease in a transaction of the caller's own.
+# Engines that can check a lease inside the caller's own SQL transaction.
 TRANSACTION_SCHEMES: Final = frozenset({"mariadb", "mysql", "postgresql"})
 
 
 def lease_check_sql(
     config: EngineConfig, placeholders: tuple[str, str, str], escape: tuple[str, str]
 ) -> tuple[str, str]:
-    """Two statements, for a driver that marks namespace, name and token so, and wants this escaped so. The first gives
-    a row when the lease is held; the second, right after it, when both are in one transaction."""
+    """Two SQL statements that check a lease in the caller's transaction. The first returns a row if the lease is held;
+    the second, run right after it, returns a row if both ran in one transaction.
+
+    `placeholders` are the driver's for namespace, name and token; `escape` is a character and its replacement."""
     if config.scheme not in TRANSACTION_SCHEMES:
         raise Unsupported(
-            f"{config.scheme}:// keeps no leases in a database of yours: compare tokens at what you protect instead",
+            f"{config.scheme}:// cannot check a lease inside your SQL transaction; "
+            "use a fence (leasehold.fences) instead",
             engine=config.scheme,
         )
     return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).lease_check_sql(config, placeholders, escape))
 
 
 def opener(scheme: str) -> Opener:
-    """The `open(config, runtime, book)` of a scheme, or a ConfigError that names the known ones."""
+    """The `open(config, runtime, registry)` of a scheme. Raises a ConfigError that lists the known schemes."""
     if module := BUILT_IN.get(scheme):
         try:
             return cast(Opener, import_module(module).open)
@@ -74,7 +77,7 @@ def opener(scheme: str) -> Opener:
                 raise
             hint = f'pip install "leasehold[{EXTRAS[module]}]"'
             raise ConfigError(f"{scheme}:// needs {error.name}, which is not installed: {hint}") from error
-    from importlib.metadata import entry_points  # a tenth of the time that `import leasehold` would take
+    from importlib.metadata import entry_points  # only here: it would add a tenth to the time of `import leasehold`
 
     plugins = {entry_point.name: entry_point for entry_point in entry_points(group=ENTRY_POINT_GROUP)}
     if entry_point := plugins.get(scheme):

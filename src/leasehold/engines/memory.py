@@ -1,10 +1,10 @@
-"""The memory engine: locks within one process, and the reference for every engine that keeps a party table.
+"""The memory engine: locks within one process, and the reference for every engine with a table of queue entries.
 
 `memory://` is private to its client; `memory://name` is shared by every client of the process, blocking and asyncio
-alike. The decisions are `core/admission.py`; this module adds a guard, a clock and the delivery of wake-ups.
+alike. The decisions are in `core/lock_state.py`; this module adds a mutex, a clock and the delivery of wake-ups.
 
-Between engine and store stands a `Transport`. Here it is a plain call; the simulator puts a network there that loses,
-repeats and delays, and everything on this side of it stays the same code.
+Between the engine and its server is a `Transport`. Here it is a plain function call. The simulator replaces it with a
+network that loses, repeats and delays messages; the engine's code stays the same.
 """
 
 from __future__ import annotations
@@ -22,40 +22,24 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Tr
 from leasehold.runtime.base import Runtime, maybe_await
 
 T = TypeVar("T")
-NotifyCallback: TypeAlias = Callable[[Notification, str, str], None]  # what to tell, and of which namespace and name
+NotifyCallback: TypeAlias = Callable[[Notification, str, str], None]  # with the namespace and name of the notification
 
-TRAITS = Traits(
-    liveness="ttl",
-    clock="engine",
-    fencing=True,
-    fair=True,
-    push=True,
-    shared=True,
-    max_limit=None,
-    slots=True,
-    outlives=True,
-    break_notice=True,
-    min_ttl=0.0,
-    ttl_step=0.0,
-    survives="nothing",
-)
+TRAITS = Traits(survives="nothing")
 
 
 class MemoryServer:
-    """What all clients of one memory engine share. Every verb is one atomic step under the guard."""
+    """The state that all clients of one memory engine share. Every verb is one atomic step under the mutex."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._counter = TokenCounter()
         self.lock_states: dict[tuple[str, str], LockState] = {}
-        self._to_sweep: list[tuple[str, str]] = []  # of names: those still to be looked after
-        self.notify_callbacks: dict[
-            str, NotifyCallback
-        ] = {}  # by client; one without cannot be told, and is passed over
-        self._context = Context(
-            0.0, self._issue_token, self.notify_callbacks.__contains__
-        )  # only ever used under the guard
+        self._to_sweep: list[tuple[str, str]] = []  # names still to sweep in this round
+        # By client. A client without a callback cannot be notified, so its waiters are passed over.
+        self.notify_callbacks: dict[str, NotifyCallback] = {}
+        # Only used under the mutex.
+        self._context = Context(0.0, self._issue_token, self.notify_callbacks.__contains__)
 
     def attempt(self, claim: Claim, client: str) -> Grant | Busy:
         if self._mutex.held_by_me():
@@ -112,7 +96,7 @@ class MemoryServer:
         return found
 
     def after_fork(self) -> None:
-        """The child's copy holds only what the parent holds: in here nobody does. Tokens go on from where they were."""
+        """Forget all claims: they are the parent's, not this child's. Tokens continue from where they were."""
         self._mutex = self._runtime.mutex()
         self.lock_states.clear()
         self._to_sweep.clear()
@@ -151,14 +135,14 @@ class MemoryServer:
         return context
 
     def _issue_token(self) -> int:
-        # The wall clock is only a floor: a fence that outlives this process, or this boot, still sees tokens rise.
+        # The wall clock is only a floor: a fence that outlives this process or this boot still sees rising tokens.
         return self._counter.next(int(self._runtime.wall() * 1_000_000))
 
     def _sweep(self, context: Context) -> list[tuple[str, str, Notification]]:
-        """Each new name looks after two others, in rounds: lapsed leases nobody asks about leave nothing."""
+        """Sweep two other names for each new one, in rounds, so that expired leases do not accumulate."""
         notifications = []
         for _ in range(2):
-            if not self._to_sweep:  # kept apart: a dictionary whose first entries come and go is slow to begin
+            if not self._to_sweep:  # a list: iterating a dictionary is slow to start if its first entries come and go
                 self._to_sweep = list(self.lock_states)
             if self._to_sweep and (key := self._to_sweep.pop()) in self.lock_states:
                 notifications += self._sweep_name(context, key)
@@ -176,29 +160,29 @@ class MemoryServer:
         return [(*key, notification) for notification in notifications]
 
     def _send_notifications(self, notifications: list[tuple[str, str, Notification]]) -> None:
-        """A wake-up only notes and signals; it never calls the store."""
+        """Callbacks only record and signal; they never call the server."""
         for namespace, name, notification in notifications:
             if notify := self.notify_callbacks.get(notification.client):
                 notify(notification, namespace, name)
 
 
 class Transport(Protocol):
-    """How requests reach the store."""
+    """How requests reach the server."""
 
     def call(self, verb: str, args: tuple[Any, ...], deadline: float) -> Any | Awaitable[Any]:
-        """Ask, and give the answer; `Unavailable` when there is none by the deadline."""
+        """Send a request and return the answer. Raises `Unavailable` if there is none by the deadline."""
 
     def post(self, verb: str, args: tuple[Any, ...]) -> bool:
-        """Send without waiting. True: done and answered already."""
+        """Send a request without waiting. True: it is already done and answered."""
 
     def listen(self, client: str, notify: NotifyCallback) -> None:
-        """Have wake-ups for this client delivered, from any thread."""
+        """Deliver this client's notifications to `notify`, from any thread."""
 
     def close(self, client: str) -> None: ...
 
 
 class InProcessTransport:
-    """The link inside one process: a call."""
+    """The transport inside one process: a function call."""
 
     def __init__(self, server: MemoryServer) -> None:
         self.server = server
@@ -221,7 +205,7 @@ class InProcessTransport:
 
 
 class MemoryEngine:
-    """The six verbs over a link."""
+    """The six verbs over a transport."""
 
     traits = TRAITS
 
@@ -235,12 +219,12 @@ class MemoryEngine:
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         if "notify" not in self._registry.shared:
             self._transport.listen(self._registry.client_id, self._on_notification)
-            self._registry.shared["notify"] = True  # only now: torn between, it would be deaf for ever
+            self._registry.shared["notify"] = True  # last: after an interrupt, listen() is repeated
         if claim.queue:
             self._registry.shared["contended"] = True
             self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
         reply = self._transport.call("attempt", (claim, self._registry.client_id), deadline)
-        if isinstance(reply, (Grant, Busy)):  # inside one process: what `maybe_await` would find out is known already
+        if isinstance(reply, (Grant, Busy)):  # in one process: saves the call of `maybe_await`
             return reply
         answer: Grant | Busy = await reply
         return answer
@@ -272,7 +256,7 @@ class MemoryEngine:
         await maybe_await(self._transport.call("inspect", ("", "", True), deadline))
 
     def forget(self, claim: Claim) -> None:
-        self._registry.retry_release(claim)  # first: torn between, it is still owed
+        self._registry.retry_release(claim)  # first: if interrupted here, the release is still pending
         self._registry.remove_waiter(claim.id_hash)
         if self._transport.post("release", (claim,)):
             self._registry.pending_releases.pop(claim.id_hash, None)
@@ -290,7 +274,7 @@ class MemoryEngine:
         self._registry.on_notification(notification.kind, notification.id_hash, notification.seconds, unknown_claim)
 
 
-_SERVERS: dict[str, MemoryServer] = {}  # kept for ever: a store's counter must outlive its clients (E3)
+_SERVERS: dict[str, MemoryServer] = {}  # never removed: a server's token counter must outlive its clients (E3)
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> MemoryEngine:

@@ -1,8 +1,9 @@
-"""The memory that the two sides of a client share: the caller's runtime, and the watchdog's thread.
+"""A client's claims by state, shared by its two engine instances: the caller's runtime and the watchdog's thread.
 
-It knows which claims stand in line, which are held, and which releases are owed. Engines write what they hear into
-it (`on_notification`); the watchdog works through it. Thread-safe: single steps on dictionaries, and remembered
-signals."""
+The registry knows which claims are queued, which are held, and which releases are pending. Engines report notifications
+to it (`on_notification`); the watchdog renews and retries what it finds there. It is thread-safe, because it uses only
+single steps on dictionaries, and signals that are remembered.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class RegisteredLease(Protocol):
 
 
 class Waiter:
-    """A claim that stands in line, and what the engine has told it since it last asked."""
+    """A queued claim, and the notifications that arrived since its last attempt."""
 
     __slots__ = ("cancelled", "claim", "recheck_at", "signal", "woken")
 
@@ -33,12 +34,12 @@ class Waiter:
         self.claim = claim
         self.signal = signal
         self.woken = False
-        self.cancelled = False  # the client is closed: nothing is worth waiting for
+        self.cancelled = False  # the client is closed: stop waiting
         self.recheck_at: float | None = None
 
 
 class PendingRelease(NamedTuple):
-    """A release not yet confirmed, and until when it is worth repeating: after that the claim has lapsed."""
+    """A release that is not yet confirmed. After `retry_until` the claim has expired and retries are useless."""
 
     claim: Claim
     retry_until: float
@@ -46,28 +47,26 @@ class PendingRelease(NamedTuple):
 
 class ClaimRegistry:
     def __init__(self, runtime: Runtime, client_id: str) -> None:
-        self.client_id = client_id  # this client's address for wake-ups; public, new after a fork
+        self.client_id = client_id  # this client's address for wake-ups; public, changes after a fork
         self.waiting: dict[str, Waiter] = {}
-        self.held: dict[str, Callable[[], RegisteredLease | None]] = {}  # by mark: leases, weakly
+        self.held: dict[str, Callable[[], RegisteredLease | None]] = {}  # by id hash: weak references to leases
         self.pending_releases: dict[str, PendingRelease] = {}
-        self.shared: dict[str, object] = {}  # what else the twins of an engine share
-        self.engines: WeakSet[object] = WeakSet()  # the client's engines; a task left in a loop of before may keep one
+        self.shared: dict[str, object] = {}  # other state that the two engine instances share
+        # The client's engine instances. A task left in an old event loop may keep one alive.
+        self.engines: WeakSet[object] = WeakSet()
         self.closed = False  # the client is closed
-        self.abandoned_ttl = WAITER_TTL  # how long a claim may stay at the engine that nothing more is heard of
-        self.wake_watchdog: Callable[[float], None] = (
-            _no_watchdog  # has the watchdog look by an instant; safe inside a finaliser
-        )
-        self.loss_epoch: object = None  # another one each time the engine lost its way
+        self.abandoned_ttl = WAITER_TTL  # how long an abandoned claim may stay at the engine
+        # Makes the watchdog run by an instant; safe inside a finaliser.
+        self.wake_watchdog: Callable[[float], None] = _no_watchdog
+        self.loss_epoch: object = None  # a new object each time the engine lost its connection
         self._now = runtime.now
 
     def add_waiter(self, claim: Claim, runtime: Runtime) -> Waiter:
-        """Register for the wake-up of a queued claim, before it is sent (E4). What was told before is out of date."""
+        """Register a queued claim for its wake-up, before the attempt is sent (E4). Discards earlier notifications."""
         waiter = self.waiting.get(claim.id_hash)
         if waiter is None:
             self.waiting[claim.id_hash] = waiter = Waiter(claim, runtime.signal())
-            self.wake_watchdog(
-                self._now() + HEARTBEAT_INTERVAL
-            )  # the watchdog keeps its place in line from now on (E7)
+            self.wake_watchdog(self._now() + HEARTBEAT_INTERVAL)  # it sends heartbeats for the waiter from now on (E7)
         else:
             waiter.woken, waiter.recheck_at = False, None
         return waiter
@@ -76,8 +75,8 @@ class ClaimRegistry:
         self.waiting.pop(id_hash, None)
 
     def retry_release(self, claim: Claim, wake_now: bool = True) -> PendingRelease:
-        """Have the watchdog repeat the release until the engine answered, or the claim has ended by itself.
-        `wake_now=False`: the caller has sent one, and stirs the watchdog if that is not answered."""
+        """Make the watchdog retry the release until the engine has answered or the claim has expired.
+        `wake_now=False`: the caller has sent a release, and wakes the watchdog itself if the engine does not answer."""
         now = self._now()
         pending = self.pending_releases[claim.id_hash] = PendingRelease(
             claim, now + max(claim.ttl + claim.delay, self.abandoned_ttl)
@@ -87,7 +86,9 @@ class ClaimRegistry:
         return pending
 
     def remove_engine(self, engine: object) -> bool:
-        """An engine is closed. True: so is what its twins share. The watchdog's twin comes and goes."""
+        """Note that an engine instance was closed. True: close what the instances share as well.
+
+        The watchdog's instance comes and goes while the client lives."""
         self.engines.discard(engine)
         return self.closed or not self.engines
 
@@ -97,11 +98,12 @@ class ClaimRegistry:
     def on_notification(
         self, kind: Literal["go", "head", "lost"], id_hash: str, seconds: float, unknown_claim: Claim | None
     ) -> None:
-        """Note what the engine told about a claim. From any thread.
+        """Record a notification about a claim. Callable from any thread.
 
-        A turn for a claim nobody here knows is a late attempt of one long given up: `unknown_claim`, a claim made from
-        the message and without an id, is released, or the line would stand still until its reservation ends. Without an
-        id no engine ends a grant for it: the grant may have been taken and handed on before this word came."""
+        A reservation for a claim that this client does not know comes from a late attempt of a claim that was given up.
+        Then `unknown_claim`, a claim built from the message and without an id, is released; otherwise the queue would
+        stall until the reservation expires. Engines never end a grant for a claim without an id, because the grant may
+        have been taken and handed to another client before this notification arrived."""
         if kind == "lost":
             if (lease_ref := self.held.get(id_hash)) and (lease := lease_ref()):
                 lease._end_lost("broken")
@@ -118,16 +120,16 @@ class ClaimRegistry:
         waiter.signal.set()
 
     def connection_lost(self, why: str) -> None:
-        """The engine lost its way to whatever holds: every lease is at risk until its next answer. From any thread."""
-        self.loss_epoch = object()  # first: a lease that is being entered meanwhile is either met below, or sees this
+        """The engine lost its connection: every lease is at risk until the engine answers for it. From any thread."""
+        self.loss_epoch = object()  # first: a lease registered at the same time is found below or sees the new epoch
         for _, lease_ref in snapshot_items(self.held):
             if lease := lease_ref():
                 lease._mark_at_risk(why)
 
 
 def snapshot_items(mapping: dict[K, V]) -> list[tuple[K, V]]:
-    """What is in a dictionary that other threads change meanwhile: a garbage collection in here may let one of them in,
-    and the dictionary is then found to have changed."""
+    """The items of a dictionary that other threads change. A garbage collection during the copy may let another thread
+    run; if that changes the dictionary, the copy raises RuntimeError and is repeated."""
     while True:
         try:
             return list(mapping.items())
@@ -136,13 +138,13 @@ def snapshot_items(mapping: dict[K, V]) -> list[tuple[K, V]]:
 
 
 def _no_watchdog(_at: float) -> None:
-    """Without a watchdog, as in a test of one engine, nobody is stirred."""
+    """Does nothing: for a registry without a watchdog, as in tests of one engine."""
 
 
 async def wait_for_wakeup(runtime: Runtime, waiter: Waiter, busy: Busy, seconds: float) -> None:
-    """What `wait` is for every engine that pushes: until told to go, or it is time to look again (E4)."""
+    """`wait` of every engine that pushes: returns at the wake-up, or when it is time to re-check (E4)."""
     end = runtime.now() + seconds
-    # Only the head of the line times the holder: everyone further back is told when that becomes them.
+    # Only the head of the queue re-checks when the holder's grant ends; a waiter that becomes the head is notified.
     recheck_at = end if busy.position or busy.left is None else runtime.now() + busy.left + WAKEUP_SLACK
     while not waiter.woken and not waiter.cancelled:
         if waiter.recheck_at is not None:

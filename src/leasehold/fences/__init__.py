@@ -1,12 +1,13 @@
-"""The resource's half of the bargain: fences refuse what comes from a holder of the past.
+"""Fences: checks at the protected resource that refuse requests from stale holders.
 
     fence = leasehold.fences.File("report.csv")
     with client.lock("report") as lease:
         fence.write(lease, "...")    # StaleToken if a newer lease was here
 
-Each fence stands at one resource and has the same verbs: `claim(lease)`, `read(lease, ...)`, `write(lease, ...)`. In
-place of the lease its token will do, or `leasehold.current_lease()`. The rules are in `rules.py`; the modules beside it
-are one for each kind of resource, loaded on first use. None needs more than the client library you already use.
+A fence guards one resource. All fences have the same methods: `claim(lease)`, `read(lease, ...)`, `write(lease, ...)`.
+Instead of the lease you can pass its token or `leasehold.current_lease()`. The rules are in `rules.py`; the other
+modules implement them for one kind of resource each, and are loaded on first use. No fence needs more than the client
+library you already use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""etcd keys: mark and operations are one transaction.
+"""Fences for etcd keys: one transaction checks the token and runs the operations.
 
-`EtcdFence` keeps a mark beside the key, for leases of any engine. Marks are written with leading zeros, so that etcd's
-comparison of bytes is one of numbers, and a write is one trip: if the mark is below the next token, then raise it and
-do the rest. `EtcdLockFence` is for leases of the same etcd, and keeps nothing: the lock's own key is compared.
+`EtcdFence` keeps the highest token in a second key, for leases of any engine. Tokens are written with leading zeros, so
+that etcd's comparison of bytes compares numbers, and a write is one round trip: if the highest token is less than
+token + 1, raise it and run the operations. `EtcdLockFence` is for leases of the same etcd and stores nothing: its
+transactions compare the lock's own key.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from leasehold.fences.rules import (
     token_for_write,
 )
 
-_TRIES: Final = 100  # each failed one means that somebody else got through
-_DIGITS: Final = 16  # of 2^53
+_TRIES: Final = 100  # each failed try means that another client's transaction succeeded
+_DIGITS: Final = 16  # digits of 2^53
 
 
 class _BaseEtcdFence(ABC):
@@ -40,11 +41,11 @@ class _BaseEtcdFence(ABC):
         self._gateway = gateway
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do; `Unavailable`: nobody answered."""
+        """Only raise the highest token. All methods raise `StaleToken`, and `Unavailable` if no member answers."""
         self._commit(lease, token_for_write(lease), [])
 
     def read(self, lease: Shown) -> bytes | None:
-        """The value, to decide a write by: older holders write no more. None: there is none; the mark is raised."""
+        """The value, or None if the key does not exist, to base a write on. Older holders are refused from now on."""
         result, offset = self._commit(lease, token_for_read(lease), [etcd_http.get(self.key)])
         kvs = result.key_values(offset)
         return kvs[0].value if kvs else None
@@ -54,34 +55,36 @@ class _BaseEtcdFence(ABC):
         self._commit(lease, token_for_write(lease), [etcd_http.put(self.key, value)])
 
     def txn(self, lease: Shown, *operations: Operation) -> list[Any]:
-        """Any operations, made by `put` and `delete` or as the gateway writes them, in one step; gives its answers."""
+        """Run operations in one transaction and return their responses. Make them with `put` and `delete`, or as JSON
+        for etcd's gateway."""
         result, offset = self._commit(lease, token_for_write(lease), operations)
         return list(result.responses[offset:])
 
     @staticmethod
     def put(key: str, value: bytes | str) -> Operation:
-        """An operation for `txn`."""
+        """An operation for `txn`: put a key."""
         return etcd_http.put(key, value)
 
     @staticmethod
     def delete(key: str) -> Operation:
-        """An operation for `txn`."""
+        """An operation for `txn`: delete a key."""
         return etcd_http.delete(key)
 
     @abstractmethod
     def _commit(
         self, lease: Shown, token_info: Pass, operations: Sequence[Operation]
     ) -> tuple[etcd_http.TxnResult, int]:
-        """Compare and do, in one transaction. Where the answers to `operations` begin."""
+        """Check the token and run `operations` in one transaction. Also returns where their responses begin."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key}>"
 
 
 class EtcdFence(_BaseEtcdFence):
-    """The value of one key; with `txn`, any keys. The mark is in the key `KEY.fence` (and `.fence.SLOT`).
+    """Fences the value of one key or, with `txn`, any keys. The highest token is kept in the key `KEY.fence` (for a
+    semaphore, `KEY.fence.SLOT`).
 
-    No asyncio side: there, use `await asyncio.to_thread(fence.write, lease, value)`.
+    There is no asyncio twin: use `await asyncio.to_thread(fence.write, lease, value)`.
     """
 
     def __init__(
@@ -94,7 +97,8 @@ class EtcdFence(_BaseEtcdFence):
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
     ) -> None:
-        """`endpoints`: URLs of members, tried in turn: `"http://127.0.0.1:2379"`. `headers`: such as Authorization."""
+        """`endpoints`: URLs of members, tried in turn, such as `"http://127.0.0.1:2379"`. `mark`: the key where the
+        highest token is kept. `headers`: sent with each request, such as Authorization."""
         super().__init__(key, Gateway(endpoints, headers=headers, tls=tls, timeout=timeout))
         self._token_key = choose_token_key(mark, f"{key}.fence", key)
 
@@ -103,8 +107,8 @@ class EtcdFence(_BaseEtcdFence):
     ) -> tuple[etcd_http.TxnResult, int]:
         token_key = self._token_key if token_info.slot is None else f"{self._token_key}.{token_info.slot}"
         raise_operations = [] if token_info.shared else [etcd_http.put(token_key, _digits(token_info.token))]
-        # A key that is not there is below nothing, so the first use is a question of its own. The least mark there is
-        # keeps out what is none: whatever else somebody put there is looked at.
+        # A missing key compares as neither less nor greater, so the first use needs its own comparison. The lower bound
+        # excludes foreign values that sort before any token: parse_highest_token() then refuses them.
         comparisons = (
             [
                 etcd_http.compare_less(token_key, _digits(token_info.token + 1)),
@@ -121,14 +125,14 @@ class EtcdFence(_BaseEtcdFence):
             for kv in result.key_values(0):
                 if (highest_token := parse_highest_token(kv.value, token_key)) > token_info.token:
                     raise_stale(lease, token_info, highest_token, self.resource)
-        raise Unavailable(f"{self.resource} changed under each of {_TRIES} tries")
+        raise Unavailable(f"{self.resource} was changed by other clients during each of {_TRIES} tries; try again")
 
 
 class EtcdLockFence(_BaseEtcdFence):
-    """The value of one key; with `txn`, any keys: while the key of the lock itself stands, in the same etcd.
+    """Fences the value of one key or, with `txn`, any keys, by checking that the lock's key exists in the same etcd.
 
-    Nothing is stored. A lease is refused from the moment its lock is free for others, also if nobody has come yet, and
-    permits of a semaphore need no slots.
+    Nothing is stored. A lease is refused from the moment its lock is free, even if no other client has acquired it yet.
+    Permits of a semaphore need no slots.
     """
 
     def __init__(
@@ -143,14 +147,13 @@ class EtcdLockFence(_BaseEtcdFence):
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
     ) -> None:
-        """`lock`: the name that is locked, in `namespace`, by a client of `etcd://.../prefix`. `endpoints`: URLs of
-        members of that very etcd, tried in turn."""
+        """`lock`: the name of the lock, in `namespace`, of clients with the URL `etcd://.../prefix`. `endpoints`: URLs
+        of members of the same etcd, tried in turn."""
         super().__init__(key, Gateway(endpoints, headers=headers, tls=tls, timeout=timeout))
         self._root = queue.key_root(prefix.strip("/"))
         self._queue_prefix = queue.names_prefix(self._root, check_namespace(namespace), check_name(lock), exact=True)
-        self._lock_keys: dict[
-            int, tuple[bytes, int]
-        ] = {}  # of the token last shown: the lock's key, and when it was created
+        # For the last token only: the lock's key, and the revision that created it.
+        self._lock_keys: dict[int, tuple[bytes, int]] = {}
 
     def _commit(
         self, lease: Shown, token_info: Pass, operations: Sequence[Operation]
@@ -159,28 +162,28 @@ class EtcdLockFence(_BaseEtcdFence):
             etcd_http.get(self._queue_prefix, queue.range_end(self._queue_prefix)),
             etcd_http.get(queue.base_key(self._root)),
         ]
-        for _ in range(2):  # what is known of a token may be known from before a restore of etcd's data
+        for _ in range(2):  # the cached key may date from before a restore of etcd's data
             key, created = self._lock_keys.get(token_info.token) or self._find_lock_key(
                 lease, token_info, self._gateway.txn([], reads, [])
             )
-            # It names the creation it means: the same key may serve another claim by now.
+            # Compare the creation revision too: another claim may have created the same key since.
             result = self._gateway.txn([etcd_http.compare_created(key, created)], operations, reads)
             if result.succeeded:
                 return result, 0
             self._lock_keys.clear()
             self._find_lock_key(lease, token_info, result)
-        raise Unavailable(f"the lock of {self.resource} changed under each try")
+        raise Unavailable(f"the lock of {self.resource} changed during each try; try again")
 
     def _find_lock_key(self, lease: Shown, token_info: Pass, read_result: etcd_http.TxnResult) -> tuple[bytes, int]:
-        """The key of the lock that has this token. That it stands is compared again, in the step that writes."""
+        """The lock's key with this token, and its creation revision. The writing transaction compares them again."""
         kvs = [
             KeyValue(key=kv.key, value=kv.value, create_revision=kv.create_revision) for kv in read_result.key_values(0)
         ]
         entries = [entry for kv in kvs if (entry := queue.parse_entry(self._root, kv)) is not None]
         own_entry = next((entry for entry in entries if entry.token == token_info.token), None)
         if own_entry is None:
-            # Nobody need have come since: then it is told at which revision the lock was found to be over.
-            base = [parse_highest_token(kv.value, "the base of all tokens") for kv in read_result.key_values(1)]
+            # If there is no newer holder, the error names the revision at which the lock was found free.
+            base = [parse_highest_token(kv.value, "the token base key") for kv in read_result.key_values(1)]
             newer = [entry.token for entry in entries if entry.token > token_info.token]
             raise_stale(lease, token_info, max(newer, default=sum(base) + read_result.revision), self.resource)
         check_shared(token_info, own_entry.mode == "shared")

@@ -1,4 +1,4 @@
-"""Transactions over etcd's own JSON gateway (`/v3/kv/txn`), for fences and `versioned`: nothing has to be installed."""
+"""Transactions over etcd's own JSON gateway (`/v3/kv/txn`), for fences and `versioned`: needs no extra package."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from leasehold.errors import ConfigError, Unavailable
 from leasehold.fences.rules import to_bytes
 from leasehold.fences.urllib_client import check_url, send_request
 
-Operation: TypeAlias = Mapping[str, Mapping[str, str]]  # as the gateway writes it
+Operation: TypeAlias = Mapping[str, Mapping[str, str]]  # as JSON for the gateway
 Compare: TypeAlias = Mapping[str, str]
 
 _NEVER_SENT: Final = (ConnectionRefusedError, socket.gaierror)
 
 
 class EtcdKeyValue(NamedTuple):
-    """A key, as it was at the moment of the transaction."""
+    """A key as it was at the moment of the transaction."""
 
     key: bytes
     value: bytes
@@ -36,7 +36,7 @@ class TxnResult(NamedTuple):
     responses: Sequence[Mapping[str, Any]]
 
     def key_values(self, index: int) -> list[EtcdKeyValue]:
-        """What the range at this place found."""
+        """What the range request at `index` found."""
         try:
             kvs = self.responses[index]["response_range"].get("kvs", [])
             return [_parse_key_value(kv) for kv in kvs]
@@ -54,14 +54,14 @@ class Gateway:
         timeout: float = 5.0,
     ) -> None:
         urls = [endpoints] if isinstance(endpoints, str) else endpoints
-        self._endpoints = [check_url(url, "members of etcd are").rstrip("/") for url in urls]
+        self._endpoints = [check_url(url, "an etcd endpoint").rstrip("/") for url in urls]
         if not self._endpoints:
-            raise ConfigError("etcd needs the URL of a member: http://127.0.0.1:2379")
+            raise ConfigError("no etcd endpoint: pass the URL of at least one member, such as http://127.0.0.1:2379")
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._tls, self._timeout = tls, timeout
 
     def txn(self, compare: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
-        """Whether the comparisons held, and the answers to what was done then. Raises `Unavailable`: not known."""
+        """Whether the comparisons held, and the responses. Raises `Unavailable` if that is not known."""
         response = self._post({"compare": compare, "success": success, "failure": failure})
         try:
             result = TxnResult(
@@ -75,8 +75,8 @@ class Gateway:
         return result
 
     def _post(self, request: Mapping[str, Any]) -> Any:
-        """Of the first member that can be reached. One that was asked and did not answer may still carry it out, later
-        than whatever would be asked of the next: then it is for the caller to decide."""
+        """The response of the first member that can be reached. A member that got the request and did not answer may
+        still apply it, even after a retry on another member. So there is no retry, and the caller must decide."""
         body, failures = json.dumps(request).encode(), []
         for endpoint in self._endpoints:
             url = f"{endpoint}/v3/kv/txn"
@@ -87,14 +87,18 @@ class Gateway:
                 with error:
                     if error.code < 500:
                         raise ConfigError(f"etcd refused the request: {error.read()[:200]!r}") from None
-                    raise Unavailable(f"etcd cannot tell whether it was done: {error}", engine="etcd") from error
+                    raise Unavailable(
+                        f"etcd failed; the transaction may or may not have been applied: {error}", engine="etcd"
+                    ) from error
             except OSError as error:
                 if not isinstance(getattr(error, "reason", None), _NEVER_SENT):
-                    raise Unavailable(f"etcd did not say whether it was done: {error}", engine="etcd") from error
+                    raise Unavailable(
+                        f"etcd did not answer; the transaction may or may not have been applied: {error}", engine="etcd"
+                    ) from error
                 failures.append(f"{endpoint}: {error}")
             except (HTTPException, ValueError, RecursionError) as error:
                 raise _malformed_response() from error
-        raise Unavailable(f"no member of etcd can be reached: {'; '.join(failures)}", engine="etcd")
+        raise Unavailable(f"cannot connect to any etcd member: {'; '.join(failures)}", engine="etcd")
 
 
 def _parse_key_value(kv: Mapping[str, Any]) -> EtcdKeyValue:
@@ -111,17 +115,17 @@ def delete(key: str) -> Operation:
 
 
 def get(key: bytes | str, end: bytes | None = None) -> Operation:
-    """Of one key, or of all from there up to `end`."""
+    """Read one key, or all keys from `key` up to but without `end`."""
     return {"request_range": {"key": to_base64(key), **({} if end is None else {"range_end": to_base64(end)})}}
 
 
 def compare_created(key: bytes | str, revision: int) -> Compare:
-    """It is the one that was created then; 0: there is none."""
+    """The key was created at this revision; 0: it does not exist."""
     return {"key": to_base64(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(revision)}
 
 
 def compare_modified(key: bytes | str, revision: int) -> Compare:
-    """It was last written then; 0: there is none."""
+    """The key was last modified at this revision; 0: it does not exist."""
     return {"key": to_base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
@@ -134,4 +138,4 @@ def to_base64(text: bytes | str) -> str:
 
 
 def _malformed_response() -> Unavailable:
-    return Unavailable("what answered is no etcd, or only half of it: whether it was done is not known", engine="etcd")
+    return Unavailable("unexpected response from etcd; the transaction may or may not have been applied", engine="etcd")

@@ -1,7 +1,8 @@
 """A file that only the newest holder may replace, among processes of one machine that all use this fence.
 
-Lock, compare, raise the mark and fsync it; then write a new file beside it, fsync, rename, fsync the folder; unlock. A
-crash leaves the old content or the new, never a mixture, and never new content below an old mark.
+A write locks, compares, raises the highest token and fsyncs it. Then it writes a new file in the same folder, fsyncs
+it, renames it, fsyncs the folder and unlocks. A crash leaves the old content or the new, never a mixture, and never new
+content with an older highest token.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from leasehold.fences.token_file import TokenFile, sync_folder
 
 
 class File:
-    """The file at `path`; its mark is kept beside it, in `.NAME.fence`. `wait`: how long another may keep it locked.
+    """Fences the file at `path`. The highest token is kept in the same folder, in `.NAME.fence`. `wait`: seconds to
+    wait while another process has the fence locked.
 
-    Not promised: anything against programs that write to the file without this fence, nor on NFS.
+    Not promised: protection from programs that write to the file without this fence, or on NFS.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, wait: float = 30.0) -> None:
@@ -29,13 +31,13 @@ class File:
         self._wait = wait
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do; `Unavailable` after `wait`."""
+        """Only raise the highest token. All methods raise `StaleToken`, and `Unavailable` after `wait` seconds."""
         token_info = token_for_write(lease)
         with self._token_file.locked(self._wait) as fd:
             self._token_file.check_and_raise(fd, lease, token_info, self.resource)
 
     def read(self, lease: Shown) -> bytes:
-        """The content, to decide a write by: older holders write no more. FileNotFoundError: the mark is raised."""
+        """The content, to base a write on. Older holders are refused from now on, even after FileNotFoundError."""
         token_info = token_for_read(lease)
         with self._token_file.locked(self._wait) as fd:
             self._token_file.check_and_raise(fd, lease, token_info, self.resource)
@@ -43,15 +45,15 @@ class File:
                 return file.read()
 
     def write(self, lease: Shown, data: bytes | str) -> None:
-        """Replace the content; it is on the disk when this returns. Text is written as UTF-8."""
+        """Replace the content; it is on disk when this returns. Text is written as UTF-8."""
         body, token_info = to_bytes(data), token_for_write(lease)
         with self._token_file.locked(self._wait) as fd:
             self._token_file.check_and_raise(fd, lease, token_info, self.resource)
             self._replace(body)
 
     def _replace(self, body: bytes) -> None:
-        # One name for all: whoever is here has the lock. What a crash left behind goes, and is not written through: a
-        # backup made of hard links may have it as well.
+        # All writers use this name, because only the one with the lock gets here. A file left by a crash is unlinked
+        # instead of overwritten, because a backup made of hard links may share it.
         with suppress(FileNotFoundError):
             os.unlink(self._new_path)
         try:
@@ -59,10 +61,11 @@ class File:
         except FileNotFoundError:
             old = None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        new = os.open(self._new_path, flags, 0o666 if old is None else 0o600)  # nobody gets hold of it in between
+        # 0o600 first: others must not open the file before it has its owner and mode.
+        new = os.open(self._new_path, flags, 0o666 if old is None else 0o600)
         with open(new, "wb") as file:
             if old is not None:
-                with suppress(PermissionError):  # only root gives files away
+                with suppress(PermissionError):  # only root may change the owner
                     os.fchown(new, old.st_uid, old.st_gid)
                 os.fchmod(new, stat.S_IMODE(old.st_mode))
             file.write(body)

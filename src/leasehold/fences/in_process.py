@@ -1,4 +1,4 @@
-"""An object of this very process, behind a fence: for threads, tasks, and tests of code that will meet other fences."""
+"""A fence for an object in this process: for threads and tasks, and for tests of code that uses other fences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Local(Generic[T]):
-    """A value that only the newest holder may write. Safe between threads; forgotten with the process."""
+    """A value that only the newest holder may write. Thread-safe; lost when the process ends."""
 
     def __init__(self, resource: str, value: T) -> None:
         self.resource = check_resource(resource)
@@ -22,31 +22,31 @@ class Local(Generic[T]):
         self._mutex = threading.Lock()
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do."""
+        """Only raise the highest token. All methods with a lease raise `StaleToken`."""
         with self._mutex:
             self._check_and_raise(lease, token_for_write(lease))
 
     def read(self, lease: Shown) -> T:
-        """The value, to decide a write by: older holders write no more."""
+        """The value, to base a write on. Older holders are refused from now on."""
         with self._mutex:
             self._check_and_raise(lease, token_for_read(lease))
             return self._value
 
     def write(self, lease: Shown, value: T) -> None:
-        """Put another value in its place."""
+        """Replace the value."""
         with self._mutex:
             self._check_and_raise(lease, token_for_write(lease))
             self._value = value
 
     @contextmanager
     def held(self, lease: Shown) -> Iterator[T]:
-        """For objects that change in place: no other lease is let in before the block ends. No `await` inside."""
+        """For objects that change in place: other leases wait until the block ends. Do not `await` inside it."""
         with self._mutex:
             self._check_and_raise(lease, token_for_write(lease))
             yield self._value
 
     def peek(self) -> T:
-        """The value without a token, for people and metrics. Decide nothing by it."""
+        """The value without a token, for display and metrics. Do not base a write on it."""
         return self._value
 
     def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:

@@ -1,8 +1,9 @@
-"""Objects in a store with conditional writes: If-Match with the ETag that was compared, If-None-Match for the first.
+"""A fence for objects in a store with conditional writes: If-Match with the compared ETag, If-None-Match for the first.
 
-Where the ETag is a hash of the content alone (S3 and its kin), a mark kept in the metadata could rise without the ETag
-changing, and an older holder's If-Match would still fit. So the mark stands in the object itself, as its first line,
-unless you say that every write gives a new ETag (`in_metadata=True`: Azure, or a store behind a proxy of yours).
+Where the ETag is a hash of the content alone (S3 and similar stores), a highest token in the metadata could rise
+without a new ETag, and an older holder's If-Match would still match. So the highest token is kept in the object itself,
+as its first line, unless you declare that every write gives a new ETag (`in_metadata=True`: Azure, or a store behind
+your own proxy).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from leasehold.fences.rules import (
 from leasehold.fences.urllib_client import NO_CACHE, check_url, send_request
 from leasehold.runtime.base import maybe_await, run_sync
 
-_TRIES: Final = 100  # each failed one means that somebody else got through
+_TRIES: Final = 100  # each failed try means that another client's write succeeded
 _MAGIC: Final = b"leasehold-fence "
-_METADATA_KEY: Final = "lease-token"  # of the metadata; a slot's has its number behind it
+_METADATA_KEY: Final = "lease-token"  # a slot's key is followed by its number
 
 
 class Stored(NamedTuple):
-    """An object as the store has it."""
+    """An object as it is in the store."""
 
     body: bytes
     etag: str
@@ -42,17 +43,18 @@ class Stored(NamedTuple):
 
 
 class ObjectStore(Protocol):
-    """A store: S3, GCS, Azure, MinIO, through whatever client you use."""
+    """A store: S3, GCS, Azure, MinIO, through any client library."""
 
     def get(self, key: str) -> Stored | None:
-        """The object; None: there is none."""
+        """The object; None if it does not exist."""
 
     def put(self, key: str, body: bytes, metadata: Mapping[str, str], match: str | None) -> str | None:
-        """Write it if its ETag is still `match` (None: if there is none yet). The new ETag; None: it was not."""
+        """Write the object if its ETag is `match` (None: if it does not exist). The new ETag; None if nothing was
+        written."""
 
 
 class AsyncObjectStore(Protocol):
-    """The same, awaited."""
+    """Like `ObjectStore`, with methods that are awaited."""
 
     def get(self, key: str) -> Awaitable[Stored | None]: ...
 
@@ -60,7 +62,7 @@ class AsyncObjectStore(Protocol):
 
 
 class _ParsedObject(NamedTuple):
-    """An object taken apart."""
+    """An object split into its content and its highest tokens."""
 
     body: bytes | None
     highest_tokens: Mapping[str, int]  # by slot; "" for locks
@@ -82,14 +84,14 @@ class _BaseObjectFence:
     async def _read(self, lease: Shown) -> bytes:
         body = await self._compare_and_put(lease, token_for_read(lease), None)
         if body is None:
-            raise FileNotFoundError(f"there is no object {self.key}")
+            raise FileNotFoundError(f"object {self.key} does not exist")
         return body
 
     async def _write(self, lease: Shown, data: bytes | str) -> None:
         await self._compare_and_put(lease, token_for_write(lease), to_bytes(data))
 
     async def _compare_and_put(self, lease: Shown, token_info: Pass, body: bytes | None) -> bytes | None:
-        """Compare, and write the object anew where the mark or the content changes. Gives the content."""
+        """Compare, and write the object if the highest token or the content changes. Returns the content."""
         slot = "" if token_info.slot is None else str(token_info.slot)
         for _ in range(_TRIES):
             current = self._parse_object(await maybe_await(self._store.get(self.key)))
@@ -103,16 +105,16 @@ class _BaseObjectFence:
                 continue
             if self._in_metadata and new_highest != highest_token and etag == current.etag:
                 raise ConfigError(
-                    f"the ETag of {self.key} did not change with its metadata: leave out in_metadata=True"
+                    f"the ETag of {self.key} did not change with its metadata: this store needs in_metadata=False"
                 )
             return content
-        raise Unavailable(f"{self.key} changed under each of {_TRIES} tries")
+        raise Unavailable(f"{self.key} was changed by other clients during each of {_TRIES} tries; try again")
 
     def _parse_object(self, stored: Stored | None) -> _ParsedObject:
         if stored is None:
             return _ParsedObject(None, {}, {}, None)
         if not stored.etag:
-            raise ConfigError(f"the store gave no ETag of {self.key}: without one nothing can be compared")
+            raise ConfigError(f"the store returned no ETag for {self.key}: a fence needs ETags and conditional writes")
         if self._in_metadata:
             token_metadata = {name: value for name, value in stored.metadata.items() if name.startswith(_METADATA_KEY)}
             highest_tokens = {
@@ -120,10 +122,10 @@ class _BaseObjectFence:
                 for name, value in token_metadata.items()
             }
             other_metadata = {name: value for name, value in stored.metadata.items() if name not in token_metadata}
-            # An object claimed before it was written: a store has no metadata without a body.
+            # Claimed before the first write: a store cannot keep metadata without a body, so the body is empty.
             absent = not stored.body and other_metadata.get("lease-absent") == "1"
             return _ParsedObject(None if absent else stored.body, highest_tokens, other_metadata, stored.etag)
-        if not stored.body.startswith(_MAGIC):  # written before it was fenced
+        if not stored.body.startswith(_MAGIC):  # the object was written before it had a fence
             return _ParsedObject(stored.body, {}, stored.metadata, stored.etag)
         first_line, _, body = stored.body.partition(b"\n")
         try:
@@ -134,7 +136,7 @@ class _BaseObjectFence:
             }
             return _ParsedObject(None if header["absent"] else body, highest_tokens, stored.metadata, stored.etag)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise ConfigError(f"{self.key} begins like a fenced object, but is no fenced object") from None
+            raise ConfigError(f"{self.key} begins like a fenced object, but its first line is not valid") from None
 
     async def _store_object(
         self, current: _ParsedObject, highest_tokens: Mapping[str, int], content: bytes | None
@@ -156,14 +158,14 @@ class _BaseObjectFence:
 
 
 class ObjectFence(_BaseObjectFence):
-    """One object of a store. `store`: an `HTTPObjects`, or anything with its two methods, over the client you use."""
+    """Fences one object of a store. `store`: an `HTTPObjects`, or any object with its methods `get` and `put`."""
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do."""
+        """Only raise the highest token. All methods with a lease raise `StaleToken`."""
         run_sync(self._claim(lease))
 
     def read(self, lease: Shown) -> bytes:
-        """The content, to decide a write by: older holders write no more. FileNotFoundError: the mark is raised."""
+        """The content, to base a write on. Older holders are refused from now on, even after FileNotFoundError."""
         return run_sync(self._read(lease))
 
     def write(self, lease: Shown, data: bytes | str) -> None:
@@ -171,19 +173,19 @@ class ObjectFence(_BaseObjectFence):
         run_sync(self._write(lease, data))
 
     def peek(self) -> bytes | None:
-        """The content without a token, for whoever only reads; None: there is none. Decide nothing by it."""
+        """The content without a token, for readers that never write; None if the object does not exist."""
         return self._parse_object(self._store.get(self.key)).body
 
 
 class AsyncObjectFence(_BaseObjectFence):
-    """As `ObjectFence`, for a store whose two methods are awaited."""
+    """Like `ObjectFence`, for a store whose methods are awaited."""
 
     async def claim(self, lease: Shown) -> None:
-        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do."""
+        """Only raise the highest token. All methods with a lease raise `StaleToken`."""
         await self._claim(lease)
 
     async def read(self, lease: Shown) -> bytes:
-        """The content, to decide a write by: older holders write no more. FileNotFoundError: the mark is raised."""
+        """The content, to base a write on. Older holders are refused from now on, even after FileNotFoundError."""
         return await self._read(lease)
 
     async def write(self, lease: Shown, data: bytes | str) -> None:
@@ -191,22 +193,23 @@ class AsyncObjectFence(_BaseObjectFence):
         await self._write(lease, data)
 
     async def peek(self) -> bytes | None:
-        """The content without a token, for whoever only reads; None: there is none. Decide nothing by it."""
+        """The content without a token, for readers that never write; None if the object does not exist."""
         return self._parse_object(await self._store.get(self.key)).body
 
 
 class HTTPObjects:
-    """Objects below a URL, by plain HTTP: GET, and PUT with If-Match or If-None-Match."""
+    """Objects below a URL over plain HTTP: GET, and PUT with If-Match or If-None-Match."""
 
     def __init__(
         self, url: str, *, headers: Mapping[str, str] | None = None, prefix: str = "x-amz-meta-", timeout: float = 30.0
     ) -> None:
-        """`headers`: such as credentials. `prefix`: of headers that carry metadata: `x-amz-meta-`, `x-ms-meta-`."""
-        self._url, self._prefix, self._timeout = check_url(url, "objects are").rstrip("/"), prefix.lower(), timeout
+        """`headers`: sent with each request, such as credentials. `prefix`: of the headers that carry metadata, such as
+        `x-amz-meta-` or `x-ms-meta-`."""
+        self._url, self._prefix, self._timeout = check_url(url, "an object URL").rstrip("/"), prefix.lower(), timeout
         self._headers = {"Content-Type": "application/octet-stream", **(headers or {})}
 
     def get(self, key: str) -> Stored | None:
-        """The object; None: there is none."""
+        """The object; None if it does not exist."""
         response = self._request("GET", key, None, NO_CACHE)
         if response is None:
             return None
@@ -215,7 +218,7 @@ class HTTPObjects:
         return Stored(body, etag, metadata)
 
     def put(self, key: str, body: bytes, metadata: Mapping[str, str], match: str | None) -> str | None:
-        """Write it if it is still as it was; gives the new ETag, or None."""
+        """Write the object if its ETag is still `match`. The new ETag; None if nothing was written."""
         headers = {f"{self._prefix}{name}": value for name, value in metadata.items()}
         condition = {"If-None-Match": "*"} if match is None else {"If-Match": match}
         response = self._request("PUT", key, body, {**headers, **condition})
@@ -234,7 +237,7 @@ class HTTPObjects:
                 return response.read(), response_headers.get("etag", ""), metadata_headers
         except urllib.error.HTTPError as error:
             with error:
-                # 409: the store saw another conditional write of the same object under way.
+                # 409: another conditional write of the same object was in progress.
                 if error.code == 404 if method == "GET" else error.code in (404, 409, 412):
                     return None
                 raise

@@ -1,7 +1,7 @@
-"""Redis values and commands: mark and commands are one script, so nothing comes between.
+"""A fence for Redis values and commands: one script checks the token and runs the commands, so it is atomic.
 
-The mark is a key of its own, in the same slot of a cluster, without a ttl. It is as durable as the rest of the data:
-an eviction policy that takes keys without a ttl (`allkeys-*`), or a fail-over that loses writes, can lose it.
+The highest token is kept in a key of its own, in the same cluster slot, without a ttl. It is as durable as the rest of
+the data: it is lost if the eviction policy removes keys without a ttl (`allkeys-*`) or a fail-over loses writes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from leasehold.runtime.base import maybe_await, run_sync
 
 CommandArgument: TypeAlias = str | bytes | int | float
 
-# KEYS: the mark, and what the fence stands at. ARGV: token, 1 for a shared lease, then each command: how many words,
-# and the words. Replies 0 and the mark for a stale token (nothing was done), else 1 and the answers in order.
-# Atomic as every script is; but a command that fails does not undo those before it.
+# KEYS: the key of the highest token, and the fenced key. ARGV: token, 1 for a shared lease (else 0), then each command:
+# its number of arguments and the arguments. Replies 0 and the highest token if the token is stale (nothing was done),
+# else 1 and the replies in order. Atomic like every script, but a command that fails does not undo earlier ones.
 SCRIPT: Final = """
 local stored = redis.call('get', KEYS[1]) or '0'
-if not string.find(stored, '^%d+$') then return redis.error_reply('ERR ' .. KEYS[1] .. ' holds no mark of a fence') end
+if not string.find(stored, '^%d+$') then return redis.error_reply('ERR ' .. KEYS[1] .. ' holds no fence token') end
 local highest_token, token = tonumber(stored), tonumber(ARGV[1])
 if token < highest_token then return {0, string.format('%.0f', highest_token)} end
 if token > highest_token and ARGV[2] == '0' then redis.call('set', KEYS[1], ARGV[1]) end
@@ -44,7 +44,8 @@ return answers
 
 class _BaseRedisFence:
     def __init__(self, client: Any, key: str, *, mark: str | None = None) -> None:
-        """`client`: of redis-py, for one server, Sentinel or a cluster. `mark`: the key that keeps it, if not ours."""
+        """`client`: a redis-py client for one server, Sentinel or a cluster. `mark`: the key where the highest token is
+        kept; by default `KEY:fence` or `{KEY}:fence`, in the same slot."""
         self.key = self.resource = check_resource(key)
         self._client = client
         self._token_key = choose_token_key(mark, default_token_key(key) if mark is None else "", key)
@@ -59,7 +60,7 @@ class _BaseRedisFence:
             arguments += [len(command), *command]
         reply = await maybe_await(self._client.eval(SCRIPT, 2, token_key, self.key, *arguments))
         if not isinstance(reply, list):
-            raise ConfigError("a fence needs a client that answers, not a pipeline: use calls() for several commands")
+            raise ConfigError("a fence cannot use a pipeline: pass a client, and use calls() for several commands")
         accepted, *replies = reply
         if not accepted:
             raise_stale(lease, token_info, int(replies[0]), self.resource)
@@ -76,59 +77,59 @@ class _BaseRedisFence:
 
 
 class RedisFence(_BaseRedisFence):
-    """The value at `key`, or whatever commands touch in its slot, for blocking clients of redis-py."""
+    """Fences the value at `key`, or any commands on keys in the same slot, for blocking redis-py clients."""
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do."""
+        """Only raise the highest token. All methods raise `StaleToken`."""
         run_sync(self._call(lease, ()))
 
     def read(self, lease: Shown) -> Any:
-        """GET, to decide a write by: older holders write no more."""
+        """GET, to base a write on. Older holders are refused from now on."""
         return run_sync(self._read(lease))
 
     def write(self, lease: Shown, value: CommandArgument, *options: CommandArgument) -> None:
-        """SET, with options of that command: `"EX", 60`."""
+        """SET, with its options, such as `"EX", 60`."""
         run_sync(self._write(lease, value, options))
 
     def call(self, lease: Shown, *command: CommandArgument) -> Any:
-        """Any one command: `call(lease, "HINCRBY", "{stock}", "teapot", -1)`. In a cluster: of the same slot."""
+        """Any one command: `call(lease, "HINCRBY", "{stock}", "teapot", -1)`. In a cluster, keys of one slot."""
         return run_sync(self._call(lease, [command]))[0]
 
     def calls(self, lease: Shown, *commands: Sequence[CommandArgument]) -> list[Any]:
-        """Several commands in one step. One that fails does not undo those before it."""
+        """Several commands in one atomic step. A command that fails does not undo earlier ones."""
         return run_sync(self._call(lease, commands))
 
 
 class AsyncRedisFence(_BaseRedisFence):
-    """As `RedisFence`, for clients of `redis.asyncio`."""
+    """Like `RedisFence`, for clients of `redis.asyncio`."""
 
     async def claim(self, lease: Shown) -> None:
-        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do."""
+        """Only raise the highest token. All methods raise `StaleToken`."""
         await self._call(lease, ())
 
     async def read(self, lease: Shown) -> Any:
-        """GET, to decide a write by: older holders write no more."""
+        """GET, to base a write on. Older holders are refused from now on."""
         return await self._read(lease)
 
     async def write(self, lease: Shown, value: CommandArgument, *options: CommandArgument) -> None:
-        """SET, with options of that command: `"EX", 60`."""
+        """SET, with its options, such as `"EX", 60`."""
         await self._write(lease, value, options)
 
     async def call(self, lease: Shown, *command: CommandArgument) -> Any:
-        """Any one command: `call(lease, "HINCRBY", "{stock}", "teapot", -1)`. In a cluster: of the same slot."""
+        """Any one command: `call(lease, "HINCRBY", "{stock}", "teapot", -1)`. In a cluster, keys of one slot."""
         return (await self._call(lease, [command]))[0]
 
     async def calls(self, lease: Shown, *commands: Sequence[CommandArgument]) -> list[Any]:
-        """Several commands in one step. One that fails does not undo those before it."""
+        """Several commands in one atomic step. A command that fails does not undo earlier ones."""
         return await self._call(lease, commands)
 
 
 def default_token_key(key: str) -> str:
-    """A key that is certain to hash to the same slot: by the tag that `key` has, or by `key` as the tag."""
+    """A key that hashes to the same slot: it has the hash tag of `key`, or `key` itself as its tag."""
     _, brace, after_brace = key.partition("{")
     tag = after_brace.partition("}")[0] if brace and "}" in after_brace else ""
     if tag:
         return f"{key}:fence"
     if "}" in key:
-        raise ConfigError(f"{key!r} cannot be made a hash tag: pass mark=, a key of the same slot")
+        raise ConfigError(f"{key!r} cannot be used as a hash tag: pass mark=KEY, a key in the same slot")
     return f"{{{key}}}:fence"

@@ -1,8 +1,8 @@
-"""SQLAlchemy, Core and ORM, blocking and asyncio: the fence joins the transaction of your session or connection.
+"""Fences for SQLAlchemy, Core and ORM, blocking and asyncio: they join the transaction of your session or connection.
 
-Nothing is committed here: the mark, like all else, counts once you commit, and after `StaleToken` you roll back, as
-`with Session.begin() as session:` does by itself. Make the fence the first thing of its transaction: at repeatable read
-(MySQL's default) what was read before it would be shown once more.
+Nothing is committed here. The highest token takes effect when you commit. After `StaleToken`, roll back;
+`with Session.begin() as session:` does so automatically. Use the fence first in its transaction: at repeatable read
+(MySQL's default) later queries would repeat what was read before the fence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
-    """The table of fence rows as part of your metadata, for `create_all` and Alembic."""
+    """Adds the table of fence rows to your metadata, for `create_all` and Alembic."""
     exact = (
         String(255)
         .with_variant(String(255, collation="C"), "postgresql")
@@ -42,12 +42,12 @@ def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
     slot = Column("slot", Integer, primary_key=True, autoincrement=False)
     token = Column("token", BigInteger, nullable=False)
     columns = Column("resource", exact, primary_key=True), slot, token
-    return Table(name, metadata, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")  # it has transactions
+    return Table(name, metadata, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")  # has transactions
 
 
 class _BaseAlchemyFence:
     def __init__(self, session: Any, resource: str, *, table: str = TABLE) -> None:
-        """`session`: a Session or Connection. `table`: made by `fence_table()` in your metadata, or `sql_schema()`."""
+        """`session`: a Session or Connection. `table`: create it with `fence_table()` or `sql_schema()`."""
         self.resource = check_resource(resource)
         self._session, self._table = session, check_identifier(table)
 
@@ -64,8 +64,8 @@ class _BaseAlchemyFence:
     async def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:
         if await _is_autocommit(self._session):
             raise ConfigError(
-                "AUTOCOMMIT makes every statement a transaction of its own: a claim would be over before what it is to "
-                "guard. Use another isolation level"
+                "a fence needs a transaction: with AUTOCOMMIT its lock would be released immediately. "
+                "Use another isolation level"
             )
         await check_and_raise(
             self._run, dialect_by_name(_dialect_name(self._session)), self._table, self.resource, lease, token_info
@@ -81,45 +81,45 @@ class _BaseAlchemyFence:
 
 
 class AlchemyFence(_BaseAlchemyFence):
-    """A fence row, for whatever the transaction of a `Session` or `Connection` does."""
+    """Fences any statements in the transaction of a `Session` or `Connection` with a fence row."""
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark; what the transaction does from here on is fenced. Raises `StaleToken`, as all of these do."""
+        """Raise the highest token: the rest of the transaction is fenced. All methods raise `StaleToken`."""
         run_sync(self._claim(lease))
 
     def read(self, lease: Shown, statement: Any, values: Any = None) -> Any:
-        """The result of a query, to decide a write by: older holders write no more."""
+        """The result of a query, to base a write on. Older holders are refused from now on."""
         return run_sync(self._read(lease, statement, values))
 
     def write(self, lease: Shown, statement: Any, values: Any = None) -> Any:
-        """Execute a statement, and give its result."""
+        """Execute a statement and return its result."""
         return run_sync(self._write(lease, statement, values))
 
 
 class AsyncAlchemyFence(_BaseAlchemyFence):
-    """As `AlchemyFence`, for `AsyncSession` and `AsyncConnection`."""
+    """Like `AlchemyFence`, for `AsyncSession` and `AsyncConnection`."""
 
     async def claim(self, lease: Shown) -> None:
-        """Raise the mark; what the transaction does from here on is fenced. Raises `StaleToken`, as all of these do."""
+        """Raise the highest token: the rest of the transaction is fenced. All methods raise `StaleToken`."""
         await self._claim(lease)
 
     async def read(self, lease: Shown, statement: Any, values: Any = None) -> Any:
-        """The result of a query, to decide a write by: older holders write no more."""
+        """The result of a query, to base a write on. Older holders are refused from now on."""
         return await self._read(lease, statement, values)
 
     async def write(self, lease: Shown, statement: Any, values: Any = None) -> Any:
-        """Execute a statement, and give its result."""
+        """Execute a statement and return its result."""
         return await self._write(lease, statement, values)
 
 
 class _BaseAlchemyColumn(ColumnOperations):
     def __init__(self, session: Any, entity: Any, *, fence: str = "fence") -> None:
-        """`entity`: a mapped class or a Table with one primary key column. `fence`: its column of the mark."""
+        """`entity`: a mapped class or Table with one primary key column. `fence`: its column for the highest token."""
         self._session, self._entity = session, entity
         table = entity if isinstance(entity, Table) else inspect(entity).local_table
         keys = list(table.primary_key.columns)
         if len(keys) != 1:
-            raise ConfigError(f"{table.name} needs a primary key of one column: use a fence row instead")
+            raise ConfigError(f"{table.name} needs a primary key of one column: use a fence row (AlchemyFence)")
         self._key, self._name, self._table = keys[0], table.name, table
         self._fence = self._column(fence)
 
@@ -148,7 +148,7 @@ class _BaseAlchemyColumn(ColumnOperations):
         return row
 
     async def _run_fenced(self, statement: Any, token: int) -> int:
-        """Only what has no higher mark is touched."""
+        """Run the statement on the rows whose highest token is not above `token`. Returns the row count."""
         statement = statement.where(or_(self._fence.is_(None), self._fence <= token))
         if statement.is_update:
             statement = statement.values({self._fence: token})
@@ -160,12 +160,12 @@ class _BaseAlchemyColumn(ColumnOperations):
             not isinstance(statement, Update | Delete)
             or getattr(statement.table, "fullname", "") != self._table.fullname
         ):
-            raise ConfigError(f"execute() takes an update() or delete() of {self._name}")
+            raise ConfigError(f"execute() needs an update() or delete() of {self._name}")
         count = await self._run_fenced(statement, token_info.token)
         newest_query = select(self._fence).where(self._fence > token_info.token).order_by(self._fence.desc()).limit(1)
         if statement.whereclause is not None:
             newest_query = newest_query.where(statement.whereclause)
-        # Locking: a plain query of MySQL would show the marks of an older snapshot, and the refusal would go unsaid.
+        # A locking read: a plain query on MySQL reads an older snapshot, and the stale token would go unnoticed.
         highest_token = (await maybe_await(self._session.execute(newest_query.with_for_update(read=True)))).scalar()
         if highest_token is not None:
             raise_stale(lease, token_info, int(highest_token), self._name)
@@ -173,14 +173,15 @@ class _BaseAlchemyColumn(ColumnOperations):
 
 
 class AlchemyColumn(_BaseAlchemyColumn):
-    """Rows of a mapped class or table with a column for the mark, in the transaction of a `Session` or `Connection`."""
+    """Fences rows of a mapped class or table with a column for the highest token, in the transaction of a `Session` or
+    `Connection`."""
 
     def claim(self, lease: Shown, key: Any, /) -> None:
-        """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
+        """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
         run_sync(self.claim_row(lease, key))
 
     def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
-        """Some columns of a row, to decide a write by: older holders write no more."""
+        """Columns of a row, to base a write on. Older holders are refused from now on."""
         return run_sync(self.read_row(lease, key, columns))
 
     def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
@@ -188,23 +189,23 @@ class AlchemyColumn(_BaseAlchemyColumn):
         run_sync(self.write_row(lease, key, values))
 
     def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
-        """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
+        """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
         return run_sync(self.take_row(lease, key, amounts))
 
     def execute(self, lease: Shown, statement: Any, /) -> int:
-        """Any `update()` or `delete()` of the entity; gives the rows touched. Stale if one has a higher mark."""
+        """Run an `update()` or `delete()` of the entity; returns the row count. Stale if any row has a higher token."""
         return run_sync(self._execute(lease, statement))
 
 
 class AsyncAlchemyColumn(_BaseAlchemyColumn):
-    """As `AlchemyColumn`, for `AsyncSession` and `AsyncConnection`."""
+    """Like `AlchemyColumn`, for `AsyncSession` and `AsyncConnection`."""
 
     async def claim(self, lease: Shown, key: Any, /) -> None:
-        """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
+        """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
         await self.claim_row(lease, key)
 
     async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
-        """Some columns of a row, to decide a write by: older holders write no more."""
+        """Columns of a row, to base a write on. Older holders are refused from now on."""
         return await self.read_row(lease, key, columns)
 
     async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
@@ -212,24 +213,24 @@ class AsyncAlchemyColumn(_BaseAlchemyColumn):
         await self.write_row(lease, key, values)
 
     async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
-        """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
+        """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
         return await self.take_row(lease, key, amounts)
 
     async def execute(self, lease: Shown, statement: Any, /) -> int:
-        """Any `update()` or `delete()` of the entity; gives the rows touched. Stale if one has a higher mark."""
+        """Run an `update()` or `delete()` of the entity; returns the row count. Stale if any row has a higher token."""
         return await self._execute(lease, statement)
 
 
 def _dialect_name(session: Any) -> str:
-    """Of a connection, or of the engine behind a session."""
+    """The dialect of a connection, or of the engine of a session."""
     found = getattr(session, "dialect", None) or session.get_bind().dialect
     return str(found.name)
 
 
 async def _is_autocommit(session: Any) -> bool:
-    """Whether each statement is a transaction of its own: as SQLAlchemy was told, or its driver behind its back."""
+    """Whether each statement is a transaction of its own, by the setting of SQLAlchemy or of the driver connection."""
     connection = await maybe_await(session.connection()) if hasattr(session, "get_bind") else session
-    connection = getattr(connection, "sync_connection", connection)  # of asyncio's face
+    connection = getattr(connection, "sync_connection", connection)  # an AsyncConnection has the blocking one inside
     isolation_level = connection.get_execution_options().get(
         "isolation_level", connection.dialect._on_connect_isolation_level
     )
@@ -238,6 +239,6 @@ async def _is_autocommit(session: Any) -> bool:
     driver = connection.connection.driver_connection
     try:
         dialect = dialect_of(driver, None)
-    except ConfigError:  # not one that we know
+    except ConfigError:  # an unknown driver
         return False
     return is_autocommit(dialect, driver)

@@ -1,7 +1,8 @@
-"""Marks in a file, under its flock: for the processes of one machine.
+"""Highest tokens in a file, protected by flock, for the processes of one machine.
 
-One record of 32 bytes for each slot, the first for locks. A record never crosses a sector and is written in place, so
-that it is there whole or not at all, and the flock, which belongs to the file and not to its name, stays one lock.
+The file has one record of 32 bytes for each slot; the first is for locks. A record never crosses a sector, so it is
+written completely or not at all. It is written in place, because the flock belongs to the file and not to its name:
+replacing the file would make two locks.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ except ImportError:  # pragma: no cover  # Windows
     raise ConfigError("file fences need POSIX file locks (flock), which this system does not have") from None
 
 _RECORD_SIZE: Final = 32
-_MIN_PAUSE, _MAX_PAUSE = 0.001, 0.05  # between two looks at a lock that is taken
+_MIN_PAUSE, _MAX_PAUSE = 0.001, 0.05  # between two attempts to lock
 
 
 class TokenFile:
-    """The marks of one resource. Not for NFS, where flock and fsync promise less."""
+    """The highest tokens of one resource. Not for NFS, where flock and fsync promise less."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @contextmanager
     def locked(self, wait: float) -> Iterator[int]:
-        """The file's descriptor, alone with it. Raises `Unavailable` when somebody else keeps it for `wait` seconds:
-        a writer that was stopped in the middle keeps it, and so nobody slips in behind its check."""
+        """The file's descriptor, locked. Raises `Unavailable` if another process keeps it locked for `wait` seconds. A
+        writer that is stopped half-way keeps the lock, so no other token can pass between its check and its write."""
         deadline, pause = time.monotonic() + wait, _MIN_PAUSE
         while (fd := self.try_lock()) is None:
             if (remaining := deadline - time.monotonic()) <= 0:
-                raise Unavailable(f"another process keeps {self.path} locked for {wait:g} s: is it stopped?")
+                raise Unavailable(f"another process has kept {self.path} locked for {wait:g} s: check if it is stopped")
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _MAX_PAUSE)
         try:
@@ -46,7 +47,7 @@ class TokenFile:
             unlock(fd)
 
     def try_lock(self) -> int | None:
-        """The descriptor, locked until it is closed, or None when another has it. Never waits."""
+        """The descriptor, locked until it is closed; None if another process has the lock. Never waits."""
         while True:
             fd = self._open()
             try:
@@ -59,19 +60,18 @@ class TokenFile:
             except BaseException:
                 os.close(fd)
                 raise
-            os.close(fd)  # it was removed while we waited for it: lock the one that is there now
+            os.close(fd)  # the file was removed or replaced before we locked it: lock the current one
 
     def check_and_raise(self, fd: int, lease: Shown, token_info: Pass, resource: str) -> None:
-        """Compare and raise the mark; it is on the disk when this returns, before whatever it lets through."""
+        """Compare and raise the highest token. It is on disk when this returns, before the fenced operation starts."""
         offset = _RECORD_SIZE * (0 if token_info.slot is None else 1 + token_info.slot)
         highest_token = _parse_record(os.pread(fd, _RECORD_SIZE, offset), self.path)
         new_highest = check_token(lease, token_info, highest_token, resource)
         if new_highest != highest_token:
             os.pwrite(fd, b"%31d\n" % new_highest, offset)
             os.fsync(fd)
-        if (
-            highest_token == NO_TOKEN
-        ):  # whoever made the file may not have come so far: what is forgotten with it is the mark
+        # The process that created the file may have died before this line, and losing the file would lose the token.
+        if highest_token == NO_TOKEN:
             sync_folder(os.path.dirname(self.path))
 
     def _open(self) -> int:
@@ -79,7 +79,7 @@ class TokenFile:
         try:
             return os.open(self.path, flags)
         except FileNotFoundError:
-            return os.open(self.path, flags | os.O_CREAT, 0o666)  # less the umask, as any file
+            return os.open(self.path, flags | os.O_CREAT, 0o666)  # minus the umask, like any file
 
 
 def _parse_record(record: bytes, path: str) -> int:
@@ -90,7 +90,7 @@ def _parse_record(record: bytes, path: str) -> int:
 
 
 def unlock(fd: int) -> None:
-    """Let go, and close. Closing alone would not do: a child forked meanwhile has the descriptor, and so the lock."""
+    """Unlock and close. Closing is not enough: a child forked meanwhile has the descriptor too, and so the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
@@ -105,7 +105,7 @@ def _same_file(fd: int, path: str) -> bool:
 
 
 def sync_folder(folder: str) -> None:
-    """Have the names in a folder on the disk."""
+    """Write the names in a folder to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

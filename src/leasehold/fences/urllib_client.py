@@ -1,7 +1,7 @@
-"""Requests by urllib, for the fences that speak HTTP: no redirect is followed, and no copy on the way will do.
+"""Requests by urllib for the fences that use HTTP: redirects are not followed, and caches are bypassed.
 
-A redirect would take the caller's credentials along to wherever it points; a cache would answer a read that raises no
-mark.
+A redirect would send the caller's credentials to another host. A cache would answer a read without raising the highest
+token.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NO_CACHE: Final = {"Cache-Control": "no-cache"}
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any) -> None:
-        """None: the redirect itself is the answer, an HTTPError."""
+        """Return None, so that the redirect response is raised as an HTTPError."""
 
 
 def check_url(url: str, what: str) -> str:
-    """The URL, if `what` can be asked there."""
+    """The URL, if its scheme is http or https. `what` begins the error message."""
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{what} reached by http:// or https://")
+        raise ConfigError(f"{what} must begin with http:// or https://")
     return url
 
 
@@ -38,7 +38,7 @@ def send_request(
     timeout: float,
     tls: ssl.SSLContext | None = None,
 ) -> HTTPResponse:
-    """The answer; raises `urllib.error.HTTPError` for one that is no success."""
+    """The response. Raises `urllib.error.HTTPError` if it is not a success."""
     request = urllib.request.Request(url, body, dict(headers), method=method)  # noqa: S310  # the scheme was checked
     opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=tls))
     return cast(HTTPResponse, opener.open(request, timeout=timeout))

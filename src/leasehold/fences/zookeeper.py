@@ -1,9 +1,9 @@
-"""ZooKeeper nodes over kazoo: what is compared changes, or is checked, in the same multi as what it guards.
+"""Fences for ZooKeeper nodes over kazoo: one multi checks the token and runs the operations.
 
-A multi is all or nothing. `ZooKeeperFence` keeps a mark in a node of its own, for leases of any engine: the multi names
-the version of the mark that was compared, so a token that came in between makes it fail as a whole; then it is done
-again with the mark as it is now. `ZooKeeperLockFence` is for leases of the same ZooKeeper, and keeps nothing: the multi
-checks that the lock's own node is there.
+A multi is applied completely or not at all. `ZooKeeperFence` keeps the highest token in a node of its own, for leases
+of any engine. Its multi names the version of that node which was compared. If another token has raised it meanwhile,
+the whole multi fails and is retried with the new highest token. `ZooKeeperLockFence` is for leases of the same
+ZooKeeper and stores nothing: its multi checks that the lock's own node exists.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from leasehold.fences.rules import (
     token_for_write,
 )
 
-_TRIES: Final = 100  # each failed one means that somebody else got through
-_ANY_VERSION: Final = -1  # version of a node
+_TRIES: Final = 100  # each failed try means that another client's multi succeeded
+_ANY_VERSION: Final = -1  # check() accepts any version of the node
 _Errors: TypeAlias = tuple[type[Exception], ...]
 _CONFLICTS: Final[_Errors] = (BadVersionError, NodeExistsError, NoNodeError)
-_ROLLED_BACK: Final[_Errors] = (RolledBackError, RuntimeInconsistency)  # of the others in a multi that failed
+_ROLLED_BACK: Final[_Errors] = (RolledBackError, RuntimeInconsistency)  # the other results of a failed multi
 
 
 def _no_operations(transaction: Any) -> None:
-    """To be done beside raising the mark."""
+    """Add no operations: only raise the highest token."""
 
 
 class _BaseZooKeeperFence(ABC):
     def __init__(self, client: Any, path: str) -> None:
         self.path = self.resource = check_resource(path)
         if not path.startswith("/") or path.endswith("/"):
-            raise ConfigError(f"{path!r} is no path of a node: /a/b")
+            raise ConfigError(f"{path!r} is not the path of a node: use a path such as /a/b")
         self._client = client
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark, and nothing else. Raises `StaleToken`, as all of these do, and what kazoo raises."""
+        """Only raise the highest token. All methods raise `StaleToken`, and the errors of kazoo."""
         self._commit(lease, token_for_write(lease), _no_operations)
 
     def read(self, lease: Shown) -> bytes:
-        """The data, to decide a write by: older holders write no more. NoNodeError: the mark is raised."""
-        # In this order: the session then sees all that was accepted before the mark, and after it only newer tokens.
+        """The data, to base a write on. Older holders are refused from now on, even after NoNodeError."""
+        # Claim first: the session then reads every write accepted before the claim, and later ones have newer tokens.
         self._commit(lease, token_for_read(lease), _no_operations)
         data: bytes = self._client.get(self.path)[0]
         return data
 
     def write(self, lease: Shown, data: bytes | str) -> None:
-        """Set the data; the node is made if it is not there. Text is written as UTF-8."""
+        """Set the data, and create the node if it does not exist. Text is written as UTF-8."""
         body, token_info = to_bytes(data), token_for_write(lease)
 
         def build(transaction: Any) -> None:
@@ -75,16 +75,16 @@ class _BaseZooKeeperFence(ABC):
         self._commit(lease, token_info, build, retry_on=_CONFLICTS)
 
     def multi(self, lease: Shown, build: Callable[[Any], object]) -> list[Any]:
-        """Whatever `build(transaction)` adds to a kazoo transaction, in one step with the mark; gives the results.
+        """Run the operations that `build(transaction)` adds to a kazoo transaction, and return their results.
 
-        `build` is called again when another one came in between.
+        `build` is called again if another client's multi came first.
         """
         return self._commit(lease, token_for_write(lease), build)
 
     def _commit(
         self, lease: Shown, token_info: Pass, build: Callable[[Any], object], retry_on: _Errors = ()
     ) -> list[Any]:
-        """`retry_on`: what tells, beside a failed comparison, that another one came in between."""
+        """`retry_on`: errors of `build`'s operations which show that another client's multi came first."""
         for _ in range(_TRIES):
             transaction = self._client.transaction()
             self._add_token_check(transaction, lease, token_info)
@@ -97,20 +97,23 @@ class _BaseZooKeeperFence(ABC):
                 return list(results[1:])
             if not isinstance(results[0], _CONFLICTS) and not isinstance(errors[0], retry_on):
                 raise errors[0]
-        raise Unavailable(f"{self.resource} changed under each of {_TRIES} tries") from errors[0]
+        raise Unavailable(
+            f"{self.resource} was changed by other clients during each of {_TRIES} tries; try again"
+        ) from errors[0]
 
     @abstractmethod
     def _add_token_check(self, transaction: Any, lease: Shown, token_info: Pass) -> None:
-        """Begin the transaction with the one operation that compares. Raises `StaleToken` for what is stale already."""
+        """Add the operation that compares, as the first of the transaction. Raises `StaleToken` if already stale."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"
 
 
 class ZooKeeperFence(_BaseZooKeeperFence):
-    """The data of one node; with `multi`, any nodes. The mark is in the node `PATH.fence` (and `.fence.SLOT`).
+    """Fences the data of one node or, with `multi`, any nodes. The highest token is kept in the node `PATH.fence` (for
+    a semaphore, `PATH.fence.SLOT`). `mark`: another node where it is kept.
 
-    kazoo has no asyncio side: there, use `await asyncio.to_thread(fence.write, lease, data)`.
+    kazoo has no asyncio API: use `await asyncio.to_thread(fence.write, lease, data)`.
     """
 
     def __init__(self, client: Any, path: str, *, mark: str | None = None) -> None:
@@ -135,14 +138,15 @@ class ZooKeeperFence(_BaseZooKeeperFence):
 
 
 class ZooKeeperLockFence(_BaseZooKeeperFence):
-    """The data of one node; with `multi`, any nodes: while the node of the lock itself is there, in the same ZooKeeper.
+    """Fences the data of one node or, with `multi`, any nodes, by checking that the lock's node exists in the same
+    ZooKeeper.
 
-    Nothing is stored. A lease is refused from the moment its lock is free for others, also if nobody has come yet.
+    Nothing is stored. A lease is refused from the moment its lock is free, even if no other client has acquired it yet.
     """
 
     def __init__(self, client: Any, path: str, *, lock: str, namespace: str = "", chroot: str = "") -> None:
-        """`lock`: the name that is locked, in `namespace`, by a client of `zookeeper://.../chroot`. `client`: connected
-        to that very ZooKeeper."""
+        """`lock`: the name of the lock, in `namespace`, of clients with the URL `zookeeper://.../chroot`. `client`: a
+        kazoo client connected to the same ZooKeeper."""
         super().__init__(client, path)
         root = "/" + chroot.strip("/") if chroot.strip("/") else ""
         self._base_path, self._queue_path = (
@@ -151,12 +155,12 @@ class ZooKeeperLockFence(_BaseZooKeeperFence):
         )
 
     def _add_token_check(self, transaction: Any, lease: Shown, token_info: Pass) -> None:
-        # That it is there is compared again, by the multi. Its version is not: every renewal changes it.
+        # The multi checks again that the node exists, but not its version: every renewal changes that.
         transaction.check(self._lock_node_path(lease, token_info), _ANY_VERSION)
 
     def _lock_node_path(self, lease: Shown, token_info: Pass) -> str:
-        """The node of the lock that has this token: a number that the server gave it, once for all."""
-        self._client.sync(self._queue_path)  # a follower may be behind, and a lock just granted is to be found
+        """The lock's node with this token: the base plus the zxid that created the node, which never changes."""
+        self._client.sync(self._queue_path)  # a follower may lag behind and not have a lock that was just granted
         names, queue_stat = self._read_if_exists(self._client.get_children, self._queue_path, include_data=True) or (
             [],
             None,
@@ -166,7 +170,7 @@ class ZooKeeperLockFence(_BaseZooKeeperFence):
         stats = {path: stat for path in holders if (stat := self._client.exists(path)) is not None}
         tokens = {base + stat.czxid: path for path, stat in stats.items()}
         if (path := tokens.get(token_info.token)) is None:
-            # Nobody need have come since: then it is told when the line last changed: by the end of this one, or later.
+            # If there is no newer holder, the error names the zxid at which the queue last changed.
             ended_at = base + (self._client.last_zxid if queue_stat is None else queue_stat.pzxid)
             newer = [token for token in tokens if token > token_info.token]
             raise_stale(lease, token_info, max(newer, default=ended_at), self.resource)
@@ -174,7 +178,7 @@ class ZooKeeperLockFence(_BaseZooKeeperFence):
         return path
 
     def _read_if_exists(self, read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """None: there is no such node."""
+        """The result of `read`; None if the node does not exist."""
         try:
             return read(*args, **kwargs)
         except NoNodeError:

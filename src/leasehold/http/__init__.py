@@ -1,7 +1,7 @@
 """Leasehold over HTTP: idempotency keys and fencing tokens, for clients and services.
 
 idempotency.py        ASGI middleware for `Idempotency-Key`
-fence_client.py       sends a lease's token, understands the refusal
+fence_client.py       sends a lease's token, raises `StaleToken` if the service refuses it
 fence_middleware.py   WSGI and ASGI middleware that refuses stale tokens
-headers.py            the headers, and problem+json answers
+headers.py            the headers, and problem+json responses
 """

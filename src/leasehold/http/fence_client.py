@@ -1,4 +1,4 @@
-"""The caller's side of a fenced HTTP service: send the token, and understand the refusal."""
+"""The client side of a fenced HTTP service: sends the token, and raises `StaleToken` if the service refuses it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ R = TypeVar("R")
 
 
 class LeaseAuth:
-    """A hook for requests and httpx, both of which call it with each request: `session.auth = LeaseAuth(lease)`."""
+    """An auth hook for requests and httpx, which call it for each request: `session.auth = LeaseAuth(lease)`."""
 
     def __init__(self, lease: Shown) -> None:
         self._lease = lease
 
     def __call__(self, request: R) -> R:
-        """Add the headers of the lease."""
+        """Add the headers of the lease to the request."""
         request.headers.update(headers(self._lease))  # type: ignore[attr-defined]
         return request
 
 
 def raise_for_stale(response: Any, lease: Shown | None = None) -> None:
-    """Raise `StaleToken` if a service refused the token; call it as you call `raise_for_status()`.
+    """Raise `StaleToken` if a service refused the token; call it where you call `raise_for_status()`.
 
-    `response`: of requests, httpx, or urllib (an HTTPError is one). With the lease, its client is told as well.
+    `response`: of requests, httpx or urllib (including an HTTPError). If you pass the lease, its client is notified.
     """
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
     if status != 409 or not str(response.headers.get("Content-Type", "")).startswith(PROBLEM_JSON):
@@ -47,28 +47,28 @@ def raise_for_stale(response: Any, lease: Shown | None = None) -> None:
 
 
 class HTTPFence:
-    """One resource of a fenced service, by urllib: `write` is PUT, `read` is GET, `call` is any method."""
+    """One resource of a fenced service, over urllib: `write` is PUT, `read` is GET, `call` is any method."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 30.0) -> None:
-        self.resource = self._url = check_url(url, "a service is")
+        self.resource = self._url = check_url(url, "the URL of a service")
         self._headers, self._timeout = dict(headers or {}), timeout
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark: HEAD. Raises `StaleToken`, as all of these do, or `urllib.error.HTTPError`."""
+        """Only raise the highest token, by HEAD. All methods raise `StaleToken`, or `urllib.error.HTTPError`."""
         token_for_write(lease)
         self.call(lease, "HEAD")
 
     def read(self, lease: Shown) -> bytes:
-        """GET, to decide a write by: older holders write no more."""
+        """GET, to base a write on. Older holders are refused from now on."""
         return self.call(lease, "GET")
 
     def write(self, lease: Shown, data: bytes | str) -> bytes:
-        """PUT. Text is sent as UTF-8. Gives what the service answers."""
+        """PUT; returns the response body. Text is sent as UTF-8."""
         token_for_write(lease)
         return self.call(lease, "PUT", to_bytes(data))
 
     def call(self, lease: Shown, method: str, data: bytes | None = None) -> bytes:
-        """Any method, with the token."""
+        """Any method, with the token; returns the response body."""
         defaults = NO_CACHE if data is None else {"Content-Type": "application/octet-stream"}
         request_headers = {**defaults, **self._headers, **headers(lease)}
         try:

@@ -1,8 +1,8 @@
-"""The service's side: middleware that checks `Lease-Token` before a request is served, for WSGI and ASGI.
+"""The service side: WSGI and ASGI middleware that checks `Lease-Token` before the application handles a request.
 
-Checking and serving are one step: while a request is inside, no other token is let in for its resource. This covers
-what one process does (`Marks`), or all processes on this machine (`FileMarks`). A service whose effect is in a database
-fences it there, in the same transaction, with the pass that the middleware hands on.
+The check and the handling are one step: while a request is in progress, no other token is admitted for its resource.
+This covers one process (`Marks`) or all processes of one machine (`FileMarks`). A service that writes to a database
+fences the write there, in the same transaction, with the `Pass` that the middleware puts in the environ or scope.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PASS_KEY: Final = "leasehold.pass"  # noqa: S105  # the key in environ and scope under which the app finds what was shown
-SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110: they only look
+PASS_KEY: Final = "leasehold.pass"  # noqa: S105  # the key of the request's Pass in environ and scope
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110: they change nothing
 _MIN_PAUSE, _MAX_PAUSE = 0.001, 0.05
 
 
 def normalize_path(path: str) -> str:
-    """A path as one resource, however it is written: `//a`, `/a/`, `/./a` and `/b/../a` reach what `/a` reaches in many
-    an app. To share a mark too often refuses too much; too seldom, and a holder of the past comes in."""
+    """One resource name for all spellings of a path: in many applications `//a`, `/a/`, `/./a` and `/b/../a` reach the
+    same resource as `/a`. If two resources share a highest token, too much is refused; if one resource had two, stale
+    holders would pass."""
     return posixpath.normpath("/" + path.strip("/"))
 
 
 class TokenStore(Protocol):
-    """Where marks are kept."""
+    """Keeps the highest token of each resource."""
 
     def enter(self, resource: str, token_info: Pass) -> LeaveCallback | None:
-        """Compare, raise the mark, and keep other tokens out until `leave()`. None: one is inside. Never waits.
-        Raises `StaleToken`."""
+        """Compare, raise the highest token, and admit no other token until the returned callback is called. None if
+        another request is in progress: never waits. Raises `StaleToken`."""
 
 
 class Marks:
-    """Marks in the memory of this process: for a service that is one process, and may forget them when it restarts."""
+    """Keeps highest tokens in memory, for a service of one process. A restart forgets them."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -60,11 +61,11 @@ class Marks:
         self._in_flight: dict[tuple[str, int | None], list[Pass]] = {}
 
     def enter(self, resource: str, token_info: Pass) -> LeaveCallback | None:
-        """One token at a time for each resource, with any number of requests; readers beside each other."""
+        """Admit one token at a time for each resource, with any number of requests, or any number of shared tokens."""
         key = resource, token_info.slot
         with self._mutex:
             in_flight = self._in_flight.get(key, [])
-            # Also for one that must wait: what was shown counts, or those inside could go on coming for ever.
+            # Raise it even if this request must wait, or new requests of the older token could delay it for ever.
             self._highest_tokens[key] = check_token(
                 token_info, token_info, self._highest_tokens.get(key, NO_TOKEN), resource
             )
@@ -81,16 +82,16 @@ class Marks:
 
 
 class FileMarks:
-    """Marks in a folder, shared by all workers on this machine, and kept over restarts. One request at a time for
-    each resource."""
+    """Keeps highest tokens in a folder, shared by all workers of one machine, across restarts. Admits one request at a
+    time for each resource."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = os.path.realpath(folder)
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
     def enter(self, resource: str, token_info: Pass) -> LeaveCallback | None:
-        """One request at a time for each resource."""
-        # A resource is any text; a hash of it is a safe name of any file system.
+        """Admit one request at a time for each resource."""
+        # A resource name is any text; its hash is a valid file name everywhere.
         token_file = TokenFile(
             os.path.join(self._folder, hashlib.sha256(resource.encode("utf-8", "surrogatepass")).hexdigest())
         )
@@ -105,7 +106,7 @@ class FileMarks:
 
 
 class _BaseFenceMiddleware:
-    """What both middlewares decide: the same answers, whoever waits and sends."""
+    """The decisions that the WSGI and ASGI middleware share."""
 
     def __init__(
         self,
@@ -116,43 +117,46 @@ class _BaseFenceMiddleware:
         required: Collection[str] | None = None,
         wait: float = 30.0,
     ) -> None:
-        """`resource`: from the request's path, what is fenced; None: the path, one for all its spellings. `required`:
-        methods refused without a token, with 428; None: all that do more than look. Of others a token is checked if
-        there is one. `wait`: how long another token may be inside; then 503."""
+        """`marks`: where the highest tokens are kept; by default in memory. `resource`: function from the path of the
+        request to the fenced resource; by default the normalized path. `required`: methods that get 428 without a
+        token; by default all but GET, HEAD, OPTIONS and TRACE. Other methods are checked if they have a token. `wait`:
+        seconds to wait for a request with another token; then 503."""
         self._app, self._token_store = app, Marks() if marks is None else marks
         self._resource, self._wait = resource or normalize_path, wait
         self._required = None if required is None else frozenset(map(str.upper, required))
 
     def _check_headers(self, method: str, values: tuple[str | None, str | None, str | None]) -> Pass | Document | None:
-        """The pass; or a problem; or None: neither is there nor needed."""
+        """The token; a problem document; or None if there is no token and none is needed."""
         try:
             token_info = headers.parse_token_headers(*values)
         except ConfigError as bad:
-            return headers.problem(400, "Not a lease token", detail=str(bad))
-        method = method.upper()  # as frameworks do: "put" is served as PUT
+            return headers.problem(400, "Invalid lease token", detail=str(bad))
+        method = method.upper()  # like frameworks, which handle "put" as PUT
         if token_info is None and (method not in SAFE_METHODS if self._required is None else method in self._required):
-            detail = f"{method} needs the header {headers.TOKEN_HEADER}: the token of the lease under which it is made"
+            detail = f"{method} needs the header {headers.TOKEN_HEADER} with the token of a lease"
             return headers.problem(428, "Lease token required", detail=detail)
         if token_info is not None and token_info.shared and method not in SAFE_METHODS:
-            return headers.problem(400, "A shared lease cannot write", detail="it takes the write side of the rwlock")
+            return headers.problem(400, "A shared lease cannot write", detail="acquire the write side of the rwlock")
         return token_info
 
     def _try_enter(self, resource: str, token_info: Pass) -> LeaveCallback | Document | None:
-        """Inside, refused, or not yet."""
+        """A callback if admitted, a problem document if refused, None if the request must wait."""
         try:
             return self._token_store.enter(resource, token_info)
         except StaleToken as stale:
             return headers.stale_problem(stale)
 
     def _busy_problem(self) -> Document:
-        return headers.problem(503, "Resource busy", detail=f"another lease's request is inside for {self._wait:g} s")
+        return headers.problem(
+            503, "Resource busy", detail=f"a request of another lease has been in progress for {self._wait:g} s"
+        )
 
 
 class WSGIFence(_BaseFenceMiddleware):
-    """WSGI middleware: `app = WSGIFence(app)`. The app finds the pass in `environ["leasehold.pass"]`."""
+    """WSGI middleware: `app = WSGIFence(app)`. The app finds the `Pass` in `environ["leasehold.pass"]`."""
 
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Serve a request whose token is not stale."""
+        """Handle a request, unless its token is stale."""
         names = (headers.TOKEN_HEADER, headers.SLOT_HEADER, headers.SHARED_HEADER)
         values = [environ.get(f"HTTP_{name.upper().replace('-', '_')}") for name in names]
         token_info = self._check_headers(environ["REQUEST_METHOD"], (values[0], values[1], values[2]))
@@ -181,7 +185,7 @@ class WSGIFence(_BaseFenceMiddleware):
 
 
 class _ResponseBody:
-    """An app may do its work while its answer is being sent: the request is inside until that is closed."""
+    """A response body that ends the request when it is closed: an app may still work while the body is sent."""
 
     def __init__(self, body: Iterable[bytes], leave: LeaveCallback) -> None:
         self._body, self._leave = body, leave
@@ -208,10 +212,10 @@ def _respond(document: Document, start_response: Callable[..., Any]) -> Iterable
 
 
 class ASGIFence(_BaseFenceMiddleware):
-    """ASGI middleware: `app = ASGIFence(app)`. The app finds the pass in `scope["leasehold.pass"]`."""
+    """ASGI middleware: `app = ASGIFence(app)`. The app finds the `Pass` in `scope["leasehold.pass"]`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request whose token is not stale; what is not HTTP passes unseen."""
+        """Handle a request, unless its token is stale. Scopes other than HTTP pass through unchecked."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -245,12 +249,11 @@ class ASGIFence(_BaseFenceMiddleware):
     async def _try_enter_off_loop(self, resource: str, token_info: Pass) -> LeaveCallback | Document | None:
         if isinstance(self._token_store, Marks):
             return self._try_enter(resource, token_info)
-        entering = asyncio.ensure_future(
-            asyncio.to_thread(self._try_enter, resource, token_info)
-        )  # disks take their time
+        # In a thread, because the disk may be slow.
+        entering = asyncio.ensure_future(asyncio.to_thread(self._try_enter, resource, token_info))
         try:
             return await asyncio.shield(entering)
-        except asyncio.CancelledError:  # it enters all the same, and must leave again
+        except asyncio.CancelledError:  # the thread may still enter, and must leave then
             entering.add_done_callback(_leave_when_entered)
             raise
 
@@ -261,7 +264,7 @@ def _leave_when_entered(entering: asyncio.Future[LeaveCallback | Document | None
 
 
 def _header_value(scope: Scope, name: str) -> str | None:
-    """Of a header; given twice, both, as WSGI has it: which of two tokens would count?"""
+    """A header's value. Repeated values are joined, as in WSGI, so that two tokens are refused as invalid."""
     values = [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name.lower().encode()]
     return ", ".join(values) if values else None
 

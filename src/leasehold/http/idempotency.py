@@ -1,9 +1,10 @@
-"""ASGI middleware for `Idempotency-Key`: a request sent again is answered again, not carried out again.
+"""ASGI middleware for `Idempotency-Key`: a repeated request gets the first response and is not processed again.
 
     app = leasehold.http.idempotency.IdempotencyKey(app, client)        # any ASGI application; client: an AsyncClient
 
-The same key with the same request replays the first answer. With another request: 422. While the first is in progress:
-409 with Retry-After. An application that raised or answered 5xx may be asked again.
+The same key with the same request replays the first response. The same key with another request gets 422. While the
+first request is in progress, a repetition gets 409 with Retry-After. If the application raised or responded with 5xx,
+the request may be repeated.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ _log = logging.getLogger("leasehold.http.idempotency")
 
 _HEADER: Final = b"idempotency-key"
 _LONGEST_KEY: Final = 255
-_HEADER_ALLOWANCE: Final = 16_384  # for status and headers beside the body
-_NOT_KEPT: Final = "this request was carried out before; its answer was too large to be kept"
-_TOO_LARGE: Final = "large"  # in the place of a body that was not kept
+_HEADER_ALLOWANCE: Final = 16_384  # for the status and headers
+_NOT_KEPT: Final = "this request was already processed; its response was too large to be stored"
+_TOO_LARGE: Final = "large"  # replaces a body that was too large to be stored
 
 
 class IdempotencyKey:
-    """Wraps an ASGI application. Requests without the header, and other methods, pass untouched.
+    """Wraps an ASGI application. Requests without the header, or with other methods, pass through unchanged.
 
-    methods      which requests it is for
-    keep         seconds an answer is kept
-    required     answer 400 to such a request without the header
-    who          gives a text for whoever sends the request, from its scope: keys of different people never meet. By
-                 default the Authorization header; with sessions in cookies, give your own
-    max_body     bytes of a request's body; more is answered 413
-    max_answer   bytes of an answer's body that are kept; after a larger one a repetition is answered 409
-    retry_after  seconds, for the header of that name
+    methods      the methods it handles
+    keep         seconds a response is stored
+    required     respond with 400 to such a request without the header
+    who          function from the scope to a text that identifies the sender: keys of different senders are separate.
+                 The default is the Authorization header; if you have session cookies, pass your own function
+    max_body     maximum bytes of a request body; a larger one gets 413
+    max_answer   maximum bytes of a response body that is stored; after a larger one, a repetition gets 409
+    retry_after  seconds for the Retry-After header
     ttl, store   as for `AsyncClient.once`
     """
 
@@ -75,14 +76,14 @@ class IdempotencyKey:
         store: Store | str | None = None,
     ) -> None:
         if not callable(app) or not isinstance(client, AsyncClient):
-            raise ConfigError("IdempotencyKey takes an ASGI application and an AsyncClient")
+            raise ConfigError("IdempotencyKey needs an ASGI application and an AsyncClient")
         if isinstance(methods, str) or not methods:
-            raise ConfigError('methods is a list of them, such as ["POST", "PATCH"]')
+            raise ConfigError('methods must be a list of methods, such as ["POST", "PATCH"]')
         if who is not None and not callable(who):
-            raise ConfigError("who is a function of the scope")
+            raise ConfigError("who must be a function of the scope")
         for name, size in (("max_body", max_body), ("max_answer", max_answer)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise ConfigError(f"{name} is a number of bytes, not {size!r}")
+                raise ConfigError(f"{name} must be a number of bytes, not {size!r}")
         check_seconds("retry_after", retry_after)
         self._app, self._client = app, client
         self._methods = frozenset(method.upper() for method in methods)
@@ -100,16 +101,20 @@ class IdempotencyKey:
         if not keys and not self._required:
             await self._app(scope, receive, send)
         elif len(keys) != 1 or not 1 <= len(keys[0]) <= _LONGEST_KEY:
-            await _send_problem(send, 400, f"one Idempotency-Key header of 1 to {_LONGEST_KEY} bytes is needed")
+            await _send_problem(
+                send, 400, f"this request needs one Idempotency-Key header of 1 to {_LONGEST_KEY} bytes"
+            )
         else:
             body, complete = await _read_body(receive, self._max_body)
             if complete:
                 await self._run_once(keys[0], body, scope, receive, send)
-            elif body:  # else the sender has gone, half-way
-                await _send_problem(send, 413, f"a request with an Idempotency-Key has at most {self._max_body} bytes")
+            elif body:  # otherwise the sender disconnected before the end
+                await _send_problem(
+                    send, 413, f"the body of a request with an Idempotency-Key must not exceed {self._max_body} bytes"
+                )
 
     async def _run_once(self, key: bytes, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        # Hashes: neither the key nor what identifies its sender is shown by `inspect`, and any bytes will do.
+        # Hashed, so that `inspect` shows neither the key nor the sender, and any bytes are accepted.
         name = "http:" + _hash(self._sender_id(scope), key)
         response, app_errors = CapturedResponse(self._max_answer), list[Exception]()
         options = OnceOptions(
@@ -132,7 +137,7 @@ class IdempotencyKey:
         except _ServerError:
             await response.forward(send)
         except LeaseholdError as error:
-            if error in app_errors:  # the application's own: it may use locks, too
+            if error in app_errors:  # raised by the application, which may use locks too
                 raise
             await self._respond_to_error(error, response if call.ran else None, send)
         else:
@@ -141,35 +146,38 @@ class IdempotencyKey:
     def _sender_id(self, scope: Scope) -> bytes:
         who = self._who(scope)
         if not isinstance(who, str):
-            raise ConfigError(f"who() gives a text for whoever sends the request, not {type(who).__name__}")
+            raise ConfigError(f"who() must return a str that identifies the sender, not {type(who).__name__}")
         return who.encode(errors="surrogatepass")
 
     async def _respond_to_error(self, error: LeaseholdError, response: CapturedResponse | None, send: Send) -> None:
-        """What is said when the key does not lead to an answer. `response`: of the application, which was asked."""
+        """Respond when there is no stored response to replay. `response`: the application's, if it ran."""
         if isinstance(error, RunFailed):
             await _send_problem(send, 409, _NOT_KEPT)
         elif isinstance(error, Mismatch):
-            await _send_problem(send, 422, "this Idempotency-Key was used for another request")
+            await _send_problem(send, 422, "this Idempotency-Key was already used for a different request")
         elif isinstance(error, NotAcquired | StaleToken | LeaseLost):
             await _send_problem(
                 send, 409, "a request with this Idempotency-Key is in progress", [self._retry_after_header]
             )
         elif isinstance(error, Unavailable):
-            _log.warning("an Idempotency-Key could not be looked up or recorded: %s", error)
-            if response is not None:  # it was carried out, and whoever hears so will not ask again
+            _log.warning("could not read or store the record of an Idempotency-Key: %s", error)
+            if response is not None:  # the request was processed: with its response, the sender will not repeat it
                 await response.forward(send)
             else:
                 await _send_problem(
-                    send, 503, "whether this request was made before cannot be told now", [self._retry_after_header]
+                    send,
+                    503,
+                    "cannot check now whether this request was already processed; repeat it later",
+                    [self._retry_after_header],
                 )
-        elif response is not None:  # its headers were larger than there is room for
+        elif response is not None:  # its headers were too large to be stored
             await response.forward(send)
         else:
             raise error
 
 
 class CapturedResponse:
-    """What the application answers, held back until it is recorded: who has heard it can rely on the record."""
+    """The application's response, held back until it is stored: a sender that gets it can rely on the record."""
 
     def __init__(self, max_size: int) -> None:
         self.status = 0
@@ -186,7 +194,7 @@ class CapturedResponse:
 
     def to_dict(self) -> dict[str, Any]:
         if not self.status:
-            raise RuntimeError("the application ended without an answer")
+            raise RuntimeError("the application returned without a response")
         body = _TOO_LARGE if len(self._body) > self._max_body else base64.b64encode(self._body).decode()
         headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self._headers]
         return {"status": self.status, "headers": headers, "body": body, "kept": body is not _TOO_LARGE}
@@ -196,7 +204,7 @@ class CapturedResponse:
 
 
 class _ServerError(Exception):
-    """The application answered 5xx: nothing is kept but that it failed."""
+    """The application responded with 5xx: only the failure is recorded."""
 
 
 async def _send_stored(stored: dict[str, Any], send: Send) -> None:
@@ -211,7 +219,7 @@ async def _send_stored(stored: dict[str, Any], send: Send) -> None:
 async def _send_problem(
     send: Send, status: int, detail: str, extra_headers: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    """As problem details, RFC 9457."""
+    """Send a problem document (RFC 9457)."""
     body = json.dumps({"type": "about:blank", "status": status, "detail": detail}).encode()
     headers = [
         (b"content-type", b"application/problem+json"),
@@ -227,7 +235,7 @@ async def _send_response(send: Send, status: int, headers: list[tuple[bytes, byt
 
 
 async def _read_body(receive: Receive, max_size: int) -> tuple[bytes, bool]:
-    """The body of a request, and whether it is the whole; of one that breaks off, nothing."""
+    """The body of a request, and whether it is complete. Empty if the sender disconnected."""
     body = bytearray()
     while True:
         message = await receive()
@@ -241,7 +249,7 @@ async def _read_body(receive: Receive, max_size: int) -> tuple[bytes, bool]:
 
 
 def _body_receiver(body: bytes, receive: Receive) -> Receive:
-    """The body once more, for the application; after that whatever the server says."""
+    """A `receive` for the application: first the body that was already read, then the server's messages."""
     body_sent = False
 
     async def receive_body() -> Message:
@@ -255,7 +263,7 @@ def _body_receiver(body: bytes, receive: Receive) -> Receive:
 
 
 def _without_response_extensions(scope: Scope) -> Scope:
-    """Without the server's offers of other ways to answer, which would go past us."""
+    """The scope without the server's response extensions, which would bypass the captured response."""
     extensions = scope.get("extensions")
     if not extensions:
         return scope
@@ -268,7 +276,7 @@ def _without_response_extensions(scope: Scope) -> Scope:
 
 
 def _request_hash(scope: Scope, body: bytes) -> str:
-    """What is asked for. Of the headers those that decide what the rest means."""
+    """Identifies the request. Of its headers, only those that determine its meaning count."""
     path = scope.get("raw_path") or scope["path"].encode()
     identifying_headers = (_header_value(scope, b"host"), _header_value(scope, b"content-type"))
     return _hash(scope["method"].encode(), path, scope.get("query_string", b""), *identifying_headers, body)
@@ -283,7 +291,7 @@ def _authorization(scope: Scope) -> str:
 
 
 def _hash(*parts: bytes) -> str:
-    """Of the parts and where they end."""
+    """The hash of the parts and their lengths, so that moving a boundary changes it."""
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)

@@ -1,7 +1,7 @@
 """What is decided by compare-and-set on a record instead of a lock: run-once, schedules, state machines.
 
 store.py           the Store protocol, S1 to S4
-access.py          reads and writes with deadlines and lost answers; opens a client's stores
+access.py          reads and writes with deadlines, resolves lost answers; opens a client's stores
 once.py            idempotent execution by key
 schedule.py        a job once per tick in the whole fleet
 state_machine.py   a named status that moves by atomic steps

@@ -1,4 +1,4 @@
-"""Reading and writing records for the recipes that decide by them: deadlines, and answers that were lost."""
+"""Reads and writes records for `once`, schedules and statuses: deadlines, and answers that were lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_PAUSE: Final = 1.0
 
 
 class RecordAccess:
-    """One store, as the recipes of one client use it."""
+    """One store, as one client uses it."""
 
     def __init__(self, core: ClientCore, store: Store) -> None:
         self.core, self.store = core, store
@@ -31,12 +31,13 @@ class RecordAccess:
 
     @property
     def may_read_before_lock(self) -> bool:
-        """Whether a look may come before the key's lock is held. In a transaction of the caller's it would take the
-        snapshot, and lock the row, of one who then waits for somebody who needs that row."""
+        """Whether the record may be read before the key's lock is held. Inside the caller's transaction it may not: the
+        read would take the snapshot and lock the row, and the caller might then wait for a holder that needs the row.
+        """
         return not getattr(self.store, "in_caller_transaction", False)
 
     async def read(self, key: str) -> Record | None:
-        """Asked once more if the connection turned out to be of yesterday."""
+        """Read the record. Retried once, because the connection may have been stale."""
         seconds = self.core.options.call_timeout
         began = self.core.runtime.now()
         try:
@@ -50,11 +51,12 @@ class RecordAccess:
     async def swap(
         self, key: str, data: bytes, expected: Record | None, keep: float | None, what: str = ""
     ) -> Record | None:
-        """The new record in the place of `expected`; None: somebody else changed it (S1).
+        """Replace the record `expected` and return the new one. None: another writer changed it (S1).
 
-        After a lost answer the same write is repeated. It carries a new edition, so it cannot be done twice; and where
-        the repetition is refused, the edition that is there tells whether the first had been carried out. Unless it has
-        been replaced since: then nobody can tell, and `what` is unavailable, where a name for it is given.
+        After a lost answer the same write is sent again. It carries a new version, so it cannot be applied twice. If
+        the second write is refused, the version in the store tells whether the first one was applied. If another writer
+        replaced that version since, the outcome is unknown: raises `Unavailable` if `what` names the record, else
+        returns None.
         """
         runtime, seconds = self.core.runtime, self.core.options.call_timeout
         new = Record(runtime.random_bytes(16).hex(), data)
@@ -73,19 +75,21 @@ class RecordAccess:
                     raise
                 await runtime.sleep(timing.backoff(tries, _PAUSE, _MAX_PAUSE, runtime.random()))
         if what:
-            raise Unavailable(f"{what}: the answer was lost, and others went on since; whether it was done is unknown")
+            raise Unavailable(
+                f"{what}: the answer was lost and the record changed since; the write may have been applied"
+            )
         return None
 
 
-_CLIENT_URL: Final = ""  # the key of the store that goes with the client's own URL
+_CLIENT_URL: Final = ""  # the key of the store at the client's own URL
 
 
 def open_records(client: BaseClient, store: Store | str | None) -> RecordAccess:
-    """Access to the store that is meant: the caller's own, one named by a URL, or the one of the client's own URL."""
+    """Access to a store: an object of the caller's, one named by a URL, or by default that of the client's own URL."""
     core = client._core
     if store is not None and not isinstance(store, str):
         if not callable(getattr(store, "read", None)) or not callable(getattr(store, "write", None)):
-            raise ConfigError(f"a store is a URL, or something with read() and write(), not {store!r}")
+            raise ConfigError(f"store must be a URL or an object with read() and write(), not {store!r}")
         return RecordAccess(core, store)
     store_url = _CLIENT_URL if store is None else store
     open_store = client._open_stores.get(store_url)
@@ -97,9 +101,11 @@ def open_records(client: BaseClient, store: Store | str | None) -> RecordAccess:
 
 
 def key_lock(client: BaseClient, kind: str, key: str, **options: Any) -> BaseLock[Any]:
-    """The lock that goes with the record `key` of this kind."""
+    """The lock that belongs to the record `key` of this kind."""
     name = f"{kind}:{key}"
     if not isinstance(key, str) or not key or len(name.encode(errors="replace")) > MAX_NAME_BYTES:
-        raise ConfigError(f"a key is a text of 1 to {MAX_NAME_BYTES - len(kind) - 1} bytes, not {str(key)[:40]!r}")
+        raise ConfigError(
+            f"a key must be a string of 1 to {MAX_NAME_BYTES - len(kind) - 1} bytes, not {str(key)[:40]!r}"
+        )
     arguments: LockArguments = {"purpose": kind, **options}  # type: ignore[typeddict-item]
     return BaseLock(client, client._lease_type, name, Shape(), client._lock_options(f"{kind}()", arguments))

@@ -1,11 +1,11 @@
-"""Idempotent execution: a function runs once per key, whoever calls, however often, and whatever dies meanwhile.
+"""Idempotent execution: a function runs once per key, however many callers there are and whatever dies meanwhile.
 
-Two things, each for what it is good at. The key's *lock* saves work and tells waiters: one caller runs, the others
-stand in line, and a runner that dies is followed when its lease ends. The key's *record* decides: a result counts when
-it is written over the very record that its runner began with (S1). A runner that was paused past its lease and taken
-over has its result refused (`StaleToken`), whatever it believes.
+Each key has a lock and a record. The *lock* saves work and wakes waiters: one caller runs, the others wait, and if the
+runner dies, the next one takes over when its lease ends. The *record* decides: a result counts only if it replaces the
+very record that its runner began with (S1). If a runner was paused past its lease and another one took over, its result
+is refused (`StaleToken`), whatever the runner believes.
 
-What this cannot do is undo what a refused or killed runner did outside the store. Let the effect and the record commit
+Not promised: that what a refused or killed runner did outside the store is undone. Commit the effect and the record
 together (`stores.within`), or let the resource refuse the older token.
 """
 
@@ -35,12 +35,12 @@ _log = logging.getLogger("leasehold.once")
 
 KIND: Final = "once"
 DAY: Final = 86_400.0
-_ABANDONED_KEEP: Final = 30 * DAY  # so long the record of a run is kept that nobody ends or takes over
+_ABANDONED_KEEP: Final = 30 * DAY  # how long the record of a run is kept that never ends and is not taken over
 
 
 @dataclass(frozen=True, slots=True)
 class OnceOptions:
-    """What `once` and `once_per` are told, checked."""
+    """The options of `once` and `once_per`, checked."""
 
     keep: float | None = DAY
     on_failure: OnFailure = "retry"
@@ -51,15 +51,15 @@ class OnceOptions:
         if self.keep is not None:
             check_seconds("keep", self.keep, allow_zero=False)
         if self.on_failure not in ("retry", "keep"):
-            raise ConfigError(f"on_failure is 'retry' or 'keep', not {self.on_failure!r}")
+            raise ConfigError(f"on_failure must be 'retry' or 'keep', not {self.on_failure!r}")
         if not isinstance(self.request, str) or len(self.request) > 200 or not _is_encodable(self.request):
-            raise ConfigError("request is a short text that stands for what is asked, such as a hash of it")
+            raise ConfigError("request must be a string of at most 200 characters, such as a hash of the request")
         if isinstance(self.max_result, bool) or not isinstance(self.max_result, int) or self.max_result < 0:
-            raise ConfigError(f"max_result is a number of bytes, 0 for no result at all, not {self.max_result!r}")
+            raise ConfigError(f"max_result must be a number of bytes (0: keep no result), not {self.max_result!r}")
 
 
 def _is_encodable(text: str) -> bool:
-    """Whether a record can hold it: half a character, as a lone surrogate is, it cannot."""
+    """Whether a record can hold the text: lone surrogates cannot be encoded."""
     return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
@@ -73,18 +73,18 @@ class Once:
         self._core = records.core
         self._record_key = records.key(kind, key)
         self._finished_run: core.RunRecord | None = None
-        self.ran = False  # here, by this very call
+        self.ran = False  # by this very call
 
     @property
     def finished(self) -> bool:
-        """Whether it is known here, from running it or from waiting for it, that nobody has to run it any more."""
+        """Whether this call knows, from running or from waiting, that the key need not run again."""
         return self._finished_run is not None and self._finished_run.finished
 
     async def run(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **offered: object
     ) -> Any:
-        """What `fn` gave, now or when it ran before. Of what is offered, and `lease`, it gets what it has parameters
-        for."""
+        """The result of `fn`, from now or from an earlier run. `fn` gets `lease` and those of `offered` that it has
+        parameters for."""
         found = await self._read() if self._records.may_read_before_lock else None
         if found is not None and found[1].finished:
             return self._replay(found[1])
@@ -104,7 +104,7 @@ class Once:
         except LeaseLost:
             if self._finished_run is None or self._finished_run.state != "done":
                 raise
-            return self._finished_run.result  # lost, but recorded before anybody took it over: the record decides
+            return self._finished_run.result  # lost, but recorded before another runner took over: the record decides
 
     async def _read(self) -> tuple[Record, core.RunRecord] | None:
         record = await self._records.read(self._record_key)
@@ -114,14 +114,14 @@ class Once:
         if run.request != self._options.request:
             raise Mismatch(
                 self._key,
-                wanted=f"run of {self._options.request or 'a request without a text'}",
-                found=f"run of {run.request or 'a request without a text'}",
+                wanted=f"run of {self._options.request or 'an unnamed request'}",
+                found=f"run of {run.request or 'an unnamed request'}",
                 advice="use another key for another request",
             )
         return record, run
 
     async def _begin(self, lease: BaseLease) -> tuple[Record, core.RunRecord] | None:
-        """The record of our run. None: it has ended meanwhile, and there is nothing to run."""
+        """The record of our run. None: another run has finished meanwhile, and there is nothing to run."""
         while True:
             lease.check()
             record, run = await self._read() or (None, None)
@@ -135,11 +135,11 @@ class Once:
                 at=self._core.runtime.wall(),
                 request=self._options.request,
             )
-            # Longer than any result is kept: the record of a run must not lapse beneath it.
+            # Not for `keep` seconds: the record must not expire during the run.
             own_record = await self._records.swap(self._record_key, core.dump(new), record, _ABANDONED_KEEP)
             if own_record is not None:
                 return own_record, new
-            # Somebody whose lease is over wrote in between, or took over from us: look again.
+            # A runner whose lease is over wrote in between, or another runner took over from us: read again.
 
     async def _execute(self, fn: Callable[[], Any], own_record: Record, run: core.RunRecord) -> Any:
         began, self.ran = self._core.runtime.now(), True
@@ -148,7 +148,7 @@ class Once:
             if not self._core.runtime.blocking:
                 value = await maybe_await(value)
         except LeaseLost:
-            raise  # not its failure: whoever has the lease now takes it over
+            raise  # not a failure of `fn`: the next holder takes over
         except Exception as error:
             await self._record_failure(
                 own_record, core.failed_run(run, error, self._options.on_failure == "keep"), error
@@ -164,7 +164,7 @@ class Once:
         return result
 
     async def _finish(self, own_record: Record, run: core.RunRecord) -> None:
-        """Write how it ended, over the record it began with and no other."""
+        """Record how the run ended, replacing the record it began with and no other."""
         if await self._records.swap(self._record_key, core.dump(run), own_record, self._options.keep) is None:
             found = await self._records.read(self._record_key)
             highest = core.load(found.data).token if found is not None else 0
@@ -173,12 +173,12 @@ class Once:
         self._finished_run = run
 
     async def _record_failure(self, own_record: Record, run: core.RunRecord, error: Exception) -> None:
-        """The caller gets the function's own error, whatever becomes of the note."""
+        """Record a failure. The caller gets the function's own error even if that fails."""
         try:
             await self._finish(own_record, run)
-        except Exception as write_error:  # a driver's own, within a transaction that the failure has spoilt
-            error.add_note(f"that {self._key} failed could not be recorded: {write_error}")
-            _log.warning("that %s failed could not be recorded: %s", self._key, write_error)
+        except Exception as write_error:  # even a driver's error, in a transaction that the failure has broken
+            error.add_note(f"the failure of {self._key} could not be recorded: {write_error}")
+            _log.warning("the failure of %s could not be recorded: %s", self._key, write_error)
 
     def _replay(self, run: core.RunRecord) -> Any:
         if run.state == "failed":
@@ -192,7 +192,7 @@ class Once:
 
 
 async def outcome(lock: BaseLock[Any], records: RecordAccess, key: str) -> Outcome | None:
-    """Where a key stands. It is lapsed if the same run stood in the record before and after the lock was seen free."""
+    """The state of a key. It is expired if the record named the same run before and after the lock was seen free."""
     record_key = records.key(KIND, key)
     before = await records.read(record_key)
     if before is None:

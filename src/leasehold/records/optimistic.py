@@ -1,7 +1,7 @@
-"""Optimistic concurrency: read, decide, write if nothing changed meanwhile; else the same again, a few times.
+"""Optimistic concurrency: read, decide, write if nothing changed meanwhile; otherwise retry, a few times.
 
-For short work that seldom meets: no lock is held, nothing lapses, and nobody waits for a dead holder. The resource
-itself must notice the conflict: a version column, a compare-and-set, a serializable transaction.
+For short work with rare conflicts: no lock is held, nothing expires, and no caller waits for a dead holder. The
+resource itself must detect the conflict: a version column, a compare-and-set, a serializable transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What `optimistic` is told, checked."""
+    """The options of `optimistic`, checked."""
 
     attempts: int
     on: type[BaseException] | tuple[type[BaseException], ...]
@@ -34,12 +34,12 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
-            raise ConfigError(f"attempts is a whole number of at least 1, not {self.attempts!r}")
+            raise ConfigError(f"attempts must be a whole number of at least 1, not {self.attempts!r}")
         check_seconds("pause", self.pause)
         check_seconds("most_pause", self.most_pause)
 
     async def run(self, runtime: Runtime, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """What `fn` gives at its first attempt that meets no conflict. After the last one, `Conflict`."""
+        """The result of the first call of `fn` without a conflict. Raises `Conflict` after the last attempt."""
         accepted_parameters(fn, runtime.blocking)
 
         async def attempt() -> Any:
@@ -62,7 +62,7 @@ class RetryPolicy:
                 seconds = 0.0 if exhausted else timing.backoff(tries - 1, self.pause, self.most_pause, runtime.random())
                 self._emit_conflict(runtime, error, seconds)
                 if exhausted:
-                    text = f"{self.name or 'it'} was changed by others in each of {tries} attempts"
+                    text = f"{self.name or 'the value'} was changed by another writer in each of {tries} attempts"
                     raise Conflict(self.name, text=text, attempts=tries) from error
             await runtime.sleep(seconds)
 

@@ -1,7 +1,7 @@
-"""A job that runs once per tick in the whole fleet, though clocks differ.
+"""A job that runs once per tick in the whole fleet, even if clocks differ.
 
 Each tick is a key of `once`: its record decides that it runs once. The schedule's one lock only saves work: a run never
-overlaps the next, and who finds it busy looks again in a moment, for its holder may die.
+overlaps the next, and a process that finds the lock busy checks again soon, because its holder may die.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _log = logging.getLogger("leasehold.schedule")
 KIND: Final = "schedule"
 
 _TICK_KIND: Final = "tick"
-_MAX_CLOCK_DIFFERENCE: Final = (
-    3600.0  # so much clocks may differ: records of ticks are kept so long after they may be asked for
-)
+_MAX_CLOCK_DIFFERENCE: Final = 3600.0  # between clocks, in seconds: records of ticks are kept this much longer
 
 
 def make_ticks(every: float, offset: float, missed: Missed, late: float | None, most: int) -> Ticks:
@@ -38,14 +36,14 @@ def make_ticks(every: float, offset: float, missed: Missed, late: float | None, 
     if late is not None:
         check_seconds("late", late, allow_zero=False)
     if missed not in ("skip", "last", "all"):
-        raise ConfigError(f"missed is 'skip', 'last' or 'all', not {missed!r}")
+        raise ConfigError(f"missed must be 'skip', 'last' or 'all', not {missed!r}")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise ConfigError(f"most is a whole number of at least 1, not {most!r}")
+        raise ConfigError(f"most must be a whole number of at least 1, not {most!r}")
     return Ticks(every, offset, missed, every / 2 if late is None else late, most)
 
 
 class BaseSchedule:
-    """The schedule of both faces."""
+    """What `Schedule` and `AsyncSchedule` share."""
 
     def __init__(
         self, lock: BaseLock[Any], records: RecordAccess, name: str, ticks: Ticks, on_failure: OnFailure
@@ -55,7 +53,7 @@ class BaseSchedule:
         keep = ticks.every * (ticks.most + 2) + ticks.late + _MAX_CLOCK_DIFFERENCE
         self._options = OnceOptions(keep=keep, on_failure=on_failure, max_result=0)
         self._record_key = records.key(KIND, name)
-        self._last_completed = -1  # the last tick settled as far as this process knows
+        self._last_completed = -1  # the last tick that this process knows to be completed
         self._stopped = False
         self._signal: Signal | None = None
 
@@ -63,7 +61,7 @@ class BaseSchedule:
         return f"<{type(self).__name__} {self.name} every {self.ticks.every} s>"
 
     def stop(self) -> None:
-        """Have `run` return once the tick it is in is done. From any thread."""
+        """Make `run` return when its current tick is done. May be called from any thread."""
         self._stopped = True
         if self._signal is not None:
             self._signal.set()
@@ -74,18 +72,18 @@ class BaseSchedule:
         while not self._stopped:
             try:
                 _, retry_soon = await self._run_due(fn)
-            except (Unavailable, LeaseLost) as error:  # what is silent now may answer before the tick is over
-                _log.warning("the schedule %s could not be looked at: %s", self.name, error)
+            except (Unavailable, LeaseLost) as error:  # a retry may be answered before the tick is over
+                _log.warning("the schedule %s could not be checked; retrying: %s", self.name, error)
                 retry_soon = True
             now = runtime.wall()
             seconds = self.ticks.time_of(self.ticks.current_number(now) + 1) - now
             if retry_soon:
                 seconds = min(seconds, self.ticks.every / 4)
-            # Never long: a wall clock may be set meanwhile, and sleeps do not count suspend.
+            # Never sleep for long: the wall clock may be set meanwhile, and sleeps do not count suspend.
             await self._signal.wait(min(seconds, timing.MAX_SLEEP))
 
     async def _run_due(self, fn: Callable[..., Any]) -> tuple[list[datetime], bool]:
-        """Run what is due. Gives the ticks that ran here, and whether to look again before the next one."""
+        """Run the ticks that are due. Returns those that ran here, and whether to check again before the next one."""
         now = self._records.core.runtime.wall()
         last_completed = await self._read_completed(now)
         ran: list[datetime] = []
@@ -97,13 +95,13 @@ class BaseSchedule:
             except Exception as error:
                 if once.ran:
                     _log.exception("the tick %s of %s failed", tick.isoformat(), self.name)
-                elif isinstance(error, NotAcquired):  # somebody else is at it; in order: nothing overtakes it
+                elif isinstance(error, NotAcquired):  # another process runs it; later ticks must not overtake it
                     return ran, True
-                elif not isinstance(error, RunFailed):  # elsewhere, before
+                elif not isinstance(error, RunFailed):  # RunFailed: it failed in an earlier run
                     raise
             if once.ran:
                 ran.append(tick)
-                if not once.finished:  # lost, or to be retried: by whoever looks next
+                if not once.finished:  # lost, or to be retried: the next process that checks runs it
                     return ran, True
             await self._mark_completed(number, now)
             if self._stopped:
@@ -111,26 +109,28 @@ class BaseSchedule:
         return ran, False
 
     async def _read_completed(self, now: float) -> int:
-        """The last tick that needs nothing more. Where missed ones are skipped nobody has to remember it."""
+        """The last tick that needs no more work. It is not stored if missed ticks are skipped."""
         if not self._is_possible(self._last_completed, now):
             self._last_completed = -1
         if self.ticks.missed == "skip":
             return self._last_completed
         found = await self._records.read(self._record_key)
-        while found is None:  # met for the first time: nothing was missed before it existed
+        while found is None:  # a new schedule: nothing was missed before it existed
             found = await self._write_completed(None, self.ticks.initial_completed(now)) or await self._records.read(
                 self._record_key
             )
         number = _completed_number(found)
         if not self._is_possible(number, now):
             when = datetime.fromtimestamp(self.ticks.time_of(number), UTC).isoformat()
-            _log.warning("%s is settled until %s, by a clock that was wrong: that is ignored", self.name, when)
+            _log.warning(
+                "%s is recorded as completed until %s, by a clock that was wrong; ignoring that", self.name, when
+            )
             number = self.ticks.initial_completed(now)
         return max(self._last_completed, number)
 
     def _is_possible(self, number: int, now: float) -> bool:
-        """Whether this tick can have come on any machine. If not, its clock was wrong, or is here: the records of the
-        single ticks decide what ran, and a fleet must not stand still for years."""
+        """Whether any machine's clock can have reached this tick. If not, a clock was wrong, or ours is. The number is
+        then ignored, so that the fleet does not stop for years: the record of each tick decides whether it ran."""
         return self.ticks.time_of(number) - now <= _MAX_CLOCK_DIFFERENCE
 
     async def _mark_completed(self, number: int, now: float) -> None:

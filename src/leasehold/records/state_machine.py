@@ -1,6 +1,7 @@
-"""A status that changes by atomic steps along drawn arrows: `new` to `paid` once, whoever asks and however often.
+"""A status that changes by atomic steps along defined transitions: `new` to `paid` once, however many callers try.
 
-No lock is needed: a step is one compare-and-set of the record (S1), refused unless it is still in the expected state.
+No lock is needed: a step is one compare-and-set of the record (S1), refused unless the status is still in the expected
+state.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from leasehold.records.access import RecordAccess
 
 KIND: Final = "status"
 
-_TRIES: Final = 20  # each one lost is a step somebody else has made
+_TRIES: Final = 20  # each failed one means that another caller made a step
 _PAUSE: Final = 0.005
 _MAX_PAUSE: Final = 0.2
 
 
 class BaseStatus:
-    """The status of both faces."""
+    """What `Status` and `AsyncStatus` share."""
 
     def __init__(self, records: RecordAccess, name: str, moves: Mapping[str, Collection[str]], start: str) -> None:
         self.name, self.start = name, start
@@ -36,7 +37,7 @@ class BaseStatus:
         return self.start if record is None else str(json.loads(record.data)["state"])
 
     async def _move(self, to: str, expected: str | Collection[str] | None) -> str:
-        """The state it was in before."""
+        """Move to the state `to`, and return the previous state."""
         allowed = self._allowed_sources(to, expected)
         runtime = self._records.core.runtime
         for tries in range(_TRIES):
@@ -53,22 +54,22 @@ class BaseStatus:
         raise Conflict(self.name, attempts=_TRIES)
 
     def _allowed_sources(self, to: str, expected: str | Collection[str] | None) -> frozenset[str]:
-        """The states it may be moved from; what the arrows do not allow is a mistake of the caller's."""
+        """The states it may be moved from. Raises `ConfigError` if no transition allows the move."""
         defined = frozenset(state for state, targets in self._moves.items() if to in targets)
         wanted = defined if expected is None else frozenset([expected] if isinstance(expected, str) else expected)
         if not wanted or not wanted <= defined:
-            known = " or ".join(sorted(defined)) or "nowhere"
-            raise ConfigError(f"{self.name} cannot be moved to {to!r} from {sorted(wanted)}, but from {known}")
+            known = " or ".join(sorted(defined)) or "no state"
+            raise ConfigError(f"{self.name} cannot be moved to {to!r} from {sorted(wanted)}, only from {known}")
         return wanted
 
 
 def _check_moves(moves: Mapping[str, Collection[str]], start: str) -> dict[str, frozenset[str]]:
     if any(isinstance(targets, str) for targets in moves.values()):
-        raise ConfigError('moves are written as {"new": {"paid", "cancelled"}, ...}: a set of states for each')
+        raise ConfigError('moves must map each state to a set of states: {"new": {"paid", "cancelled"}, ...}')
     defined = {state: frozenset(targets) for state, targets in moves.items()}
     defined |= {target: frozenset() for targets in moves.values() for target in targets if target not in defined}
     if start not in defined:
-        raise ConfigError(f"start is one of {', '.join(defined)}, not {start!r}")
+        raise ConfigError(f"start must be one of {', '.join(defined)}, not {start!r}")
     if any(not isinstance(state, str) or not state for state in defined):
-        raise ConfigError("states are texts")
+        raise ConfigError("states must be non-empty strings")
     return defined

@@ -1,7 +1,7 @@
-"""One value with a version, somewhere that compares and sets in one step: read it, decide, write it if nobody else did.
+"""One value with a version, in a backend that compares and sets in one step: read, decide, write if it is unchanged.
 
-The place has two verbs and decides; what is here is the same for all of them, in both faces. No lock is held. What
-nobody answered for is `Unavailable`, and is not tried again: it may have been done.
+The backend has two methods, and decides; this module is the same for all backends, blocking and asyncio. No lock is
+held. If the backend does not answer, `Unavailable` is raised and nothing is retried: the write may have been applied.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from leasehold.runtime.base import Runtime, maybe_await
 
 
 class Versioned(NamedTuple):
-    """A value and the version it was read with: None and 0 where there is nothing yet."""
+    """A value and its version; None and 0 if there is no value yet."""
 
     value: bytes | None
     version: int
 
 
 class ValueBackend(Protocol):
-    """Where one value is. Both calls block, and end in time."""
+    """Where one value is kept. Both calls block, with a time limit."""
 
     name: str
 
     def read(self) -> Versioned:
-        """The newest. Raises `Unavailable`."""
+        """The newest value. Raises `Unavailable`."""
 
     def write(self, value: bytes, version: int) -> Versioned:
-        """Set it if `version` is still the newest, else `Conflict`. Raises `Unavailable`: it may have been done."""
+        """Set it if `version` is still the newest, else raise `Conflict`. `Unavailable`: it may have been set."""
 
 
 class BaseValue:
-    """The value of both faces."""
+    """What `Value` and `AsyncValue` share."""
 
-    _runtime_type: ClassVar[type[Runtime]]  # of the face
+    _runtime_type: ClassVar[type[Runtime]]  # theirs
 
     def __init__(self, backend: ValueBackend) -> None:
         self._backend, self._runtime = backend, self._runtime_type()
 
     @property
     def name(self) -> str:
-        """Where it is."""
+        """The key or path."""
         return self._backend.name
 
     def __repr__(self) -> str:
@@ -55,11 +55,11 @@ class BaseValue:
 
     async def _write(self, value: bytes | str, version: int) -> Versioned:
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise ConfigError(f"version is that of a value that was read, 0 for none; not {version!r}")
+            raise ConfigError(f"version must be that of a value you read (0: there was none), not {version!r}")
         return await self._runtime.call(self._backend.write, _to_bytes(value), version)
 
     async def _update(self, fn: Callable[..., Any], args: tuple[Any, ...], policy: RetryPolicy) -> Versioned:
-        """What `fn` makes of the value is written if nobody else wrote meanwhile, else it is asked again."""
+        """Write the result of `fn` if no other writer changed the value meanwhile, else read and call `fn` again."""
         accepted_parameters(fn, self._runtime.blocking)
 
         async def attempt() -> Versioned:
@@ -74,5 +74,5 @@ class BaseValue:
 
 def _to_bytes(value: bytes | str) -> bytes:
     if not isinstance(value, bytes | str):
-        raise ConfigError(f"a value is bytes, or a text that is written as UTF-8, not {type(value).__name__}")
+        raise ConfigError(f"a value must be bytes or str (written as UTF-8), not {type(value).__name__}")
     return value.encode() if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The only home of threads and event loops.
+"""The only package that uses threads and event loops.
 
 base.py            the Runtime protocol, `run_sync`, `maybe_await`
 threads.py         blocking mode: awaits never suspend

@@ -1,8 +1,8 @@
-"""What recipes and engines need of the world: a clock, a way to wait, and a way to run something aside.
+"""What client code and engines need from their surroundings: a clock, a way to wait, and a way to start a thread.
 
-Recipes and engines are written once, as coroutines, against this protocol. There are three runtimes: `threads`,
+Client code and engines are written once, as coroutines, against this protocol. There are three runtimes: `threads`,
 where nothing ever suspends and `run_sync` runs a coroutine to its end on the caller's own thread; `loop` for asyncio;
-and `simulated`, a seeded world with a virtual clock.
+and `simulated`, a seeded simulation with a virtual clock.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ class Signal(Protocol):
     """A remembered wake-up for one waiter."""
 
     def set(self) -> None:
-        """Wake the waiter, or let its next `wait` return at once. From any thread, also inside a finaliser."""
+        """Wake the waiter, or let its next `wait` return at once. From any thread, even inside a finaliser."""
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until set, at most `seconds`; takes the wake-up with it. False: the time passed."""
+        """Wait until set, at most `seconds`, and consume the wake-up. False: the time passed."""
 
 
 class Interrupt(Protocol):
     """Cancels the body of an `async with` from another thread, as `asyncio.timeout` does from a timer."""
 
     def fire(self) -> None:
-        """Cancel the task that made this, at its next turn, unless disarmed by then. From any thread."""
+        """Cancel the task that made this, when the loop next runs, unless disarmed by then. From any thread."""
 
     def disarm(self, error: type[BaseException] | None) -> bool:
-        """Called by that task when it leaves the body. True: `error` is the cancellation fired here, and only that."""
+        """Called by that task when it leaves the body. True: `error` is the cancellation fired here and no other."""
 
 
 class Mutex(Protocol):
     """A short lock, never held over an await.
 
-    A finaliser or a signal handler may run between any two steps of a thread, also of one that is inside. It would
-    wait for itself; so a guard is reentrant, and whoever cannot be entered twice asks `held_by_me` first.
+    A finaliser or a signal handler may run between any two steps of a thread, even while that thread holds the mutex,
+    and would then wait for itself. So a mutex is reentrant, and code that must not be reentered checks `held_by_me`
+    first.
     """
 
     def __enter__(self) -> Any: ...
@@ -49,17 +50,17 @@ class Mutex(Protocol):
     ) -> bool | None: ...
 
     def held_by_me(self) -> bool:
-        """Whether the running thread is inside already."""
+        """Whether the running thread already holds the mutex."""
 
 
 class Runtime(Protocol):
     blocking: bool
 
     def now(self) -> float:
-        """Seconds on a clock that never steps and counts suspend. The only clock that decides anything."""
+        """Seconds on a clock that never steps and counts suspend. All decisions use this clock."""
 
     def wall(self) -> float:
-        """Seconds since 1970, as this machine believes: a floor for tokens, a column for people, nothing else."""
+        """Seconds since 1970 by this machine's clock. Only for display and as a lower bound for tokens."""
 
     def random_bytes(self, size: int) -> bytes:
         """Unguessable bytes, for secret ids."""
@@ -71,10 +72,10 @@ class Runtime(Protocol):
         """The thread or task that is running."""
 
     def owner_id(self) -> str:
-        """What others may know of it: eight hex digits of its own, another in a forked child."""
+        """The public name of that thread or task: eight random hex digits, different in a forked child."""
 
     def bind(self) -> bool:
-        """Check that this runtime may be used from here. False: it moved to another loop, connections must be new."""
+        """Check that this runtime may be used from here. False: it moved to another loop and needs new connections."""
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -82,9 +83,9 @@ class Runtime(Protocol):
         """Run a blocking function without blocking the other tasks."""
 
     async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
-        """Wait until a socket's descriptor can be read or written, as asked for. False: the time passed.
+        """Wait until a socket's descriptor is readable (`read`) or writable (`write`). False: the time passed.
 
-        For drivers that never block: the same code then serves threads and loops. An error counts as ready.
+        For drivers that never block, so that the same code serves threads and loops. An error counts as ready.
         """
 
     def signal(self) -> Signal: ...
@@ -92,20 +93,20 @@ class Runtime(Protocol):
     def mutex(self) -> Mutex: ...
 
     def interrupt(self) -> Interrupt | None:
-        """For the task that is running; None where a body cannot be interrupted from outside."""
+        """An interrupt for the running task; None if this runtime cannot interrupt a body from outside."""
 
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
-        """Run `start(runtime)` on a thread of its own, with a blocking runtime (simulated: in this very process)."""
+        """Run `start(runtime)` on its own thread, with a blocking runtime (simulated: as a task of this process)."""
 
     def close(self) -> None:
-        """Let helper threads go. The runtime may be used again."""
+        """End helper threads. The runtime may be used again."""
 
     def after_fork(self) -> None:
-        """In a forked child: neither the parent's threads nor its loop are here."""
+        """Called in a forked child, which has neither the parent's threads nor its loop."""
 
 
 def run_sync(coro: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends. Blocking mode's only engine room."""
+    """Run a coroutine that never suspends, to its end. All of blocking mode runs through here."""
     try:
         coro.send(None)
     except StopIteration as done:
@@ -115,7 +116,7 @@ def run_sync(coro: Coroutine[Any, Any, T]) -> T:
 
 
 async def maybe_await(value: T | Awaitable[T]) -> T:
-    """Take a value or something to be awaited: drivers give one in blocking mode, the other under asyncio."""
+    """Return a value, or await it if it is awaitable: drivers return values in blocking mode, awaitables in asyncio."""
     if hasattr(type(value), "__await__"):
         return await value  # type: ignore[misc, no-any-return]
     return value  # type: ignore[return-value]

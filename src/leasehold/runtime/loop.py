@@ -1,4 +1,4 @@
-"""asyncio mode: coroutines are awaited in the caller's loop; the watchdog still has a thread of its own."""
+"""asyncio mode: coroutines are awaited in the caller's loop; the watchdog still has its own thread."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class LoopSignal:
         self._set = False
 
     def set(self) -> None:
-        self._set = True  # remembered even where the loop is too busy, or closed, to be told
+        self._set = True  # remembered even if the loop is closed or too busy to run the callback
         _call_soon(self._loop, self._wake)
 
     def _wake(self) -> None:
-        if self._set:  # else this wake-up was taken already, by a wait that did not have to sleep for it
+        if self._set:  # else a wait has already consumed this wake-up, without sleeping
             self._end_wait()
 
     def _end_wait(self) -> None:
@@ -56,7 +56,7 @@ class LoopSignal:
 
 
 class TaskInterrupt:
-    """Cancels one task's body once, and knows its own cancellation again, as `asyncio.timeout` does."""
+    """Cancels one task's body once, and recognises its own cancellation, as `asyncio.timeout` does."""
 
     __slots__ = ("_armed", "_cancels_before", "_fired", "_loop", "_task")
 
@@ -77,7 +77,7 @@ class TaskInterrupt:
         self._armed = False
         if not self._fired:
             return False
-        # Somebody else may have cancelled the task as well: then that cancellation must go on.
+        # If other code has cancelled the task as well, that cancellation must propagate.
         only_ours = self._task.uncancel() <= self._cancels_before
         return only_ours and error is not None and issubclass(error, asyncio.CancelledError)
 
@@ -85,7 +85,7 @@ class TaskInterrupt:
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
     try:
         loop.call_soon_threadsafe(callback)
-    except RuntimeError:  # the loop is closed: nobody is left to be told
+    except RuntimeError:  # the loop is closed: no task is waiting any more
         return
 
 
@@ -105,8 +105,8 @@ class Loop:
         self._owner_ids: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
     def _task(self) -> asyncio.Task[Any] | None:
-        """The task that is running. The loop this is bound to is asked first: finding the running one costs a system
-        call. Not yet bound to that, as after a move, its own answer is none."""
+        """The running task, looked up in the loop this runtime is bound to: finding the running loop first costs a
+        system call. Without a task there (not bound yet, or moved to another loop), look in the running loop."""
         return asyncio.current_task(self._loop) or asyncio.current_task()
 
     def owner(self) -> Hashable:
@@ -127,18 +127,18 @@ class Loop:
             return True
         if self._loop is not None and not self._loop.is_closed():
             raise ConfigError(
-                "this AsyncClient belongs to another event loop that is still open: make one client for each loop, "
+                "this AsyncClient belongs to another event loop that is still open: create one client per loop, "
                 "or close the first loop before using the client in the next"
             )
         first, self._loop = self._loop is None, running
-        self._end_worker(wait=True)  # what the old loop still had under way is over, before it is given up
+        self._end_worker(wait=True)  # calls started by the old loop end before its connections are dropped
         return first
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
 
     async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._worker is None:  # one thread, so that a blocking driver sees one caller
+        if self._worker is None:  # one thread, so that a blocking driver has one caller at a time
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="leasehold-call")
         return await asyncio.get_running_loop().run_in_executor(self._worker, partial(fn, *args, **kwargs))
 

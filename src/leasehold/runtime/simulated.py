@@ -1,8 +1,8 @@
-"""The third runtime: processes in a seeded world, in which the code under test meets every misfortune.
+"""The third runtime: processes in a seeded simulation, where tests inject faults into the code under test.
 
-A `Process` is one machine's process, with a clock that runs a little fast or slow, and is the runtime of whatever runs
-there. It can be paused and crashed, its wall clock stepped, and its tasks cancelled at whatever they await. A minute of
-it takes milliseconds; see `simulator.py` for what makes a run repeatable.
+A `Process` is one process on one machine, with a clock that runs slightly fast or slow, and is the runtime of the code
+that runs there. A test can pause or crash it, step its wall clock, and cancel its tasks at any await. A simulated
+minute takes milliseconds; see `simulator.py` for what makes a run repeatable.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["DRIFT", "Process", "Promise", "SimulatedSignal", "Simulator", "Task"
 T = TypeVar("T")
 P = ParamSpec("P")
 
-DRIFT: Final = 0.004  # clocks run fast or slow by at most this share: two of them differ by less than the margin
-_MAX_TIMER_DELAY: Final = 0.001  # a timer never fires early, and so much late at most
+DRIFT: Final = 0.004  # clocks run fast or slow by at most this share, so two differ by less than the drift margin
+_MAX_TIMER_DELAY: Final = 0.001  # a timer never fires early, and at most this late
 
 
 class SimulatedSignal:
@@ -56,7 +56,7 @@ class SimulatedSignal:
 
 
 class SimulatedInterrupt:
-    """Cancels one task's body once, and knows its own cancellation again, as the asyncio runtime's does."""
+    """Cancels one task's body once, and recognises its own cancellation, as in the asyncio runtime."""
 
     __slots__ = ("_armed", "_cancels_before", "_fired", "_task")
 
@@ -80,7 +80,7 @@ class SimulatedInterrupt:
 
 
 class _SimulatedMutex:
-    """Steps are atomic here, so nobody ever waits for a guard: whoever finds it taken has found a deadlock."""
+    """Steps are atomic here, so no task ever waits for a mutex: finding it held means a deadlock."""
 
     __slots__ = ("_held",)
 
@@ -89,7 +89,7 @@ class _SimulatedMutex:
 
     def __enter__(self) -> None:
         if self._held:
-            raise RuntimeError("a guard was held over an await, or taken twice: with threads this would hang")
+            raise RuntimeError("a mutex was held over an await, or entered twice: with threads this would hang")
         self._held = True
 
     def __exit__(
@@ -102,7 +102,7 @@ class _SimulatedMutex:
 
 
 class Process:
-    """One process of one machine, and the runtime of all that runs in it."""
+    """One process on one machine, and the runtime of all code that runs in it."""
 
     blocking = False
 
@@ -113,7 +113,7 @@ class Process:
         self.paused = self.dead = False
         self.resumed_at = 0.0  # true time
         self.backlog: list[Timer] = []
-        self.on_crash: list[Callable[[], None]] = []  # whoever sees its sockets close
+        self.on_crash: list[Callable[[], None]] = []  # for peers, which see the sockets of this process close
         self._random = random.Random(simulator.random.getrandbits(64))
         self._offset = simulator.random.uniform(0, 1_000_000)
         self._wall_offset = 1_700_000_000 + simulator.random.uniform(-1, 1)
@@ -136,7 +136,7 @@ class Process:
         return self.simulator.current_task or self
 
     def owner_id(self) -> str:
-        # Not drawn by chance: seeds that found something would find something else.
+        # Not random: another draw would change the run of every seed that is kept because it found a bug.
         number = self._owner_numbers.setdefault(self.simulator.current_task, len(self._owner_numbers))
         return sha256(f"{self.name} {number}".encode()).hexdigest()[:8]
 
@@ -153,11 +153,11 @@ class Process:
 
     async def call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         result = fn(*args, **kwargs)
-        await self.sleep(0)  # as on a worker thread: a cancellation may lose the result of what has happened
+        await self.sleep(0)  # as on a worker thread: a cancellation may lose the result of a call that was made
         return result
 
     async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
-        raise AssertionError("there are no sockets in the simulated world")
+        raise AssertionError("there are no sockets in a simulation")
 
     def signal(self) -> SimulatedSignal:
         return SimulatedSignal(self)
@@ -173,12 +173,12 @@ class Process:
         self.spawn(start(self), name)
 
     def close(self) -> None:
-        """There is nothing to let go: what runs aside ends by itself."""
+        """Nothing to do: tasks started here end on their own."""
 
     def after_fork(self) -> None:
         """Simulated processes do not fork."""
 
-    # --------------------------------------------------- what befalls a process
+    # ----------------------------------------------- faults and the scheduler
 
     def spawn(self, coro: Coroutine[Any, Any, Any], name: str) -> Task:
         """Start a task. In a dead process it never begins."""
@@ -190,7 +190,7 @@ class Process:
         return task
 
     def call_later(self, seconds: float, fn: Callable[[], object]) -> Timer:
-        """Have `fn` run once so many seconds have passed on this process's clock. Never early."""
+        """Run `fn` once `seconds` have passed on this process's clock. Never early."""
         delay = self.simulator.random.uniform(0, _MAX_TIMER_DELAY if seconds > 0 else MAX_RESUME_DELAY)
         return self.simulator.schedule(max(seconds, 0.0) / self.rate + delay + MIN_DELAY, fn, self)
 
@@ -199,15 +199,15 @@ class Process:
         return (instant - self._offset) / self.rate
 
     def step_wall_clock(self, seconds: float) -> None:
-        """Somebody sets the machine's clock, which must matter to nobody."""
+        """Step the wall clock, as an administrator would. No lock may be affected."""
         self._wall_offset += seconds
 
     def pause(self) -> None:
-        """Stop as if by SIGSTOP: nothing runs, timers and messages pile up, the clock goes on."""
+        """Stop as if by SIGSTOP: nothing runs, timers and messages pile up, the clock continues."""
         self.paused = True
 
     def resume(self) -> None:
-        """Go on. What piled up happens at once, in no particular order."""
+        """Continue. Timers and messages that piled up run at once, in no particular order."""
         self.paused, backlog, self.backlog = False, self.backlog, []
         self.resumed_at = self.simulator.time
         for timer in backlog:
@@ -215,7 +215,7 @@ class Process:
                 self.simulator.schedule(self.simulator.random.uniform(0, _MAX_TIMER_DELAY), timer.fn, self)
 
     def crash(self) -> None:
-        """Die. Nothing it does from here on, closing its coroutines included, has any effect on others."""
+        """Die. From here on nothing this process does, closing its coroutines included, affects other processes."""
         if self.dead:
             return
         self.dead = True

@@ -1,8 +1,8 @@
-"""What a simulation is made of: one true time, all that is to happen in it, and tasks that wait for it.
+"""The scheduler of a simulation: one true time, the events scheduled in it, and the tasks that wait for them.
 
-`simulated.py` puts processes into this world and makes each of them a runtime. The same seed gives the same run, so a
-failure can be looked at as often as needed: nothing here reads a real clock, a hash order or an address. A step between
-two awaits is atomic, and time passes only while everybody waits.
+`simulated.py` adds processes and makes each of them a runtime. The same seed gives the same run, so a failure can be
+replayed as often as needed: nothing here depends on a real clock, a hash order or a memory address. A step between two
+awaits is atomic, and time passes only while every task waits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_RESUME_DELAY: Final = 0.0001  # a task that may go on does so within this
-MIN_DELAY: Final = 1e-9  # the least time between cause and effect, so that every loop of retries ends
+MAX_RESUME_DELAY: Final = 0.0001  # a task that is ready resumes within this
+MIN_DELAY: Final = 1e-9  # the least time between cause and effect, so that every retry loop reaches its deadline
 
 
 class Timer:
-    """Something that will happen, unless called off."""
+    """A scheduled event, unless cancelled."""
 
     __slots__ = ("fn", "process")
 
@@ -36,7 +36,7 @@ class Timer:
 
 
 class Simulator:
-    """Everything there is: the time, the chances, and what happens next."""
+    """The simulated time, the random generator, and the queue of events."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -49,14 +49,14 @@ class Simulator:
         self._failure: BaseException | None = None
 
     def schedule(self, seconds: float, fn: Callable[[], object], process: Process | None = None) -> Timer:
-        """Have `fn` run so many true seconds from now; as part of a process, only while that one runs."""
+        """Run `fn` in `seconds` of true time. With a process: once it is not paused, and not if it is dead."""
         timer = Timer(fn, process)
         self._timer_number += 1
         heappush(self._heap, (self.time + max(seconds, MIN_DELAY), self._timer_number, timer))
         return timer
 
     def run(self, seconds: float) -> None:
-        """Let so much time pass. What a task did not catch is raised here."""
+        """Let `seconds` pass. An exception that a task did not catch is raised here."""
         end, heap = self.time + seconds, self._heap
         while heap and heap[0][0] <= end:
             self.time, _, timer = heappop(heap)
@@ -64,7 +64,7 @@ class Simulator:
         self.time = end
 
     def run_until_complete(self, task: Task, seconds: float) -> Any:
-        """Run until a task has ended, and give its result or raise its error; TimeoutError if that takes longer."""
+        """Run until a task ends; return its result or raise its error. TimeoutError after `seconds`."""
         end, heap = self.time + seconds, self._heap
         task.watched = True
         while not task.done:
@@ -96,7 +96,7 @@ class Simulator:
 
 
 class Promise(Generic[T]):
-    """What one task waits for: kept once, with a value or an error; what comes later is dropped."""
+    """What one task awaits. Resolved once, with a value or an error; later results are dropped."""
 
     __slots__ = ("_error", "_process", "_value", "done", "task")
 
@@ -124,7 +124,7 @@ class Promise(Generic[T]):
     def __await__(self) -> Generator[Promise[Any], None, T]:
         if not self.done:
             if self._process.dead:
-                raise GeneratorExit  # a `finally` in a crashed process gets no further than its first await
+                raise GeneratorExit  # in a crashed process a `finally` ends at its first await
             yield self
         if self._error is not None:
             raise self._error
@@ -132,7 +132,7 @@ class Promise(Generic[T]):
 
 
 class Task:
-    """A coroutine of a process, with asyncio's ways where the code under test could tell: cancel, cancelling."""
+    """A coroutine of a process. Like an asyncio task where the code under test could notice: cancel, cancelling."""
 
     def __init__(self, process: Process, coro: Coroutine[Any, Any, Any], name: str) -> None:
         self.process, self.name = process, name
@@ -158,7 +158,7 @@ class Task:
         return self._value
 
     def cancel(self) -> bool:
-        """Raise CancelledError at whatever it awaits, even if that has come in the meantime."""
+        """Raise CancelledError at the task's await, even if the awaited result has arrived in the meantime."""
         if self.done:
             return False
         self._cancelling += 1
@@ -174,7 +174,7 @@ class Task:
         return self._cancelling
 
     async def join(self) -> None:
-        """Wait until it has ended, however it did."""
+        """Wait until the task has ended, whatever the outcome."""
         if not self.done:
             waiter = self._simulator.current_task
             promise: Promise[bool] = Promise(self.process if waiter is None else waiter.process)
@@ -209,7 +209,7 @@ class Task:
 
     def _suspend(self, awaited: Promise[Any]) -> None:
         if not isinstance(awaited, Promise):
-            raise TypeError(f"{self} awaited {awaited!r}: in a simulation everything is awaited through its runtime")
+            raise TypeError(f"{self} awaited {awaited!r}: in a simulation, await only what the runtime provides")
         self._awaiting, awaited.task = awaited, self
         self.await_count += 1
         if self.await_count == self.cancel_at:
@@ -234,7 +234,7 @@ class Task:
             promise.resolve(True)
         previous, self._simulator.current_task = self._simulator.current_task, self
         try:
-            if previous is not self:  # one that crashes its own process ends at its next await
+            if previous is not self:  # a task that crashes its own process ends at its next await
                 self._coro.close()
         finally:
             self._simulator.current_task = previous

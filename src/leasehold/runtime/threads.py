@@ -1,4 +1,4 @@
-"""Blocking mode: every await returns at once or blocks the caller's own thread. No loop, no hop."""
+"""Blocking mode: every await returns at once or blocks the caller's own thread. No loop, no switch of threads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from leasehold.runtime.base import Runtime, run_sync
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# Must count suspend: a laptop asleep for an hour holds nothing any more. CLOCK_MONOTONIC stops there on Linux.
+# Must count suspend: the leases of a laptop that slept for an hour have expired. On Linux, CLOCK_MONOTONIC stops then.
 boot_clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
 
-_LONGEST_POLL = 1_000_000.0  # seconds: the system counts milliseconds in 32 bits
+_LONGEST_POLL = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
 
 
 class ThreadSignal:
-    """A bare lock as a binary semaphore: unlike an Event, it may be set from a finaliser that interrupts a set()."""
+    """A plain lock used as a binary semaphore. Unlike an Event, a finaliser may set it while it interrupts a set()."""
 
     __slots__ = ("_lock",)
 
@@ -36,7 +36,7 @@ class ThreadSignal:
     def set(self) -> None:
         try:
             self._lock.release()
-        except RuntimeError:  # set already, and not yet waited for
+        except RuntimeError:  # already set, and not yet consumed by a wait
             return
 
     async def wait(self, seconds: float) -> bool:
@@ -44,14 +44,14 @@ class ThreadSignal:
 
 
 class ThreadMutex(_thread.RLock):  # type: ignore[misc]  # typeshed calls it final; it is not
-    """The interpreter's own reentrant lock, which knows its owner."""
+    """The interpreter's own reentrant lock, which records its owner."""
 
     __slots__ = ()
     held_by_me = _thread.RLock._is_owned  # type: ignore[attr-defined]
 
 
 class _Owner(threading.local):
-    """One object per thread, for as long as the thread lives: its ident is given to the next one after that."""
+    """One object per thread, as long as the thread lives. Thread idents are reused after that, so they do not serve."""
 
     def __init__(self) -> None:
         self.key = object()
@@ -62,7 +62,7 @@ _owner = _Owner()
 
 
 def _after_fork_in_child() -> None:
-    _owner.id = os.urandom(4).hex()  # the parent's thread goes on under the old one
+    _owner.id = os.urandom(4).hex()  # the thread in the parent keeps the old id
 
 
 if hasattr(os, "register_at_fork"):
@@ -77,9 +77,8 @@ class Threads:
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
         self.now = clock
         self.wall = time.time
-        self.random_bytes = (
-            os.urandom
-        )  # each time: a reserve would be copied with the machine, and two clones ask as one
+        # Not buffered: a cloned virtual machine would have the same buffer, and both clones would use the same ids.
+        self.random_bytes = os.urandom
         self.random = random.Random().random
 
     def owner(self) -> Hashable:
@@ -98,7 +97,7 @@ class Threads:
         return fn(*args, **kwargs)
 
     async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
-        poll = select.poll()  # not select(): a descriptor may have any number
+        poll = select.poll()  # not select(), which fails for descriptors above 1023
         poll.register(descriptor, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
         return bool(poll.poll(max(0.0, min(seconds, _LONGEST_POLL)) * 1000))
 
@@ -109,7 +108,7 @@ class Threads:
         return ThreadMutex()
 
     def interrupt(self) -> None:
-        return None  # a thread cannot be stopped from outside: it asks check()
+        return None  # a thread cannot be interrupted from outside: its code calls check()
 
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         def run() -> None:
@@ -118,7 +117,7 @@ class Threads:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """There is nothing to let go: what runs aside ends by itself."""
+        """Nothing to do: threads started here end on their own."""
 
     def after_fork(self) -> None:
-        """There is nothing to replace: this runtime keeps no thread."""
+        """Nothing to do: this runtime keeps no threads."""

@@ -1,11 +1,11 @@
-"""What engine authors and users need to prove a lock.
+"""Tools to test an engine, or code that uses locks.
 
-For engine authors: `conformance_tests` runs every case over an engine, through a `Rig` that makes it and hurts it. For
-everybody: `faulty` wraps an engine so that it loses, delays and repeats calls. For users' own tests: the fixtures of
-the pytest plugin, `expire` and `lose`.
+For engine authors: `conformance_tests` runs every case over an engine, through a `Rig` that opens it and injects
+faults. For both: `faulty` wraps an engine so that it loses, delays and repeats calls. For tests of your own code: the
+fixtures of the pytest plugin, `expire` and `lose`.
 
-Names are loaded on first use: the pytest plugin comes with every test run where Leasehold is installed, and must cost
-those nothing.
+Names are imported on first use: pytest loads the plugin in every run where Leasehold is installed, so it must cost
+nothing there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Not on first use, because module and function share a name: importing the module would hide the function.
+# Imported eagerly because module and function share a name: a later import of the module would hide the function.
 from leasehold.testing.faulty import (
     Fault,
     Faults,

@@ -1,13 +1,13 @@
-"""A clock that a test moves, and the two runtimes that go by it.
+"""A clock that a test advances, and the two runtimes that use it.
 
-It stands still. However slow the machine, however long a debugger holds a test up, nothing is renewed, lapses or is
-lost unless the test says so by `advance`: the same test sees the same instants on every run, to the last digit. It runs
-only while a call of the caller's waits (`acquire(wait=5)`, `wait_lost(2)`), as fast as the real one, for else such a
-call would never end; `skipping()` makes those pass at once too.
+The clock stands still. However slow the machine, however long a debugger stops the test, nothing is renewed, expires or
+is lost unless the test calls `advance`: the same test sees the same instants on every run, to the last digit. The clock
+runs only while a call of the test waits (`acquire(wait=5)`, `wait_lost(2)`), as fast as the real clock, because such a
+call would never end otherwise; with `skipping()` these waits pass at once too.
 
-`advance` is not one jump. It goes from one instant at which somebody wanted to be woken to the next, and at each of
-them lets the watchdogs finish what they do, callbacks included. An hour passes in a moment, with every renewal in it,
-and what is due has been done when `advance` returns.
+`advance` is not one jump. It moves from one instant at which a sleeper is due to the next, and at each instant lets the
+watchdogs finish their work, callbacks included. An hour passes in a moment, with every renewal in it, and everything
+that is due has been done when `advance` returns.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from leasehold.runtime.base import Runtime, Signal, run_sync
 from leasehold.runtime.loop import Loop, LoopSignal, _call_soon
 from leasehold.runtime.threads import Threads
 
-_CALLBACK_TIMEOUT: Final = 5.0  # real seconds; a callback that blocks for longer is not waited for
-_RECHECK_INTERVAL: Final = 0.5  # how soon a sleeper looks again though nobody woke it
+_CALLBACK_TIMEOUT: Final = 5.0  # real seconds; the clock does not wait longer for a callback that blocks
+_RECHECK_INTERVAL: Final = 0.5  # how often a sleeper re-checks without being woken
 
 
 class _Pace(NamedTuple):
-    """Read in one step, by any thread."""
+    """A tuple, so that any thread can read it in one step."""
 
     at: float
-    since: float | None  # the real instant from which it runs; None: it stands still
+    since: float | None  # the real instant from which the clock runs; None: it stands still
 
 
 class _Sleep:
-    """One wait upon the clock: of a thread that runs aside, or of a caller."""
+    """One wait on the clock: of a background thread, or of a caller."""
 
     __slots__ = ("background", "deadline", "is_ready", "thread", "wake")
 
@@ -46,12 +46,10 @@ class _Sleep:
 
 
 class Clock:
-    """Seconds that pass when `advance` says so."""
+    """A clock that moves only when `advance` is called, or while a call of the test waits."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(
-            threading.RLock()
-        )  # reentrant: a finaliser may set a signal at any moment
+        self._condition = threading.Condition(threading.RLock())  # reentrant: finalisers may set signals at any time
         self._start = 1_000_000.0
         self._pace = _Pace(self._start, None)
         self._sleeps: list[_Sleep] = []
@@ -64,22 +62,22 @@ class Clock:
         return at if since is None else at + time.monotonic() - since
 
     def wall(self) -> float:
-        """The time of day, moved along."""
+        """The time of day, advanced together with this clock."""
         return self._wall + self.now() - self._start
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass for everybody who goes by this clock: clients, engine, watchdogs.
+        """Let `seconds` pass for everything that uses this clock: clients, engine, watchdogs.
 
-        A healthy client's leases are renewed on the way. To see one run out, `expire` it.
+        The watchdog renews the leases of a healthy client meanwhile. To make a lease expire, call `expire`.
         """
         if not seconds >= 0:
-            raise ValueError(f"time goes forward, not by {seconds!r} seconds")
+            raise ValueError(f"seconds must be 0 or more, not {seconds!r}")
         self.advance_until(self.now() + seconds, lambda: False)
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
-        """Inside, a call that waits is not kept waiting: the clock moves on at once, until it has what it waits for or
-        its time is up. For tests in which nobody else could let it go first."""
+        """Inside this block, calls do not wait: the clock advances at once until the call has what it waits for or its
+        time is up. For tests in which no other thread or task ends the wait earlier."""
         before, self.skips = self.skips, True
         try:
             yield
@@ -87,7 +85,7 @@ class Clock:
             self.skips = before
 
     def wait_idle(self) -> None:
-        """Wait until watchdogs and callbacks have done what is due by now. Takes no time on this clock."""
+        """Wait until watchdogs and callbacks have done everything that is due. Takes no time on this clock."""
         end = time.monotonic() + _CALLBACK_TIMEOUT
         with self._condition:
             while not self._settled() and time.monotonic() < end:
@@ -96,7 +94,7 @@ class Clock:
     # ------------------------------------------------------ for the runtimes
 
     def advance_until(self, target: float, is_enough: Callable[[], bool]) -> None:
-        """From instant to instant, until there or until enough."""
+        """Advance from one due instant to the next, until `target` or until `is_enough()`."""
         while True:
             self.wait_idle()
             with self._condition:
@@ -105,7 +103,7 @@ class Clock:
                     return
                 then = min([target, *(sleep.deadline for sleep in self._sleeps if sleep.deadline > now)])
                 at, since = self._pace
-                self._pace = _Pace(then if since is None else at + (then - now), since)  # to the last digit
+                self._pace = _Pace(then if since is None else at + (then - now), since)  # exactly `then`, not rounded
                 self._wake()
 
     def _settled(self) -> bool:
@@ -114,9 +112,8 @@ class Clock:
             if (sleep.is_ready() or sleep.deadline <= now) and sleep.thread is not here:
                 return False
             asleep += sleep.background
-        return asleep >= len(self._background_threads) - (
-            here in self._background_threads
-        )  # a callback may itself move the clock
+        # This thread does not count: a callback may itself advance the clock.
+        return asleep >= len(self._background_threads) - (here in self._background_threads)
 
     def _wake(self) -> None:
         for sleep in self._sleeps:
@@ -129,7 +126,7 @@ class Clock:
             self._sleeps.append(sleep)
             if not sleep.background and self._pace.since is None:
                 self._pace = _Pace(self._pace.at, time.monotonic())
-            self._wake()  # at another pace; and whoever settles counts the sleepers
+            self._wake()  # the pace may have changed, and wait_idle counts the sleepers
 
     def remove_sleep(self, sleep: _Sleep) -> None:
         with self._condition:
@@ -139,7 +136,7 @@ class Clock:
             self._condition.notify_all()
 
     def wait(self, is_ready: Callable[[], bool], seconds: float, background: bool) -> None:
-        """Block this thread until ready, at most so long by this clock."""
+        """Block this thread until `is_ready()`, at most `seconds` of this clock."""
         deadline = self.now() + seconds
         if self.skips and not background:
             self.advance_until(deadline, is_ready)
@@ -219,7 +216,7 @@ class _LoopSignal(LoopSignal):
 
 
 class ClockThreads(Threads):
-    """Blocking mode by a `Clock`. `aside`: of a watchdog, whose waits do not make the clock run."""
+    """Blocking mode on a `Clock`. `background`: for a watchdog, whose waits do not make the clock run."""
 
     def __init__(self, clock: Clock, *, background: bool = False) -> None:
         super().__init__(clock.now)
@@ -230,7 +227,7 @@ class ClockThreads(Threads):
     async def sleep(self, seconds: float) -> None:
         self.clock.wait(lambda: False, seconds, self._is_background)
 
-    def signal(self) -> _Signal:  # type: ignore[override]  # the protocol is met; ThreadSignal is one way to meet it
+    def signal(self) -> _Signal:  # type: ignore[override]  # not a ThreadSignal, but it implements the protocol
         return _Signal(self.clock, self._is_background)
 
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
@@ -238,7 +235,7 @@ class ClockThreads(Threads):
 
 
 class ClockLoop(Loop):
-    """asyncio mode by a `Clock`. `ended`: the test is over, and there may be no loop any more to close a client in."""
+    """asyncio mode on a `Clock`. `ended`: the test is over, and there may be no loop left in which to close clients."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock.now)
@@ -263,5 +260,5 @@ class ClockLoop(Loop):
 
 
 def _no_jitter() -> float:
-    """For jitter: none, so that renewals fall on the same instants in every run."""
+    """No jitter, so that renewals happen at the same instants in every run."""
     return 0.5

@@ -1,7 +1,8 @@
-"""Every await cancelled, every message lost, one at a time: for recipes that promise to leave nothing behind.
+"""Cancels every await and loses every message, one at a time: for client code that promises to leave nothing behind.
 
-A scenario runs once unharmed to count what can go wrong, then once for each of those, in a world where nothing else
-does. At its end nobody may be in line, held or owed, at the engine or in a client's book.
+A scenario runs once without faults to count its awaits and messages, then once for each of them, with that fault and no
+other. At its end there may be no waiter, no grant and no pending release, neither at the engine nor in a client's
+registry.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from leasehold.testing.network import NetworkTransport, SimulatedServer
 
 Make: TypeAlias = "Callable[..., Scenario]"
 
-_SETTLE_SECONDS: float = (
-    2.5  # what was given up is released at once, or owed and repeated: long before any ttl has passed
-)
+# A claim that was given up is released at once, or its pending release is retried; both long before a ttl has passed.
+_SETTLE_SECONDS: float = 2.5
 
 
 class LossyServer(SimulatedServer):
@@ -29,9 +29,8 @@ class LossyServer(SimulatedServer):
         super().__init__(world)
         self.message_count, self._lost_number = 0, lose
         self._released: set[str] = set()
-        self.late_fingerprints: set[str] = (
-            set()
-        )  # fingerprints of claims attempted after their release, which came by another way
+        # Of claims whose attempt arrived after their release, which had taken another connection.
+        self.late_fingerprints: set[str] = set()
 
     def transmit(self, transport: NetworkTransport, fn: Callable[[], object], *, to_server: bool) -> None:
         self.message_count += 1
@@ -49,7 +48,8 @@ class LossyServer(SimulatedServer):
 
 
 class Scenario:
-    """A few clients, each with one worker; `lose` a message, `cancel` an await of a worker, both by number."""
+    """A few clients with one worker each. `lose` is the number of a message, `cancel` a worker and the number of its
+    await."""
 
     workers: ClassVar[int] = 3
     time_limit: ClassVar[float] = 120.0  # simulated
@@ -69,7 +69,7 @@ class Scenario:
         return process.spawn(self.work(number, client, process), f"worker {number}")
 
     async def work(self, number: int, client: AsyncClient, process: Process) -> None:
-        """What a worker does; what it raises fails the scenario, but for its own cancellation."""
+        """What a worker does. Any exception but its own cancellation fails the scenario."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -81,9 +81,8 @@ class Scenario:
         self.world.run(_SETTLE_SECONDS)
         server = self.server.memory
         left = [holding for ns, name in list(server.lock_states) for holding in server.inspect(ns, name, True)]
-        left = [
-            holding for holding in left if holding.fingerprint not in self.server.late_fingerprints
-        ]  # its ttl ends that (E6)
+        # Only its ttl ends an attempt that arrives after its release (E6).
+        left = [holding for holding in left if holding.fingerprint not in self.server.late_fingerprints]
         assert not left, left
         for client, task in zip(self.clients, self.tasks, strict=True):
             registry = client._core.registry
@@ -95,7 +94,7 @@ class Scenario:
 
 
 def every_await_cancelled(make: Make) -> int:
-    """How many there were."""
+    """Run the scenario once for each of its awaits, cancelling that one. Returns how many there are."""
     baseline = make()
     baseline.run()
     awaits = [
@@ -107,7 +106,7 @@ def every_await_cancelled(make: Make) -> int:
 
 
 def every_message_lost(make: Make) -> int:
-    """How many there were."""
+    """Run the scenario once for each of its messages, losing that one. Returns how many there are."""
     baseline = make()
     baseline.run()
     for number in range(1, baseline.server.message_count + 1):
@@ -116,7 +115,7 @@ def every_message_lost(make: Make) -> int:
 
 
 def awaits_with_messages(make: Make, worker: int, stride: int) -> None:
-    """Each await of one worker cancelled, each time with another message lost as well; `stride` 1: with every one."""
+    """Cancel each await of one worker, combined with the loss of every `stride`-th message, one message a run."""
     baseline = make()
     baseline.run()
     for number in range(1, baseline.tasks[worker].await_count + 1):

@@ -1,16 +1,16 @@
-"""An engine that loses, delays and repeats calls on demand: a wrapper around any other, in every runtime.
+"""An engine that loses, delays and repeats calls on demand: a wrapper around any engine, in every runtime.
 
     faults = Faults()
     client = leasehold.Client("memory://", engine=faulty(opener, faults))
-    faults.next("attempt", drop_answer)     # the next attempt happens, but its caller is told Unavailable
+    faults.next("attempt", drop_answer)     # the next attempt is carried out, but its caller gets Unavailable
 
-and, to leave out no call of a scenario:
+To cover every call of a scenario:
 
     for faults in each_call(drop_answer):   # drop the answer of the first call, then of the second, ...
         run_the_scenario(faulty(opener, faults))
 
-Both twins of a client pass through the same `Faults`. What the wrapper does is allowed to networks, never to engines:
-it invents no answer, but for `repeat_answer`, which hands out an earlier one of the same claim.
+Both engine instances of a client use the same `Faults`. The wrapper does what a network may do, not what a wrong engine
+would: it invents no answers. `repeat_answer` returns an earlier answer to the same claim.
 """
 
 from __future__ import annotations
@@ -36,36 +36,37 @@ CALL_VERBS: Final[frozenset[Verb]] = frozenset({"attempt", "renew", "release", "
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What befalls one call. As a value, so that faults can be made, named and listed by tests."""
+    """What happens to one call. A value, so that tests can create, name and list faults."""
 
     label: str
     sent: int = 1  # how often the request reaches the engine: 0 drops it, 2 repeats it
-    answered: bool = True  # False: the caller is told Unavailable
+    answered: bool = True  # False: the caller gets Unavailable
     silent: bool = False  # ... not at once, but at its deadline
-    before: float = 0.0  # seconds the request is on its way
-    after: float = 0.0  # seconds the answer is on its way; one that comes after the deadline does not come
-    echo: bool = False  # the answer is the one this claim got to the same verb before, if there was one
-    again: int = 0  # so many calls later the request reaches the engine once more, and nobody hears the answer
+    before: float = 0.0  # seconds until the request arrives
+    after: float = 0.0  # seconds until the answer arrives; after the deadline, it is lost
+    echo: bool = False  # the answer is the previous one to this claim and verb, if there is one
+    again: int = 0  # after this many further calls the request reaches the engine once more; its answer is dropped
 
 
 drop_request: Final = Fault("drop_request", sent=0, answered=False)
 drop_answer: Final = Fault("drop_answer", answered=False)
-cannot_tell: Final = replace(drop_request, label="cannot_tell")  # of a renewal: nothing is known of any claim (E5)
+cannot_tell: Final = replace(drop_request, label="cannot_tell")  # for renewals: the state of the claims is unknown (E5)
 duplicate: Final = Fault("duplicate", sent=2)
 repeat_answer: Final = Fault("repeat_answer", echo=True)
 
 
 def silently(fault: Fault) -> Fault:
-    """The same, but without a word until the deadline: a lost packet rather than a closed connection."""
+    """The same fault, but the caller learns of it only at its deadline: a lost packet, not a closed connection."""
     return replace(fault, label=f"silently {fault.label}", silent=True)
 
 
 def delay(*, request: float = 0.0, answer: float = 0.0) -> Fault:
+    """Delay the request, the answer, or both, by seconds."""
     return Fault(f"delay {request:g}+{answer:g}", before=request, after=answer)
 
 
 def repeat_later(calls: int) -> Fault:
-    """The request arrives a second time, after so many other calls: the ghost that only a ttl ends (E6)."""
+    """The request arrives a second time, after this many other calls. Only the ttl ends such a late attempt (E6)."""
     return Fault(f"repeat after {calls}", again=calls)
 
 
@@ -83,40 +84,40 @@ class _Countdown:
 
 
 class Faults:
-    """What is to befall which call. Thread-safe; one for all engines that a test wants counted together."""
+    """Which calls meet which faults. Thread-safe; share one between all engines whose calls are counted together."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._next: dict[Verb, deque[Fault]] = defaultdict(deque)
         self._at: list[_Countdown] = []
         self._always: dict[Verb, Fault] = {}
-        self.calls: list[Verb] = []  # every call so far, for a test to look at
-        self.struck: list[tuple[Verb, Fault]] = []  # those that a fault befell
+        self.calls: list[Verb] = []  # every call so far, for tests to inspect
+        self.struck: list[tuple[Verb, Fault]] = []  # the calls that met a fault
 
     def next(self, verb: Verb, *faults: Fault) -> None:
-        """The next call of this verb meets the first of these, the one after it the second, and so on."""
+        """The next call of this verb meets the first of these faults, the call after it the second, and so on."""
         with self._mutex:
             self._next[verb].extend(faults)
 
     def always(self, verb: Verb, fault: Fault) -> None:
-        """Every call of this verb, until `clear`."""
+        """Every call of this verb meets this fault, until `clear`."""
         with self._mutex:
             self._always[verb] = fault
 
     def at(self, number: int, fault: Fault, verbs: Collection[Verb] = CALL_VERBS) -> None:
-        """The call of that number, counted from 0 among these verbs only."""
+        """The call with this number meets the fault, counted from 0 among calls of these verbs."""
         with self._mutex:
             self._at.append(_Countdown(number, fault, verbs))
 
     def clear(self) -> None:
-        """All is well from here on."""
+        """Remove all planned faults."""
         with self._mutex:
             self._next.clear()
             self._at.clear()
             self._always.clear()
 
     def next_fault(self, verb: Verb) -> Fault | None:
-        """Called by the wrapper: what befalls this call."""
+        """Called by the wrapper: the fault of this call, if any."""
         with self._mutex:
             self.calls.append(verb)
             fault = self._always.get(verb)
@@ -130,7 +131,8 @@ class Faults:
 
 
 def each_call(fault: Fault, verbs: Collection[Verb] = CALL_VERBS) -> Iterator[Faults]:
-    """One `Faults` per call of a scenario, each of which strikes one call more to the back; ends when none is left."""
+    """One `Faults` per call of a scenario: the first strikes the first call, the second the second, and so on. Ends
+    after a run in which no call was struck."""
     number = 0
     while True:
         faults = Faults()
@@ -191,12 +193,12 @@ class FaultyEngine:
         subject = "\0".join(claim.id_hash for claim in claims)
         try:
             return await self._call("renew", subject, deadline, lambda: self._engine.renew(claims, deadline))
-        except Unavailable as unavailable:  # the verb that raises nothing (E5)
+        except Unavailable as unavailable:  # renew never raises it: it answers per claim (E5)
             return [unavailable] * len(claims)
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
-        """Dropping the request sleeps the time out, as if the wake-up were lost; dropping the answer returns nearly
-        at once, for nothing. Both are allowed to a hint (E4)."""
+        """If the request is dropped, sleep for the whole time, as if the wake-up were lost. If the answer is dropped,
+        return nearly at once, as on a spurious wake-up. A hint may do both (E4)."""
         fault = self._faults.next_fault("wait")
         if fault is None or fault.answered:
             await self._engine.wait(claim, busy, seconds)
@@ -204,7 +206,7 @@ class FaultyEngine:
             await self._runtime.sleep(0.001 if fault.sent else seconds)
 
     def forget(self, claim: Claim) -> None:
-        """With any fault that loses a call: as if the release could not be sent at once, it is owed."""
+        """With any fault that loses a call, the release becomes pending, as if it could not be sent at once."""
         fault = self._faults.next_fault("forget")
         if fault is None or fault.answered:
             self._engine.forget(claim)
@@ -248,15 +250,15 @@ class FaultyEngine:
         if fault.echo and subject in self._answers:
             earlier: T = self._answers[subject]
             return earlier
-        return answer  # type: ignore[return-value]  # a fault that answers has sent
+        return answer  # type: ignore[return-value]  # set: every fault that answers also sends
 
     async def _deliver_repeats(self) -> None:
-        """Requests that arrive once more, now that enough other calls have gone by."""
+        """Send the requests that arrive once more, now that enough other calls were made."""
         due = [repeat for repeat in self._repeats if repeat[0] <= 1]
         self._repeats = [(calls - 1, id_hash, send) for calls, id_hash, send in self._repeats if calls > 1]
         for _, id_hash, send in due:
             was_waiting = id_hash in self._registry.waiting
             with suppress(LeaseholdError):
                 await send()
-            if not was_waiting:  # only the request travelled again: its client never asked, and keeps no place for it
+            if not was_waiting:  # only the network repeated the request: the client itself is not waiting
                 self._registry.remove_waiter(id_hash)

@@ -1,4 +1,4 @@
-"""What may become of a lease, brought about at once: for users' tests of what their code does then."""
+"""Make a lease expire or be lost at once: for tests of how your code reacts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from leasehold.engines.memory import MemoryServer
 from leasehold.model import Reason
 from leasehold.testing.clock import Clock, ClockLoop, ClockThreads
 
-_CLIENT_SIDE_REASONS: Final = frozenset({"unreachable", "stalled", "max_hold", "forked"})  # it was never asked
+_CLIENT_SIDE_REASONS: Final = frozenset({"unreachable", "stalled", "max_hold", "forked"})  # the engine is not involved
 
 
 def expire(lease: BaseLease) -> None:
-    """Have the lease run out now, as if this process had stalled for its whole ttl: LOST, for the reason `stalled`.
+    """Make the lease expire now, as if this process had stalled for its whole ttl: LOST, with the reason `stalled`.
 
-    The engine frees the name at this instant, after the `delay` if there is one, and the next in line is told. No other
-    lease is touched and the clock does not move. When this returns, `on_lost` callbacks have run, and the body of an
-    `async with` is cancelled at the next turn of its loop. For leases of the `leasehold_client` fixtures.
+    The engine frees the name now, or after the `delay` if there is one, and notifies the next waiter. No other lease is
+    affected and the clock does not move. When this returns, `on_lost` callbacks have run; the body of an `async with`
+    is cancelled when its loop next runs. Only for leases of the `leasehold_client` fixtures.
     """
     clock, server = _clock_and_server(lease)
     core, now = lease._core, clock.now()
@@ -29,18 +29,19 @@ def expire(lease: BaseLease) -> None:
 
 
 def lose(lease: BaseLease, reason: Reason = "broken") -> None:
-    """Have the lease be lost now for this reason, told as by the engine; by default an operator breaks it.
+    """Make the lease be lost now, for this reason; by default as if an operator had broken it.
 
-    At the engine the name is then broken, lapsed or unknown as well, and free, but for reasons that only the holder
-    can know (`unreachable`, `stalled`, `max_hold`, `forked`): there the grant stands until it is released. Returns as
-    `expire` does. For leases of the `leasehold_client` fixtures.
+    The grant ends at the engine too (broken, expired or unknown) and the name is free, except for reasons that only the
+    holder can know (`unreachable`, `stalled`, `max_hold`, `forked`): then the grant lives until it is released or
+    expires. When this returns, the same has happened as with `expire`. Only for leases of the `leasehold_client`
+    fixtures.
     """
     clock, server = _clock_and_server(lease)
     claim = lease._claim
     if reason == "released":
-        raise ValueError("released is no way to lose a lease: call lease.release()")
+        raise ValueError("'released' is not a way to lose a lease: call lease.release()")
     if reason == "broken":
-        server.break_(claim.namespace, claim.name, lease.token)  # tells the holder
+        server.break_(claim.namespace, claim.name, lease.token)  # notifies the holder
     elif reason == "expired":
         _expire_at_engine(server, lease, clock.now())
     elif reason not in _CLIENT_SIDE_REASONS:
@@ -57,11 +58,11 @@ def _expire_at_engine(server: MemoryServer, lease: BaseLease, now: float) -> Non
         if lock_state is not None and entry is not None:
             entry.until = min(entry.until, now)
             lock_state._next_expiry = min(lock_state._next_expiry, now)
-    server.inspect(claim.namespace, claim.name, True)  # whoever looks ends what is over, and wakes the next
+    server.inspect(claim.namespace, claim.name, True)  # expires the grant and wakes the next waiter
 
 
 def _clock_and_server(lease: BaseLease) -> tuple[Clock, MemoryServer]:
     runtime, server = lease._core.runtime, lease._core.registry.shared.get("memory_server")
     if not isinstance(runtime, ClockThreads | ClockLoop) or not isinstance(server, MemoryServer):
-        raise TypeError("this needs a lease of leasehold_client or leasehold_async_client, whose engine it can reach")
+        raise TypeError("expire() and lose() only work on leases of leasehold_client and leasehold_async_client")
     return runtime.clock, server

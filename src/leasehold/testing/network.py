@@ -1,9 +1,9 @@
-"""A network between client and server that loses, repeats and delays, for the simulated runtime.
+"""A network between client and server that loses, repeats and delays messages, for the simulated runtime.
 
-`SimulatedServer` is the memory engine's store in a process of its own; `NetworkTransport` carries requests, answers and
-wake-ups to and from it as messages. All above the link is the code that also runs for real. A link is one connection: a
-restart of the server ends it together with everything under way, and the client connects and registers anew, then has
-all its waiters ask once more, since it cannot know which wake-ups it missed."""
+`SimulatedServer` is the memory engine's server in a process of its own; `NetworkTransport` carries requests, answers
+and wake-ups to and from it as messages. Everything above the transport is production code. A transport is one
+connection: a restart of the server ends it together with all messages under way. The client then reconnects and
+registers again, and all its waiters retry, since it cannot know which wake-ups it missed."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.simulated import Process, Promise, Simulator
 
-RECONNECT_INTERVAL: Final = 0.25  # between tries to register again
+RECONNECT_INTERVAL: Final = 0.25  # between attempts to register again
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkProfile:
-    """How bad the network is. Shares are chances per message; `late` ones come up to `late_by` seconds late."""
+    """How bad the network is. Rates are probabilities per message; `late` messages arrive up to `late_by` s late."""
 
     latency: float = 0.002
     loss: float = 0.0
     duplication: float = 0.0
     late: float = 0.0
     late_by: float = 5.0
-    notification_loss: float = 0.0  # wake-ups are lost by this chance, besides
-    ordered: bool = True  # a connection keeps its order
+    notification_loss: float = 0.0  # additional probability that a wake-up is lost
+    ordered: bool = True  # messages arrive in the order in which they were sent
 
 
 RELIABLE: Final = NetworkProfile()
 
 
 class Observer:
-    """Whoever looks over everybody's shoulder. Sees each message where it leaves and where it arrives."""
+    """Sees each message of all clients and the server when it is sent and when it arrives."""
 
     def sent(self, transport: NetworkTransport, verb: str, args: tuple[Any, ...]) -> None:
         """A client sent a request."""
 
     def answered(self, verb: str, args: tuple[Any, ...], answer: Any) -> None:
-        """The server carried one out."""
+        """The server carried out a request."""
 
     def delivered(self, transport: NetworkTransport, verb: str, args: tuple[Any, ...], answer: Any) -> None:
-        """An answer reached a call that still waited for it."""
+        """An answer reached a call that was still waiting for it."""
 
     def notified(self, transport: NetworkTransport, notification: Notification) -> None:
         """A wake-up reached its client."""
 
 
 class SimulatedServer:
-    """A store in a process of its own. Durable: a restart keeps the data, and only the data."""
+    """A memory server in a process of its own. A restart keeps the data and nothing else."""
 
     def __init__(self, world: Simulator, profile: NetworkProfile = RELIABLE) -> None:
         self.world, self.profile = world, profile
         self.process = Process(world, "server")
         self.memory = MemoryServer(self.process)
         self.is_up = True
-        self.generation = 0  # of connections: one more at each restart
+        self.generation = 0  # of connections: increases at each restart
         self.observer = Observer()
         self.cut_off: dict[Process, None] = {}
         self.transports: list[NetworkTransport] = []
 
     def opener(self) -> Opener:
-        """What a client is given as its engine."""
+        """The `engine` argument for a client."""
 
         def open_(_config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> MemoryEngine:
             assert isinstance(runtime, Process)
@@ -78,10 +78,10 @@ class SimulatedServer:
 
         return open_
 
-    # --------------------------------------------------------- what befalls it
+    # ------------------------------------------------------------------ faults
 
     def stop(self) -> None:
-        """Go down: connections, mailboxes and all messages under way are lost."""
+        """Go down: connections, registered clients and all messages under way are lost."""
         self.is_up = False
         self.generation += 1
         self.memory.notify_callbacks.clear()
@@ -92,7 +92,7 @@ class SimulatedServer:
         self.is_up = True
 
     def cut(self, process: Process) -> None:
-        """Part a client from the server: both ways silent, and to the server it looks as reachable as before."""
+        """Cut a client off from the server, silently in both directions: to the server it still looks reachable."""
         self.cut_off[process] = None
 
     def restore(self, process: Process) -> None:
@@ -111,7 +111,7 @@ class SimulatedServer:
         transport.process.on_crash.append(partial(self._connection_closed, transport))
 
     def transmit(self, transport: NetworkTransport, fn: Callable[[], object], *, to_server: bool) -> None:
-        """Send a message along a link: `fn` is what its arrival does. May lose it, repeat it, or take its time."""
+        """Send a message; `fn` runs when it arrives. The network may lose, repeat or delay it."""
         if transport.process in self.cut_off or (to_server and transport.process.dead):
             return
         profile, random = self.profile, self.world.random
@@ -138,7 +138,7 @@ class SimulatedServer:
             fn()
 
     def _send_reset(self, transport: NetworkTransport) -> None:
-        """Tell a client that its connection is closed. No weather loses this: a closed socket shows sooner or later."""
+        """Notify a client that its connection is closed. Never lost: a client notices a closed socket eventually."""
         if transport.process not in self.cut_off and not transport.process.dead:
             self.world.schedule(
                 self.world.random.expovariate(1 / self.profile.latency),
@@ -147,7 +147,7 @@ class SimulatedServer:
             )
 
     def _connection_closed(self, transport: NetworkTransport) -> None:
-        """The client's process died: its socket closes, and it can be told nothing any more."""
+        """The client's process died: its socket closes, and the server can no longer notify it."""
         if transport.client is not None and transport.process not in self.cut_off:
             delay = self.world.random.expovariate(1 / self.profile.latency)
             self.world.schedule(delay, partial(self._unregister, transport.client), self.process)
@@ -202,21 +202,21 @@ class PendingCall(NamedTuple):
 
 
 class NetworkTransport:
-    """One connection of a client. Every request carries the client's address, so asking is registering."""
+    """One connection of a client. Every request carries the client's address and thereby registers the client."""
 
     def __init__(self, process: Process, server: SimulatedServer, registry: ClaimRegistry) -> None:
         self.process, self._server, self.registry = process, server, registry
         self.generation = server.generation
         self.client: str | None = None
         self.closed = False
-        self.arrivals = {True: 0.0, False: 0.0}  # when the last message of each direction arrives
+        self.arrivals = {True: 0.0, False: 0.0}  # when the last message in each direction arrives
         self._notify_callback: NotifyCallback | None = None
         self._number = 0
         self._registered = server.generation
         self.pending: dict[int, PendingCall] = {}
         server.connect(self)
 
-    # ------------------------------------------------------------------ as a link
+    # ------------------------------------------------------------ as a transport
 
     def call(self, verb: str, args: tuple[Any, ...], deadline: float) -> Coroutine[Any, Any, Any]:
         return self._send_and_wait(verb, args, deadline)
@@ -276,7 +276,7 @@ class NetworkTransport:
             self._server.observer.notified(self, notification)
 
     def reset(self, generation: int) -> None:
-        """The connection is gone, and with it every request under way; the next one is of the server's new life."""
+        """The connection is gone, with every request under way; the next one belongs to the server's new generation."""
         for call in list(self.pending.values()):
             call.promise.fail(Unavailable("the connection to the simulated server was lost", engine="simulated"))
         if generation != self.generation:

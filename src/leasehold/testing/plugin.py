@@ -3,11 +3,11 @@
     def test_the_report_stops_when_its_lock_is_lost(leasehold_client, leasehold_clock):
         with pytest.raises(leasehold.LeaseLost):
             with leasehold_client.lock("report") as lease:
-                leasehold_clock.advance(3600)        # an hour; the watchdog renews all the while
+                leasehold_clock.advance(3600)        # an hour; the watchdog keeps renewing
                 assert lease.held
                 expire(lease)                        # from leasehold.testing import expire
 
-    leasehold_client         a `Client` on a memory engine of this test alone
+    leasehold_client         a `Client` on a memory engine private to this test
     leasehold_async_client   an `AsyncClient` on the same engine; works with any plugin that runs async tests
     leasehold_clock          the clock of both, of the engine and of the watchdogs: see `Clock`
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Set by `conformance` on cases that let a heart-beat pass for real; unknown marks are errors in many projects.
-    config.addinivalue_line("markers", "faults: long runs, such as cases of the Leasehold suite that wait for real")
+    # Set by `conformance_tests` on cases that wait for real seconds; many projects treat unknown marks as errors.
+    config.addinivalue_line("markers", "faults: long runs, such as Leasehold conformance cases that wait in real time")
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def _leasehold_engine(leasehold_clock: Clock) -> Opener:
     server = memory.MemoryServer(ClockThreads(leasehold_clock))
 
     def open_(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> memory.MemoryEngine:
-        registry.shared["memory_server"] = server  # where the engine keeps a private one, and `expire` finds it
+        registry.shared["memory_server"] = server  # where the engine and `expire` look for it
         return memory.open(config, runtime, registry)
 
     return open_
@@ -59,7 +59,7 @@ def _leasehold_engine(leasehold_clock: Clock) -> Opener:
 
 @pytest.fixture
 def leasehold_client(leasehold_clock: Clock, _leasehold_engine: Opener) -> Iterator[Client]:
-    """A blocking client on a memory engine of this test alone; closed when the test ends, all it holds released."""
+    """A blocking client on a memory engine private to this test; closed, its leases released, when the test ends."""
     from leasehold import Client
     from leasehold.testing.clock import ClockThreads
 
@@ -69,8 +69,8 @@ def leasehold_client(leasehold_clock: Clock, _leasehold_engine: Opener) -> Itera
 
 @pytest.fixture
 def leasehold_async_client(leasehold_clock: Clock, _leasehold_engine: Opener) -> Iterator[AsyncClient]:
-    """An asyncio client on the same engine as `leasehold_client`. Not a coroutine fixture, so it needs no plugin of its
-    own; it belongs to the loop that uses it first, and is closed when the test ends, in whatever state that loop is."""
+    """An asyncio client on the same engine as `leasehold_client`. Not a coroutine fixture, so it works with any async
+    plugin. It belongs to the loop that uses it first, and is closed when the test ends, even if that loop is closed."""
     from leasehold import AsyncClient
     from leasehold.runtime.base import run_sync
     from leasehold.testing.clock import ClockLoop

@@ -1,10 +1,10 @@
-"""Values that change by compare-and-set, for short work that seldom meets: no lock is held, nothing lapses.
+"""Values that change by compare-and-set, for short work with rare conflicts: no lock is held, nothing expires.
 
     stock = leasehold.versioned.EtcdKey("http://127.0.0.1:2379", "/stock/teapot")
-    stock.update(lambda left: str(int(left or 5) - 1))     # read, decide, write if nobody else did; else again
+    stock.update(lambda left: str(int(left or 5) - 1))     # read, decide, write if unchanged; else again
 
-Each has the same verbs: `read()` gives value and version, `write(value, version)` raises `Conflict` unless that is the
-newest still, `update(fn)` does both until it succeeds, a bounded number of times. Loaded on first use.
+All have the same methods: `read()` returns value and version, `write(value, version)` raises `Conflict` unless that
+version is still the newest, `update(fn)` does both until it succeeds, a bounded number of times. Loaded on first use.
 """
 
 from __future__ import annotations

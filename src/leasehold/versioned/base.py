@@ -1,4 +1,4 @@
-"""The two faces of a value, one line per method."""
+"""The blocking and the asyncio API of a value, one line per method."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold.runtime.threads import Threads
 
 
 class Value(BaseValue):
-    """For threads; shared between them freely."""
+    """The blocking API of a value. Threads may share it."""
 
     _runtime_type = Threads
 
@@ -23,8 +23,11 @@ class Value(BaseValue):
         return run_sync(self._read())
 
     def write(self, value: bytes | str, version: int) -> Versioned:
-        """Write it in the place of the version that was read (0: of none), and give the new one. Else `Conflict`, and
-        nothing was changed; `Unavailable`: nobody can say."""
+        """Write the value if `version` is still the newest (0: no value exists), and return it with its new version.
+
+        `Conflict`: the version is not the newest, and nothing was changed. `Unavailable`: no server answered; the value
+        may have been written.
+        """
         return run_sync(self._write(value, version))
 
     def update(
@@ -37,17 +40,19 @@ class Value(BaseValue):
         most_pause: float = 1.0,
         on_event: Hook | None = None,
     ) -> Versioned:
-        """Write what `fn(value, *args)` makes of the value, and give the new one; None from `fn` leaves it as it is.
+        """Write the result of `fn(value, *args)`, and return it with its new version. If `fn` returns None, nothing is
+        written.
 
-        After a conflict it is read again and asked again, with growing random pauses, at most `attempts` times; then
-        `Conflict`. So `fn` only decides, and does nothing else. `on_event` gets an `Event` of kind "conflict" for each.
-        `Unavailable` is not tried again: the value may have been written.
+        After a conflict the value is read again and `fn` called again, with growing random pauses (the first up to
+        `pause` seconds, none above `most_pause`), at most `attempts` times; then `Conflict` is raised. So `fn` may run
+        several times, and should only compute. `on_event` gets an `Event` of kind "conflict" for each conflict.
+        `Unavailable` is raised without a retry: the value may have been written.
         """
         return run_sync(self._update(fn, args, RetryPolicy(attempts, (), pause, most_pause, self.name, on_event)))
 
 
 class AsyncValue(BaseValue):
-    """For asyncio: a thread does the asking. Cancelled, it may still be done."""
+    """The asyncio API of a value. A worker thread makes the calls: a cancelled write may still be applied."""
 
     _runtime_type = Loop
 
@@ -56,7 +61,11 @@ class AsyncValue(BaseValue):
         return await self._read()
 
     async def write(self, value: bytes | str, version: int) -> Versioned:
-        """Write it in the place of the version that was read, as `Value.write` does."""
+        """Write the value if `version` is still the newest (0: no value exists), and return it with its new version.
+
+        `Conflict`: the version is not the newest, and nothing was changed. `Unavailable`: no server answered; the value
+        may have been written.
+        """
         return await self._write(value, version)
 
     async def update(
@@ -69,5 +78,6 @@ class AsyncValue(BaseValue):
         most_pause: float = 1.0,
         on_event: Hook | None = None,
     ) -> Versioned:
-        """Write what `fn`, plain or async, makes of the value, as `Value.update` does."""
+        """Write the result of `fn(value, *args)`, plain or async, and return it with its new version. If it is None,
+        nothing is written. Conflicts are retried as in `Value.update`."""
         return await self._update(fn, args, RetryPolicy(attempts, (), pause, most_pause, self.name, on_event))

@@ -1,7 +1,7 @@
 """The value of an etcd key: the version is its mod revision, compared in the transaction that puts the new value.
 
-Revisions never repeat, so a key that was deleted and made anew is never taken for the old one. Over etcd's JSON
-gateway: nothing has to be installed.
+Revisions never repeat, so a key that was deleted and created again is never mistaken for the old one. It uses etcd's
+JSON gateway: nothing has to be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leasehold.versioned.base import AsyncValue, Value
 class _EtcdBackend:
     def __init__(self, gateway: Gateway, key: str) -> None:
         if not isinstance(key, str) or not key:
-            raise ConfigError(f"a key is a text, not {key!r}")
+            raise ConfigError(f"key must be a non-empty string, not {key!r}")
         self.name, self._gateway = key, gateway
 
     def read(self) -> Versioned:
@@ -46,13 +46,14 @@ class _EtcdValue(BaseValue):
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
     ) -> None:
-        """`endpoints`: URLs of members, tried in turn: `"http://127.0.0.1:2379"`. `headers`: such as Authorization."""
+        """`endpoints`: URLs of members, tried in order: `"http://127.0.0.1:2379"`. `headers`: such as Authorization.
+        `timeout`: seconds for each request."""
         super().__init__(_EtcdBackend(Gateway(endpoints, headers=headers, tls=tls, timeout=timeout), key))
 
 
 class EtcdKey(_EtcdValue, Value):
-    """The value of one key of etcd, changed by compare-and-set."""
+    """The value of one etcd key, changed by compare-and-set. Threads may share it."""
 
 
 class AsyncEtcdKey(_EtcdValue, AsyncValue):
-    """As `EtcdKey`, to be awaited."""
+    """The asyncio twin of `EtcdKey`."""

@@ -1,7 +1,7 @@
-"""The data of a ZooKeeper node, over a kazoo client of the caller's: the version is ZooKeeper's own, counted from 1.
+"""The data of a ZooKeeper node, over the caller's kazoo client: the version is ZooKeeper's own, counted from 1.
 
-A node that is deleted and made anew counts from the beginning again: a write that was decided long before may then be
-taken. So nodes used this way are not to be deleted.
+If a node is deleted and created again, its version starts over, and a write that was decided long before may then be
+accepted. So do not delete nodes that are used this way.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CONNECTION_ERRORS: Final = (ConnectionClosedError, ConnectionLoss, OperationTim
 class _ZooKeeperBackend:
     def __init__(self, client: Any, path: str, timeout: float) -> None:
         if not isinstance(path, str) or not path.startswith("/") or path.endswith("/"):
-            raise ConfigError(f"{path!r} is no path of a node: /a/b")
+            raise ConfigError(f"{path!r} is not the path of a node, such as /a/b")
         check_seconds("timeout", timeout, allow_zero=False)
         self.name, self._client, self._timeout = path, client, timeout
 
     def read(self) -> Versioned:
-        self._call(self._client.sync_async, "/")  # the member we are connected to may be behind
+        self._call(self._client.sync_async, "/")  # the connected server may lag behind
         try:
             data, stat = self._call(self._client.get_async, self.name)
         except NoNodeError:
@@ -58,19 +58,19 @@ class _ZooKeeperBackend:
         try:
             return method(*args, **kwargs).get(timeout=self._timeout)
         except (self._client.handler.timeout_exception, *_CONNECTION_ERRORS) as error:
-            text = f"{self.name}: ZooKeeper did not say whether it was done: {type(error).__name__}"
+            text = f"{self.name}: no answer from ZooKeeper; a write may have been applied: {type(error).__name__}"
             raise Unavailable(text, engine="zookeeper") from error
 
 
 class _ZooKeeperValue(BaseValue):
     def __init__(self, client: Any, path: str, *, timeout: float = 5.0) -> None:
-        """`client`: a started `kazoo.client.KazooClient`."""
+        """`client`: a started `kazoo.client.KazooClient`. `timeout`: seconds for each request."""
         super().__init__(_ZooKeeperBackend(client, path, timeout))
 
 
 class ZooKeeperNode(_ZooKeeperValue, Value):
-    """The data of one node of ZooKeeper, changed by compare-and-set; made by the first write."""
+    """The data of one ZooKeeper node, changed by compare-and-set. The first write creates the node."""
 
 
 class AsyncZooKeeperNode(_ZooKeeperValue, AsyncValue):
-    """As `ZooKeeperNode`, to be awaited."""
+    """The asyncio twin of `ZooKeeperNode`."""

@@ -1,4 +1,4 @@
-"""`bench`: a table for people, one object for programs, no trace at the engine."""
+"""`bench`: a table, or one JSON object; nothing stays in the engine."""
 
 
 def test_bench_prints_json(shell):
@@ -13,7 +13,7 @@ def test_bench_prints_json(shell):
 def test_bench_prints_table_for_engine_given_as_argument(shell):
     done = shell("bench", "memory://", "--rounds", "2", "--held", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("memory: against one round trip\n")
+    assert done.stdout.startswith("memory: compared with one round trip\n")
 
 
 def test_bench_of_unreachable_engine_fails_without_output(shell, tmp_path):

@@ -10,7 +10,7 @@ from leasehold.cli.bench.measurement import BenchCase, format_results, measure
 def clock(monkeypatch):
     class Clock:
         now = 0.0
-        speed = 1.0  # what everything takes is multiplied by this
+        speed = 1.0  # every duration is multiplied by this
 
         def case(self, name, seconds, times=10):
             def run(count):

@@ -1,4 +1,4 @@
-"""The stories, as a shell meets them: seen without the cure and gone with it, in little time and without rights."""
+"""The demos, run from a shell: each fails without the fix and works with it, quickly and without privileges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from harness.servers.process import descendants
 from leasehold.cli.demo import NAMES, load_demo
 
-EXPECTED = {  # what each story shows without its cure, and with it
+EXPECTED = {  # what each demo shows without the fix, and with it
     "zombie": (lambda facts: facts["sold"] == 2, lambda facts: facts["sold"] == 1 and facts["refused"]),
     "lost-update": (lambda facts: facts["lost"] > 0, lambda facts: facts["lost"] == 0),
     "deadlock": (lambda facts: facts["stuck"] == 2, lambda facts: facts["stuck"] == 0),
@@ -61,10 +61,10 @@ def test_demo_shows_failure_and_fix_in_twenty_runs(name, shell):
 def test_demo_text_shows_timeline_without_and_with_the_fix(shell):
     done = shell("demo", "zombie", LEASEHOLD_URL="")
     assert done.returncode == 0, done.stderr
-    without, _, cured = done.stdout.partition(" with the cure")
-    assert "2 sold of 1  (as told)" in without
-    assert "A is stopped: SIGSTOP" in without
-    assert "1 sold of 1  (as told)" in cured
+    without, _, cured = done.stdout.partition(" with the fix")
+    assert "2 sold, 1 in stock  (as expected)" in without
+    assert "A is paused by SIGSTOP" in without
+    assert "1 sold, 1 in stock  (as expected)" in cured
     assert "is refused: stock refused token" in cured
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
@@ -82,9 +82,9 @@ def test_demo_list_names_every_demo(shell):
 
 
 def test_demo_on_given_engine_leaves_nothing_behind(shell):
-    done = shell("-o", "json", "demo", "deadlock")  # LEASEHOLD_URL names one
+    done = shell("-o", "json", "demo", "deadlock")  # on the engine of LEASEHOLD_URL
     assert (done.returncode, json.loads(done.stdout)["shown"]) == (0, True)
-    assert shell("ls").stdout == ""  # and nothing of it stays there
+    assert shell("ls").stdout == ""  # the demo left nothing there
 
 
 def test_demo_that_engine_cannot_run_is_78(shell):
@@ -94,7 +94,7 @@ def test_demo_that_engine_cannot_run_is_78(shell):
 
 
 def test_demo_whose_fix_does_not_work_exits_with_1(shell):
-    """Processes of one story in `memory://` exclude nobody: the cure of the unlocked race is none."""
+    """With `memory://`, processes do not exclude each other, so the lock fixes nothing."""
     done = shell("-o", "json", "-u", "memory://x", "demo", "lost-update")
     assert (done.returncode, json.loads(done.stdout)["shown"]) == (1, False)
 
@@ -114,7 +114,7 @@ def command_line_of(pid: str) -> str:
 
 
 def state_of(pid: int) -> str:
-    """T: stopped. Empty: gone."""
+    """The state of a process; T: stopped, empty: ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].replace("Z", "")
     except OSError:
@@ -124,8 +124,8 @@ def state_of(pid: int) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
 @pytest.mark.parametrize("name", ["zombie", "failover"])
 def test_demo_that_is_killed_leaves_no_process(name, shell, wait_until, tmp_path):
-    """One that is stopped for the story's sake would stay so for ever."""
-    shell.environment["TMPDIR"] = str(tmp_path)  # the folder does stay
+    """A process that the demo has paused would stay paused for ever."""
+    shell.environment["TMPDIR"] = str(tmp_path)  # the directory does stay behind
     demo = shell.start("-u", "", "demo", name)
     is_under_way = {
         "zombie": lambda pids: any(state_of(pid) == "T" for pid in pids),

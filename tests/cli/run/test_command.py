@@ -1,4 +1,4 @@
-"""`leasehold run`: what CMD gets, what its end means, and what stands in the way."""
+"""`leasehold run`: the environment of CMD, its exit code, busy names, and refused command lines."""
 
 import json
 import os
@@ -158,7 +158,7 @@ def test_second_run_is_busy_until_first_run_ends(shell):
     (seen,) = shell.json("get", "j")["holders"]
     assert seen["pid"] == holder.pid
     assert f"held by {seen['holder']} (pid {holder.pid} on {seen['host']}, sh, token {seen['token']}, " in busy.stderr
-    assert re.search(r"\d+\.\d s left\); -w SECS stands in line$", busy.stderr.strip())
+    assert re.search(r"\d+\.\d s left\); pass -w SECS to wait for it$", busy.stderr.strip())
     assert busy.stdout == ""
 
     holder.stdin.close()
@@ -172,7 +172,7 @@ def test_run_is_75_when_its_wait_is_over(shell):
     busy = shell("run", "-w", "0.2", "j", "--", "true")
     assert busy.returncode == 75
     assert "gave up after 0." in busy.stderr
-    assert "at position 1 in line" in busy.stderr
+    assert "at position 1 in the queue" in busy.stderr
 
 
 @pytest.mark.parametrize(("options", "code"), [(["-E", "3"], 3), (["-E", "0"], 0), (["--skip-ok"], 0)])
@@ -303,11 +303,11 @@ def test_exit_code_is_kept_when_result_file_cannot_be_written(memory_shell, tmp_
         ([], "NAME"),
         (["", "true"], "at least one character"),
         (["n" * 256, "true"], "at most 255 bytes"),
-        (["j", "-c", "true", "true"], "exclude each other"),
-        (["-n", "-w", "1", "j", "true"], "exclude each other"),
-        (["-s", "-x", "j", "true"], "exclude each other"),
-        (["-s", "--slots", "2", "j", "true"], "exclude each other"),
-        (["-x", "--slots", "2", "j", "true"], "exclude each other"),
+        (["j", "-c", "true", "true"], "cannot be combined"),
+        (["-n", "-w", "1", "j", "true"], "cannot be combined"),
+        (["-s", "-x", "j", "true"], "cannot be combined"),
+        (["-s", "--slots", "2", "j", "true"], "cannot be combined"),
+        (["-x", "--slots", "2", "j", "true"], "cannot be combined"),
         (["--ttl", "3", "--kill-after", "1.1", "j", "true"], "a third of --ttl"),
         (["--max-hold", "1", "--kill-after", "1", "j", "true"], "--max-hold"),
         (["--min-hold", "2", "--max-hold", "1", "j", "true"], "--min-hold"),

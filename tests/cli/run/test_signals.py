@@ -1,4 +1,4 @@
-"""Signals reach the child, and the end of the lease is the end of the child and of all it started."""
+"""Signals reach the child. When the lease ends, the child and all processes it started are ended."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SIGNAL_NAMES = ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGWINCH"]
 
 
 def start_run(shell, *options, script, name="j"):
-    """A run whose child has said its first line, and that line."""
+    """A run whose child has printed its first line, and that line."""
     process = shell.start("run", *options, name, "--", "sh", "-c", script)
     first_line = process.stdout.readline().strip()
     assert first_line, process.communicate()[1]
@@ -120,7 +120,7 @@ def test_child_is_terminated_before_max_hold(memory_shell):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 79
     assert out == "told\n"
-    assert re.search(r"the lease of j \(token \d+\) ends in 0\.\d s: .*max_hold.*; sent TERM to sh", err)
+    assert re.search(r"the lease of j \(token \d+\) ends in 0\.\d s: .*max_hold.*; sent SIGTERM to sh", err)
 
 
 def test_child_that_ignores_term_is_killed_at_the_deadline(memory_shell):
@@ -142,7 +142,7 @@ def test_process_left_behind_by_child_after_term_is_killed(memory_shell, wait_un
 
 
 def test_run_with_full_stderr_pipe_still_kills_child_after_term(memory_shell, wait_until, is_alive):
-    """`leasehold run ... 2>&1 | less`, and nobody scrolls on: the wrapper's own words must not hold it up."""
+    """`leasehold run ... 2>&1 | less`, and the pager stops reading: the wrapper must not block on its own messages."""
     reader, writer = os.pipe()
     with open(reader, "rb", 0) as stderr:
         os.set_blocking(writer, False)
@@ -159,7 +159,7 @@ def test_run_with_full_stderr_pipe_still_kills_child_after_term(memory_shell, wa
         while chunk := stderr.read(65536):
             output += chunk
     assert process.wait(60) == 79
-    assert b"sent TERM" in output
+    assert b"sent SIGTERM" in output
     assert b"killed sh" in output
 
 
@@ -202,7 +202,7 @@ def test_child_is_killed_when_lease_is_broken(shell, wait_until, is_alive):
 
 
 def test_child_is_killed_before_lease_ends_when_engine_is_silent(shell, tmp_path):
-    """TERM comes `kill_after` before the local deadline, KILL at the deadline: before anybody else is granted it."""
+    """SIGTERM comes `kill_after` before the local deadline, SIGKILL at the deadline: before the next grant."""
     process, _ = start_run(
         shell, "--ttl", "3", "--kill-after", "1", "--result-file", "result.json",
         script="trap 'date +%s.%N >> told' TERM; echo ready; while :; do sleep 0.02; done",
@@ -216,7 +216,7 @@ def test_child_is_killed_before_lease_ends_when_engine_is_silent(shell, tmp_path
         blocker.rollback()
         blocker.close()
     assert process.returncode == 79
-    assert "sent TERM to sh" in err
+    assert "sent SIGTERM to sh" in err
     assert "killed sh" in err
     found = json.loads((tmp_path / "result.json").read_text())
     assert (found["outcome"], found["child_exit_code"]) == ("lost", 137)
@@ -228,7 +228,7 @@ def test_child_is_killed_before_lease_ends_when_engine_is_silent(shell, tmp_path
 
 
 def test_child_group_is_killed_after_pause_past_the_ttl(shell, wait_until, is_alive):
-    """Wrapper and child are stopped past the ttl. When they go on, the whole group is killed at once."""
+    """Wrapper and child are stopped past the ttl. When they resume, the whole group is killed at once."""
     script = "sleep 300 & echo $! > other; echo $$; while :; do date +%N >> beats; sleep 0.01; done"
     first, pid = start_run(shell, "--ttl", "1", script=script)
     pid = int(pid)
@@ -256,5 +256,5 @@ def test_child_continues_after_pause_within_the_ttl(memory_shell):
     os.kill(process.pid, signal.SIGSTOP)
     os.killpg(int(pid), signal.SIGSTOP)
     os.kill(process.pid, signal.SIGCONT)
-    process.communicate("go on\n", timeout=60)  # the wrapper has the child go on as well
+    process.communicate("go on\n", timeout=60)  # the wrapper resumes the child, too
     assert process.returncode == 3

@@ -1,4 +1,4 @@
-"""With a terminal in front: Ctrl-C, Ctrl-Z, who may read, and what is left afterwards."""
+"""On a terminal: Ctrl-C, Ctrl-Z, which process reads, and the terminal's state afterwards."""
 
 import sys
 
@@ -51,7 +51,7 @@ def test_queued_run_on_terminal_says_that_it_waits(shell):
     holder = shell.hold("j", "--holder", "web-3")
     terminal = shell.terminal("run", "j", "--", "echo", "my turn")
     terminal.read("j is held by web-3")
-    terminal.read("standing in line")
+    terminal.read("; waiting")
     holder.stdin.close()
     terminal.read("my turn")
     assert terminal.wait() == 0
@@ -107,7 +107,7 @@ def test_run_stopped_by_ctrl_z_past_the_ttl_loses_its_lease(memory_shell):
 
 
 def test_child_in_pipeline_gets_the_terminal_when_it_reads(memory_shell):
-    """`leasehold run j -- report | less`: the pager reads the keys, while the report needs none."""
+    """`leasehold run j -- report | less`: the pager reads the keyboard, the report does not."""
     bash = start_bash(memory_shell)
     bash.type(f"{PROGRAM} run j -- sh -c 'echo as''ked; read line; echo got=$line; sleep 0.2' | cat; echo aft''er\n")
     bash.read("asked")

@@ -114,7 +114,7 @@ def test_stale_sentinel_answer_is_ignored(make_sentinels) -> None:
     assert find_primary_port(sentinels) == 7002, "the first alone would have said 7001"
     for fake in fakes[1:]:
         fake.close()
-    with pytest.raises(Unreachable, match="are behind"):
+    with pytest.raises(Unreachable, match="outdated sentinels"):
         find_primary_port(sentinels)
 
 
@@ -127,7 +127,7 @@ def test_stale_majority_of_sentinels_is_ignored(make_sentinels) -> None:
     run_sync(sentinels.confirm_switch(sentinels.nodes[2], runtime, runtime.now() + 5))  # it told so
     assert find_primary_port(sentinels) == 7002
     fakes[2].close()
-    with pytest.raises(Unreachable, match="are behind"):
+    with pytest.raises(Unreachable, match="outdated sentinels"):
         find_primary_port(sentinels)
 
 
@@ -158,7 +158,7 @@ def test_malformed_sentinel_replies_are_ignored(make_sentinels) -> None:
     sentinels, _ = make_sentinels(("x", 7001), (1, 99_999_999), (1, 7001))
     assert find_primary_port(sentinels) == 7001
     sentinels, _ = make_sentinels(("x", 7001))
-    with pytest.raises(Unreachable, match="what no sentinel answers"):
+    with pytest.raises(Unreachable, match="unexpected reply from the sentinel"):
         find_primary_port(sentinels)
 
 
@@ -266,7 +266,7 @@ def test_endless_subscription_redirects_send_few_requests(start_fake) -> None:
 def test_invalid_redirect_is_refused(start_fake, answer) -> None:
     node = start_fake(FakeNode)
     node.slots, node.script = slots_reply(node.port), answer
-    assert "leads nowhere" in error_of_attempt(node)
+    assert "invalid redirect" in error_of_attempt(node)
 
 
 @pytest.mark.parametrize("answer", [b"-TRYAGAIN x\r\n", b"-CLUSTERDOWN x\r\n", b"-READONLY x\r\n", b"-NOSCRIPT x\r\n"])
@@ -387,18 +387,18 @@ def test_multi_server_url_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("redis+sentinel://h1,h2", "name of a service"),
-        ("redis+sentinel://h1,h2/service/x", "number of a database"),
-        ("redis+sentinel://h1,h1/service", "given twice"),
-        ("redis+sentinel://h1:x/service", "a host and a port"),
-        ("redis+sentinel://h1,,h2/service", "a host and a port"),
+        ("redis+sentinel://h1,h2", "a service name"),
+        ("redis+sentinel://h1,h2/service/x", "database number"),
+        ("redis+sentinel://h1,h1/service", "same host and port twice"),
+        ("redis+sentinel://h1:x/service", "expected HOST:PORT"),
+        ("redis+sentinel://h1,,h2/service", "expected HOST:PORT"),
         ("redis+sentinel://h1/service?remap=a:1", "pairs such as"),
-        ("redis+sentinel://h1/service?ssl_ca_certs=x", "say tls=yes"),
-        ("redis+sentinel://h1/service?tls=yes&ssl_ca_certs=/nowhere", "cannot be used"),
+        ("redis+sentinel://h1/service?ssl_ca_certs=x", "add tls=yes"),
+        ("redis+sentinel://h1/service?tls=yes&ssl_ca_certs=/nowhere", "invalid TLS options"),
         ("redis+sentinel://h1/service?sentinel_tls=maybe", "yes or no"),
         ("redis+sentinel://h1/service?db=1", "known options"),
         ("redis+cluster://h1/1", "one database"),
-        ("redis+cluster://h1:99999", "a host and a port"),
+        ("redis+cluster://h1:99999", "expected HOST:PORT"),
         ("redis+cluster://h1?sentinel_user=x", "known options"),
     ],
 )

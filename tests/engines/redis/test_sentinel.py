@@ -258,7 +258,7 @@ def test_unavailable_names_the_primary_that_is_down(sentinel_setup) -> None:
 
 def test_unknown_service_name_raises_config_error(sentinel_setup) -> None:
     url = sentinel_setup.url().replace(SERVICE, "lokcs")
-    with Client(url) as client, pytest.raises(ConfigError, match="knows no service 'lokcs'"):
+    with Client(url) as client, pytest.raises(ConfigError, match="does not know the service 'lokcs'"):
         client.lock("job").acquire()
 
 

@@ -60,18 +60,18 @@ def test_url_gives_the_server_address(url, expected_address) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://h/zero", "number of a database"),
-        ("redis://h/0/1", "number of a database"),
+        ("redis://h/zero", "database number"),
+        ("redis://h/0/1", "database number"),
         ("redis://h:port", "port"),
-        ("redis://h..example", "no name a host could have"),
-        ("rediss://h" + "o" * 63, "no name a host could have"),
+        ("redis://h..example", "not a valid host name"),
+        ("rediss://h" + "o" * 63, "not a valid host name"),
         ("redis://h?min_replicas=-1", "whole number"),
         ("redis://h?min_replicas=many", "whole number"),
         ("redis://h?allow_eviction=perhaps", "yes or no"),
         ("redis://h?socket_timeout=1", "known options: allow_eviction, min_replicas"),
         ("redis://h?ssl_ca_certs=x", "known options"),
         ("rediss://h?ssl_ca_certs=/does/not/exist", "TLS options"),
-        ("rediss://h?ssl_cert_reqs=maybe", "required or none"),
+        ("rediss://h?ssl_cert_reqs=maybe", "'required' or 'none'"),
         ("rediss://h?ssl_check_hostname=maybe", "TLS options"),
         ("redis+unix://host/path", "path of a socket"),
         ("redis+unix://", "path of a socket"),
@@ -167,7 +167,7 @@ def test_user_without_info_and_config_can_lock_and_is_warned(start_redis, caplog
     server.ask("ACL", "SETUSER", "locks", "on", ">pw", *rights.split())
     with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client, client.lock("job"):
         assert client.traits.survives == "nothing", "what is not known is not promised"
-    assert "whether it evicts locks is not known" in caplog.text
+    assert "it may evict held locks" in caplog.text
 
 
 def test_waiter_without_subscribe_permission_still_acquires(start_redis, caplog) -> None:
@@ -183,7 +183,7 @@ def test_waiter_without_subscribe_permission_still_acquires(start_redis, caplog)
         lease.release()
         waiter.join(10)
         assert not waiter.is_alive()
-    assert "its waiters look now and then" in caplog.text
+    assert "falling back to polling" in caplog.text
 
 
 def test_missing_evalsha_permission_raises_config_error(start_redis) -> None:
@@ -290,7 +290,7 @@ def test_missing_persistence_is_logged_once(start_redis, caplog) -> None:
             assert client.traits.survives == "nothing"
             with pytest.raises(Unsupported, match="survives-restart"):
                 client.lock("job", require={"survives-restart"})
-    assert caplog.text.count("every lock is free, also those still held") == 1
+    assert caplog.text.count("a restart frees every lock, even those still held") == 1
 
 
 def test_required_trait_the_server_lacks_is_refused_before_any_grant(start_redis) -> None:

@@ -88,9 +88,9 @@ def test_durable_option_sets_synchronous_level_and_trait(path) -> None:
 
 def test_file_that_is_not_a_database_is_refused(path, tmp_path) -> None:
     Path(path).write_text("this is not a database, though it is long enough to look like one" * 20)
-    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match="not a sound SQLite file"):
+    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match="not a valid SQLite file"):
         client.lock("a").acquire()
-    with Client(f"sqlite://{tmp_path}") as client, pytest.raises(ConfigError, match="not a file"):
+    with Client(f"sqlite://{tmp_path}") as client, pytest.raises(ConfigError, match="not a regular file"):
         client.ping()
 
 
@@ -100,7 +100,7 @@ def test_damaged_file_is_refused(path) -> None:
     with open(path, "r+b") as file:
         file.seek(100)
         file.write(b"\xff" * 30000)
-    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match="not a sound SQLite file"):
+    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match="not a valid SQLite file"):
         client.lock("a").acquire()
 
 
@@ -134,10 +134,10 @@ def test_file_damaged_while_lease_is_held_raises_unavailable(path, tmp_path) -> 
         os.unlink(f"{path}-wal")  # or SQLite finds every page in there
         os.unlink(f"{path}-shm")
         client._core._engine._connection._file_check_at = 0.0
-        with pytest.raises(Unavailable, match="not a sound SQLite file"):
+        with pytest.raises(Unavailable, match="not a valid SQLite file"):
             lease.renew()
         assert lease.release() is False  # owed, and never raised
-        with pytest.raises(ConfigError, match="not a sound SQLite file"):
+        with pytest.raises(ConfigError, match="not a valid SQLite file"):
             client.lock("b").acquire()
         client._core.registry.pending_releases.clear()
 

@@ -149,9 +149,9 @@ def test_tls_works_with_a_client_certificate(tls_address, certificates) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ("", "no answer"),
-        ("tls=yes&ca={}/ca.pem", "no answer"),
-        ("tls=yes&ca={}/ca.pem&cert={}/stranger.crt&key={}/stranger.key", "no answer"),
+        ("", "did not answer"),
+        ("tls=yes&ca={}/ca.pem", "did not answer"),
+        ("tls=yes&ca={}/ca.pem&cert={}/stranger.crt&key={}/stranger.key", "did not answer"),
         ("tls=yes&ca={}/other.pem&cert={}/client.crt&key={}/client.key", "certificate verify failed"),
     ],
     ids=["no TLS", "no certificate", "a stranger's certificate", "a server of another authority"],

@@ -91,7 +91,7 @@ def test_autocommit_connection_is_refused(client, database, key):
             connection.autocommit = True
         else:
             connection.autocommit(True)
-        with pytest.raises(ConfigError, match="needs a transaction"):
+        with pytest.raises(ConfigError, match="needs an open transaction"):
             client.once(key, lambda: 1, store=stores.within(connection))
         connection.cursor().execute("begin")
         assert client.once(key, lambda: 1, store=stores.within(connection)) == 1
@@ -162,5 +162,5 @@ def test_connection_of_sqlalchemy_session_can_be_used(client, database_of, key):
 
 
 def test_object_that_is_not_a_connection_is_refused():
-    with pytest.raises(ConfigError, match="knows connections of sqlite3"):
+    with pytest.raises(ConfigError, match="takes connections of sqlite3"):
         stores.within(object())

@@ -1,6 +1,6 @@
-"""`leasehold bench`: how fast an engine is from here.
+"""`leasehold bench`: measure how fast an engine is from this machine.
 
 command.py       the command
-cases.py         what it measures, in round trips of that same engine
-measurement.py   interleaved rounds, ratios per round; bench/ uses it too
+cases.py         what it measures, relative to one round trip to the engine
+measurement.py   interleaved rounds and ratios per round; bench/ uses it, too
 """

@@ -1,6 +1,6 @@
-"""How fast an engine is from here: what `leasehold bench` measures, in round trips of that same engine.
+"""The cases of `leasehold bench`, all compared with one round trip to the same engine.
 
-Everything goes through a blocking client as programs use it, in names of its own that are gone afterwards.
+Every case uses a blocking client, as programs do, with its own names, which are free again afterwards.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from leasehold.cli.bench.measurement import BenchCase
 from leasehold.runtime.base import run_sync
 
 THREADS: Final = 8
-_BATCH: Final = 500  # as many as the watchdog renews at a time
+_BATCH: Final = 500  # as many as the watchdog renews in one batch
 
 
 @contextmanager
 def cases(client: Client, held: int) -> Iterator[list[BenchCase]]:
-    """The cases of one client, while `held` leases of its own are held beside them."""
+    """The cases of one client, which also holds `held` other leases meanwhile."""
     with ExitStack() as stack:
         leases = [stack.enter_context(client.lock(f"held {number}")) for number in range(held)]
         yield [
             BenchCase("one round trip (ping)", _repeat(client.ping)),
             BenchCase("acquire and release", _pair(client)),
-            BenchCase("hand-off: acquire and release of two in turn", _contend(client, 2, ["relay"])),
+            BenchCase("hand-off: two threads take turns on one name", _contend(client, 2, ["relay"])),
             BenchCase(
-                f"{THREADS} threads, each its own names", _contend(client, THREADS, [str(n) for n in range(1000)])
+                f"{THREADS} threads, each on its own names", _contend(client, THREADS, [str(n) for n in range(1000)])
             ),
-            BenchCase(f"renewal of one of {held} held", _renewals(client, leases)),
+            BenchCase(f"renewal of one of {held} held leases", _renewals(client, leases)),
         ]
 
 
@@ -49,7 +49,7 @@ def _pair(client: Client) -> Callable[[int], None]:
 
 
 def _contend(client: Client, size: int, names: list[str]) -> Callable[[int], None]:
-    """So many threads; each takes its share of the names in turn, or all the only one."""
+    """`size` threads acquire in turn their share of the names; if there are too few names, all of them."""
     locks = [[client.lock(name) for name in names[number::size] or names] for number in range(size)]
 
     def run(times: int) -> None:
@@ -75,7 +75,7 @@ def _contend(client: Client, size: int, names: list[str]) -> Callable[[int], Non
 
 
 def _renewals(client: Client, leases: list[Lease]) -> Callable[[int], None]:
-    """As the watchdog does it: in batches."""
+    """Renew in batches, as the watchdog does."""
     core, size = client._core, min(_BATCH, len(leases))
 
     def run(times: int) -> None:

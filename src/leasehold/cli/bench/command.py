@@ -1,4 +1,4 @@
-"""`leasehold bench`: how fast an engine is from here."""
+"""`leasehold bench`: measure how fast an engine is from this machine."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
 
 EXAMPLES = """
-leasehold bench                             of the engine of LEASEHOLD_URL, or your own SQLite
-leasehold bench redis://127.0.0.1:6379      of another
+leasehold bench                             the engine of LEASEHOLD_URL, or your SQLite file
+leasehold bench redis://127.0.0.1:6379      another engine
 leasehold -o json bench | jq '.results[] | {case, ratio}'
 """
 
 
 @click.command("bench", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @click.argument("engine_url", required=False, metavar="[URL]")
-@click.option("--rounds", type=click.IntRange(2, 1000), default=15, metavar="N", help="Rounds to measure. Default: 15.")
+@click.option("--rounds", type=click.IntRange(2, 1000), default=15, metavar="N", help="Number of rounds. Default: 15.")
 @click.option(
     "--held",
     type=click.IntRange(1, 100_000),
     default=100,
     metavar="N",
-    help="Leases to hold meanwhile, and to renew. Default: 100.",
+    help="Number of leases to hold during the measurement, and to renew. Default: 100.",
 )
 @pass_console
 def bench(console: Console, engine_url: str | None, rounds: int, held: int) -> None:
-    """Measure how fast an engine is, from this machine, beside its own round trip.
+    """Measure how fast an engine is from this machine.
 
-    Pairs of acquire and release, hand-offs, several threads, renewals: measured in turns, in rotating rounds, and each
-    compared with one round trip of the same round. The ratio is what to look at: times alone say more about the
-    machine and the network than about the lock. A round that something else disturbed is repeated.
+    Measures pairs of acquire and release, hand-offs, several threads, and renewals, in interleaved rounds. Each result
+    is compared with one round trip to the engine in the same round. Compare these ratios: the times alone say more
+    about the machine and the network than about the lock. A round that was disturbed by other load is repeated.
 
-    Needs nothing but the engine. It works in a namespace of its own, which is empty again at the end; it does load the
-    server for some seconds, so think before you point it at one in production.
+    It needs nothing but the engine. It uses its own namespace, which is empty again at the end. It loads the server for
+    some seconds, so be careful with one in production.
 
     With `-o json`: one object, described in docs/reference/json.md.
     """
@@ -53,11 +53,11 @@ def bench(console: Console, engine_url: str | None, rounds: int, held: int) -> N
         rows = [{"case": (facts := asdict(result)).pop("name"), **facts} for result in results]
         console.put_json({"engine": engine, "rounds": rounds, "held": held, "results": rows})
     else:
-        console.put(format_results(f"{engine}: against one round trip", results))
+        console.put(format_results(f"{engine}: compared with one round trip", results))
 
 
 def _progress(console: Console) -> Callable[[int, int], None]:
-    """On the terminal of whoever waits: one line, written over."""
+    """A progress line that overwrites itself, if stderr is a terminal."""
     show_progress = sys.stderr.isatty() and not console.quiet
 
     def print_progress(number: int, rounds: int) -> None:

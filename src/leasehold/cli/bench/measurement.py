@@ -1,8 +1,8 @@
-"""Cases of one table, interleaved in rotating rounds, each ratio taken per round against its base.
+"""Measure the cases of a table in interleaved rounds. Ratios are taken within a round, against the first case (base).
 
-A machine's speed drifts during a run. Measuring the cases side by side within a round, and rotating who goes first,
-cancels that: what is compared was measured in the same tenth of a second. A round in which the base itself was much
-slower than before had company on the machine, and is repeated.
+A machine's speed drifts during a run. Measuring all cases in each round, and rotating which one goes first, cancels
+that: the values that are compared were measured in the same tenth of a second. If the base is much slower in a round
+than before, other load disturbed the machine, and the round is repeated.
 """
 
 from __future__ import annotations
@@ -13,46 +13,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_DISTURBED_FACTOR: Final = 1.5  # times the usual base: something else had the machine
-_TARGET_SECONDS: Final = 0.05  # seconds that one case of a round should take, to be worth timing
+_DISTURBED_FACTOR: Final = 1.5  # times the median of the base: other load disturbed the round
+_TARGET_SECONDS: Final = 0.05  # of one case in one round: long enough to time
 
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
     name: str
-    run: Callable[[int], None]  # do it so many times
-    times: int = 0  # 0: as often as it takes to be worth timing
+    run: Callable[[int], None]  # takes the number of repetitions
+    times: int = 0  # repetitions per round; 0: calibrate it to `_TARGET_SECONDS`
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
     name: str
-    micros: float  # median time of one, in microseconds: for orientation only
-    ratio: float  # median over rounds of this case against the base
-    low: float  # a tenth of the rounds were below
-    high: float  # a tenth were above
+    micros: float  # median time of one operation, for orientation only
+    ratio: float  # this case relative to the base: the median over rounds
+    low: float  # 10th percentile of the rounds
+    high: float  # 90th percentile
 
 
 def _no_progress(_round: int, _rounds: int) -> None:
-    """Nobody looks on."""
+    """Report no progress."""
 
 
 def measure(
     cases: Sequence[BenchCase], rounds: int = 15, progress: Callable[[int, int], None] = _no_progress
 ) -> list[BenchResult]:
-    """The first case is the base. `progress` is told which round begins, of how many."""
+    """Measure the cases; the first is the base. `progress(number, rounds)` is called when a round begins."""
     times = [case.times or _calibrate(case) for case in cases]
     for case, count in zip(cases, times, strict=True):
         case.run(max(1, count // 10))  # warm up
-    round_times: list[list[float]] = []  # by round: seconds of one, of each case
+    round_times: list[list[float]] = []  # by round: seconds per operation of each case
     for tries in range(2 * rounds):
         if len(round_times) == rounds:
             break
         progress(len(round_times) + 1, rounds)
         measured = _measure_round(cases, times, tries % len(cases))
-        last_chances = 2 * rounds - tries <= rounds - len(
-            round_times
-        )  # a machine that is never quiet is measured as it is
+        # The last tries all count: a machine that is never quiet is measured as it is.
+        last_chances = 2 * rounds - tries <= rounds - len(round_times)
         if (
             last_chances
             or not round_times
@@ -92,7 +91,7 @@ def _result(case: BenchCase, own_times: Sequence[float], base_times: Sequence[fl
 
 
 def format_results(title: str, results: Sequence[BenchResult]) -> str:
-    lines = [title, f"  {'case':<44} {'one':>10} {'ratio':>8}   {'10 % .. 90 % of rounds'}"]
+    lines = [title, f"  {'case':<44} {'time':>10} {'ratio':>8}   {'10 % .. 90 % of rounds'}"]
     for result in results:
         lines.append(
             f"  {result.name:<44} {result.micros:>7.2f} us {result.ratio:>8.2f}   {result.low:.2f} .. {result.high:.2f}"

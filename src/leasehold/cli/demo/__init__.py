@@ -1,4 +1,4 @@
-"""The stories that locks are for, played by real processes: each without its cure, and then with it."""
+"""Demos of failures that locks and fences prevent, with real processes: each without the fix, and then with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Facts: TypeAlias = Mapping[str, Any]
 
 
 class DemoResult(NamedTuple):
-    """How one half of a story ended. `as_expected`: what was to be shown was seen."""
+    """The result of one half of a demo. `as_expected`: it showed what it should."""
 
     as_expected: bool
     text: str
@@ -20,11 +20,11 @@ class DemoResult(NamedTuple):
 
 
 class Demo(Protocol):
-    """What a module of this package offers."""
+    """The interface of a demo module of this package."""
 
     TITLE: str
-    CURE: str  # what the second half has and the first has not
-    ROLES: Mapping[str, Callable[..., None]]  # the parts, each played by a process
+    CURE: str  # the fix, which only the second half uses
+    ROLES: Mapping[str, Callable[..., None]]  # what its processes do, by name
 
     def run(self, runner: DemoRunner, cured: bool) -> DemoResult: ...
 

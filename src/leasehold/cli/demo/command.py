@@ -1,4 +1,4 @@
-"""`leasehold demo`: the stories that locks are for, played by real processes."""
+"""`leasehold demo`: failures that locks and fences prevent, shown with real processes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from leasehold.cli.demo.runner import DemoRunner, TimelinePrinter
 from leasehold.cli.help import Command
 
 EXAMPLES = """
-leasehold demo --list            which stories there are
-leasehold demo zombie            a paused holder sells the last teapot twice; then it is refused
-leasehold demo failover          a Redis that dies forgets a lock; needs redis-server installed
-leasehold demo                   all of them
+leasehold demo --list            list the demos
+leasehold demo zombie            a paused holder sells the last teapot twice; a fence refuses it
+leasehold demo failover          Redis forgets a lock in a failover; needs redis-server
+leasehold demo                   run all demos
 leasehold -o json demo lost-update | jq .with
 """
 
-WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # of the processes
+WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per process
 
 
 @click.command(
     "demo", cls=Command, examples=EXAMPLES, codes=(exit_codes.NOT_SHOWN, exit_codes.UNREACHABLE, exit_codes.CONFIG)
 )
-@click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[STORY]...")
-@click.option("--list", "listing", is_flag=True, help="Show which stories there are.")
-@click.option("--size", type=click.IntRange(10, 5000), metavar="N", help="How many come to the herd. Default: 200.")
+@click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[DEMO]...")
+@click.option("--list", "listing", is_flag=True, help="List the demos and exit.")
+@click.option(
+    "--size", type=click.IntRange(10, 5000), metavar="N", help="Number of callers in thundering-herd. Default: 200."
+)
 @pass_console
 def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | None) -> int:
-    """Play the stories that locks are for, with real processes.
+    """Show failures that locks and fences prevent, with real processes.
 
-    Each STORY is told as a timeline, without its cure and then with it. Without -u they use an engine of their own, in
-    a folder that is gone afterwards; nothing else is touched, and no rights are needed. `failover` always starts two
-    servers of its own, from the redis-server that is installed.
+    Prints a timeline of each DEMO, first without the fix and then with it; by default of all demos. Without -u and
+    $LEASEHOLD_URL they use their own SQLite engine in a temporary directory, which is deleted afterwards. They touch
+    nothing else and need no privileges. `failover` always starts two Redis servers of its own, with the installed
+    redis-server.
 
-    With `-o json`: one object for each story, described in docs/reference/json.md. Exits 0 if everything that was to
-    be shown was seen, failures without the cure included.
+    With `-o json`: one object per demo, described in docs/reference/json.md. The exit code is 0 if every demo behaved
+    as expected: it failed without the fix, and worked with it.
     """
     if listing:
         for name in NAMES:
@@ -54,13 +57,13 @@ def _run_demo(console: Console, name: str, size: int | None) -> bool:
     halves: dict[str, DemoResult] = {}
     for half, cured in (("without", False), ("with", True)):
         if not console.json:
-            console.put(click.style(f"\n {half} the cure" + (f": {chosen_demo.CURE}" if cured else ""), underline=True))
+            console.put(click.style(f"\n {half} the fix" + (f": {chosen_demo.CURE}" if cured else ""), underline=True))
         with DemoRunner(
             name, console.url, _timeline_printer(console), size=size, verbose=console.verbosity > 0
         ) as runner:
             result = halves[half] = chosen_demo.run(runner, cured)
         if not console.json:
-            verdict = "as told" if result.as_expected else "NOT as told"
+            verdict = "as expected" if result.as_expected else "NOT as expected"
             good = cured and result.as_expected
             console.put(f"  => {click.style(result.text, fg='green' if good else 'red', bold=True)}  ({verdict})")
     all_as_expected = all(result.as_expected for result in halves.values())
@@ -73,7 +76,7 @@ def _run_demo(console: Console, name: str, size: int | None) -> bool:
 
 
 def _timeline_printer(console: Console) -> TimelinePrinter:
-    """A timeline for people; programs get the outcome."""
+    """Prints the timeline, unless the output is JSON or quiet."""
 
     def print_line(seconds: float, who: str, text: str) -> None:
         if console.json or console.quiet:

@@ -1,4 +1,4 @@
-"""Two processes take two locks in two orders, and wait for each other."""
+"""Two processes acquire two locks in opposite order, and wait for each other."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from leasehold.errors import NotAcquired
 if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
-TITLE: Final = "two transfers lock two accounts in two orders"
-CURE: Final = "one order for everybody: names are locked sorted"
+TITLE: Final = "two transfers lock two accounts in opposite order"
+CURE: Final = "one lock order: both lock the accounts in sorted order"
 
-_STUCK_WAIT: Final = 1.5  # without a bound they would wait for ever: each lease is renewed
+_STUCK_WAIT: Final = 1.5  # without a limit they would wait for ever, because each lease is renewed
 
 
 def transfer(worker: Worker) -> None:
@@ -26,12 +26,12 @@ def transfer(worker: Worker) -> None:
     worker.wait_go()
     try:
         other = client.lock(second).acquire(wait=worker.wait)
-        worker.report("done", f"holds {second} too: done", stuck=False)
+        worker.report("done", f"holds {second}, too: done", stuck=False)
         time.sleep(0.1)
         other.release()
     except NotAcquired as busy:
-        worker.report("done", f"gives up: {busy}", stuck=True)
-        worker.wait_go()  # nobody lets go before both are seen to be stuck
+        worker.report("done", f"is stuck: {busy}", stuck=True)
+        worker.wait_go()  # release nothing before both have reported
     lock.release()
     client.close()
 
@@ -44,12 +44,12 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     wait = 30.0 if cured else _STUCK_WAIT
     orders = {who: sorted(names) if cured else names for who, names in wants.items()}
     workers = [runner.start("transfer", who, names=names, wait=wait) for who, names in orders.items()]
-    if not cured:  # with one order, the other stands in line for its first lock
+    if not cured:  # with one order, the second process waits for its first lock
         runner.wait_for_all(workers, "one")
     for worker in workers:
         worker.send_go()
     stuck = [message["stuck"] for message in runner.wait_for_all(workers, "done")]
     for worker in workers:
         worker.send_go()
-    text = "both wait for each other" if all(stuck) else "both are through" if not any(stuck) else "one is through"
+    text = "both wait for each other" if all(stuck) else "both finished" if not any(stuck) else "only one finished"
     return DemoResult(not any(stuck) if cured else all(stuck), text, {"stuck": sum(stuck)})

@@ -1,4 +1,4 @@
-"""A job loses its engine, goes on working, and meets its successor at work."""
+"""A job is cut off from the engine and keeps working after its lease, at the same time as its successor."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from leasehold.errors import ConfigError, LeaseLost
 if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
-TITLE: Final = "a batch job is cut off from the engine, and works on after its lease"
-CURE: Final = "it asks before each step: lease.check()"
+TITLE: Final = "a batch job is cut off from the engine and keeps working after its lease has expired"
+CURE: Final = "it calls lease.check() before each step"
 
 _TTL: Final = 1.5
 _STEP: Final = 0.05
-_STEPS: Final = 20  # of the successor, a second; the job goes on until that is done
+_STEPS: Final = 20  # of the successor: about a second; the first job works until they are done
 
 
 def job(worker: Worker) -> None:
     client = worker.client(ttl=worker.ttl, call_timeout=0.4)
     lease = client.lock("batch").acquire(wait=30)
     began = time.monotonic()
-    worker.report("began", f"holds batch with token {lease.token}, and begins")
+    worker.report("began", f"acquires batch (token {lease.token}) and starts working")
     if worker.cut:
-        # A quota of nothing, for this process alone: no write of its reaches the engine's file any more.
+        # A file-size limit of 0 for this process only: none of its writes reaches the engine's file any more.
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        worker.report("cut", "is cut off from the engine: its renewals fail from here on")
+        worker.report("cut", "is cut off from the engine: its renewals fail from now on")
     steps: list[float] = []
     why = ""
     while len(steps) < worker.steps and not worker.go_within(_STEP):
-        now = time.monotonic()  # before the check: what comes between the two, only a fence can see
+        now = time.monotonic()  # before the check: only a fence can catch a pause between check and work
         if worker.cured:
             try:
                 lease.check()
@@ -43,8 +43,8 @@ def job(worker: Worker) -> None:
                 worker.report("stopped", f"stops: {lost}")
                 break
         steps.append(now)
-    worker.report("done", f"worked {len(steps)} steps", began=began, steps=steps, why=why)
-    os._exit(0)  # nothing can be released from here; it lapses, or has
+    worker.report("done", f"did {len(steps)} steps", began=began, steps=steps, why=why)
+    os._exit(0)  # the lease cannot be released from here: it expires, or has expired
 
 
 ROLES: Final = {"job": job}
@@ -52,7 +52,9 @@ ROLES: Final = {"job": job}
 
 def run(runner: DemoRunner, cured: bool) -> DemoResult:
     if not runner.embedded:
-        raise ConfigError("expired-lease cuts a process off by a disk quota: it needs the embedded engine, so no --url")
+        raise ConfigError(
+            "expired-lease needs the embedded engine (it cuts a process off by a file-size limit); run it without --url"
+        )
     first = runner.start("job", "A", ttl=_TTL, steps=1_000_000, cut=True, cured=cured)
     first.wait_for("cut")
     second = runner.start("job", "B", ttl=30.0, steps=_STEPS, cut=False, cured=cured)
@@ -63,6 +65,6 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     late = messages[-1]
     runner.log_messages(messages)
     overlap = sum(at > successor["began"] for at in late["steps"])
-    text = f"{overlap} steps of A after B had begun"
+    text = f"A did {overlap} steps after B had started"
     as_expected = (overlap == 0 and late["why"] != "") if cured else overlap > 0
     return DemoResult(as_expected, text, {"overlap": overlap, "why": late["why"]})

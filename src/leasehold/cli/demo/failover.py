@@ -1,4 +1,4 @@
-"""A primary acknowledges a lock, dies before its replica has heard of it, and the replica grants the lock again."""
+"""A Redis primary grants a lock and dies before it is replicated; the promoted replica grants the lock again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from leasehold.fences.sql.row import SQLFence
 if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
-TITLE: Final = "a fail-over of Redis forgets a lock, and one order is paid twice"
-CURE: Final = "a fence at the ledger: leasehold.fences.SQLFence; and min_replicas=1, which grants no such lock at all"
+TITLE: Final = "a Redis failover forgets a lock, and an order is paid twice"
+CURE: Final = (
+    "a fence at the ledger (leasehold.fences.SQLFence), and min_replicas=1, which refuses to grant such a lock"
+)
 
 _INSERT_PAYMENT: Final = "insert into payments values (?)"
 
@@ -25,8 +27,8 @@ def payer(worker: Worker) -> None:
     with closing(sqlite3.connect(worker.ledger, timeout=30)) as ledger:
         client = worker.client(ttl=30.0)
         lease = client.lock("order/42", wait=30).acquire()
-        worker.report("holds", f"holds order/42 with token {lease.token}: {worker.whom} has acknowledged it")
-        worker.wait_go()  # the fail-over strikes here
+        worker.report("holds", f"acquires order/42 (token {lease.token}) from {worker.whom}")
+        worker.wait_go()  # the failover happens here
         lease.check()
         try:
             if worker.cured:
@@ -34,21 +36,23 @@ def payer(worker: Worker) -> None:
             else:
                 with ledger:
                     ledger.execute(_INSERT_PAYMENT, (worker.who,))
-            worker.report("done", "checks its lease: HELD. Pays", refused=False)
+            worker.report("done", "checks its lease: held. Pays", refused=False)
         except StaleToken as stale:
-            worker.report("done", f"checks its lease: HELD. Pays, and is refused: {stale}", refused=True)
+            worker.report("done", f"checks its lease: held. Tries to pay and is refused: {stale}", refused=True)
         worker.wait_go()
         client.close()
 
 
 def careful(worker: Worker) -> None:
-    """Asks for a lock that a replica has as well."""
+    """Acquire only if a replica has the lock, too."""
     with worker.client(ttl=2.0, call_timeout=1.0) as client:
         try:
             client.lock("order/42").acquire(wait=0)
-            worker.report("done", "is granted order/42", granted=True)
+            worker.report("done", "acquires order/42", granted=True)
         except Unavailable as refused:
-            worker.report("done", f"asks with min_replicas=1, and gets no lock: {refused}", granted=False)
+            worker.report(
+                "done", f"tries to acquire order/42 with min_replicas=1 and is refused: {refused}", granted=False
+            )
 
 
 ROLES: Final = {"payer": payer, "careful": careful, "server": server}
@@ -61,9 +65,9 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
         SQLFence(connection, "order/42").create()
     primary = DemoRedis(runner, "primary")
     replica = DemoRedis(runner, "replica", primary=primary)
-    runner.log("a Redis primary and its replica are up, and in step")
-    replica.execute("REPLICAOF 127.0.0.1 1")  # where nobody is
-    runner.log("the link between the two breaks: the replica hears nothing of what comes now")
+    runner.log("a Redis primary and its replica are running and in sync")
+    replica.execute("REPLICAOF 127.0.0.1 1")  # no server listens there
+    runner.log("the replication link breaks: the replica misses all writes from now on")
     granted = False
     if cured:
         careful_worker = runner.start("careful", "C", url=f"{primary.url}?min_replicas=1")
@@ -73,7 +77,7 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     first.wait_for("holds")
     primary.crash()
     replica.execute("REPLICAOF NO ONE")
-    runner.log("the primary dies, and the replica is promoted, as Sentinel would do it")
+    runner.log("the primary crashes and the replica is promoted, as Sentinel would do")
     second = runner.start("payer", "B", url=replica.url, whom="the new primary", **facts)
     second.wait_for("holds")
     second.send_go()

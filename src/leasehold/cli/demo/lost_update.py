@@ -1,4 +1,4 @@
-"""Processes that read, think and write, each for itself: updates are lost."""
+"""Processes read, compute and write without a lock, so updates are lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leasehold.cli.demo.runner import DemoRunner
 if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
-TITLE: Final = "four processes add to one number without a lock"
+TITLE: Final = "four processes increment one counter without a lock"
 CURE: Final = 'a lock: with client.lock("counter")'
 
 _ROUNDS: Final = 25
@@ -31,8 +31,8 @@ def adder(worker: Worker) -> None:
             time.sleep(_THINK_SECONDS)
             with open(f"{worker.file}.{worker.who}", "w") as file:
                 file.write(str(count + 1))
-            os.replace(f"{worker.file}.{worker.who}", worker.file)  # so that nobody reads half a number
-    worker.report("done", f"added one {worker.rounds} times")
+            os.replace(f"{worker.file}.{worker.who}", worker.file)  # atomic, so that no process reads half a number
+    worker.report("done", f"incremented the counter {worker.rounds} times")
     client.close()
 
 
@@ -52,5 +52,5 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
         counted = int(file.read())
     added = _ROUNDS * len(workers)
     as_expected = (counted == added) if cured else (counted < added)
-    text = f"{added} were added, the number says {counted}: {added - counted} lost"
+    text = f"{added} increments, the counter is at {counted}: {added - counted} lost"
     return DemoResult(as_expected, text, {"added": added, "counted": counted, "lost": added - counted})

@@ -1,4 +1,4 @@
-"""Servers of a story's own: the Redis that is installed here, started on loopback and gone with the story."""
+"""Redis servers for a demo: the installed redis-server, started on loopback and stopped with the demo."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _OPTIONS: Final = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "-
 
 
 def server(worker: Worker) -> None:
-    """A role: it becomes the server, and stays tied to the story."""
+    """A role: the process becomes the server, and still dies with the demo."""
     os.execv(worker.program, [worker.program, *worker.argv])  # noqa: S606  # without a shell
 
 
 def find_program() -> str:
-    """The server that is installed; a ConfigError that says how to get what is missing."""
-    Client("redis://127.0.0.1").close()  # asks nobody: it says which package the engine needs, if that is not there
+    """The path of the installed server. Raises a ConfigError that says how to install what is missing."""
+    Client("redis://127.0.0.1").close()  # connects to nothing; raises if the package of the engine is missing
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
     for name in _PROGRAMS:
         if found := shutil.which(name, path=path):
             return found
     raise ConfigError(
-        "this story needs a Redis server of its own, and redis-server is not installed: apt-get install redis-server, "
+        "this demo starts its own Redis servers, and redis-server is not installed: apt-get install redis-server, "
         "dnf install redis, or brew install redis"
     )
 
 
 class DemoRedis:
-    """One server; `primary`: as the replica of that one."""
+    """One server; with `primary`, a replica of that server."""
 
     def __init__(self, runner: DemoRunner, who: str, primary: DemoRedis | None = None) -> None:
         self.port = _free_port()
@@ -51,12 +51,12 @@ class DemoRedis:
         if primary is not None:
             argv += ["--replicaof", "127.0.0.1", str(primary.port)]
         self._process: WorkerProcess = runner.start("server", who, program=find_program(), argv=argv)
-        self._wait_until(lambda: "PONG" in self.execute("PING"), "answers")
+        self._wait_until(lambda: "PONG" in self.execute("PING"), "answered")
         if primary is not None:
-            self._wait_until(lambda: "state=online" in primary.execute("INFO replication"), "follows the primary")
+            self._wait_until(lambda: "state=online" in primary.execute("INFO replication"), "followed the primary")
 
     def execute(self, command: str) -> str:
-        """What it answers, as it comes over the wire."""
+        """The raw reply to a command."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=_TIMEOUT) as connection:
             connection.sendall(f"{command}\r\nQUIT\r\n".encode())
             reply = b""
@@ -74,7 +74,7 @@ class DemoRedis:
                 if condition():
                     return
             if self._process.ended is not None or time.monotonic() > deadline:
-                raise DemoFailed(f"the Redis server {self._process.who} never {what}; -v shows more")
+                raise DemoFailed(f"the Redis {self._process.who} never {what}; -v shows its errors")
             time.sleep(_POLL)
 
 

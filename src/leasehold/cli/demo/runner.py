@@ -1,4 +1,4 @@
-"""Where a story is played: a folder of its own, an engine, the processes, and the timeline told on the terminal."""
+"""Runs a demo: its temporary directory, its engine, its processes and its timeline."""
 
 from __future__ import annotations
 
@@ -17,41 +17,42 @@ from typing import Any, Final, Self, TypeAlias
 
 from leasehold.errors import LeaseholdError
 
-_TIMEOUT: Final = 60.0  # seconds for a process to say or do what it must, however busy the machine
+_TIMEOUT: Final = 60.0  # seconds for a process to end, however busy the machine
 
 
 WorkerMessage: TypeAlias = dict[str, Any]
-TimelinePrinter: TypeAlias = Callable[
-    [float, str, str], None
-]  # seconds since the half began, who (empty: nobody), what
+# Called with the seconds since this half began, the worker (empty: the demo itself), and the text.
+TimelinePrinter: TypeAlias = Callable[[float, str, str], None]
 
 
 class DemoFailed(LeaseholdError):
-    """A process of the story ended, or said nothing, where it had a part to play."""
+    """A process of the demo ended, or did not start, when it was still needed."""
 
 
 class WorkerProcess:
-    """A process with a part to play. What it says are JSON lines; it is spoken to by lines."""
+    """A process with a role. It reports by JSON lines on stdout, and continues when it reads a line from stdin."""
 
     def __init__(self, runner: DemoRunner, who: str, process: subprocess.Popen[str]) -> None:
         self.who, self._runner, self._process = who, runner, process
 
     def wait_for(self, event: str) -> WorkerMessage:
-        """What it says, told on the timeline, up to the line of this kind."""
+        """Print its messages on the timeline up to the first one of this event, and return that one."""
         return self._runner.wait_for_all([self], event)[0]
 
     def messages_until(self, event: str) -> Iterator[WorkerMessage]:
-        """All it says, up to the line of this kind."""
+        """Its messages, up to the first one of this event."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             message: WorkerMessage = {**json.loads(line), "who": self.who}
             yield message
             if message["event"] == event:
                 return
-        raise DemoFailed(f"{self.who} ended with {self._process.wait()} before it said {event!r}; -v shows why")
+        raise DemoFailed(
+            f"process {self.who} exited with {self._process.wait()} before reporting {event!r}; -v shows its errors"
+        )
 
     def send_go(self) -> None:
-        """Its cue. One that has gone needs none."""
+        """Let it continue. Does nothing if it has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write("\n")
@@ -59,11 +60,11 @@ class WorkerProcess:
 
     def pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
-        self._runner.log(f"{self.who} is stopped: SIGSTOP, as a long pause of the machine would")
+        self._runner.log(f"{self.who} is paused by SIGSTOP, as by a long garbage collection or a suspended machine")
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
-        self._runner.log(f"{self.who} goes on: SIGCONT")
+        self._runner.log(f"{self.who} is resumed by SIGCONT")
 
     def crash(self) -> None:
         self._process.kill()
@@ -71,7 +72,7 @@ class WorkerProcess:
 
     @property
     def ended(self) -> int | None:
-        """With what it ended; None: it goes on."""
+        """Its exit code; None while it runs."""
         return self._process.poll()
 
     def end(self) -> None:
@@ -88,9 +89,9 @@ class DemoRunner:
     def __init__(
         self, demo_name: str, url: str | None, printer: TimelinePrinter, *, size: int | None, verbose: bool
     ) -> None:
-        """`url`: None plays on an engine of its own. `verbose`: what processes say on stderr is shown."""
+        """`url`: None means a temporary SQLite engine. `verbose`: show what the processes print to stderr."""
         self._demo_name, self._url, self._printer, self._verbose, self.size = demo_name, url, printer, verbose, size
-        self.namespace = f"demo-{secrets.token_hex(4)}"  # beside whatever else lives on that engine
+        self.namespace = f"demo-{secrets.token_hex(4)}"  # apart from everything else on that engine
         self.embedded = url is None or url.startswith("sqlite:")
         self._workers: list[WorkerProcess] = []
 
@@ -130,18 +131,18 @@ class DemoRunner:
         return worker
 
     def wait_for_all(self, workers: Sequence[WorkerProcess], event: str) -> list[WorkerMessage]:
-        """What they say, told in order of time, each up to its line of this kind, which is given."""
+        """Print the messages of all, sorted by time, each up to its first one of this event. Return those."""
         by_worker = [list(worker.messages_until(event)) for worker in workers]
         self.log_messages([message for messages in by_worker for message in messages])
         return [messages[-1] for messages in by_worker]
 
     def log_messages(self, messages: Sequence[WorkerMessage]) -> None:
-        """What several said, in order of time."""
+        """Print messages of several processes, sorted by time."""
         for message in sorted(
             (message for message in messages if message["text"]), key=lambda message: float(message["at"])
         ):
             self.log(message["text"], message["who"], at=message["at"])
 
     def log(self, text: str, who: str = "", *, at: float | None = None) -> None:
-        """A line of the timeline."""
+        """Print a line of the timeline."""
         self._printer(max(0.0, (time.monotonic() if at is None else at) - self._began), who, text)

@@ -1,4 +1,4 @@
-"""A crowd at one door: polling, nobody knows whose turn it is; in a line, everybody does."""
+"""Many callers compete for one lock: by polling, later callers overtake earlier ones; in a fair queue, they cannot."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from leasehold.cli.demo.runner import DemoRunner
 if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
-TITLE: Final = "a crowd of pollers at one lock"
-CURE: Final = "a fair line: wait=, and nobody asks again before it is woken"
+TITLE: Final = "hundreds of callers poll for one lock"
+CURE: Final = "a fair queue: waiters are granted in order, and woken instead of polling"
 
 _WAITERS: Final = 200
-_ARRIVAL_SECONDS: Final = 2.0  # seconds, over which they come
+_ARRIVAL_SECONDS: Final = 2.0  # they arrive spread over this time
 _HOLD_SECONDS: Final = 0.02
 _POLL_SECONDS: Final = 0.05
-_STALL_LIMIT: Final = 0.7  # seconds: a line passes over who does not answer for one to three
+_STALL_LIMIT: Final = 0.7  # the engine passes over a waiter that does not respond for one to three seconds
 _MAX_RUNS: Final = 3
-_OVERTAKEN_BY: Final = 1.0  # who came so much later and was served first has overtaken
+_OVERTAKEN_BY: Final = 1.0  # seconds: a caller that arrived this much later and was served first has overtaken
 
 
 def crowd(worker: Worker) -> None:
-    worker.report("done", "its crowd has been served", **asyncio.run(_run_crowd(worker)))
+    worker.report("done", "all its callers have been served", **asyncio.run(_run_crowd(worker)))
 
 
 async def _run_crowd(worker: Worker) -> dict[str, Any]:
@@ -58,7 +58,7 @@ async def _run_crowd(worker: Worker) -> dict[str, Any]:
 
 
 async def _measure_stalls(longest_stall: list[float]) -> None:
-    """The longest that this process could not run at all."""
+    """Keep the longest time that this process could not run."""
     while True:
         before = time.monotonic()
         await asyncio.sleep(_POLL_SECONDS)
@@ -73,31 +73,31 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
         result, stalled = _run_once(runner, cured)
         if result.as_expected or stalled < _STALL_LIMIT:
             break
-        runner.log(
-            f"this machine let one of them stand for {stalled:.1f} s, and whoever is silent is passed over: again"
-        )
+        runner.log(f"a process did not run for {stalled:.1f} s, so that its waiters were passed over: starting again")
     return result
 
 
 def _run_once(runner: DemoRunner, cured: bool) -> tuple[DemoResult, float]:
     size, names = runner.size or _WAITERS, "ABCDE"
-    runner.log(f"{size} come within {_ARRIVAL_SECONDS:g} s, and each needs the door for {1000 * _HOLD_SECONDS:g} ms")
+    runner.log(
+        f"{size} callers arrive within {_ARRIVAL_SECONDS:g} s; each needs the lock for {1000 * _HOLD_SECONDS:g} ms"
+    )
     workers = [runner.start("crowd", who, many=size // len(names), cured=cured) for who in names]
     messages = runner.wait_for_all(workers, "done")
     served = [times for message in messages for times in message["served"]]
     asked = sum(message["asked"] for message in messages)
     overtaken = sum(_count_overtaken(message["served"]) for message in messages)
     longest = max(acquired - arrived for arrived, acquired in served)
-    text = f"asked {asked} times for {len(served)}; {overtaken} were overtaken; the longest wait was {longest:.1f} s"
+    text = f"{asked} calls for {len(served)} grants; {overtaken} callers overtaken; longest wait {longest:.1f} s"
     facts = {"served": len(served), "asked": asked, "overtaken": overtaken, "longest": round(longest, 3)}
     stalled: float = max(message["stalled"] for message in messages)
     return DemoResult((overtaken == 0) if cured else overtaken > 0, text, facts), stalled
 
 
 def _count_overtaken(served: list[tuple[float, float]]) -> int:
-    """How many of one process's crowd, in order of service, had their turn after somebody who came much later.
+    """How many callers of one process were served after a caller that arrived much later.
 
-    Of one process alone: what it asks for goes out in order, while another may be late in asking at all.
+    Only within a process: there, calls are sent in order of arrival, while another process may send its calls late.
     """
     count, latest = 0, 0.0
     for arrived, _ in sorted(served, key=lambda times: times[1]):

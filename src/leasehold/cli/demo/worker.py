@@ -1,4 +1,4 @@
-"""A process of a story: `python -m leasehold.cli.demo.worker STORY ROLE FACTS`."""
+"""A process of a demo: `python -m leasehold.cli.demo.worker DEMO ROLE FACTS`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold.cli.run.parent_death import die_with_parent
 
 
 class Worker:
-    """What a role is given: its facts, a client, and a way to say things and to wait for its cue."""
+    """What a role gets: its facts, a client, and the means to report and to wait for the runner."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
@@ -30,17 +30,17 @@ class Worker:
         sys.stdout.flush()
 
     def wait_go(self) -> None:
-        """Wait for it."""
+        """Wait until the runner sends go."""
         sys.stdin.readline()
 
     def go_within(self, seconds: float) -> bool:
-        """Whether the cue comes within so long."""
+        """Whether the runner sends go within `seconds`."""
         return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 def main(name: str, role: str, facts: str) -> None:
     worker = Worker(json.loads(facts))
-    die_with_parent(worker.parent)  # or one that is stopped for the story's sake would stay so for ever
+    die_with_parent(worker.parent)  # or a process that the demo has paused would stay paused for ever
     load_demo(name).ROLES[role](worker)
 
 

@@ -1,4 +1,4 @@
-"""A holder is paused between its check and its write, for longer than its ttl, and sells what its successor sold."""
+"""A holder is paused between its check and its write for longer than its ttl, and sells what its successor has sold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
 TITLE: Final = "a paused holder sells the last teapot a second time"
-CURE: Final = "a fence at the table of stock: leasehold.fences.SQLFence"
+CURE: Final = "a fence at the stock table: leasehold.fences.SQLFence"
 
 _SELECT_QUANTITY: Final = "select quantity from stock"
 _TTL: Final = 1.0
@@ -27,10 +27,10 @@ def seller(worker: Worker) -> None:
         fence = SQLFence(shop, "stock")
         lease = client.lock("stock/teapot", wait=30).acquire()
         rows = fence.read(lease, _SELECT_QUANTITY) if worker.cured else shop.execute(_SELECT_QUANTITY).fetchall()
-        worker.report("looked", f"holds stock/teapot with token {lease.token}, and sees {rows[0][0]} left")
+        worker.report("looked", f"acquires stock/teapot (token {lease.token}) and reads the stock: {rows[0][0]} left")
         lease.check()
-        worker.report("checked", "checks its lease: HELD. About to sell")
-        worker.wait_go()  # the pause strikes here
+        worker.report("checked", "checks its lease: held. About to sell")
+        worker.wait_go()  # the pause happens here
         try:
             if worker.cured:
                 with fence.transaction(lease) as cursor:
@@ -63,7 +63,7 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     first.wait_for("checked")
     first.pause()
     second = runner.start("seller", "B", shop=shop, ttl=30.0, cured=cured)
-    second.wait_for("checked")  # once A's lease has lapsed
+    second.wait_for("checked")  # once A's lease has expired
     second.send_go()
     second.wait_for("done")
     first.resume()
@@ -72,4 +72,4 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     with closing(sqlite3.connect(shop)) as connection:
         sold = connection.execute("select count(*) from sales").fetchone()[0]
     as_expected = (sold, refused) == ((1, True) if cured else (2, False))
-    return DemoResult(as_expected, f"{sold} sold of 1", {"sold": sold, "refused": refused})
+    return DemoResult(as_expected, f"{sold} sold, 1 in stock", {"sold": sold, "refused": refused})

@@ -1,8 +1,9 @@
-"""The process that runs CMD: forked before there is any thread, released to run once the lease is there.
+"""The process that runs CMD: forked before there is any thread, started once the lease is granted.
 
-Forking first is what makes the rest simple. The child asks the kernel to die with its parent, moves to a group of
-its own and then waits on a pipe, all in a copy of a process that has one thread and no secret yet. After the grant
-it is told the environment and becomes CMD. A parent that never got the lease closes the pipe, and the child ends.
+Forking first keeps the rest simple. The child asks the kernel to kill it when its parent dies, moves to its own process
+group and then waits on a pipe, all in a copy of a process that has one thread and no secret yet. After the grant the
+parent sends the environment, and the child becomes CMD. If the lease is never granted, the parent closes the pipe, and
+the child exits.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class Child:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = list(command)
-        self.status: int | None = None  # as `wait` gives it, once it has ended
+        self.status: int | None = None  # as `os.waitpid` returned it; None while it runs
         go_reader, self._go_writer = os.pipe()
         self._failure_reader, failure_writer = os.pipe()
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # closed by whoever started us: `>&-`
+            if stream is not None:  # None if the caller closed it: `>&-`
                 stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -53,25 +54,25 @@ class Child:
             _run_command(self.command, parent, go_reader, failure_writer)
         os.close(go_reader)
         os.close(failure_writer)
-        with suppress(OSError):  # done on both sides: whoever comes first
+        with suppress(OSError):  # parent and child both do this, so that it is done before either goes on
             os.setpgid(self.pid, self.pid)
         self._orphan_killer = OrphanKiller(self.pid)
 
     def start(self, environment: Mapping[str, str | None]) -> None:
         """Become CMD, with these variables set (None: taken out). Raises `CannotRun`."""
-        with suppress(BrokenPipeError):  # somebody killed it while it waited: `poll` tells how
+        with suppress(BrokenPipeError):  # it was killed while it waited: `poll` finds out how
             os.write(self._go_writer, json.dumps(environment).encode())
         os.close(self._go_writer)
         self._go_writer = -1
         with os.fdopen(self._failure_reader, "rb") as pipe:
-            report = pipe.read()  # ends when CMD runs: exec closes the other side
+            report = pipe.read()  # ends when CMD runs: exec closes the other end
         self._failure_reader = -1
         if report:
             self._reap()
             raise CannotRun(self.command[0], int(report))
 
     def abandon(self) -> None:
-        """Let it go: end a child that was never started, and look after it no more."""
+        """End a child that was never started, and dismiss its orphan killer."""
         if self._go_writer >= 0:
             os.close(self._go_writer)
             os.close(self._failure_reader)
@@ -82,7 +83,7 @@ class Child:
     # ------------------------------------------------------------ watching
 
     def poll(self) -> int | None:
-        """The signal that has stopped it since the last call, or None. `status` tells whether it has ended."""
+        """The signal that stopped it since the last call, or None. Sets `status` once it has ended."""
         while self.status is None:
             found, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
             if found == 0:
@@ -98,24 +99,24 @@ class Child:
 
     @property
     def exit_code(self) -> int:
-        """As a shell would show it: its own, or 128 and the signal that ended it."""
+        """As a shell reports it: its own code, or 128 plus the signal that ended it."""
         assert self.status is not None
         code = os.waitstatus_to_exitcode(self.status)
         return code if code >= 0 else 128 - code
 
     def signal(self, signum: int) -> None:
-        """To CMD alone."""
-        if not self.ended:  # its number may be somebody else's by now
-            with suppress(PermissionError):  # CMD has become another user, as sudo does: it cannot be told
+        """Signal CMD only."""
+        if not self.ended:  # once reaped, its pid may belong to another process
+            with suppress(PermissionError):  # CMD runs as another user, e.g. under sudo: it cannot be signalled
                 os.kill(self.pid, signum)
 
     def signal_group(self, signum: int) -> bool:
-        """To everything in its group. False: nothing is left of it."""
+        """Signal every process of its group. False: the group is empty."""
         try:
             os.killpg(self.pid, signum)
         except ProcessLookupError:
             return False
-        except PermissionError:  # all that is left runs as another user, or (macOS) is dead but not yet reaped
+        except PermissionError:  # the rest runs as another user, or (macOS) is dead but not yet reaped
             return not self.ended
         return True
 
@@ -124,11 +125,11 @@ class Child:
 
 
 def _run_command(command: list[str], parent: int, go_reader: int, failure_writer: int) -> NoReturn:
-    """In the child: wait for the word, then be CMD. Whatever happens, never return into the parent's code."""
+    """In the child: wait for the environment, then exec CMD. Whatever happens, never return into the parent's code."""
     try:
         os.setpgid(0, 0)
         die_with_parent(parent)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # `nohup` stays, our own handlers go
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # drop our handlers, keep `nohup`
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
         message = b""
@@ -142,14 +143,14 @@ def _run_command(command: list[str], parent: int, go_reader: int, failure_writer
                 environment.pop(name, None)
             else:
                 environment[name] = value
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and CMD would inherit that
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would pass that on to CMD
             signal.signal(signum, signal.SIG_DFL)
         if not command[0]:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # as every shell says of an empty word
-        os.execvpe(command[0], command, environment)  # noqa: S606  # without a shell is what it promises
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # as shells report an empty command
+        os.execvpe(command[0], command, environment)  # noqa: S606  # without a shell, as documented
     except OSError as error:
         os.write(failure_writer, str(error.errno or errno.EIO).encode())
-    except BaseException:  # a signal of our own handlers, or a bug: the parent is told that CMD does not run
+    except BaseException:  # one of our signal handlers raised, or a bug: report that CMD does not run
         os.write(failure_writer, str(errno.EINTR).encode())
     finally:
         os._exit(127)

@@ -32,11 +32,11 @@ from leasehold.cli.run.terminal import Terminal
 from leasehold.errors import LeaseholdError, NotAcquired, SelfDeadlock
 
 EXAMPLES = """
-leasehold run nightly-report -- ./report.sh       stand in line, then run
-leasehold run -n backup -- ./backup.sh            exit 75 at once if it runs already
-leasehold run --skip-ok -n hourly -- ./job        the same for cron, where busy is no failure
+leasehold run nightly-report -- ./report.sh       wait for the lock, then run
+leasehold run -n backup -- ./backup.sh            exit 75 at once if it is already running
+leasehold run --skip-ok -n hourly -- ./job        exit 0 instead, for cron
 leasehold run -w 60 migrate -- alembic upgrade head
-leasehold run --slots 3 encode -- ffmpeg ...      three at once
+leasehold run --slots 3 encode -- ffmpeg ...      up to three at once
 leasehold run deploy -c 'make && make install'    through /bin/sh
 leasehold run j -- sh -c 'psql -v token=$LEASEHOLD_TOKEN -f step.sql'
 """
@@ -45,11 +45,11 @@ DEFAULT_KILL_AFTER = 5.0
 
 
 class RunCommand(Command):
-    """Options may stand before or after NAME; all from CMD on is CMD's own, with or without `--` before it."""
+    """Options may come before or after NAME. Everything from CMD on belongs to CMD, with or without `--` before it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_args, command = self._split_args(args)
-        # Without CMD no `--` either: an option that lacks its value would take it for one.
+        # Without CMD, no `--`: an option that lacks its value would take `--` as the value.
         return super().parse_args(ctx, [*own_args, "--", *command] if command else own_args)
 
     def _split_args(self, args: list[str]) -> tuple[list[str], list[str]]:
@@ -75,7 +75,7 @@ class RunCommand(Command):
                     ),
                     None,
                 )
-                index += 2 if value_letter == len(arg) - 1 else 1  # `-w 5`; in `-w5` and `-nx` the word is complete
+                index += 2 if value_letter == len(arg) - 1 else 1  # `-w 5` is two words; `-w5` and `-nx` are one
             else:
                 positionals += 1
                 if positionals == 2:
@@ -86,7 +86,7 @@ class RunCommand(Command):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is special to `run`, checked against the ttl."""
+    """The options that only `run` and `elect` have, checked against the ttl."""
 
     ttl: float
     max_hold: float | None
@@ -99,15 +99,15 @@ class RunOptions:
         usage_error_if(
             self.kill_after > self.ttl / 3,
             f"--kill-after {self.kill_after:g} is more than a third of --ttl {self.ttl:g}: "
-            f"TERM would come before a renewal could fail. Use at most {self.ttl / 3:.4g}, or a longer --ttl",
+            f"SIGTERM would be sent before a renewal could fail. Use at most {self.ttl / 3:.4g}, or a longer --ttl",
         )
         usage_error_if(
             self.max_hold is not None and self.kill_after >= self.max_hold,
-            f"--kill-after {self.kill_after:g} leaves nothing of --max-hold",
+            f"--kill-after {self.kill_after:g} must be shorter than --max-hold",
         )
 
     def grace(self, granted: float) -> float:
-        """Seconds between TERM and KILL, by the life the engine granted, which may be shorter than was asked."""
+        """Seconds between SIGTERM and SIGKILL, from the ttl that the engine granted, which may be less than --ttl."""
         life = granted if self.max_hold is None else min(granted, self.max_hold)
         return min(DEFAULT_KILL_AFTER if self.kill_after is None else self.kill_after, life / 3)
 
@@ -125,28 +125,33 @@ class RunOptions:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] CMD [ARG]...")
 @click.option("-c", "--command", "line", metavar="STRING", help="Run STRING through /bin/sh instead of CMD.")
 @acquire_options
-@click.option("--max-hold", type=positive_seconds, metavar="SECS", help="Stop CMD after SECS: TERM before, KILL then.")
+@click.option(
+    "--max-hold",
+    type=positive_seconds,
+    metavar="SECS",
+    help="Stop CMD after SECS: SIGTERM shortly before, then SIGKILL.",
+)
 @click.option(
     "--on-lost",
     type=click.Choice(["term", "kill", "ignore"]),
     default="term",
     show_default=True,
-    help="What happens to CMD when the lease is lost: TERM and then KILL; KILL at its end without a word before; "
-    "or nothing, if the resource itself checks tokens.",
+    help="What to do when the lease is lost. term: SIGTERM, then SIGKILL; kill: SIGKILL only; "
+    "ignore: leave CMD running (the resource checks tokens).",
 )
 @click.option(
     "--kill-after",
     type=seconds,
     metavar="SECS",
-    help="Time between TERM and KILL; at most a third of --ttl. "
-    "Default: the smaller of 5 and a third of the life granted.",
+    help="Time between SIGTERM and SIGKILL; at most a third of --ttl. "
+    "Default: 5, or a third of the granted ttl if that is shorter.",
 )
-@click.option("--skip-ok", is_flag=True, help="Exit 0 when busy: another one does the work.")
+@click.option("--skip-ok", is_flag=True, help="Exit 0 if the lock is busy (someone else is running the job).")
 @click.option(
     "--result-file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Write what happened to FILE, as JSON, at the end: see docs/reference/json.md.",
+    help="When done, write the result to FILE as JSON, described in docs/reference/json.md.",
 )
 @pass_console
 def run(
@@ -164,25 +169,25 @@ def run(
 ) -> int:
     """Hold NAME while CMD runs.
 
-    Takes NAME, or stands in line for it, then runs CMD without a shell, with stdin, terminal and signals passed on,
-    and exits with the exit code of CMD. The lease is renewed until CMD ends, and released then. What CMD leaves
-    behind in the background is no longer covered.
+    Acquires NAME, waiting in its queue if it is busy, and runs CMD without a shell. Stdin, the terminal and signals are
+    passed on to CMD, and the exit code is the one of CMD. The lease is renewed while CMD runs, and released when CMD
+    ends. The lock does not cover background processes that CMD leaves behind.
 
-    CMD finds in its environment LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL, LEASEHOLD_HELD=1,
-    with --slots LEASEHOLD_SLOT, with -s LEASEHOLD_SHARED=1. Hand the token to whatever CMD writes to: a resource
-    that refuses older tokens is safe even from a holder that does not know it has lost its lease.
+    The environment of CMD has LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL and LEASEHOLD_HELD=1;
+    with --slots also LEASEHOLD_SLOT, with -s also LEASEHOLD_SHARED=1. Pass the token to every resource that CMD writes
+    to: a resource that refuses older tokens is safe even from a holder that does not know that its lease is lost.
 
-    If the lease cannot be renewed, CMD and its whole process group get TERM shortly before the lease ends and KILL
-    when it does; if the engine says that it is gone, both at once; the exit code is then 79. A wrapper that is
-    paused together with CMD kills it as soon as both go on. A wrapper that is stopped alone cannot stop CMD: only
-    tokens help there.
+    If the lease cannot be renewed, CMD and its process group get SIGTERM shortly before the lease expires, and SIGKILL
+    when it does. If the engine reports that the lease is gone, they get both at once. The exit code is then 79. If
+    `leasehold run` and CMD are paused together for longer than the lease lasts, CMD is killed as soon as they resume.
+    If only `leasehold run` is stopped, it cannot stop CMD: only tokens protect the resource then.
     """
     options = AcquireOptions(**given)
     run_options = RunOptions(options.ttl, max_hold, on_lost, kill_after)
-    usage_error_if(line is not None and bool(command), "-c STRING and CMD exclude each other")
-    usage_error_if(line is None and not command, "nothing to run: give CMD after NAME, or -c STRING")
+    usage_error_if(line is not None and bool(command), "-c STRING cannot be combined with CMD")
+    usage_error_if(line is None and not command, "nothing to run: pass CMD after NAME, or -c STRING")
     argv = ["/bin/sh", "-c", line] if line is not None else list(command)
-    usage_error_if(argv[0].startswith("-"), f"CMD cannot begin with a dash: {argv[0]}. Is it an option misspelt?")
+    usage_error_if(argv[0].startswith("-"), f"CMD cannot begin with a dash: {argv[0]!r}. Is it a misspelt option?")
     usage_error_if(options.min_hold > (max_hold or options.min_hold), "--min-hold must not exceed --max-hold")
     result = RunResult(console.namespace, name, argv, result_file)
     if options.purpose is None and is_label(os.path.basename(argv[0])):
@@ -205,14 +210,14 @@ def run(
     finally:
         try:
             result.write()
-        except OSError as error:  # what happened counts more than the note of it
-            console.say(f"--result-file could not be written: {error}", error=True)
+        except OSError as error:  # keep the exit code of the run
+            console.say(f"the --result-file could not be written: {error}", error=True)
     return result.exit_code
 
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """One run, from the fork to the exit code."""
+    """One run: fork the child, acquire, supervise, release."""
 
     console: Console
     name: str
@@ -223,7 +228,7 @@ class RunJob:
     busy_code: int
 
     def run(self) -> None:
-        child = Child(self.argv)  # before the client has any thread
+        child = Child(self.argv)  # fork before the client starts a thread
         try:
             with self.console.client(ttl=self.run_options.ttl) as client:
                 lock = self.lock(client)
@@ -232,10 +237,10 @@ class RunJob:
                     lease = self._acquire(lock)
                 except NotAcquired as busy:
                     self.result.busy(busy, self.busy_code)
-                    self.console.say(render.busy_text(busy) + ("" if busy.waited else "; -w SECS stands in line"))
+                    self.console.say(render.busy_text(busy) + ("" if busy.waited else "; pass -w SECS to wait for it"))
                     return
                 self.result.granted(lease, time.monotonic() - began)
-                self.console.say(f"{self.name} is yours (token {lease.token})", detail=True)
+                self.console.say(f"acquired {self.name} (token {lease.token})", detail=True)
                 signal_queue = SignalQueue()
                 try:
                     self._run_child(lease, child, signal_queue)
@@ -246,9 +251,7 @@ class RunJob:
             child.abandon()
 
     def _acquire(self, lock: Lock) -> Lease:
-        """Stand in line, and say so to people: a prompt that hangs without a word looks broken. Logs need no such
-        word.
-        """
+        """Acquire. On a terminal, or with -v, report the wait first: a silent wait would look like a hang."""
         report_waiting = self.console.verbosity or (sys.stderr is not None and sys.stderr.isatty())
         nested = os.environ.get("LEASEHOLD_LOCK") == self.name and lock.shape.limit == 1
         if (report_waiting or nested) and lock.options.wait != 0:
@@ -256,10 +259,10 @@ class RunJob:
                 return lock.acquire(wait=0)
             except NotAcquired as busy:
                 if nested and str(busy.token) == os.environ.get("LEASEHOLD_TOKEN"):
-                    why = "this is a part of the CMD that runs under it, which would wait for itself"
+                    why = "this command runs under that lock and would wait for itself"
                     raise SelfDeadlock(self.name, token=busy.token, why=why) from None
                 if report_waiting:
-                    self.console.say(f"{render.busy_text(busy)}; standing in line")
+                    self.console.say(f"{render.busy_text(busy)}; waiting")
         return lock.acquire()
 
     def _run_child(self, lease: Lease, child: Child, signal_queue: SignalQueue) -> None:
@@ -292,13 +295,13 @@ class RunJob:
         code = exit_codes.NOT_FOUND if failed.missing else exit_codes.CANNOT_RUN
         hint = "is it in $PATH?" if failed.missing else "is it executable, with a #! line?"
         if failed.missing and " " in failed.program:
-            hint = "for a shell line use -c"
+            hint = "use -c to run it through a shell"
         self.console.say(f"cannot run {failed}; {hint}", error=True)
         self.result.not_run(str(failed), code)
 
 
 def environment(lease: Lease) -> dict[str, str | None]:
-    """What CMD is told. An inherited value of an outer `leasehold run` never shows through."""
+    """The variables for CMD. None removes a variable that was inherited from an outer `leasehold run`."""
     return {
         "LEASEHOLD_LOCK": lease.name,
         "LEASEHOLD_TOKEN": str(lease.token),

@@ -1,8 +1,8 @@
-"""A process that outlives `kill -9`: it ends what CMD started, should the wrapper die without a word.
+"""A process that kills the process group of CMD if the wrapper dies, even by `kill -9`.
 
-The kernel takes CMD itself along with its parent (`child.py`), but not what CMD started: that would work on beside the
-next holder. So a second child waits at a pipe whose other end the wrapper alone has. A word on it means that all is
-done; its end without one means that the wrapper is no more, and the group of CMD is killed.
+The kernel kills CMD itself with its parent (`child.py`), but not the processes that CMD started: they would keep
+working at the same time as the next holder. So a second child reads from a pipe whose other end only the wrapper has.
+A byte means that the run is over. End of file without one means that the wrapper died, and the group of CMD is killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DESCRIPTORS: Final = 4096  # more than this process has open so early
 
 class OrphanKiller:
     def __init__(self, group: int) -> None:
-        """To be made before there is any thread, and after CMD's process: that must not have the pipe."""
+        """Create it before any thread starts, and after CMD's process, which must not inherit the pipe."""
         reader, self._writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -26,10 +26,10 @@ class OrphanKiller:
         os.close(reader)
 
     def dismiss(self) -> None:
-        """All is done, or CMD never ran: kill nothing. Harmless if repeated."""
+        """The run is over, or CMD never ran: end without killing anything. Harmless if repeated."""
         if self._writer < 0:
             return
-        with suppress(BrokenPipeError):  # somebody killed it
+        with suppress(BrokenPipeError):  # it was killed
             os.write(self._writer, _DONE)
         os.close(self._writer)
         self._writer = -1
@@ -38,9 +38,9 @@ class OrphanKiller:
 
 
 def _watch(group: int, reader: int) -> NoReturn:
-    """In the guard: hold on to nothing of the wrapper's but the pipe, and wait."""
+    """In the orphan killer: close everything inherited from the wrapper but the pipe, and wait."""
     try:
-        os.setsid()  # Ctrl-C and a hang-up are for the wrapper
+        os.setsid()  # no Ctrl-C and no hang-up here: those are for the wrapper
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         os.dup2(reader, 0)

@@ -1,4 +1,4 @@
-"""A process tied to its parent: the kernel kills it when the parent dies, however that dies, and also while stopped."""
+"""Tie a process to its parent: when the parent dies, for any reason, the kernel kills it, even if it is stopped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """To be called in the child, by the process that `parent_pid` started; kept over exec. Linux alone can.
+    """Call it in a child of `parent_pid`; it stays in force over exec. Does nothing on systems other than Linux.
 
-    What counts is the thread of the parent that started it: that one must live as long as the parent does.
+    The kernel watches the thread that forked the child: that thread must live as long as the parent does.
     """
     if sys.platform != "linux":
         return
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the kernel could be asked
+    if os.getppid() != parent_pid:  # the parent died before prctl took effect
         os._exit(0)

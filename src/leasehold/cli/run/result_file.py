@@ -1,4 +1,4 @@
-"""What `run --result-file` writes: one JSON object that says how it ended, for programs that need more than a code."""
+"""The file of `run --result-file`: one JSON object with the outcome, for programs that need more than an exit code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from leasehold.errors import LeaseholdError, NotAcquired
 
 
 class RunResult:
-    """Filled in as the run goes on; every key is always there. docs/reference/json.md is its contract."""
+    """Filled in during the run; every key is always present. docs/reference/json.md documents them."""
 
     def __init__(self, namespace: str, name: str, command: list[str], path: str | None) -> None:
-        self._path = None if path is None else os.path.realpath(path)  # a link stays one
+        self._path = None if path is None else os.path.realpath(path)  # a symbolic link stays one
         if path is not None:
-            _check_path(path)  # now, not after an hour of work
-        self.end_signal: int | None = None  # the signal that asked for it
+            _check_path(path)  # now, rather than after an hour of work
+        self.end_signal: int | None = None  # the terminating signal that this process received and forwarded
         self._facts: dict[str, Any] = {
             "namespace": namespace,
             "name": name,
@@ -54,7 +54,7 @@ class RunResult:
         self._facts |= {"token": lease.token, "slot": lease.slot, "holder": lease.holder, "waited": rounded(waited)}
 
     def busy(self, busy: NotAcquired, code: int) -> None:
-        # `holder` is who got in the way here, and so is the token.
+        # Here `holder` and `token` are those of the current holder.
         self._facts |= {"outcome": "busy", "exit_code": code, "token": busy.token, "holder": busy.holder}
         self._facts |= {"waited": rounded(busy.waited), "error": busy_text(busy)}
 
@@ -74,7 +74,7 @@ class RunResult:
         self._facts |= {"outcome": "interrupted", "exit_code": code}
 
     def write(self) -> None:
-        """Whole or not at all: whoever reads the file never sees half of it. Raises `OSError`."""
+        """Write the file atomically: readers never see half of it. Raises `OSError`."""
         if self._path is None:
             return
         self._facts["ended"] = _now()
@@ -91,10 +91,10 @@ class RunResult:
 
 def _check_path(path: str) -> None:
     if not path or (os.path.exists(path) and not os.path.isfile(path)):
-        raise click.UsageError(f"--result-file {path}: it is no plain file, and would be replaced by one")
+        raise click.UsageError(f"--result-file {path!r} is not a regular file; choose another path")
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
-        raise click.UsageError(f"--result-file {path}: its folder does not exist")
+        raise click.UsageError(f"--result-file {path!r}: its directory does not exist")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
 

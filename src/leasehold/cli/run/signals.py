@@ -1,7 +1,7 @@
-"""Signals as values: raised while nothing runs yet, queued for one loop to read once the child does.
+"""Signals as exceptions before the child runs, and as values in a queue while it does.
 
-The queue is the interpreter's own wake-up socket, so that a signal, a child's end and a lost lease all end the same
-`select`. No thread is needed, and no handler does anything that could be interrupted half way.
+The queue is the interpreter's wake-up socket, so a signal, the end of the child and a lost lease all end the same
+`select`. No thread is needed, and no handler does anything that could be interrupted half-way.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import socket
 from types import FrameType
 from typing import Final
 
-# To the child's whole group, as a terminal would: a signal that reached a shell alone would leave its work running.
+# To the child's process group, as a terminal does: if only a shell got it, the commands it started would keep running.
 FORWARDED_TO_GROUP: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH)
-TERMINATING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # of those, what asks for an end
-# To the child alone: these mean what the program says they mean, and end every process that says nothing.
+TERMINATING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # these ask the program to end
+# To the child only: their meaning is up to the program, and they kill every process that does not handle them.
 FORWARDED_TO_CHILD: Final = (signal.SIGUSR1, signal.SIGUSR2)
 HANDLED_HERE: Final = (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT)
 
-WOKEN: Final = 0  # not a signal: somebody called `wake`
+WOKEN: Final = 0  # not a signal: `wake` was called
 
 
 class Interrupted(BaseException):
-    """A signal that ends the program came while it was safe to go. Not an Exception: nobody is to swallow it."""
+    """A terminating signal arrived while no child was running. Not an Exception, so that no handler swallows it."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -31,11 +31,11 @@ class Interrupted(BaseException):
 
 
 def raise_on_signals() -> None:
-    """Leave by an exception, so that a claim in line is taken back instead of lapsing (E7). For the main thread."""
+    """Raise `Interrupted` on signals, so that a queued claim is withdrawn before it expires (E7). Main thread only."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # `nohup`, and jobs a script put in the background
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # ignored by `nohup`, and for background jobs of a script
             signal.signal(signum, _raise)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the child ended
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would hide the child's exit status
 
 
 def _raise(signum: int, _frame: FrameType | None) -> None:
@@ -43,7 +43,7 @@ def _raise(signum: int, _frame: FrameType | None) -> None:
 
 
 class SignalQueue:
-    """From `open` on, signals are read here and nowhere else."""
+    """From `open` to `close`, all signals are queued here."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -57,20 +57,20 @@ class SignalQueue:
                 signal.signal(signum, _already_queued)
 
     def close(self) -> None:
-        """The child is gone: what comes now finds a program that ends anyway, and is dropped."""
+        """The child has ended: later signals are dropped, because the program is about to exit."""
         signal.set_wakeup_fd(-1)
         self._reader.close()
         self._writer.close()
 
     def wake(self) -> None:
-        """End the `read` under way, or the next one. From any thread."""
+        """End the current `read`, or the next one. May be called from any thread."""
         try:
             self._writer.send(bytes([WOKEN]))
-        except OSError:  # full: it wakes anyway; or closed: nobody is left to wake
+        except OSError:  # full, so `read` returns anyway; or closed, so there is no reader
             return
 
     def read(self, seconds: float) -> list[int]:
-        """The signals that came, after `seconds` at the latest."""
+        """Wait up to `seconds`, and return the signals that arrived."""
         select.select([self._reader], [], [], max(0.0, seconds))
         try:
             return list(self._reader.recv(4096))
@@ -79,4 +79,4 @@ class SignalQueue:
 
 
 def _already_queued(_signum: int, _frame: FrameType | None) -> None:
-    """The interpreter has written the number to the wake-up socket already."""
+    """Do nothing: the interpreter has already written the number to the wake-up socket."""

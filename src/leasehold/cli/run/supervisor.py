@@ -1,8 +1,8 @@
-"""The loop between a lease and a child: the lease's end is the child's end, and a signal to one reaches the other.
+"""The loop that watches a lease and a child: it ends the child when the lease ends, and forwards signals to the child.
 
-When the lease runs out:  TERM at its local deadline less `kill_after`, KILL at the deadline, to the whole group.
-When the engine says gone: both at once, since another holder may exist already. The same after a pause of this
-process or machine past the deadline: the first thing looked at on waking is the lease, before anything is passed on.
+If the lease cannot be renewed: SIGTERM at `valid_until` less `kill_after`, SIGKILL at `valid_until`, to its group.
+If the engine reports the lease gone: both at once, because there may be another holder already. The same after a pause
+of this process or machine past `valid_until`: on waking, the loop checks the lease before it forwards any signal.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from leasehold.model import Reason
 
 OnLost: TypeAlias = Literal["term", "kill", "ignore"]
 
-# `select` counts time awake only, the lease counts suspend too: look this often, or waking up would be noticed late.
+# `select` does not count suspend, the lease does: without frequent checks, a wake-up would be noticed late.
 _CHECK_INTERVAL: Final = 0.5
-_GROUP_POLL_INTERVAL: Final = 0.02  # the end of a grandchild is told to nobody
+_GROUP_POLL_INTERVAL: Final = 0.02  # the end of a grandchild sends no signal here
 
 
 class Supervisor:
-    """Runs from the child's start to the end of its group, or of the child alone if the lease was good throughout."""
+    """Runs until the child has ended, and after SIGTERM for a lost lease until its whole group has."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class Supervisor:
     ) -> None:
         self._lease, self._child, self._signal_queue, self._terminal = lease, child, signal_queue, terminal
         self._on_lost, self._kill_after, self._say = on_lost, kill_after, say
-        self.end_signal: int | None = None  # by a signal, which the child got as well
-        self.lost_reason: Reason | None = None  # why the child was stopped, or went on unprotected
-        self._kill_at: float | None = None  # set once TERM is sent; a renewal that comes later does not call it back
+        self.end_signal: int | None = None  # the terminating signal that was forwarded to the child
+        self.lost_reason: Reason | None = None  # why the child was stopped, or continued unprotected
+        self._kill_at: float | None = None  # set when SIGTERM is sent; a later renewal does not cancel it
         self._killed = False
-        self._suspending = False  # told to stop, and waiting for the child to have stopped
+        self._suspending = False  # got SIGTSTP, and waits until the child has stopped
         self._pending_messages: list[str] = []
         lease.on_lost(lambda _: signal_queue.wake())
 
@@ -59,7 +59,7 @@ class Supervisor:
             if self._child.ended and not self._group_still_stopping():
                 break
             for signum in self._signal_queue.read(self._seconds_to_next_check()):
-                # The lease comes first: after a pause nothing may run on a lease that ended meanwhile.
+                # The lease first: after a pause, nothing may continue on a lease that has ended.
                 self._enforce_lease()
                 self._forward_signal(signum)
         self._terminal.take_back(self._child.pid)
@@ -69,7 +69,7 @@ class Supervisor:
     # ------------------------------------------------------------ the lease
 
     def _enforce_lease(self) -> None:
-        """Stop the child when the lease says so."""
+        """Stop the child if the lease is lost or about to expire."""
         if not self._lease.held:
             self._on_lease_lost(self._lease.lost_reason or "unknown")
         elif self._kill_at is not None and monotonic() >= self._kill_at:
@@ -81,7 +81,7 @@ class Supervisor:
         if self.lost_reason is None:
             self.lost_reason = reason
             if self._on_lost == "ignore":
-                self._report(f"{self._lost_text(reason)}; --on-lost ignore lets {self._program} go on")
+                self._report(f"{self._lost_text(reason)}; {self._program} continues because of --on-lost ignore")
         if self._on_lost == "ignore" or self._killed:
             return
         if self._on_lost == "term" and self._kill_at is None:
@@ -91,21 +91,21 @@ class Supervisor:
     def _term(self, reason: Reason, seconds: float) -> None:
         self.lost_reason, self._kill_at = reason, monotonic() + seconds
         self._child.signal_group(signal.SIGTERM)
-        self._child.signal_group(signal.SIGCONT)  # a stopped process would never see it
-        why = LeaseLost.EXPLANATIONS[reason] if reason == "max_hold" else "it was not renewed in time"
+        self._child.signal_group(signal.SIGCONT)  # a stopped process does not handle signals
+        why = LeaseLost.EXPLANATIONS[reason] if reason == "max_hold" else "it could not be renewed in time"
         self._report(
             f"the lease of {self._lease.name} (token {self._lease.token}) ends in {seconds:.1f} s: {why}; "
-            f"sent TERM to {self._program}, KILL follows"
+            f"sent SIGTERM to {self._program}, SIGKILL follows"
         )
 
     def _kill(self) -> None:
         assert self.lost_reason is not None
         self._killed = True
         self._child.signal_group(signal.SIGKILL)
-        self._report(f"{self._lost_text(self.lost_reason)}; killed {self._program} and its group")
+        self._report(f"{self._lost_text(self.lost_reason)}; killed {self._program} and its process group")
 
     def _report(self, text: str) -> None:
-        """Say it now if stderr takes it, else at the end: a full pipe must not come between TERM and KILL."""
+        """Print it now if stderr is writable, else at the end: a full pipe must not delay SIGKILL after SIGTERM."""
         self._pending_messages.append(text)
         while self._pending_messages and _is_writable(2):
             self._say(self._pending_messages.pop(0))
@@ -115,7 +115,7 @@ class Supervisor:
 
     @property
     def stopped(self) -> bool:
-        """Whether the child was stopped for the lease's sake, or ended too late to be sure that it was not needed."""
+        """Whether the child was stopped because of the lease, or ended only after the lease was lost."""
         return self.lost_reason is not None and self._on_lost != "ignore"
 
     @property
@@ -123,7 +123,7 @@ class Supervisor:
         return f"{os.path.basename(self._child.command[0])} (pid {self._child.pid})"
 
     def _group_still_stopping(self) -> bool:
-        """After TERM the child may be gone and its own children still busy: they get the same time."""
+        """After SIGTERM the child may have ended while its own children still run: they get the same time."""
         return self._kill_at is not None and not self._killed and self._child.signal_group(0)
 
     def _seconds_to_next_check(self) -> float:
@@ -145,25 +145,25 @@ class Supervisor:
                 self.end_signal = signum
         elif signum in FORWARDED_TO_CHILD:
             self._child.signal(signum)
-        elif signum == signal.SIGTSTP:  # Ctrl-Z, where this process has the terminal: rest once the child does
+        elif signum == signal.SIGTSTP:  # Ctrl-Z while this process has the terminal: stop once the child has stopped
             self._suspending = True
             self._child.signal_group(signal.SIGTSTP)
         elif signum == signal.SIGCONT:
             self._resume()
 
     def _child_stopped(self, stopped_by: int | None) -> None:
-        """The child has been stopped. By the terminal: do as any job would. By anybody else: that is their affair."""
+        """React to a stopped child if the terminal stopped it. A stop by another process is left to that process."""
         if stopped_by in (signal.SIGTTIN, signal.SIGTTOU):
             if self._terminal.give_to(self._child.pid):
                 self._child.signal_group(signal.SIGCONT)
-            else:  # this job is in the background itself: tell the shell that it waits for the terminal
+            else:  # this job is in the background: stop it, so that the shell shows it as waiting for the terminal
                 self._suspend()
         elif stopped_by == signal.SIGTSTP and (self._suspending or self._terminal.is_foreground_group(self._child.pid)):
             self._suspend()
 
     def _suspend(self) -> None:
-        """Stop as the child has, so that the shell has its prompt back. Nothing is renewed meanwhile: so all of the
-        group must stand still, and `_resume` is only reached past `_enforce_lease`."""
+        """Stop like the child, so that the shell gets its prompt back. The lease is not renewed meanwhile: so the whole
+        group must be stopped, and `_resume` runs only after `_enforce_lease`."""
         self._suspending = False
         self._child.signal_group(signal.SIGSTOP)
         self._terminal.take_back(self._child.pid)
@@ -178,7 +178,7 @@ class Supervisor:
 
 
 def _is_writable(descriptor: int) -> bool:
-    """Whether a line can be written without waiting: a pipe that is ready has room for a page."""
+    """Whether a line can be written without blocking: a writable pipe has room for a page."""
     try:
         return bool(select.select([], [descriptor], [], 0)[1])
     except OSError:  # closed

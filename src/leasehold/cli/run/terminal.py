@@ -1,8 +1,8 @@
-"""The controlling terminal: whose turn it is to read from it and to get its Ctrl-C.
+"""The controlling terminal: which process group reads from it and gets its Ctrl-C.
 
-The child has a process group of its own, and a terminal serves one group at a time. When stdin and stdout are both
-the terminal the child gets it at once. Otherwise (`leasehold run j -- report | less`) somebody else in the pipeline
-may need it: then the child gets it when it first asks, which shows as a stop by SIGTTIN or SIGTTOU.
+The child has its own process group, and a terminal has one foreground group at a time. If stdin and stdout are both the
+terminal, the child gets it at once. Otherwise (`leasehold run j -- report | less`) another process of the pipeline may
+need it: then the child gets it when it first needs it, which shows as a stop by SIGTTIN or SIGTTOU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Terminal:
         return self._foreground() == group
 
     def give_to(self, group: int) -> bool:
-        """Let a group have it, if it is ours to give."""
+        """Make the group the foreground group, if this process is in the foreground now."""
         return self.in_foreground() and self._set_foreground(group)
 
     def take_back(self, group: int) -> None:
@@ -50,7 +50,7 @@ class Terminal:
 
     def _set_foreground(self, group: int) -> bool:
         assert self._fd is not None
-        # Setting it from the background stops the caller, unless the signal that does so is blocked.
+        # tcsetpgrp from the background stops the caller by SIGTTOU, unless that signal is blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
             with suppress(OSError):

@@ -1,15 +1,15 @@
-"""The etcd engine: locks kept by a cluster that agrees on every step.
+"""The etcd engine: locks kept by a cluster whose members agree on every step.
 
-queue.py          the keys of a name in order, and the transactions on them: the safety argument
-acquire.py        one attempt: enqueue, see who is ahead, become the holder
+queue.py          the queue keys of a name, and the transactions on them: the safety argument
+acquire.py        one attempt: enqueue, check which entries are ahead, become the holder
 renew.py          a batch of renewals: leases first, then the keys
 release.py        release and break
 inspect.py        holders and waiters below a prefix
 leases.py         etcd's own leases, and the pool of unused ones
-delays.py         what a waiter knows of the delays of those ahead
-watch.py          the watch stream: the entry ahead, and a break of one's own
+delays.py         what a waiter knows about the delays of earlier entries
+watch.py          the watch stream: the entry ahead, and the claim's own key
 client_state.py   what a client's two engine instances share
-engine.py         the verbs
+engine.py         the engine's verbs
 rpc.py            several members, one deadline, one mapping of errors (E9)
 messages.py       etcd's messages as values and bytes (protocol buffers)
 url.py            etcd:// URLs

@@ -1,8 +1,8 @@
-"""One attempt of one claim: stand in line or take the name, look whose turn it is, make a turn a grant.
+"""One attempt of one claim: join the queue or take the name, check which entries are ahead, become the holder.
 
-Every step is one transaction of `line.py`, and every answer leads to a reply or to the next step. `ClaimState` keeps
-what is known from attempt to attempt. Before a key is written its leases are noted there, so that whatever ends this
-attempt, the release that follows knows what to end."""
+Every step is one transaction from `queue.py`, and every answer leads to a reply or to the next step. `ClaimState` keeps
+what the client knows from one attempt to the next. The leases of a key are recorded there before the key is written, so
+that the release after a failed attempt knows what to end."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class EtcdAttempt:
     asked_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.asked_at = self.runtime.now()  # lives are told from here (E8)
+        self.asked_at = self.runtime.now()  # the caller counts the grant's ttl from here (E8)
         self.claim_state = self.client_state.get_claim_state(self.claim)
 
     async def run(self, notified: bool) -> Grant | Busy:
-        """`notified`: its turn has probably come."""
+        """`notified`: the claim is probably first in the queue now."""
         while True:
             reply: Grant | Busy | None
             if self.claim_state.create_revision and self.claim_state.state == "held":
@@ -53,10 +53,11 @@ class EtcdAttempt:
                 return reply
             notified = False
 
-    # --------------------------------------------------------- to get in line
+    # --------------------------------------------------------- join the queue
 
     async def _enqueue(self) -> Grant | Busy | None:
-        """Hoping for the best, on a lease of the holder's ttl; where others wait already, on a waiter's."""
+        """Join the queue optimistically as the holder, on a lease of the holder's ttl. If another claim of this client
+        waits for the name already, join as a waiter, on a waiter's lease."""
         claim_state, base = self.claim_state, await self._get_base()
         ttl = lifetimes.required_ttl(self.claim)
         if claim_state.lease is None:
@@ -88,13 +89,13 @@ class EtcdAttempt:
         self._query_missing_ends(enqueued.oldest, claim_state.create_revision)
         if as_holder:
             return await self._requeue_as_waiter()
-        if not conflicts:  # nothing but a delay is in its way
+        if not conflicts:  # only a delay is left
             return None
         self._watch_conflict(conflicts, claim_state.create_revision)
         return Busy(None, claim_state.position)
 
     async def _requeue_as_waiter(self) -> Busy | None:
-        """It has to wait: from now on its key lives as long as a waiter is heard of (E7), not as long as a holder."""
+        """The claim has to wait: attach its key to a waiter's lease (E7) instead of one with the holder's ttl."""
         claim_state = self.claim_state
         assert claim_state.lease is not None
         if claim_state.next_lease is None:
@@ -115,12 +116,11 @@ class EtcdAttempt:
             self._reset_expired()
             return None
         self._switch_to_next_lease()
-        return (
-            None if queue.may_hold(claim_state.queue_key, len(view.conflicts)) else self._wait_reply(view)
-        )  # None: it left meanwhile
+        # None: the entry ahead left meanwhile, so decide again.
+        return None if queue.may_hold(claim_state.queue_key, len(view.conflicts)) else self._wait_reply(view)
 
     async def _try_acquire(self) -> Grant | Busy | None:
-        """Now or not at all: nothing is left in line."""
+        """Acquire the name now or not at all: no entry stays in the queue."""
         claim_state, base, viewed_revision = self.claim_state, await self._get_base(), 0
         while True:
             if claim_state.lease is None:
@@ -145,14 +145,15 @@ class EtcdAttempt:
             viewed_revision = 0 if claim_state.queue_key.is_exclusive else view.revision
         self._discard()
         if view.head is None:
-            return Busy()  # a stranger's key, of which nothing can be said
+            return Busy()  # a key that is not ours is first: its holder is unknown
         (ttl_reply,) = await self.rpc.call_each(
             messages.LEASE_TTL, [messages.LeaseId(view.head.lease_id)], self.deadline
         )
         return self._busy_reply(view, None, float(max(ttl_reply.ttl, 0)))
 
     async def _resolve_rejected_put(self, view: QueueView) -> bool:
-        """Why a key was not put: another base, another kind, or there it is. False: none of these."""
+        """Handle the reason for a rejected put: the base changed, or the key exists already. Raises Mismatch if the
+        name has another kind. False: none of these."""
         claim_state, head = self.claim_state, view.head
         if view.base != self.client_state.base:
             self.client_state.base = view.base
@@ -160,7 +161,7 @@ class EtcdAttempt:
         if view.own is not None and queue.parse_value(view.own.value).id_hash != self.claim.id_hash:
             self.client_state.assign_new_key(self.claim, claim_state)
             return True
-        if view.own is not None:  # an earlier try, the answer to which was lost (E2)
+        if view.own is not None:  # an earlier request succeeded, but its reply was lost (E2)
             claim_state.create_revision, claim_state.state = view.own.create_revision, "waiting"
             if claim_state.lease is None or claim_state.lease.id != view.own.lease:
                 claim_state.lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
@@ -171,7 +172,7 @@ class EtcdAttempt:
             raise Mismatch(self.claim.name, wanted=wanted, found=found)
         return False
 
-    # ------------------------------------------------------------ in the line
+    # ----------------------------------------------------------------- queued
 
     async def _retry_queued(self, notified: bool) -> Grant | Busy | None:
         claim_state = self.claim_state
@@ -191,12 +192,12 @@ class EtcdAttempt:
         return await self._claim_grant(checked=True)
 
     def _may_be_delayed(self) -> bool:
-        """Whether the name may have to rest for a delay, or nobody knows yet."""
+        """Whether a delay of an earlier entry is left, or may be."""
         return self.claim_state.delays.has_unknown_ends or self.claim_state.delays.left(self.runtime.now()) > 0
 
     async def _publish_delay(self, view: QueueView) -> Busy | None:
-        """Its turn has come, but for a delay. That is said in its note: whoever comes now, and did not see who it was
-        that vanished, has it from there."""
+        """The claim is first in the queue, but a delay is left. Publish the delay in the claim's own value: waiters
+        that arrive now have not seen the entry that vanished, and read the delay from there."""
         claim_state, now = self.claim_state, self.runtime.now()
         if claim_state.delays.until > max(claim_state.published_delay_until, now) and claim_state.lease is not None:
             until = claim_state.delays.until
@@ -210,21 +211,21 @@ class EtcdAttempt:
         return self._wait_reply(view)
 
     def _observe(self, view: QueueView) -> None:
-        """The place first: what is heard of those who are gone wakes only the first in line."""
+        """Set the position before querying: replies about entries that are gone wake only the first waiter."""
         position = queue.position(self.claim_state.queue_key, view.ahead)
         if position is not None:
             self.claim_state.position = position
         self._query_missing_ends(view.oldest, view.revision)
 
     def _query_missing_ends(self, oldest: tuple[messages.KeyValue, ...], revision: int) -> None:
-        """How those ended that are gone."""
+        """Ask etcd's history how the entries ended that are gone."""
         claim_state = self.claim_state
         ahead = queue.conflicts_ahead(claim_state.queue_key, claim_state.create_revision, oldest)
         for key, since_revision in claim_state.delays.observe(ahead, revision, self.runtime.now()):
             self.client_state.watcher.watch_history(self.claim.id_hash, key, since_revision)
 
     async def _claim_grant(self, *, checked: bool) -> Grant | Busy | None:
-        """A lease first, then the transaction: the life of the grant begins before the grant."""
+        """Become the holder. The lease is obtained before the transaction, so its life counts from before the grant."""
         claim_state, base = self.claim_state, await self._get_base()
         if claim_state.next_lease is None:
             claim_state.next_lease = await self._get_lease(lifetimes.required_ttl(self.claim))
@@ -253,7 +254,7 @@ class EtcdAttempt:
             return None
         if not self._own_key_active(view):
             return self._wait_reply(view)
-        if queue.may_hold(claim_state.queue_key, len(view.conflicts)):  # the one ahead left just then
+        if queue.may_hold(claim_state.queue_key, len(view.conflicts)):  # the entry ahead left just now
             return None
         if not claim_state.has_unconfirmed_write:
             self.client_state.leases.recycle(self.rpc, claim_state.next_lease)
@@ -261,7 +262,7 @@ class EtcdAttempt:
         return self._wait_reply(view)
 
     async def _repeat_grant(self) -> Grant | None:
-        """Asked again for what it holds: the same grant, with the life that is left (E2, E8)."""
+        """The claim holds the name already: return the same grant with the life that is left (E2, E8)."""
         claim_state = self.claim_state
         view = queue.parse_view(
             claim_state.queue_key,
@@ -281,7 +282,7 @@ class EtcdAttempt:
         return False
 
     def _own_key_active(self, view: QueueView) -> bool:
-        """What was broken or released only cools there."""
+        """False: the claim was broken or released, and only its key is kept for a while."""
         return view.own is not None and queue.parse_value(view.own.value).state in _ACTIVE_STATES
 
     # ---------------------------------------------------------------- replies
@@ -296,7 +297,8 @@ class EtcdAttempt:
         return Grant(claim_state.token, self._remaining_ttl())
 
     def _remaining_ttl(self) -> float:
-        """Counted by the caller from before it asked. The delay is the engine's to keep, not the holder's to use."""
+        """Seconds from `asked_at`, where the caller starts counting. The delay is not part of them: for that time the
+        engine keeps the name, but the holder must not use it."""
         lease = self.claim_state.lease
         assert lease is not None
         return max(0.0, min(lease.expires_at - self.asked_at, float(lease.ttl)) - self.claim.delay)
@@ -314,8 +316,8 @@ class EtcdAttempt:
         return Busy(left, position, head.token if head.value.base else None, head.value.holder)
 
     def _watch_conflict(self, conflicts: tuple[messages.KeyValue, ...], revision: int) -> None:
-        """Hear of the next change that matters: the nearest in the way is gone; of permits, the first in line hears of
-        any that is given back, and one further back when the one ahead of it left or had its turn."""
+        """Watch for the next change that matters. Locks: the nearest conflicting key ends. Permits: the first waiter is
+        notified when any permit is released, a later one when the entry ahead of it leaves or becomes a holder."""
         queue_key, watcher, id_hash = self.claim_state.queue_key, self.client_state.watcher, self.claim.id_hash
         if not conflicts:
             return
@@ -349,7 +351,8 @@ class EtcdAttempt:
         return self.client_state.parse_base(self.client_state.base)
 
     async def _write(self, txn: messages.TxnRequest) -> messages.TxnResponse | None:
-        """None: the lease named there is over. Until it is answered nobody can be sure what becomes of it."""
+        """Run a transaction that puts a key. None: its lease has expired. Until the write is answered, and for good if
+        a try got no reply, `has_unconfirmed_write` is set: etcd may still execute it."""
         claim_state, unconfirmed, was_unconfirmed = (
             self.claim_state,
             list[str](),
@@ -368,7 +371,7 @@ class EtcdAttempt:
         return await run_txn(self.client_state, self.rpc, txn, self.deadline)
 
     def _switch_to_next_lease(self) -> None:
-        """The key hangs on the next lease now."""
+        """The key is attached to the next lease now."""
         claim_state = self.claim_state
         old_lease, claim_state.lease, claim_state.next_lease = claim_state.lease, claim_state.next_lease, None
         if old_lease is not None and old_lease is not claim_state.lease and not claim_state.has_unconfirmed_write:
@@ -377,20 +380,17 @@ class EtcdAttempt:
             self.client_state.leases.revoke_nowait(self.rpc, old_lease)
 
     def _reset_expired(self) -> None:
-        """etcd has it no more: what is left of it must not come back."""
+        """The claim's key is gone: revoke its leases, so that no late write brings it back."""
         claim_state = self.claim_state
         for lease in (claim_state.lease, claim_state.next_lease):
             if lease is not None:
                 self.client_state.leases.revoke_nowait(self.rpc, lease)
         claim_state.lease = claim_state.next_lease = None
-        claim_state.create_revision, claim_state.state, claim_state.published_delay_until = (
-            0,
-            "waiting",
-            0.0,
-        )  # what is known of delays stays true
+        # `delays` stays: what it knows about earlier entries is still true.
+        claim_state.create_revision, claim_state.state, claim_state.published_delay_until = 0, "waiting", 0.0
 
     def _discard(self) -> None:
-        """It was refused, and has nothing at etcd."""
+        """The claim was refused and has no key: dispose of its lease and forget it."""
         if self.claim_state.lease is not None:
             dispose = (
                 self.client_state.leases.revoke_nowait
@@ -408,7 +408,7 @@ async def run_txn(
     deadline: float,
     unconfirmed: list[str] | None = None,
 ) -> messages.TxnResponse:
-    """A transaction, and a look at whether time has gone back."""
+    """Run a transaction. Raises ConfigError if etcd's revisions have gone back."""
     last_revision = client_state.last_revision()
     done = await rpc.call(messages.TXN, txn, deadline, unconfirmed)
     client_state.record_header(done.header, last_revision)
@@ -417,7 +417,7 @@ async def run_txn(
 
 
 async def read_base(client_state: EtcdClientState, rpc: RpcClient, runtime: Runtime, deadline: float) -> bytes:
-    """What tokens begin at; made by whoever comes first, from its clock. Later nobody's clock matters."""
+    """The number that tokens begin at. The first client creates it from its clock; later no client's clock matters."""
     key = queue.base_key(client_state.url.root)
     new = b"%d" % int(runtime.wall() * 1_000_000)
     absent = messages.Compare(messages.EQUAL, messages.CREATE, key)
@@ -427,5 +427,5 @@ async def read_base(client_state: EtcdClientState, rpc: RpcClient, runtime: Runt
         return new
     found = done.responses[0].range if done.responses else None
     if found is None or not found.kvs:
-        raise messages.MalformedReply("a base that is neither there nor absent")
+        raise messages.MalformedReply("the token base neither exists nor is absent")
     return found.kvs[0].value

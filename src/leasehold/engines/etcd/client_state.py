@@ -1,4 +1,4 @@
-"""What the twins of a client share: its claims at etcd, its leases, its watches, and what it knows of the cluster."""
+"""What a client's two engine instances share: its claims, leases and watches, and what it knows about the cluster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from leasehold.errors import ConfigError
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
-_MAX_BASE: Final = (1 << 53) - (1 << 40)  # of a base, so that tokens stay below 2^53 for a million million changes
+_MAX_BASE: Final = (1 << 53) - (1 << 40)  # so that tokens stay below 2^53 for 10^12 more revisions
 
 
 class ClaimState:
-    """One claim of this client as etcd has it, so far as this client knows."""
+    """What this client knows about one of its claims at etcd."""
 
     __slots__ = (
         "base",
@@ -41,16 +41,16 @@ class ClaimState:
 
     def __init__(self, queue_key: queue.QueueKey, key_number: int) -> None:
         self.queue_key, self.key_number = queue_key, key_number
-        self.create_revision = 0  # the revision that created its key: its place in line
+        self.create_revision = 0  # of the claim's key: its position in the queue; 0: no key
         self.state: Literal["waiting", "held"] = "waiting"
-        self.lease: EtcdLease | None = None  # what the key hangs on
-        self.next_lease: EtcdLease | None = None  # what it may be about to hang on
+        self.lease: EtcdLease | None = None  # the key is attached to it
+        self.next_lease: EtcdLease | None = None  # the key may be attached to it next
         self.base = 0
         self.held_since = 0.0
-        self.position: int | None = None  # in line, when it last looked
-        self.delays = DelayTracker()  # of those ahead
-        self.published_delay_until = 0.0  # until when the name rests, as its own note says
-        self.has_unconfirmed_write = False  # something was sent for it that may be carried out after all that follows
+        self.position: int | None = None  # in the queue, as last read
+        self.delays = DelayTracker()  # delays of earlier entries
+        self.published_delay_until = 0.0  # the end of the delay that the claim's own value shows
+        self.has_unconfirmed_write = False  # etcd may execute a write for this claim even after later requests
 
     @property
     def token(self) -> int:
@@ -58,7 +58,7 @@ class ClaimState:
 
     @property
     def is_empty(self) -> bool:
-        """It has nothing at etcd, and nothing is on its way there."""
+        """The claim has nothing at etcd, and no write is in flight."""
         return (
             not self.create_revision
             and not self.has_unconfirmed_write
@@ -70,13 +70,13 @@ class ClaimState:
 class EtcdClientState:
     def __init__(self, url: EtcdUrl, runtime: Runtime, registry: ClaimRegistry) -> None:
         self.url = url
-        self.claim_states: dict[str, ClaimState] = {}  # by mark
-        self._free_key_numbers: list[int] = []  # that are free
+        self.claim_states: dict[str, ClaimState] = {}  # by id hash
+        self._free_key_numbers: list[int] = []  # numbers of released keys, to be used again
         self._new_key_numbers = count()
         self._runtime, self._mutex = runtime, runtime.mutex()
         self.leases = LeasePool(runtime)
         self.login = Login()
-        self.base = b""  # as it stands at etcd; empty: not read yet
+        self.base = b""  # the token base as stored in etcd; empty: not read yet
         self.member_count = len(url.endpoints)
         self._now, self._registry = runtime.now, ref(registry)
         self._revision = self._cluster_id = 0
@@ -90,18 +90,18 @@ class EtcdClientState:
         return claim_state
 
     def assign_new_key(self, claim: Claim, claim_state: ClaimState) -> None:
-        """Something of an earlier claim still stands on its chair: cooling, most likely."""
+        """Use another key, because an earlier claim's value is still in this one; most likely it is cooling."""
         claim_state.queue_key, claim_state.key_number = self._allocate_key(claim)
 
     def _allocate_key(self, claim: Claim) -> tuple[queue.QueueKey, int]:
         registry = self._registry()
-        assert registry is not None, "whoever attempts has one"
+        assert registry is not None, "the engine that attempts keeps the registry alive"
         with self._mutex:
             key_number = heappop(self._free_key_numbers) if self._free_key_numbers else next(self._new_key_numbers)
         return queue.make_queue_key(self.url.root, claim, f"{registry.client_id}{key_number:x}"), key_number
 
     def remove_claim(self, claim: Claim) -> None:
-        """Nothing is known of it any more. Its chair is free, unless something may yet be written on it."""
+        """Forget a claim. Its key number becomes free, unless a write to the key may still be in flight."""
         claim_state = self.claim_states.pop(claim.id_hash, None)
         if claim_state is not None:
             self.watcher.unwatch(claim.id_hash)
@@ -110,7 +110,7 @@ class EtcdClientState:
                     heappush(self._free_key_numbers, claim_state.key_number)
 
     def has_other_waiter(self, claim: Claim) -> bool:
-        """Somebody of this client waits for that name already."""
+        """Whether another claim of this client waits for the same name."""
         if (registry := self._registry()) is None:
             return False
         other_claims = (
@@ -124,29 +124,30 @@ class EtcdClientState:
         self.leases.after_fork()
         self.watcher.after_fork()
 
-    # ------------------------------------------------ what etcd has shown
+    # ------------------------------------------------ replies and events
 
     def parse_base(self, base: bytes) -> int:
-        """The base as a number."""
+        """The base as a number. Raises ConfigError if it is not a valid one."""
         if not (base.isdigit() and 0 < int(base) < _MAX_BASE):
             raise ConfigError(
-                f"{queue.base_key(self.url.root).decode()} in etcd must hold the number that tokens begin at: "
-                "`leasehold rebase` mends it"
+                f"{queue.base_key(self.url.root).decode()} in etcd must hold the number that tokens begin at; "
+                "run `leasehold rebase` to repair it"
             )
         return int(base)
 
     def last_revision(self) -> int:
-        """To be read before a request is sent: no answer to it may be of an earlier time."""
+        """Read this before sending a request: no answer to it may have a lower revision."""
         return self._revision
 
     def record_header(self, header: messages.ResponseHeader | None, last_revision: int) -> None:
-        """Data that went back in time were restored from a snapshot: tokens would fall, and grants are forgotten."""
+        """Detect that the data were restored from a snapshot: the revision went back, so tokens would fall and grants
+        are lost."""
         if header is None:
             return
         if header.revision < last_revision or self._cluster_id not in (0, header.cluster_id):
             self._rewound_reason = (
-                f"the data of this etcd were replaced: revision {last_revision} was seen, now {header.revision}. Run "
-                "`leasehold rebase` if they were restored without --bump-revision, then make a new client"
+                f"the data of this etcd were replaced: the revision was {last_revision}, now it is {header.revision}. "
+                "If they were restored without --bump-revision, run `leasehold rebase`. Then create a new client"
             )
         self._cluster_id = header.cluster_id
         self._revision = max(self._revision, header.revision)
@@ -156,12 +157,12 @@ class EtcdClientState:
         return bool(self._rewound_reason)
 
     def check_history(self) -> None:
-        """Raises once this client has seen time go back: it issues no token any more."""
+        """Raises ConfigError once this client has seen the revision go back: it must not issue tokens any more."""
         if self._rewound_reason:
             raise ConfigError(self._rewound_reason)
 
     def on_watch_event(self, key_watch: KeyWatch, event: messages.WatchEvent | None, seconds: float) -> None:
-        """On the watcher's thread."""
+        """Called on the watcher's thread."""
         id_hash = key_watch.id_hash
         claim_state, registry = self.claim_states.get(id_hash), self._registry()
         if claim_state is None or registry is None:
@@ -175,7 +176,7 @@ class EtcdClientState:
         elif event is None and key_watch.reason == "past":
             self._on_key_deleted(claim_state, key_watch.key, None)
         if key_watch.reason == "past" and claim_state.position:
-            return  # good to know; others are ahead, and it is told when they go
+            return  # other entries are still ahead, and the waiter is notified when they end
         if event is None:
             registry.on_notification("head", id_hash, seconds, None)
         else:
@@ -183,9 +184,8 @@ class EtcdClientState:
 
     def _on_key_deleted(self, claim_state: ClaimState, key: bytes, previous_kv: messages.KeyValue | None) -> None:
         last_entry = None if previous_kv is None else queue.parse_entry(self.url.root, previous_kv)
-        if (
-            last_entry is None or last_entry.create_revision < claim_state.create_revision
-        ):  # else its chair is another's by now, behind this claim
+        # A higher create revision means that a later claim, behind this one, has reused the key.
+        if last_entry is None or last_entry.create_revision < claim_state.create_revision:
             claim_state.delays.entry_ended(key, last_entry, self._now())
 
 

@@ -1,14 +1,15 @@
-"""What a waiter knows of the delays ahead of it: until when the name has to rest, and whose end nobody has told yet.
+"""What a waiter knows about the delays ahead of it: until when the name must not be granted, and which earlier entries
+ended in a way that is not known yet.
 
-A holder with a `delay` whose key is taken away (deleted by hand, its lease revoked) may work on until it is told. The
-key leaves no trace, so it is for those in line to know better. The rule: nobody takes its turn before `left` is 0, and
-nobody whose end is not known is taken for one that released.
+If the key of a holder with a `delay` is removed (deleted by hand, its lease revoked), the holder may keep working until
+it is notified. The key leaves no trace, so the waiters must remember it. The rule: no waiter becomes the holder before
+`left` is 0, and no waiter treats an entry as released while its end is unknown.
 
-How one ahead ended is known from the note that it left: `released` says a clean release, and that it had its turn, so
-that everything before it was waited out. `held` begins its delay. Whoever waits a delay out has it in its own note
-(`remaining_delay`), and so hands it on when it leaves. A look that finds somebody gone whose end was not heard assumes
-the worst
-from that moment on, until etcd's history says how it was; where that is forgotten, the worst stands.
+The last value of an earlier entry shows how it ended. `released` means a clean release; it also means that the entry
+was granted, so every delay before it was waited out. `held` starts the entry's delay. A waiter that waits out a delay
+publishes it in its own value (`remaining_delay`), and so passes it on if it leaves. If a waiter reads the queue and
+finds an entry gone without a notification, it assumes the worst from that moment until etcd's history shows how the
+entry ended. If that history is compacted, the worst case stands.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ from leasehold.engines.registry import snapshot_items
 
 
 class EarlierEntry(NamedTuple):
-    """Somebody whose end may begin a delay, as last seen."""
+    """An entry ahead whose end may start a delay, as last seen."""
 
     create_revision: int
-    max_delay: float  # at worst
-    seen_revision: int  # at which it was still there
-    gone_at: float  # since when it is not, by this client's clock; 0: it is
+    max_delay: float  # the worst case
+    seen_revision: int  # the last revision at which the entry existed
+    gone_at: float  # when a read first found it gone, by this client's clock; 0: it still exists
 
 
 class DelayTracker:
-    """Of one claim. Its owner looks (`observe`), the watcher's thread hears (`entry_ended`): each step leaves both
-    safe."""
+    """The delays ahead of one claim. The claim's caller reads the queue (`observe`) while the watcher's thread gets
+    notifications (`entry_ended`): every single step leaves a state that is safe for both."""
 
     __slots__ = ("_earlier", "until")
 
     def __init__(self) -> None:
         self._earlier: dict[bytes, EarlierEntry] = {}
-        self.until = 0.0  # known for certain; set by the watcher's thread alone
+        self.until = 0.0  # the end of the delays known for certain; only the watcher's thread sets it
 
     @property
     def has_unknown_ends(self) -> bool:
-        """Somebody was ahead whose end is not known: to be told of another's is not enough."""
+        """Whether the end of an earlier entry is unknown: a notification about another entry is then not enough."""
         return bool(self._earlier)
 
     def left(self, now: float) -> float:
-        """Seconds for which the name has to rest, for all that is known."""
+        """Seconds for which the name must not be granted, as far as this client knows."""
         guesses = [
             earlier_entry.gone_at + earlier_entry.max_delay
             for _, earlier_entry in snapshot_items(self._earlier)
@@ -54,8 +55,8 @@ class DelayTracker:
         return max(0.0, max([self.until, *guesses]) - now)
 
     def observe(self, found: Iterable[Entry], revision: int, now: float) -> list[tuple[bytes, int]]:
-        """All that was found ahead, and cannot be stood beside. Gives whose end is to be asked for, and from which
-        revision on: those that were there before and are gone."""
+        """Record the conflicting entries that a read found ahead. Returns the entries that have gone since the last
+        read, each with the revision from which etcd's history is to be read."""
         present = {entry.key: entry for entry in found}
         missing = [
             (key, earlier_entry)
@@ -72,7 +73,7 @@ class DelayTracker:
         return [(key, earlier_entry.seen_revision) for key, earlier_entry in missing]
 
     def entry_ended(self, key: bytes, last_entry: Entry | None, now: float) -> None:
-        """It is gone. `last_entry`: as it was then; None: nobody can say."""
+        """Record that an entry is gone. `last_entry`: its last state; None: unknown."""
         tracked = self._earlier.get(key)
         if tracked is not None and last_entry is not None and last_entry.create_revision != tracked.create_revision:
             tracked = None
@@ -86,7 +87,7 @@ class DelayTracker:
             )
         else:
             delay = tracked.max_delay if tracked is not None else 0.0
-        if delay:  # first this, then forget it: in between the caller may ask what is left
+        if delay:  # set before the entry is removed: the caller may read `left` in between
             since = tracked.gone_at if tracked is not None and tracked.gone_at else now
             self.until = max(self.until, since + delay)
         if tracked is not None:
@@ -107,7 +108,7 @@ def _is_waiting(entry: Entry) -> bool:
 
 
 def _max_delay(entry: Entry) -> float:
-    """How long the name may have to rest when this one is found gone: one that waits may have had its turn by then."""
+    """The longest delay that may apply if this entry is found gone: a waiting one may have become the holder before."""
     if _is_waiting(entry):
         return max(entry.value.delay, entry.value.remaining_delay)
     return entry.value.delay if entry.value.state == "held" else 0.0

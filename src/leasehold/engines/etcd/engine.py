@@ -1,4 +1,4 @@
-"""The verbs of the etcd engine. What decides is in line.py, one attempt in taking.py; here are the others."""
+"""The verbs of the etcd engine. queue.py decides who holds a name; acquire.py makes one attempt."""
 
 from __future__ import annotations
 
@@ -21,28 +21,14 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
-TRAITS: Final = Traits(
-    liveness="ttl",
-    clock="engine",
-    fencing=True,
-    fair=True,
-    push=True,
-    shared=True,
-    max_limit=None,
-    slots=False,
-    outlives=True,
-    break_notice=True,
-    min_ttl=float(MIN_TTL),
-    ttl_step=1.0,
-    survives="restart",
-)
+TRAITS: Final = Traits(slots=False, min_ttl=float(MIN_TTL), ttl_step=1.0, survives="restart")
 
-_RENEW_BATCH: Final = 100  # keys read in one transaction; etcd allows 128 operations
+_RENEW_BATCH: Final = 100  # keys read in one transaction; etcd's default limit is 128 operations
 _CLOSE_TIMEOUT: Final = 2.0
 
 
 class EtcdEngine:
-    listening = True  # a watch needs no preparation: every claim that may wait stands in line at once
+    listening = True  # a watch needs no preparation, so every claim that may wait joins the queue at once
 
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, client_state: EtcdClientState) -> None:
         self._runtime, self._registry, self._client_state = runtime, registry, client_state
@@ -53,9 +39,8 @@ class EtcdEngine:
     def traits(self) -> Traits:
         client_state = self._client_state
         member_count, endpoint_count = client_state.member_count, len(client_state.url.endpoints)
-        survives_minority = (
-            member_count >= 3 and endpoint_count > (member_count - 1) // 2
-        )  # some member this client knows of is always left
+        # The client must know more members than may fail, so that it can reach one of those that are left.
+        survives_minority = member_count >= 3 and endpoint_count > (member_count - 1) // 2
         if (client_state.leases.min_ttl, survives_minority) == (MIN_TTL, False):
             return TRAITS
         return replace(
@@ -68,14 +53,13 @@ class EtcdEngine:
         self._client_state.check_history()
         attempt = EtcdAttempt(self._client_state, self._rpc, self._runtime, claim, deadline)
         if claim.queue:
-            self._registry.add_waiter(
-                claim, self._runtime
-            )  # before asking (E4), and after it is known here that it will be
+            # Before the request is sent (E4), but after `check_history`: a claim that is refused there is no waiter.
+            self._registry.add_waiter(claim, self._runtime)
         try:
             return await attempt.run(notified)
         except messages.MalformedReply as error:
             raise _to_unavailable(error) from error
-        except ConfigError:  # refused: nothing was written, and nothing is to be given up
+        except ConfigError:  # refused: if nothing was written, there is nothing to release
             claim_state = self._client_state.claim_states.get(claim.id_hash)
             if claim_state is not None and not claim_state.create_revision and not claim_state.has_unconfirmed_write:
                 self._client_state.remove_claim(claim)
@@ -102,7 +86,7 @@ class EtcdEngine:
         self._registry.remove_waiter(claim.id_hash)
         try:
             return await EtcdRelease(self._client_state, self._rpc, self._runtime, claim, deadline).run()
-        except ConfigError as error:  # it was permitted when the claim was granted, and may be so again
+        except ConfigError as error:  # etcd permitted this when the claim was granted, and may permit it again
             raise Unavailable(str(error), engine="etcd") from error
         except messages.MalformedReply as error:
             raise _to_unavailable(error) from error
@@ -127,8 +111,8 @@ class EtcdEngine:
         self._client_state.member_count = max(1, len(listed.members))
 
     async def rebase(self, floor: int, deadline: float) -> int:
-        """Have every new token exceed `floor`, and all that were given by the clock: after data were restored from a
-        snapshot. Gives the number that tokens now begin after."""
+        """Make every new token exceed `floor` and all tokens that were based on the clock: for use after data were
+        restored from a snapshot. Returns the number after which tokens now begin."""
         key = queue.base_key(self._client_state.url.root)
         while True:
             (found,) = (await self._rpc.call(messages.RANGE, messages.RangeRequest(key), deadline)).kvs or (
@@ -144,9 +128,8 @@ class EtcdEngine:
 
     def forget(self, claim: Claim) -> None:
         self._registry.remove_waiter(claim.id_hash)
-        claim_state = self._client_state.claim_states.get(
-            claim.id_hash
-        )  # None: nothing was ever sent for it, or all of it is answered
+        # None: nothing was sent for this claim, or everything was answered.
+        claim_state = self._client_state.claim_states.get(claim.id_hash)
         if claim_state is not None and claim_state.is_empty:
             self._client_state.remove_claim(claim)
         elif claim_state is not None:
@@ -164,12 +147,12 @@ class EtcdEngine:
 
 
 def _to_unavailable(error: messages.MalformedReply) -> Unavailable:
-    return Unavailable(f"etcd's answer cannot be read: {error}", engine="etcd")
+    return Unavailable(f"etcd sent an invalid reply: {error}", engine="etcd")
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> EtcdEngine:
     """`etcd://[user:password@]host:port,host:port/prefix`; `etcds://` with `ca=`, `cert=` and `key=` for TLS."""
     client_state = registry.shared.get("etcd")
-    if not isinstance(client_state, EtcdClientState):  # the first of the twins
+    if not isinstance(client_state, EtcdClientState):  # the client's first engine instance
         client_state = registry.shared["etcd"] = EtcdClientState(parse_url(config), runtime, registry)
     return EtcdEngine(runtime, registry, client_state)

@@ -1,4 +1,4 @@
-"""`inspect`: the keys below a prefix, put in line, with the life each has left."""
+"""`inspect`: the keys below a prefix in queue order, with the life each has left."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def _holding_state(entry: Entry, ttl: float, earlier: list[Entry]) -> HoldingSta
     if not queue.is_holder(entry, earlier):
         return "waiting"
     if entry.value.state == "waiting":
-        return "reserved"  # its turn has come, and it has not claimed it yet
+        return "reserved"  # first in the queue, but it has not claimed the name yet
     return "held" if ttl > entry.value.delay or not entry.value.delay else "cooling"

@@ -1,11 +1,12 @@
-"""etcd's own leases: what a key hangs on, and what ends it when nobody is left to.
+"""etcd's own leases: a key is attached to one, and etcd deletes the key when its lease expires.
 
-One lease carries the key of one claim at a time. To make one is a trip through the whole cluster, so those of released
-claims are kept in a small pool. One goes back there only after its key was seen to be gone: a late write of a claim
-given up would otherwise come to life under the next. What cannot be sure of that is revoked, which ends lease and key
-in one step, and refuses every write that is still on its way.
+A lease carries the key of one claim at a time. Creating one takes a consensus round of the cluster, so the leases of
+released claims are kept in a small pool. A lease returns to the pool only after its key is known to be gone: otherwise
+a late write of an abandoned claim would live on under the next claim's lease. If that is not certain, the lease is
+revoked. That ends lease and key in one step, and makes etcd refuse every write that is still in flight.
 
-Lives are counted on this client's clock from before the request left: etcd's count began later and so ends later.
+The client counts a lease's life on its own clock from before it sent the request. etcd starts counting later, so the
+lease ends later at etcd.
 """
 
 from __future__ import annotations
@@ -21,12 +22,10 @@ from leasehold.errors import LeaseholdError
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
-MAX_POOLED: Final = (
-    256  # leases that nothing hangs on: so many waiters of one client come and go without making new ones
-)
-MIN_TTL: Final = 2  # seconds, with etcd's usual election timeout of 1 s
+MAX_POOLED: Final = 256  # unused leases: up to this many waiters of a client come and go without creating new ones
+MIN_TTL: Final = 2  # seconds: etcd's minimum with its default election timeout of 1 s
 WAITER_LEASE_TTL: Final = int(WAITER_TTL)
-_FRESH_FRACTION: Final = 0.2  # of its life: so old a lease is used as it is, an older one is kept alive first
+_FRESH_FRACTION: Final = 0.2  # of its ttl: a pooled lease older than this is kept alive before it is used
 
 
 class EtcdLease:
@@ -37,26 +36,26 @@ class EtcdLease:
 
     @property
     def expires_at(self) -> float:
-        """No earlier than this does etcd end it."""
+        """etcd does not end the lease before this instant of the client's clock."""
         return self.sent_at + self.ttl
 
 
 def required_ttl(claim: Claim) -> int:
-    """Whole seconds: the ttl, and the delay for which the name is kept after it."""
+    """The ttl plus the delay for which the engine keeps the name afterwards, in whole seconds."""
     return max(MIN_TTL, math.ceil(claim.ttl + claim.delay - 1e-6))
 
 
 class LeasePool:
-    """All leases of one client. Both twins use it."""
+    """The unused leases of one client. Both engine instances use it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._pool: list[EtcdLease] = []
-        self.min_ttl = MIN_TTL  # what the server made of the shortest ttl so far
+        self.min_ttl = MIN_TTL  # grows if the server raises a shorter ttl
 
     async def get(self, rpc: RpcClient, seconds: int, deadline: float) -> EtcdLease:
-        """A lease of that many seconds that nothing hangs on, with most of its life ahead."""
+        """An unused lease of `seconds` with most of its life left."""
         while (lease := self._take_pooled(seconds)) is not None:
             now = self._runtime.now()
             if now < lease.sent_at + lease.ttl * _FRESH_FRACTION:
@@ -64,13 +63,13 @@ class LeasePool:
             try:
                 if now < lease.expires_at and await self.keep_alive(rpc, [lease], deadline):
                     return lease
-            except BaseException:  # given up, or cancelled: nobody else knows of it
+            except BaseException:  # failed or cancelled: the lease is in no list any more, so end it here
                 self.revoke_nowait(rpc, lease)
                 raise
         return await self.create(rpc, seconds, deadline)
 
     def recycle(self, rpc: RpcClient, lease: EtcdLease) -> None:
-        """Nothing hangs on it any more, for certain."""
+        """Return a lease to the pool. Its key must be known to be gone."""
         with self._mutex:
             now = self._runtime.now()
             self._pool = [each for each in self._pool if each.expires_at > now]
@@ -80,18 +79,18 @@ class LeasePool:
         self.revoke_nowait(rpc, lease)
 
     def revoke_nowait(self, rpc: RpcClient, lease: EtcdLease) -> None:
-        """End it, and whatever hangs on it. If this is not heard, it ends by itself: nobody keeps it alive."""
+        """Send a revoke, which also deletes the attached key. If it is lost, the lease expires: it is not renewed."""
         rpc.send_nowait(messages.LEASE_REVOKE, messages.LeaseId(lease.id))
 
     async def revoke(self, rpc: RpcClient, lease: EtcdLease, deadline: float) -> None:
-        """The same, and see that it is done."""
+        """Revoke a lease and wait for the confirmation."""
         try:
             await rpc.call(messages.LEASE_REVOKE, messages.LeaseId(lease.id), deadline)
         except LeaseNotFound:
             return
 
     async def keep_alive(self, rpc: RpcClient, leases: list[EtcdLease], deadline: float) -> set[int]:
-        """Renew these, in one go; gives the ids of those that live."""
+        """Renew these leases on one stream. Returns the ids of those that are alive."""
         sent_at = self._runtime.now()
         ttls = await rpc.keep_alive([lease.id for lease in leases], deadline)
         for lease in leases:
@@ -100,12 +99,12 @@ class LeasePool:
         return {lease.id for lease in leases if ttls[lease.id]}
 
     async def adopt(self, rpc: RpcClient, lease_id: int, deadline: float) -> EtcdLease | None:
-        """One made elsewhere, by an earlier process or the other twin; None: it is over."""
+        """Take over a lease that an earlier process or the other engine instance created. None: it has expired."""
         lease = EtcdLease(lease_id, 0, 0, self._runtime.now())
         return lease if await self.keep_alive(rpc, [lease], deadline) else None
 
     async def close(self, rpc: RpcClient, deadline: float) -> None:
-        """Leave none behind that nothing hangs on. Those that cannot be ended now end by themselves."""
+        """Revoke all unused leases. Those that cannot be revoked now expire."""
         with self._mutex:
             pool, self._pool = self._pool, []
         with suppress(LeaseholdError):
@@ -114,7 +113,7 @@ class LeasePool:
                     await self.revoke(rpc, lease, deadline)
 
     def after_fork(self) -> None:
-        """The parent's leases are the parent's."""
+        """In a forked child: the pooled leases belong to the parent."""
         self._mutex, self._pool = self._runtime.mutex(), []
 
     def _take_pooled(self, seconds: int) -> EtcdLease | None:
@@ -125,15 +124,15 @@ class LeasePool:
         return None
 
     async def create(self, rpc: RpcClient, seconds: int, deadline: float) -> EtcdLease:
-        """A new one. Unlike `get`, all of its life is ahead."""
-        # The number is ours, so that a try that was carried out without an answer can be repeated.
+        """Create a lease. Unlike one from `get`, it has its whole life left."""
+        # The client chooses the id, so that it can repeat a request that got no reply.
         lease_id = int.from_bytes(self._runtime.random_bytes(8), "big") >> 1 or 1
         sent_at = self._runtime.now()
         try:
             ttl = (await rpc.call(messages.LEASE_GRANT, messages.LeaseGrantRequest(seconds, lease_id), deadline)).ttl
         except LeaseAlreadyExists:
             ttl = seconds
-        except BaseException:  # it may have been made all the same
+        except BaseException:  # etcd may have created the lease nevertheless
             rpc.send_nowait(messages.LEASE_REVOKE, messages.LeaseId(lease_id))
             raise
         if ttl > seconds:

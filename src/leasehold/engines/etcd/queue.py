@@ -1,21 +1,27 @@
-"""Who stands in line for a name, and what one transaction at etcd asks and changes about it.
+"""The queue of a name, and the etcd transactions that read and change it: the safety argument of this engine.
 
-Everything about a name is keys below one prefix, one key per claim:
+Everything about a name is stored in keys below one prefix, one key per claim:
 
-    <root>q/<namespace>:<name>/<kind>/<mode>/<chair>       kind: l, or s<limit>; mode: x, r (reads), s (a permit)
+    <root>q/<namespace>:<name>/<kind>/<mode>/<suffix>      kind: l, or s<limit>; mode: x, r (shared), s (a permit)
 
-A chair is the client's, and serves one claim after another; whose it is now says the mark in the note. With a key of
-its own for every claim, as one would have it, etcd gets slower with each: until it compacts, it reads through all keys
-of a range that ever were (0.4 us for each: 5 ms after 12,000 claims of a name).
+The suffix belongs to the client, which reuses it for one claim after another; the id hash in the key's value says which
+claim uses it now. A new key for every claim would make etcd slower with each claim: until etcd compacts, a range read
+goes through all keys that ever existed in the range (0.4 us for each: 5 ms after 12,000 claims of a name).
 
-etcd numbers every key when it is created, and never gives a number twice. That number is the place in line, and with
-the base added the token. The rule, in `may_hold`: a claim holds the name if nothing that it cannot stand beside was
-created before it. Nothing can ever come to stand before it later, so once it is so it stays so while its key lives.
+etcd gives every key a create revision when it is created, and never the same one twice. The create revision is the
+position in the queue; added to the base it is the token. The rule, in `may_hold`: a claim holds the name if fewer
+conflicting keys than its limit (1 for a lock) were created before its own. No key can later be created with a lower
+revision, so a claim that holds the name goes on holding it while its key exists.
 
-Safety, in five lines. The transaction that creates a key looks at what was there before it, in the same step (E1). It
-creates only what is absent, so a repetition finds the first (E2), and only beside keys of its own kind. Numbers rise,
-and a base is only ever replaced by a higher one, compared in the step that grants (E3). A key goes with its lease,
-which outlives what the holder was told (E8). Whoever changes a key names the creation it means: no successor is hit.
+The safety argument:
+
+E1  The transaction that creates a key reads the conflicting keys that were there before it, in the same step. It
+    creates the key only if all keys of the name are of its own kind.
+E2  A key is created only if it is absent, so a repeated request finds the key of the first one.
+E3  Revisions rise, and a base is only ever replaced by a higher one. The transaction that grants compares the base.
+E8  A key is deleted with its lease, and the lease outlives the ttl that the holder was given.
+
+Every transaction that changes a key compares its create or mod revision, so it never hits a successor.
 """
 
 from __future__ import annotations
@@ -40,22 +46,22 @@ from leasehold.model import Claim, Holder, Kind, Mode
 
 EntryState: TypeAlias = Literal["waiting", "held", "released", "cooling"]
 
-MAX_QUEUE_READ: Final = 100  # how much of a line is looked at for people's sake
-MAX_HEAD_READ: Final = 8  # of the front of a line, whose notes are read at a look
+MAX_QUEUE_READ: Final = 100  # keys read to compute a waiter's position
+MAX_HEAD_READ: Final = 8  # oldest entries of a queue that every read returns with their values
 _MODES: Final[dict[str, Mode]] = {"x": "exclusive", "r": "shared", "s": "exclusive"}
 _STATES: Final = ("waiting", "held", "released", "cooling")
 
 
 class EntryValue(NamedTuple):
-    """What stands in a key. `written_at` is the holder's own clock, for people alone."""
+    """The value of a key. `written_at` is by the client's own clock, and display only."""
 
     id_hash: str
-    state: EntryState  # `held` may be hoped for: whether it is so, only the place in line says
+    state: EntryState  # `held` may be optimistic: only the position in the queue decides who holds
     base: int
-    delay: float  # how long the name has to rest if it holds it, and goes without a release
+    delay: float  # seconds the name must stay ungranted if this claim holds it and ends without a release
     holder: Holder
     written_at: float
-    remaining_delay: float = 0.0  # the same while it waits: what it waits out itself
+    remaining_delay: float = 0.0  # seconds of an earlier holder's delay that this waiter is waiting out
 
     def to_bytes(self) -> bytes:
         fields: dict[str, object] = {
@@ -72,7 +78,7 @@ class EntryValue(NamedTuple):
 
 
 def parse_value(value: bytes) -> EntryValue:
-    """Whatever else somebody put there, its key still stands in line: as a holder nobody knows."""
+    """A key whose value is invalid stays in the queue: it counts as an unknown holder."""
     try:
         found: dict[str, Any] = json.loads(value)
         label, host, pid, purpose = found["holder"]
@@ -87,7 +93,7 @@ def parse_value(value: bytes) -> EntryValue:
 
 
 class Entry(NamedTuple):
-    """A key of the line, read."""
+    """A key of the queue, parsed."""
 
     key: bytes
     namespace: str
@@ -105,7 +111,7 @@ class Entry(NamedTuple):
 
 
 def parse_entry(root: str, kv: KeyValue) -> Entry | None:
-    """None: not one of ours."""
+    """None: the key is not one of ours."""
     try:
         path, kind, mode, _ = kv.key.decode()[len(root) + 2 :].split("/")
         namespace, name = path.split(":")
@@ -122,29 +128,29 @@ def parse_entry(root: str, kv: KeyValue) -> Entry | None:
 
 
 def range_end(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin so."""
+    """The end of the range of all keys that begin with `prefix`."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def key_root(prefix: str) -> str:
-    """What every key begins with."""
+    """The prefix of every key."""
     return f"{prefix}/{FORMAT}/" if prefix else f"{FORMAT}/"
 
 
 def names_prefix(root: str, namespace: str, prefix: str, exact: bool) -> bytes:
-    """What the keys of these names begin with."""
+    """The prefix of the keys of these names."""
     return f"{root}q/{encode(namespace)}:{encode(prefix)}{'/' if exact else ''}".encode()
 
 
 class QueueKey(NamedTuple):
-    """Where a claim stands, or would."""
+    """The key of a claim, and the key ranges that its transactions compare and read."""
 
     root: str
     prefix: bytes
     key: bytes
-    conflict_prefix: bytes  # the range of keys that it cannot stand beside, so far as they come before it
-    limit: int  # of that many
-    other_kinds: tuple[tuple[bytes, bytes], ...]  # where keys of other kinds would be
+    conflict_prefix: bytes  # keys with this prefix conflict with the claim if they were created before its own
+    limit: int  # the claim holds the name while fewer keys than this conflict
+    other_kinds: tuple[tuple[bytes, bytes], ...]  # the ranges of keys of other kinds
 
     @property
     def base_key(self) -> bytes:
@@ -152,7 +158,7 @@ class QueueKey(NamedTuple):
 
     @property
     def is_exclusive(self) -> bool:
-        """It stands beside nothing, not even its like."""
+        """Whether every other key of the name conflicts with the claim."""
         return self.conflict_prefix == self.prefix
 
 
@@ -175,19 +181,19 @@ def make_queue_key(root: str, claim: Claim, key_suffix: str) -> QueueKey:
     return QueueKey(root, prefix, kind + b"s/" + key_suffix.encode(), kind + b"s/", claim.limit, other_kinds)
 
 
-# -------------------------------------------------------------- what is asked
+# ------------------------------------------------------------------- requests
 
 
 class QueueView(NamedTuple):
-    """What a transaction read of a line."""
+    """What a transaction read of a queue."""
 
     revision: int
     own: KeyValue | None
     base: bytes
     head: Entry | None
-    oldest: tuple[KeyValue, ...]  # the front of the line, oldest first
-    conflicts: tuple[KeyValue, ...]  # what is in the way, newest first; at most one more than the limit
-    ahead: tuple[KeyValue, ...]  # everything ahead, newest first; at most SHOWN
+    oldest: tuple[KeyValue, ...]  # the front of the queue, oldest first; at most MAX_HEAD_READ
+    conflicts: tuple[KeyValue, ...]  # conflicting keys ahead, newest first; at most one more than the limit
+    ahead: tuple[KeyValue, ...]  # all keys ahead, newest first; at most MAX_QUEUE_READ
 
 
 def may_hold(queue_key: QueueKey, conflict_count: int) -> bool:
@@ -195,7 +201,7 @@ def may_hold(queue_key: QueueKey, conflict_count: int) -> bool:
 
 
 def _view_ops(queue_key: QueueKey, create_revision: int) -> tuple[RequestOp, ...]:
-    """`create_revision`: of its own key; what came later is not before it. 0: it has none yet."""
+    """`create_revision`: of the claim's own key; only keys created before it are ahead. 0: the claim has no key yet."""
     max_revision, newest = (
         create_revision - 1 if create_revision else 0,
         {"sort_order": messages.DESCENDING, "sort_target": messages.BY_CREATE_REVISION},
@@ -243,8 +249,9 @@ def view_txn(queue_key: QueueKey, create_revision: int) -> TxnRequest:
 
 
 def enqueue_txn(queue_key: QueueKey, value: bytes, lease_id: int, base: bytes) -> TxnRequest:
-    """Stand in line, whatever is there. What is in the way is read before the key is put: it never finds itself. All
-    who may hold are read, not the first alone: any of them may vanish, with its delay, before the next look."""
+    """Join the queue, whether or not the name is free. The conflicting keys are read before the put, so a claim never
+    finds its own key. All possible holders are read, not just the first: any may vanish before the next read, and
+    its delay with it."""
     newest = {"sort_order": messages.DESCENDING, "sort_target": messages.BY_CREATE_REVISION}
     conflicts = RangeRequest(
         queue_key.conflict_prefix, range_end(queue_key.conflict_prefix), queue_key.limit + 1, **newest, keys_only=1
@@ -256,8 +263,8 @@ def enqueue_txn(queue_key: QueueKey, value: bytes, lease_id: int, base: bytes) -
 
 
 def try_acquire_txn(queue_key: QueueKey, value: bytes, lease_id: int, base: bytes, viewed_revision: int) -> TxnRequest:
-    """Take it if it is free, and leave nothing if it is not. A permit among others is taken if nobody has come since
-    the line was looked at, at revision `looked`; 0: if there is nobody."""
+    """Take the name if it is free, and leave no key if it is not. `viewed_revision`: the queue was read at this
+    revision and had a permit left; the permit is taken if no key was created since. 0: only if there is no key."""
     free = (
         _if_all_older(queue_key.conflict_prefix, viewed_revision + 1)
         if viewed_revision
@@ -274,8 +281,8 @@ def try_acquire_txn(queue_key: QueueKey, value: bytes, lease_id: int, base: byte
 def grant_txn(
     queue_key: QueueKey, create_revision: int, value: bytes, lease_id: int, base: bytes, checked: bool
 ) -> TxnRequest:
-    """Make a place in line a grant: a new note, on a lease of the holder's ttl. `checked`: it is entitled, by an
-    earlier look; else that is compared in this very step, which only one that stands alone can do."""
+    """Turn a queued claim into a grant: a new value, on a lease of the holder's ttl. `checked`: an earlier read showed
+    that the claim may hold the name; otherwise this transaction compares it, which works for exclusive claims only."""
     extra_compares = (
         ()
         if checked
@@ -297,7 +304,7 @@ def grant_txn(
 
 
 def requeue_txn(queue_key: QueueKey, create_revision: int, value: bytes, lease_id: int) -> TxnRequest:
-    """Hang it on another lease, with another note. The line is looked at in either case."""
+    """Write a new value and attach the key to another lease. The queue is read whether or not that succeeds."""
     view_ops = _view_ops(queue_key, create_revision)
     return TxnRequest(
         (_if_created_at(queue_key.key, create_revision),),
@@ -307,7 +314,7 @@ def requeue_txn(queue_key: QueueKey, create_revision: int, value: bytes, lease_i
 
 
 def attach_lease_txn(entry: Entry, lease_id: int) -> TxnRequest:
-    """Hang a grant on another lease as it is."""
+    """Attach the key of a grant to another lease and keep its value."""
     return TxnRequest(
         (_if_created_at(entry.key, entry.create_revision),),
         (RequestOp(put=PutRequest(entry.key, entry.value.to_bytes(), lease_id)),),
@@ -315,7 +322,7 @@ def attach_lease_txn(entry: Entry, lease_id: int) -> TxnRequest:
 
 
 def dequeue_txn(queue_key: QueueKey, create_revision: int) -> TxnRequest:
-    """Give the place up. It names the creation it means: the chair may be another claim's when this arrives."""
+    """Leave the queue. Compares the create revision: when this arrives, the key may belong to another claim."""
     return TxnRequest(
         (_if_created_at(queue_key.key, create_revision),),
         (RequestOp(delete=messages.DeleteRangeRequest(queue_key.key)),),
@@ -323,7 +330,7 @@ def dequeue_txn(queue_key: QueueKey, create_revision: int) -> TxnRequest:
 
 
 def if_unchanged_txn(kv: KeyValue, operation: RequestOp) -> TxnRequest:
-    """Do this to a key if it is still what was read."""
+    """Run an operation on a key if the key has not changed since it was read."""
     return TxnRequest((Compare(messages.EQUAL, messages.MOD, kv.key, mod_revision=kv.mod_revision),), (operation,))
 
 
@@ -340,7 +347,7 @@ def _if_value(key: bytes, value: bytes) -> Compare:
 
 
 def _if_no_keys(ranges: tuple[tuple[bytes, bytes], ...]) -> tuple[Compare, ...]:
-    """All keys of a range were created at 0: there are none."""
+    """True of a range only if it is empty: no key has create revision 0."""
     return tuple(Compare(messages.EQUAL, messages.CREATE, begin, range_end=end) for begin, end in ranges)
 
 
@@ -348,44 +355,44 @@ def _if_all_older(prefix: bytes, revision: int) -> Compare:
     return Compare(messages.LESS, messages.CREATE, prefix, revision, range_end=range_end(prefix))
 
 
-# ----------------------------------------------------------- what is answered
+# -------------------------------------------------------------------- replies
 
 
 def txn_revision(done: TxnResponse) -> int:
     if done.header is None or done.header.revision <= 0:
-        raise MalformedReply("a transaction at no revision")
+        raise MalformedReply("a transaction reply has no revision")
     return done.header.revision
 
 
 class Enqueued(NamedTuple):
-    """What a key just put found there."""
+    """What the transaction that put a key read before the put."""
 
-    conflicts: tuple[KeyValue, ...]  # what is in its way
-    total: int  # how many that are in all
-    oldest: tuple[KeyValue, ...]  # the front of the line, oldest first
+    conflicts: tuple[KeyValue, ...]  # conflicting keys, newest first; at most one more than the limit
+    total: int  # the number of all conflicting keys
+    oldest: tuple[KeyValue, ...]  # the front of the queue, oldest first
 
 
 def parse_enqueued(queue_key: QueueKey, done: TxnResponse) -> Enqueued | None:
-    """None: it was not put."""
+    """None: the key was not put."""
     if not done.succeeded:
         return None
     if len(done.responses) != 3 or done.responses[2].put is None:
-        raise MalformedReply("not what a place in line is answered with")
+        raise MalformedReply("unexpected reply to an enqueue transaction")
     conflicts, found = _parse_kvs(done, 0, queue_key.conflict_prefix), done.responses[0].range
     if found is None or found.total < len(conflicts) or bool(found.total) != bool(conflicts):
-        raise MalformedReply("a count that does not fit")
+        raise MalformedReply("the count does not match the keys")
     return Enqueued(conflicts, found.total, _parse_kvs(done, 1, queue_key.prefix))
 
 
 def was_put(done: TxnResponse) -> bool:
     if done.succeeded and (len(done.responses) != 1 or done.responses[0].put is None):
-        raise MalformedReply("not what a write is answered with")
+        raise MalformedReply("unexpected reply to a write")
     return bool(done.succeeded)
 
 
 def parse_view(queue_key: QueueKey, done: TxnResponse) -> QueueView:
     if len(done.responses) < 5:
-        raise MalformedReply(f"{len(done.responses)} answers instead of five")
+        raise MalformedReply(f"{len(done.responses)} responses instead of 5")
     own, base = _parse_kvs(done, 0, queue_key.key), _parse_kvs(done, 1, queue_key.base_key)
     oldest = _parse_kvs(done, 2, queue_key.prefix)
     return QueueView(
@@ -402,12 +409,12 @@ def parse_view(queue_key: QueueKey, done: TxnResponse) -> QueueView:
 def _parse_kvs(done: TxnResponse, index: int, prefix: bytes) -> tuple[KeyValue, ...]:
     found: RangeResponse | None = done.responses[index].range
     if found is None or not all(kv.key.startswith(prefix) and kv.create_revision > 0 for kv in found.kvs):
-        raise MalformedReply("not the keys that were asked for")
+        raise MalformedReply("the reply holds keys that were not requested")
     return found.kvs
 
 
 def conflicts_ahead(queue_key: QueueKey, create_revision: int, oldest: tuple[KeyValue, ...]) -> list[Entry]:
-    """Those among them that came before, and cannot be stood beside."""
+    """The entries among `oldest` that were created before this revision and conflict with the claim."""
     found = [
         kv for kv in oldest if kv.create_revision < create_revision and kv.key.startswith(queue_key.conflict_prefix)
     ]
@@ -415,7 +422,7 @@ def conflicts_ahead(queue_key: QueueKey, create_revision: int, oldest: tuple[Key
 
 
 def position(queue_key: QueueKey, ahead: tuple[KeyValue, ...]) -> int | None:
-    """How many wait ahead, the holders not counted; None: the line is too long to say."""
+    """The number of waiters ahead, holders not counted. None: the queue is longer than MAX_QUEUE_READ."""
     if len(ahead) >= MAX_QUEUE_READ:
         return None
     shared_count = 0
@@ -428,7 +435,7 @@ def position(queue_key: QueueKey, ahead: tuple[KeyValue, ...]) -> int | None:
 
 
 def is_holder(entry: Entry, earlier: list[Entry]) -> bool:
-    """The rule of `may_hold`, for whoever looks on."""
+    """The rule of `may_hold`, for `inspect` and `break_`."""
     if entry.kind == "semaphore":
         return len(earlier) < entry.limit
     return all(entry.mode == "shared" and other.mode == "shared" for other in earlier)

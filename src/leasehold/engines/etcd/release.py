@@ -1,8 +1,8 @@
-"""The end of a claim: given up by its owner, or broken by an operator.
+"""Ending a claim: its client releases it, or an operator breaks it.
 
-Its key is deleted if it is still the one that was created for it. Three things ask for more care: `min_hold` keeps the
-key for a while without an owner, `delay` has to be told that this was a release, and who breaks a grant keeps its key
-for the delay. What is not known to be over is ended by its leases, which nothing that is still on its way survives.
+The key is deleted if it is still the one that was created for this claim. Three cases need more: `min_hold` keeps the
+key for a while without a holder (`cooling`), `delay` needs a record that this was a release, and breaking a grant keeps
+its key for the delay. If a write may still be in flight, the claim's leases are revoked: then that write fails.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class EtcdRelease:
             if entry.value.state == "cooling" or self._has_other_token(entry):
                 return False
             held = claim_state.state == "held" if claim_state is not None else entry.value.state != "waiting"
-            if held and not self.claim.id:  # a turn told late: the grant may have been taken and handed on
+            if held and not self.claim.id:  # from a late wake-up: the grant may be in use by now
                 return False
             if held and (min_hold_left := self._min_hold_left(claim_state)) > 0:
                 if await start_cooling(
                     self.client_state, self.rpc, kv, entry.value._replace(delay=0.0), min_hold_left, self.deadline
                 ):
                     return True
-            elif self.claim.delay and entry.value.state == "held":  # as one may hope to be that never was
+            elif self.claim.delay and entry.value.state == "held":  # perhaps optimistically, and never granted
                 final_value = entry.value._replace(state="released" if held else "waiting")
                 put = RequestOp(put=PutRequest(kv.key, final_value.to_bytes(), entry.lease_id))
                 try:
                     await self.rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), self.deadline)
-                except NoSpace:  # without a word, then: the next in line waits the delay, and not the whole ttl
+                except NoSpace:  # delete without the record: the next waiter waits for the delay, not the whole ttl
                     if await self._delete(kv):
                         return held
             elif await self._delete(kv):
@@ -79,7 +79,7 @@ class EtcdRelease:
         return bool((await self.rpc.call(messages.TXN, delete, self.deadline)).succeeded)
 
     async def _find_entry(self, claim_state: ClaimState | None) -> tuple[KeyValue, Entry] | None:
-        """Its key; of a claim that another process took, by its mark."""
+        """The claim's key. If another process acquired the claim, it is found by its id hash."""
         root = self.client_state.url.root
         prefix = queue.claim_prefix(root, self.claim)
         read = (
@@ -97,7 +97,7 @@ class EtcdRelease:
         return bool(self.claim.token) and entry.value.state == "held" and entry.token != self.claim.token
 
     def _min_hold_left(self, claim_state: ClaimState | None) -> float:
-        """What `min_hold` leaves. Who did not take it itself cannot know since when it was held: all of it, then."""
+        """What is left of `min_hold`: all of it if another process acquired the claim, as the start is then unknown."""
         if not self.claim.min_hold:
             return 0.0
         return (
@@ -107,7 +107,7 @@ class EtcdRelease:
         )
 
     async def _release_leases(self, claim_state: ClaimState) -> None:
-        """The key is gone. Its leases carry the next claim, unless something may yet be written on them."""
+        """The key is gone. Its leases can carry the next claim, unless a write with them may still be in flight."""
         for lease in {claim_state.lease, claim_state.next_lease} - {None}:
             assert lease is not None
             if claim_state.has_unconfirmed_write:
@@ -121,7 +121,7 @@ class EtcdRelease:
 async def start_cooling(
     client_state: EtcdClientState, rpc: RpcClient, kv: KeyValue, value: EntryValue, seconds: float, deadline: float
 ) -> bool:
-    """Take the owner from a key, and leave it in its place for so long. False: it was changed meanwhile."""
+    """Turn a grant into `cooling`: its key stays for `seconds` without a holder. False: the key changed meanwhile."""
     lease = await client_state.leases.create(rpc, max(MIN_TTL, math.ceil(seconds)), deadline)
     put = RequestOp(put=PutRequest(kv.key, value._replace(state="cooling").to_bytes(), lease.id))
     if (await rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), deadline)).succeeded:
@@ -133,7 +133,7 @@ async def start_cooling(
 async def break_grant(
     client_state: EtcdClientState, rpc: RpcClient, namespace: str, name: str, token: int, deadline: float
 ) -> bool:
-    """End the grant that has this token. Looked for again until nobody changed it in between."""
+    """End the grant that has this token. Repeats if the key changes between the read and the write."""
     root = client_state.url.root
     begin = queue.names_prefix(root, namespace, name, exact=True)
     while True:
@@ -143,7 +143,7 @@ async def break_grant(
             if entry is None or entry.token != token or entry.value.state not in ("held", "cooling"):
                 continue
             if entry.value.delay and entry.value.state == "cooling":
-                return False  # it guards against a holder not yet told: a second break must not cut it short
+                return False  # the delay protects against a holder not yet notified: a second break must not end it
             if not _is_holder(root, entry, listed.kvs):
                 return False
             if entry.value.delay:

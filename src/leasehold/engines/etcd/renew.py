@@ -1,7 +1,8 @@
 """A batch of renewals: leases first, then the keys.
 
-What is said of a key is true after its lease was renewed. The lease alone says nothing: it lives on when its key was
-broken, and with it alone both sides would believe to hold the name for good (E5).
+The keys are read after their leases were renewed, so each answer holds for the renewed lease. The lease alone proves
+nothing: it stays alive when its key was broken, and then two holders would believe for good that they hold the name
+(E5).
 """
 
 from __future__ import annotations
@@ -39,9 +40,8 @@ class EtcdRenewal:
         self.asked_at = self.runtime.now()
         claim_states = [self.client_state.claim_states.get(claim.id_hash) for claim in self.claims]
         if all(map(_is_first_attempt_in_flight, self.claims, claim_states)):
-            return [
-                _attempt_in_flight() for _ in claim_states
-            ]  # most need not wait at all: not even a connection is made for them
+            # Most such claims are granted without waiting: do not even open a connection for them.
+            return [_attempt_in_flight() for _ in claim_states]
         known_leases = {
             claim_state.lease.id: claim_state.lease
             for claim_state in claim_states
@@ -56,14 +56,15 @@ class EtcdRenewal:
         except ConfigError:
             if not self.client_state.history_rewound:
                 raise
-            return [Gone("unknown")] * len(self.claims)  # data of another time: no grant of ours is among them
+            return [Gone("unknown")] * len(self.claims)  # the data were replaced: they hold no grant of this client
         return [
             await self._reply(claim, claim_state, entry)
             for claim, claim_state, entry in zip(self.claims, claim_states, entries, strict=True)
         ]
 
     async def _exclude_overdue(self, known_leases: dict[int, EtcdLease]) -> None:
-        """Leases of grants that are over, and keep the name for their delay: to renew them would go on for ever."""
+        """Do not renew leases of grants that have expired and only keep the name for their delay: renewing them would
+        make the delay endless."""
         delayed = {
             claim_state.lease.id: claim.delay
             for claim in self.claims
@@ -77,7 +78,7 @@ class EtcdRenewal:
             known_leases.pop(lease_id, None)
 
     async def _find_overdue(self, delayed: dict[int, float]) -> None:
-        """etcd says it to the second: what is not over for certain is renewed."""
+        """etcd reports whole seconds: a lease is overdue only if its ttl has expired for certain."""
         replies = await self.rpc.call_each(
             messages.LEASE_TTL, [messages.LeaseId(lease_id) for lease_id in delayed], self.deadline
         )
@@ -86,7 +87,7 @@ class EtcdRenewal:
                 self.overdue.add(lease_id)
 
     async def _read_entries(self, claim_states: Sequence[ClaimState | None]) -> list[Entry | None]:
-        """The key of each claim; of one that was taken by another process, its name's whole line."""
+        """Read the key of each claim. If another process acquired the claim, read the whole queue of its name."""
         root = self.client_state.url.root
         reads = []
         for claim, claim_state in zip(self.claims, claim_states, strict=True):
@@ -99,11 +100,11 @@ class EtcdRenewal:
         txn = messages.TxnRequest((), tuple(messages.RequestOp(read) for read in reads))
         done = await run_txn(self.client_state, self.rpc, txn, self.deadline)
         if len(done.responses) != len(reads):
-            raise messages.MalformedReply("not an answer for each key")
+            raise messages.MalformedReply("not one response per key")
         found: list[Entry | None] = []
         for claim, read, op in zip(self.claims, reads, done.responses, strict=True):
             if op.range is None or not all(kv.key.startswith(read.key) for kv in op.range.kvs):
-                raise messages.MalformedReply("not the keys that were asked for")
+                raise messages.MalformedReply("the reply holds keys that were not requested")
             entries = [entry for kv in op.range.kvs if (entry := queue.parse_entry(root, kv)) is not None]
             found.append(next((entry for entry in entries if entry.value.id_hash == claim.id_hash), None))
         return found
@@ -135,7 +136,7 @@ class EtcdRenewal:
 
     async def _alive_reply(self, claim: Claim, claim_state: ClaimState | None, entry: Entry) -> RenewReply:
         lease = self.live_leases.get(entry.lease_id)
-        if lease is None:  # made by another process, or by the other twin a moment ago
+        if lease is None:  # created by another process, or just now by the other engine instance
             if claim.delay:
                 await self._find_overdue({entry.lease_id: claim.delay})
             if entry.lease_id in self.overdue:
@@ -146,14 +147,14 @@ class EtcdRenewal:
         if required_ttl(claim) > lease.ttl:
             longer = await self._move_to_longer_lease(claim, claim_state, entry)
             if longer is None:
-                return Unavailable("it was changed at this very moment", engine="etcd")
+                return Unavailable("the claim's key was changed during the renewal", engine="etcd")
             lease = longer
         return Alive(max(0.0, min(lease.expires_at - self.asked_at, float(lease.ttl)) - claim.delay))
 
     async def _move_to_longer_lease(
         self, claim: Claim, claim_state: ClaimState | None, entry: Entry
     ) -> EtcdLease | None:
-        """A lease has its ttl for life: a longer one takes over. A shorter never does (E8)."""
+        """An etcd lease cannot change its ttl, so a longer one replaces it. A shorter one never does (E8)."""
         while True:
             lease = await self.client_state.leases.get(self.rpc, required_ttl(claim), self.deadline)
             try:
@@ -161,7 +162,7 @@ class EtcdRenewal:
                     self.client_state, self.rpc, queue.attach_lease_txn(entry, lease.id), self.deadline
                 )
                 break
-            except LeaseNotFound:  # somebody revoked it in the pool
+            except LeaseNotFound:  # the pooled lease was revoked from outside
                 continue
         if not done.succeeded:
             self.client_state.leases.recycle(self.rpc, lease)
@@ -173,13 +174,13 @@ class EtcdRenewal:
         return lease
 
     def _forget_claim(self, claim: Claim, claim_state: ClaimState | None) -> None:
-        """etcd has no such grant any more. What is left of its lease keeps nothing, but for a delay that still runs."""
+        """The grant is gone at etcd: revoke its leases, except one that keeps the name for a running delay."""
         if (
             claim_state is None
             or claim_state.token != claim.token
             or self.client_state.claim_states.get(claim.id_hash) is not claim_state
         ):
-            return  # it was an older grant that was asked for
+            return  # the renewal was for an older grant of this claim
         for lease in (claim_state.lease, claim_state.next_lease):
             if lease is not None and lease.id not in self.overdue:
                 self.client_state.leases.revoke_nowait(self.rpc, lease)
@@ -187,9 +188,9 @@ class EtcdRenewal:
 
 
 def _is_first_attempt_in_flight(claim: Claim, claim_state: ClaimState | None) -> bool:
-    """For the first time, and just now: nothing of it is known to stand at etcd."""
+    """Whether the claim's first attempt is not answered yet, so that no key of it is known."""
     return not claim.token and claim_state is not None and not claim_state.create_revision
 
 
 def _attempt_in_flight() -> Unavailable:
-    return Unavailable("it is being asked for at this moment", engine="etcd")
+    return Unavailable("the claim's first attempt is not answered yet", engine="etcd")

@@ -1,8 +1,9 @@
 """Calls to an etcd cluster: several members, one deadline, one mapping of errors (E9).
 
-A call goes to the member that answered last. If that one refuses, breaks off or stays silent for its share of the time,
-the next is asked: everything this engine sends may be carried out twice. What etcd says of a cluster that is about to
-recover (no leader, an election) is waited out until the deadline, as is a restart; everything else is said at once.
+A call goes to the member that answered last. If that member refuses, disconnects, or does not answer in its share of
+the time, the client tries the next one: every request of this engine may safely be executed twice. Errors of a cluster
+that is about to recover (no leader, an election) are retried until the deadline, as is a restart. Every other error is
+raised at once.
 """
 
 from __future__ import annotations
@@ -45,30 +46,30 @@ _INVALID_ARGUMENT, _UNIMPLEMENTED = 3, 12
 _PAUSE: Final = 0.02
 _MAX_PAUSE: Final = 0.25
 _MAX_CONCURRENT: Final = 64  # calls of one batch
-_MIN_MEMBER_TIME: Final = 0.2  # seconds for one member, however little time there is for all
+_MIN_MEMBER_TIME: Final = 0.2  # seconds for one member, even if little time is left
 _STALE_LOGIN_TEXTS: Final = ("invalid auth token", "revision of auth store is old")
 
 
 class LeaseNotFound(Unavailable):
-    """The etcd lease that was named is over."""
+    """The etcd lease has expired or was revoked."""
 
 
 class LeaseAlreadyExists(Unavailable):
-    """The etcd lease to be made is there already: an earlier try of ours was carried out."""
+    """The etcd lease exists already: an earlier try of this client created it."""
 
 
 class NoSpace(Unavailable):
-    """The database is full: etcd deletes, and writes nothing."""
+    """The database is full: etcd still accepts deletes, but no writes."""
 
 
 class Login:
-    """The token etcd gave for user and password; one for both twins."""
+    """The token that etcd issued for user and password. Both engine instances share it."""
 
     def __init__(self) -> None:
         self.auth_token = ""
 
     def discard_if_stale(self, status: GrpcStatus) -> bool:
-        """Whether the token is what is wrong: it ends by itself, and with every change of users and roles."""
+        """Whether the call failed because of a stale token: tokens expire, and end when users or roles change."""
         stale = status.code in (UNAUTHENTICATED, _INVALID_ARGUMENT) and any(
             text in status.text for text in _STALE_LOGIN_TEXTS
         )
@@ -78,21 +79,21 @@ class Login:
 
 
 class RpcClient:
-    """One twin's way to the cluster: one connection at a time, made when first needed."""
+    """One engine instance's access to the cluster: one connection at a time, opened when it is first needed."""
 
     def __init__(self, url: EtcdUrl, runtime: Runtime, login: Login) -> None:
         self._url, self._runtime, self._login = url, runtime, login
         self._mutex: Mutex = runtime.mutex()
         self._connection: GrpcConnection | None = None
-        self._endpoint_index = 0  # which endpoint is asked
-        self._ever_answered = False  # anybody has ever answered
-        self._connect_waiters: list[Signal] | None = None  # for the connection that somebody is making
+        self._endpoint_index = 0  # the endpoint in use
+        self._ever_answered = False  # some member has answered at least once
+        self._connect_waiters: list[Signal] | None = None  # callers that wait for a connection another one is opening
 
     async def call(
         self, method: RpcMethod[M], request: tuple[Any, ...], deadline: float, unconfirmed: list[str] | None = None
     ) -> M:
-        """The answer, from whichever member gives one by the deadline. `unconfirmed` gets a word for every try without
-        an answer: such a request may yet be carried out, even after the one that was answered."""
+        """The answer of the first member that gives one by the deadline. `unconfirmed` collects the tries without an
+        answer: etcd may still execute such a request, even after the one that was answered."""
         started_at, tries, failures, reauthenticated = self._runtime.now(), 0, 0, False
         last_status = GrpcStatus(UNAVAILABLE, "no answer")
         member_count = len(self._url.endpoints)
@@ -103,11 +104,9 @@ class RpcClient:
             except ConnectionBroken as error:
                 last_status, failures = GrpcStatus(UNAVAILABLE, str(error)), failures + 1
                 _note_unconfirmed(unconfirmed, last_status)
-                if (
-                    failures > member_count and not self._ever_answered
-                ):  # each was asked, one of them twice: nobody is there
+                if failures > member_count and not self._ever_answered:  # every member failed, one of them twice
                     break
-                if failures > member_count:  # there was somebody before, and may be again in a moment
+                if failures > member_count:  # the cluster answered before, so it may be restarting
                     await self._pause(failures - member_count, deadline)
                 continue
             if status is None:
@@ -126,19 +125,19 @@ class RpcClient:
             tries += 1
             await self._pause(tries, deadline)
         seconds = self._runtime.now() - started_at
-        raise Unavailable(f"etcd gave no answer in {seconds:.1f} s: {last_status.text}", engine="etcd", seconds=seconds)
+        raise Unavailable(f"etcd did not answer in {seconds:.1f} s: {last_status.text}", engine="etcd", seconds=seconds)
 
     async def _pause(self, tries: int, deadline: float) -> None:
         pause = backoff(tries, _PAUSE, _MAX_PAUSE, 0.5 + self._runtime.random() / 2)
         await self._runtime.sleep(min(pause, max(deadline - self._runtime.now(), 0.0)))
 
     def _member_deadline(self, left: float) -> float:
-        """Until when one member is waited for: the rest of the time is for the others."""
+        """Until when to wait for one member: the rest of the time is for the others."""
         single_member = len(self._url.endpoints) == 1
         return self._runtime.now() + (left if single_member else min(left, max(left / 2, _MIN_MEMBER_TIME)))
 
     async def keep_alive(self, leases: Sequence[int], deadline: float) -> dict[int, int]:
-        """The life each lease now has, in seconds; 0: it is over. One stream for all of them."""
+        """Renew leases on one stream. Returns the seconds that each lease has left; 0: it has expired."""
         ttls: dict[int, int] = {}
         failures, last_error = 0, "no answer"
         while missing := [lease for lease in leases if lease not in ttls]:
@@ -177,7 +176,7 @@ class RpcClient:
             connection.cancel(stream)
 
     async def call_each(self, method: RpcMethod[M], requests: Sequence[tuple[Any, ...]], deadline: float) -> list[M]:
-        """Many small questions, sent all at once; what is not answered so is asked one by one."""
+        """Send many small requests at once; those without an answer are repeated one by one."""
         answers: list[M] = []
         for begin in range(0, len(requests), _MAX_CONCURRENT):
             sent = []
@@ -191,7 +190,7 @@ class RpcClient:
                         break
                     answers.append(self._decode_reply(method, stream.messages))
             except ConnectionBroken as error:
-                _log.debug("asked again, one by one: %s", error)
+                _log.debug("a batch of calls failed; repeating them one by one: %s", error)
             finally:
                 for connection, stream in sent:
                     if stream.status is None:
@@ -201,23 +200,23 @@ class RpcClient:
         return answers
 
     def send_nowait(self, method: RpcMethod[M], request: tuple[Any, ...]) -> None:
-        """Send without waiting, if there is a connection; nobody hears the answer."""
+        """Send without waiting if there is a connection, and ignore the answer."""
         connection = self._connection
         if connection is not None:
             try:
                 connection.start(GrpcStream(None), method.path, self._metadata(5.0), messages.encode(request), True)
             except (ConnectionBroken, LeaseholdError) as error:
-                _log.debug("not sent: %s", error)
+                _log.debug("request not sent: %s", error)
 
     def _switch_member(self, connection: GrpcConnection | None) -> None:
-        """Ask another member from now on, by a new connection. Calls still on the old one may end there."""
+        """Use another member from now on, on a new connection. Open calls may finish on the old one."""
         with self._mutex:
             if self._connection is connection:
                 self._connection = None
                 self._endpoint_index = (self._endpoint_index + 1) % len(self._url.endpoints)
 
     def after_fork(self) -> None:
-        """In a forked child."""
+        """In a forked child: drop the parent's connection and send nothing."""
         self._mutex = self._runtime.mutex()
         self._connect_waiters = None
         if self._connection is not None:
@@ -235,7 +234,7 @@ class RpcClient:
     async def _try_once(
         self, method: RpcMethod[M], body: bytes, deadline: float
     ) -> tuple[GrpcStatus | None, list[bytes]]:
-        """How it ended, or None if it did not in time. Unless it was answered, the next try meets another member."""
+        """The call's status, or None if it did not end in time. After a failure the next try uses another member."""
         connection, stream = await self._start_call(method, body, deadline, True)
         try:
             status = await self._wait_status(connection, stream, deadline)
@@ -274,7 +273,7 @@ class RpcClient:
         return metadata
 
     async def get_connection(self, deadline: float) -> GrpcConnection:
-        """The connection; many who ask at once wait for the one that makes it."""
+        """The shared connection. If several callers need one at once, the first opens it and the others wait."""
         while True:
             with self._mutex:
                 connection = self._connection
@@ -289,7 +288,7 @@ class RpcClient:
             if signal is None:
                 return await self._connect(deadline)
             if not await signal.wait(deadline - self._runtime.now()):
-                raise ConnectionBroken("nobody answers")
+                raise ConnectionBroken("no connection in time")
 
     async def _connect(self, deadline: float) -> GrpcConnection:
         try:
@@ -312,7 +311,7 @@ class RpcClient:
         return connection
 
     async def connect_unshared(self, deadline: float) -> GrpcConnection:
-        """A connection for the caller alone, who reads it."""
+        """A new connection for the caller alone, without a reader thread."""
         await self._authenticate(deadline)
         self.close()
         try:
@@ -341,23 +340,23 @@ class RpcClient:
         if status.code == OK:
             self._login.auth_token = self._decode_reply(messages.AUTHENTICATE, payloads).token
         elif "authentication is not enabled" in status.text:
-            raise ConfigError("this etcd knows no users: leave user and password out of the URL")
+            raise ConfigError("authentication is not enabled in this etcd: remove user and password from the URL")
         elif _is_transient(status):
             raise ConnectionBroken(status.text)
         else:
             raise _to_error(status)
 
     def _decode_reply(self, method: RpcMethod[M], payloads: Sequence[bytes]) -> M:
-        """Every answer of etcd has a header; one without it is none."""
+        """Decode a reply. A reply without a header is invalid: etcd always sends one."""
         try:
             if len(payloads) != 1:
                 raise MalformedReply(f"{len(payloads)} messages instead of one")
             reply = messages.decode(method.reply_type, payloads[0])
             if not isinstance(getattr(reply, "header", None), messages.ResponseHeader):
-                raise MalformedReply("an answer without a header")
+                raise MalformedReply("no header")
         except MalformedReply as error:
             self.close()
-            raise Unavailable(f"etcd's answer cannot be read: {error}", engine="etcd") from error
+            raise Unavailable(f"etcd sent an invalid reply: {error}", engine="etcd") from error
         return reply
 
 
@@ -367,27 +366,27 @@ def _note_unconfirmed(unconfirmed: list[str] | None, status: GrpcStatus) -> None
 
 
 def _is_transient(status: GrpcStatus) -> bool:
-    """Whether the cluster is about to recover by itself, and the same request may then be answered."""
+    """Whether the cluster is about to recover, so that the same request may succeed then."""
     if status.code == _RESOURCE_EXHAUSTED:
         return "too many requests" in status.text
     return status.code in (UNAVAILABLE, _ABORTED) or (status.code == _FAILED_PRECONDITION and "leader" in status.text)
 
 
 def _to_error(status: GrpcStatus) -> Exception:
-    """The one mapping of what etcd answers (E9)."""
+    """The one mapping of etcd's errors (E9)."""
     text = status.text or f"gRPC status {status.code}"
     if status.code == _NOT_FOUND and "lease" in text:
         return LeaseNotFound(text, engine="etcd")
     if status.code in (_ALREADY_EXISTS, _FAILED_PRECONDITION) and "lease already exists" in text:
         return LeaseAlreadyExists(text, engine="etcd")
     if "too large lease TTL" in text:
-        return ConfigError("etcd keeps no lease longer than 9,000,000,000 s: choose a shorter ttl, delay or min_hold")
+        return ConfigError("an etcd lease lasts at most 9,000,000,000 s: choose a shorter ttl, delay or min_hold")
     if status.code == _UNIMPLEMENTED:
-        return ConfigError(f"this is no etcd of version 3.4 or newer: {text}")
+        return ConfigError(f"the server is not etcd 3.4 or newer: {text}")
     if status.code == _PERMISSION_DENIED:
-        return ConfigError(f"etcd does not permit this user to do that: {text}")
+        return ConfigError(f"etcd does not permit the user in the URL to do this: {text}")
     if status.code in (_INVALID_ARGUMENT, UNAUTHENTICATED):
-        return ConfigError(f"etcd refuses this user, password or request: {text}")
+        return ConfigError(f"etcd rejected the user, the password or the request: {text}")
     if "space exceeded" in text:
-        return NoSpace(f"etcd takes no writes until its NOSPACE alarm is disarmed: {text}", engine="etcd")
-    return Unavailable(f"etcd cannot answer: {text}", engine="etcd")
+        return NoSpace(f"etcd accepts no writes until its NOSPACE alarm is disarmed: {text}", engine="etcd")
+    return Unavailable(f"etcd reported an error: {text}", engine="etcd")

@@ -1,4 +1,4 @@
-"""What an etcd URL says: where the members are, who asks, and below which prefix everything is kept.
+"""etcd URLs: the members' addresses, the credentials, and the prefix of all keys.
 
 etcd://user:password@host1:2379,host2:2379,host3:2379/prefix
 etcds://host1,host2?ca=ca.pem&cert=client.pem&key=client.key
@@ -34,25 +34,25 @@ class Endpoint:
 @dataclass(frozen=True, slots=True)
 class EtcdUrl:
     endpoints: tuple[Endpoint, ...]
-    root: str  # what every key begins with
+    root: str  # the prefix of every key
     user: str
     password: str = field(repr=False)
     tls: ssl.SSLContext | None
 
 
 def parse_url(config: EngineConfig) -> EtcdUrl:
-    """Checked without a word to anybody: a bad URL is a ConfigError when the client is made."""
+    """Checks without connecting: a bad URL raises ConfigError when the client is created."""
     options = config.accept(ca=_check_readable, cert=_check_readable, key=_check_readable)
-    # Not config.target, which is decoded: a password may hold any of the characters that part a URL.
+    # Not config.target, which is decoded: a password may contain the characters that separate the parts of a URL.
     after_scheme = config.url.partition("://")[2].partition("?")[0]
     authority, _, prefix = after_scheme.partition("/")
     userinfo, at_sign, hosts = authority.rpartition("@")
     user, colon, password = userinfo.partition(":")
     if at_sign and not (user and colon):
-        raise ConfigError("an etcd URL names both or neither: etcd://user:password@host:2379")
+        raise ConfigError("an etcd URL needs both user and password, or neither: etcd://user:password@host:2379")
     prefix = unquote(prefix).strip("/")
     if "\0" in prefix or len(prefix.encode()) > 255:
-        raise ConfigError("the prefix of an etcd URL has at most 255 bytes, and no NUL character")
+        raise ConfigError("the prefix of an etcd URL must have at most 255 bytes and no NUL character")
     endpoints = (
         tuple(_parse_endpoint(each) for each in hosts.split(",")) if hosts else (Endpoint("localhost", _DEFAULT_PORT),)
     )
@@ -66,9 +66,9 @@ def _parse_endpoint(text: str) -> Endpoint:
     if not colon or text.endswith("]"):
         host, port = text, str(_DEFAULT_PORT)
     if host.startswith("[") != host.endswith("]") or not host.strip("[]"):
-        raise ConfigError("an endpoint of an etcd URL is a host and a port: etcd://host1:2379,host2:2379")
+        raise ConfigError("an endpoint of an etcd URL must be host:port: etcd://host1:2379,host2:2379")
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-        raise ConfigError("the port of an etcd URL is a number from 1 to 65535")
+        raise ConfigError("the port of an etcd URL must be a number from 1 to 65535")
     return Endpoint(unquote(host.strip("[]")), int(port))
 
 
@@ -81,10 +81,10 @@ def _check_readable(path: str) -> str:
 def _tls_context(scheme: str, options: dict[str, str]) -> ssl.SSLContext | None:
     if scheme != "etcds":
         if options:
-            raise ConfigError(f"{', '.join(sorted(options))}: for TLS the URL begins with etcds://")
+            raise ConfigError(f"the URL options {', '.join(sorted(options))} need TLS: use etcds:// instead of etcd://")
         return None
     if "key" in options and "cert" not in options:
-        raise ConfigError("key= is the private key of a client's certificate: give that, too, with cert=")
+        raise ConfigError("key= is the private key of a client certificate: pass the certificate, too, with cert=")
     try:
         context = ssl.create_default_context(cafile=options.get("ca"))
         if "cert" in options:
@@ -96,8 +96,8 @@ def _tls_context(scheme: str, options: dict[str, str]) -> ssl.SSLContext | None:
 
 
 async def resolve(host: str, runtime: Runtime, deadline: float) -> list[str]:
-    """The numbers of a host, on a thread of its own: a network that is silent is so to look-ups too, and the system
-    asks for as long as it likes. Raises OSError."""
+    """The IP addresses of a host. Runs on a thread of its own: `getaddrinfo` has no timeout, and can block for long on
+    a network that drops packets. Raises OSError."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):
             socket.inet_pton(family, host)
@@ -110,7 +110,7 @@ async def resolve(host: str, runtime: Runtime, deadline: float) -> list[str]:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             result.append(list(dict.fromkeys(str(each[4][0]) for each in found)))
         except (OSError, UnicodeError) as error:
-            result.append(OSError(None, f"it has no address: {getattr(error, 'strerror', None) or error}"))
+            result.append(OSError(None, f"cannot find the host's address: {getattr(error, 'strerror', None) or error}"))
         signal.set()
 
     try:
@@ -119,12 +119,12 @@ async def resolve(host: str, runtime: Runtime, deadline: float) -> list[str]:
         raise OSError(None, str(error)) from error
     await signal.wait(deadline - runtime.now())
     if not result:
-        raise TimeoutError("its address was not found in time")
+        raise TimeoutError("the host's address was not found in time")
     if isinstance(result[0], OSError):
         raise result[0]
     return result[0]
 
 
 def _refuse_passphrase() -> str:
-    """OpenSSL would ask on the terminal, and wait there for ever."""
+    """Without this, OpenSSL would prompt on the terminal and wait for ever."""
     raise ValueError("the private key is encrypted")

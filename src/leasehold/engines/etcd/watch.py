@@ -1,16 +1,16 @@
-"""One stream per client on which etcd tells what becomes of keys: of the one ahead in line, and of one's own.
+"""One watch stream per client, on which etcd reports changes of keys: the entry ahead of a waiter, and a holder's own.
 
-Of the one ahead, a watch begins with the present, whenever that is: one that asks for the past, be it for the last
-change alone, is served by etcd only ten times a second. When it has begun etcd says at which revision. If that is later
-than the one at which its reason was read, something may have been missed, and the waiter looks for itself. The same
-makes a broken stream harmless: its watches begin anew with another member. A change in the very moment that a watch
-begins can still fall behind that tick: whoever is next in line looks once more, soon after.
+The watch of an entry ahead starts at the current revision. etcd serves watches that start in the past, even by a single
+change, only ten times a second. etcd reports the revision at which the watch started. If that is later than the
+revision at which the queue was read, the watch may have missed a change, and the waiter reads the queue again. This
+also makes a broken stream harmless: its watches start again at another member. A change at the very moment a watch
+starts can still be delayed by that tick of a tenth of a second, so the first waiter reads once more soon after.
 
-How somebody ahead ended is history when a look finds it gone, and then the past is asked for.
+If a read finds an earlier entry gone, a watch that starts in the past shows how the entry ended.
 
-A holder's own key is watched only after a moment: most locks are released before it would be worth it. That watch does
-ask for the past, back to the grant. If etcd has forgotten so much, it begins where the memory does; a loss before that
-is found by the next renewal.
+A holder's own key is watched only after a moment, because most locks are released before a watch would pay off. That
+watch does start in the past, at the grant. If etcd has compacted that revision, it starts at the oldest revision that
+etcd still has; the next renewal detects an earlier loss.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ from leasehold.runtime.base import Mutex, Runtime, Signal
 _log = logging.getLogger("leasehold.etcd")
 
 _OWN_WATCH_DELAY: Final = 0.05
-_POLL_INTERVAL: Final = 0.1  # of the reader, while new watches are likely
-_ACTIVE_PERIOD: Final = 2.0  # seconds after the last
+_POLL_INTERVAL: Final = 0.1  # how often the reader checks for due watches while new ones are likely
+_ACTIVE_PERIOD: Final = 2.0  # new watches are likely for this long after the last one
 _CONNECT_TIMEOUT: Final = 5.0
 _RECONNECT_PAUSE: Final = 0.05
 _MAX_RECONNECT_PAUSE: Final = 2.0
-_STABLE_AFTER: Final = 5.0  # a stream that lasted so long is followed by the next at once
-_RECHECK_SOON: Final = 0.003  # two hand-offs
-_RECHECK_WITHOUT_WATCH: Final = 1.0  # without a watch, look so often
-_HAS_LEADER: Final = Header(b"hasleader", b"true")  # a member cut off from the majority ends the stream
+_STABLE_AFTER: Final = 5.0  # after a stream that lasted this long, the next one is opened without a longer pause
+_RECHECK_SOON: Final = 0.003  # about the time in which a lock changes hands twice
+_RECHECK_WITHOUT_WATCH: Final = 1.0  # how often a waiter without a watch polls
+_HAS_LEADER: Final = Header(b"hasleader", b"true")  # makes a member without a leader end the stream
 
 
-WatchReason: TypeAlias = Literal[
-    "ahead", "own", "past"
-]  # it stands ahead; it is the claim's own; it stood ahead, and is gone
+# ahead: an entry ahead of a waiter; own: the claim's own key; past: an entry that was ahead and is gone.
+WatchReason: TypeAlias = Literal["ahead", "own", "past"]
 
 
 class KeyWatch(NamedTuple):
@@ -56,9 +55,9 @@ class KeyWatch(NamedTuple):
     reason: WatchReason
     key: bytes
     end: bytes
-    since_revision: int  # the revision at which its reason was read
+    since_revision: int  # the revision at which the queue was read
     include_puts: bool
-    is_next: bool  # what it is about may happen at any moment
+    is_next: bool  # for the first waiter: the change may come at any moment
 
     def request(self) -> bytes:
         filters, start = (
@@ -70,30 +69,30 @@ class KeyWatch(NamedTuple):
         )
 
 
-# What was followed, and the event. None: etcd cannot say, look for yourself, in so many seconds.
+# The watch and its event. None: a change may have been missed, so read the queue again after the given seconds.
 WatchCallback: TypeAlias = "Callable[[KeyWatch, messages.WatchEvent | None, float], None]"
 
 
 class Watcher:
-    """Shared by the twins; its thread and connection begin with the first watch."""
+    """Shared by the client's two engine instances. Its thread and connection start with the first watch."""
 
     def __init__(self, url: EtcdUrl, runtime: Runtime, login: Login, callback: WatchCallback) -> None:
         self._url, self._runtime, self._login, self._callback = url, runtime, login, callback
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child: nothing is followed, and the parent's stream is let go without a word."""
+        """In a forked child: drop all watches and the parent's stream, and send nothing."""
         if (open_stream := getattr(self, "_open_stream", None)) is not None:
             open_stream[0].close_descriptor()
         self._mutex: Mutex = self._runtime.mutex()
         self._watch_ids = count(1)
         self._watches: dict[int, KeyWatch] = {}
         self._by_claim: dict[str, set[int]] = {}
-        self._deferred: dict[int, float] = {}  # not yet asked for, and when it is to be
+        self._deferred: dict[int, float] = {}  # watches not requested yet, and when they are due
         self._open_stream: tuple[GrpcConnection, GrpcStream] | None = None
         self._signal: Signal | None = None
         self._running = self._closed = False
-        self._idle = False  # its thread sleeps until it is needed
+        self._idle = False  # the thread sleeps until it is needed
         self._last_watch_at = 0.0
 
     # ------------------------------------------------------- from any thread
@@ -101,8 +100,8 @@ class Watcher:
     def watch_conflict(
         self, id_hash: str, key: bytes, end: bytes, since_revision: int, *, include_puts: bool, is_next: bool
     ) -> None:
-        """For a waiter: hear once of this key (or, with `end`, of any in the range) ending after revision
-        `since_revision`. `include_puts`: or being written. `is_next`: its turn comes next."""
+        """For a waiter: notify it once when this key (or, with `end`, any in the range) is deleted after
+        `since_revision`. `include_puts`: or written. `is_next`: it is the first waiter."""
         with self._mutex:
             for old in self._watches_of(id_hash):
                 if old.reason == "ahead" and (old.key, old.end, old.include_puts) == (key, end, include_puts):
@@ -114,23 +113,23 @@ class Watcher:
             self._signal.set()
 
     def watch_history(self, id_hash: str, key: bytes, since_revision: int) -> None:
-        """For a waiter: hear how this key, which was still there at revision `since_revision`, has ended."""
+        """For a waiter: find out how this key ended, which still existed at `since_revision`."""
         with self._mutex:
             self._send(self._add(id_hash, "past", key, b"", since_revision, False, False).request())
         if self._signal is not None:
             self._signal.set()
 
     def watch_own(self, id_hash: str, key: bytes, since_revision: int) -> None:
-        """For a holder: hear of whatever becomes of its own key after revision `since_revision`, in a moment's time."""
+        """For a holder: report changes of its own key after `since_revision`. The watch starts after a moment."""
         with self._mutex:
             watch_id = self._add(id_hash, "own", key, b"", since_revision, True, False).watch_id
             self._deferred[watch_id] = self._last_watch_at + _OWN_WATCH_DELAY
             idle, self._idle = self._idle, False
-        if idle and self._signal is not None:  # not each time: most locks need no watch
+        if idle and self._signal is not None:  # not for every lock: most need no watch
             self._signal.set()
 
     def _watches_of(self, id_hash: str) -> list[KeyWatch]:
-        """Under the guard."""
+        """The caller holds the mutex."""
         return [self._watches[watch_id] for watch_id in self._by_claim.get(id_hash, ())]
 
     def _add(
@@ -143,7 +142,7 @@ class Watcher:
         include_puts: bool,
         is_next: bool,
     ) -> KeyWatch:
-        """Under the guard."""
+        """The caller holds the mutex."""
         new = KeyWatch(next(self._watch_ids), id_hash, reason, key, end, since_revision, include_puts, is_next)
         self._watches[new.watch_id] = new
         self._by_claim.setdefault(id_hash, set()).add(new.watch_id)
@@ -175,17 +174,15 @@ class Watcher:
             self._running = True
             try:
                 self._runtime.start_thread(_watch_loop(ref(self), self._url, self._login), "leasehold-etcd-watch")
-            except (
-                RuntimeError
-            ) as error:  # no thread to be had: waiters look now and then, and the next claim tries again
+            except RuntimeError as error:  # the waiters poll, and the next watch tries again
                 self._running = False
-                _log.debug("no watch: %s", error)
+                _log.debug("cannot start the watch thread, waiters poll: %s", error)
             except BaseException:
                 self._running = False
                 raise
 
     def _remove(self, watch_id: int) -> None:
-        """Under the guard."""
+        """The caller holds the mutex."""
         if (removed := self._watches.pop(watch_id, None)) is None:
             return
         watch_ids = self._by_claim[removed.id_hash]
@@ -196,7 +193,7 @@ class Watcher:
             self._send(messages.encode(messages.WatchRequest(cancel=messages.WatchCancelRequest(watch_id))))
 
     def _send(self, request: bytes) -> None:
-        """Under the guard. What cannot be said now is said when the stream begins anew, for all that is followed."""
+        """The caller holds the mutex. If sending fails, the next stream requests all current watches again."""
         if self._open_stream is not None:
             connection, stream = self._open_stream
             try:
@@ -207,7 +204,7 @@ class Watcher:
     # ------------------------------------------------------- on its thread
 
     def _send_due(self) -> float | None:
-        """Ask for what is due, and say when to come again."""
+        """Request the watches that are due. Returns the seconds until the next check."""
         now = self._runtime.now()
         if self._deferred:
             with self._mutex:
@@ -218,7 +215,7 @@ class Watcher:
         return _POLL_INTERVAL if now < self._last_watch_at + _ACTIVE_PERIOD else None
 
     def _seconds_until_needed(self) -> float:
-        """Seconds until a stream is needed; a negative number: now."""
+        """Seconds until a stream is needed. Negative: now."""
         with self._mutex:
             now = self._runtime.now()
             if len(self._watches) > len(self._deferred):
@@ -244,7 +241,7 @@ class Watcher:
             response = messages.decode(messages.WatchResponse, message)
         except messages.MalformedReply:
             if self._open_stream is not None:
-                self._open_stream[0].fail("an event that cannot be read")
+                self._open_stream[0].fail("etcd sent an invalid watch event")
             return
         key_watch = self._watches.get(response.watch_id)
         if key_watch is None:
@@ -259,8 +256,8 @@ class Watcher:
             self._notify(key_watch, response)
 
     def _on_watch_refused(self, cancel_reason: str) -> None:
-        """One of the watches asked for; etcd does not say which. A login that has ended is renewed, with the stream;
-        else whoever waits looks for itself, and asks anew."""
+        """etcd refused one of the watches and does not say which. If the login is stale, the stream is reopened with a
+        new one. Otherwise all waiters read their queues again and request new watches."""
         open_stream = self._open_stream
         if open_stream is not None and self._login.discard_if_stale(GrpcStatus(UNAUTHENTICATED, cancel_reason)):
             open_stream[0].fail(cancel_reason)
@@ -274,7 +271,7 @@ class Watcher:
 
     def _notify(self, key_watch: KeyWatch, response: messages.WatchResponse) -> None:
         is_own = key_watch.reason == "own"
-        if response.canceled or not is_own:  # a waiter looks for itself, and follows anew if it must
+        if response.canceled or not is_own:  # a waiter reads the queue again, and watches again if it has to
             with self._mutex:
                 self._remove(key_watch.watch_id)
         if response.canceled and is_own and response.compact_revision:
@@ -295,7 +292,7 @@ class _WatchStream(GrpcStream):
             live_watcher.handle_message(message)
 
     def on_end(self, status: GrpcStatus) -> None:
-        """A connection that has no other use ends with its stream."""
+        """Close the connection with its only stream."""
         if self.status is not None:
             return
         super().on_end(status)
@@ -304,7 +301,7 @@ class _WatchStream(GrpcStream):
             and (open_stream := live_watcher._open_stream) is not None
             and open_stream[1] is self
         ):
-            open_stream[0].fail(status.text or "the stream has ended")
+            open_stream[0].fail(status.text or "the watch stream ended")
             live_watcher._login.discard_if_stale(status)
 
 
@@ -316,7 +313,7 @@ def _weak_tick(watcher: ref[Watcher]) -> Callable[[], float | None]:
 
 
 def _watch_loop(watcher: ref[Watcher], url: EtcdUrl, login: Login) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
-    """Holds the watcher weakly: a client nobody has any more must be able to go."""
+    """Holds only a weak reference to the watcher, so that an unused client can be collected."""
 
     async def run(runtime: Runtime) -> None:
         rpc, failures = RpcClient(url, runtime, login), 0
@@ -336,7 +333,7 @@ def _watch_loop(watcher: ref[Watcher], url: EtcdUrl, login: Login) -> Callable[[
                 reader = connection.make_reader()
                 del connection
             except (ConnectionBroken, LeaseholdError) as error:
-                _log.debug("no watch: %s", error)
+                _log.debug("cannot open the watch stream: %s", error)
             live_watcher = None
             if reader is not None:
                 await reader(runtime)

@@ -1,16 +1,16 @@
 """The MySQL and MariaDB engine: locks in a database, one stored procedure per verb.
 
-verbs.sql  lock_state.sql  tables.sql   the procedures, the state machine they decide by, and its tables
-fast_path.sql         acquire and release of an uncontended name
+verbs.sql  lock_state.sql  tables.sql   the procedures, the state machine that they share, and its tables
+fast_path.sql         attempt and release of an uncontended name
 no_procedures.py/sql  the verbs as statements, for accounts that may not create procedures: locks only, no wake-ups
 schema.py       those files as text under any database name, and the rights an account needs
 engine.py       what the server promises as configured
-connection.py   how a connection is opened and the schema made
-session.py      one session: requests and answers of the protocol, each with the call's deadline
+connection.py   opens connections, creates the schema
+session.py      one session: requests and replies of the protocol, each with the call's deadline
 connect.py      address, PyMySQL's handshake, session settings
 listener.py     wake-ups by KILL QUERY on a sleeping session
 url.py          mysql:// URLs
-errors.py       MySQL's and PyMySQL's errors as ours (E9)
+errors.py       MySQL's and PyMySQL's errors as Leasehold's (E9)
 """
 
 from leasehold.engines.mysql.engine import lease_check_sql, open

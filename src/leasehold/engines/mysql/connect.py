@@ -1,8 +1,8 @@
-"""How a session begins: the host's address, PyMySQL's hand-shake, and what is settled before the first call.
+"""How a session begins: name resolution, PyMySQL's handshake, and the settings before the first call.
 
-PyMySQL blocks, with a timeout that starts anew with every read; so a thread makes the hand-shake, and whoever asked for
-it waits until its deadline and then hangs up. Whether a proxy stands between that hands our calls to other sessions is
-seen by the server's own number of the session, which such a proxy does not know.
+PyMySQL blocks, and its timeout restarts with every read. So a thread makes the handshake, and the caller waits for it
+until the deadline and then hangs up. A proxy that hands calls to other sessions is detected by the server's connection
+id: such a proxy does not know it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, Sql
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
-_MAX_TIMEOUT: Final = 31_536_000  # seconds: a year, the most a server counts to here
-_MAX_HANDSHAKE_WAIT: Final = 86_400.0  # seconds, the most PyMySQL waits for a word during a hand-shake
+_MAX_TIMEOUT: Final = 31_536_000  # seconds: a year, the largest value the server accepts here
+_MAX_HANDSHAKE_WAIT: Final = 86_400.0  # seconds that PyMySQL waits at most for a packet of the handshake
 
-# What a session of ours needs, whatever the server's defaults. `completion_type`: a commit begins no transaction, and
-# ends no session. One that lost its client without a goodbye is found by the system's own probes.
+# The settings of a session, whatever the server's defaults. completion_type: a commit starts no new transaction and
+# does not end the session. wait_timeout: a session whose client vanished is found by TCP keepalive instead.
 _SETTINGS: Final = (
     "set session time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
     f"completion_type = 0, sql_select_limit = {2**64 - 1}, sql_big_selects = 1, "
     f"wait_timeout = {_MAX_TIMEOUT}, lock_wait_timeout = %(lock_wait_seconds)d, group_concat_max_len = {2**24}"
 )
-# MariaDB ends a call that nobody waits for any more; and the transaction that such a call may leave open, with what it
-# has locked, if we are gone without a goodbye. 0: no limit. MySQL can do neither for calls.
+# MariaDB ends a call after its client has stopped waiting, and the transaction with its locks that such a call may
+# leave open if the client has vanished. 0: no limit. MySQL can do neither for procedure calls.
 _LIMITS: Final = {
     True: "max_statement_time = %(statement_seconds)d, idle_transaction_timeout = %(statement_seconds)d",
     False: "max_execution_time = 0",
@@ -46,13 +46,13 @@ _SESSION_QUERY: Final = (
 
 
 class _Handshake:
-    """What a thread of its own is busy with, and whoever waits for it may give up."""
+    """A handshake that runs in its own thread; the caller may cancel it."""
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
         self.result: tuple[socket.socket, int, bool] | None = None
         self.error: Exception | None = None
-        self.cancelled = False  # nobody waits for it any more
+        self.cancelled = False
 
     def run(self, target: MyTarget, address: str, seconds: float) -> None:
         try:
@@ -74,8 +74,8 @@ class _Handshake:
 
 
 class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
-    """Where the URL names nothing for TLS, PyMySQL has it if the server does, and checks nobody. To read all the
-    system's authorities for that would be nine tenths of a hand-shake."""
+    """If the URL has no TLS options, PyMySQL uses TLS when the server offers it, without verifying the certificate.
+    Loading all the system's certificate authorities for that would take nine tenths of a handshake's time."""
 
     def _create_ssl_ctx(self, named: Any) -> Any:
         if named:
@@ -88,7 +88,7 @@ class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
 def _perform_handshake(
     handshake: _Handshake, target: MyTarget, address: str, seconds: float
 ) -> tuple[socket.socket, int, bool]:
-    """The socket of a session, the server's number of it as it said, and whether it is MariaDB."""
+    """The session's socket, the connection id that the server reported, and whether it is MariaDB."""
     handshake.sock = sock = socket.socket(
         socket.AF_UNIX if target.path else socket.AF_INET6 if ":" in address else socket.AF_INET
     )
@@ -104,7 +104,7 @@ def _perform_handshake(
     except BaseException:
         sock.close()
         raise
-    # It is ours from here on. The reader must be closed, or the socket would stay open when we close it.
+    # Take the socket over from PyMySQL. Its reader must be closed, or closing the socket would leave it open.
     sock, connection._sock = connection._sock, None
     connection._rfile.close()
     connection._rfile, connection._closed = None, True
@@ -120,7 +120,7 @@ def _set_socket_options(sock: socket.socket) -> None:
 
 
 async def open_session(target: MyTarget, runtime: Runtime, deadline: float, statement_time: float) -> MySession:
-    """A session with the first address of the host that takes us: of the time left, each gets an equal share."""
+    """A session with the first address that accepts the connection. Each address gets an equal share of the time."""
     failure = no_answer(0.0)
     found = [""] if target.path else await resolve(target.host, runtime, deadline, SERVER, ENGINE)
     for number, address in enumerate(found):
@@ -171,7 +171,7 @@ async def _connect_address(
 async def _prepare_session(
     session: MySession, connection_id: int, mariadb: bool, deadline: float, statement_time: float
 ) -> None:
-    """See who is there, and have the session as we need it."""
+    """Apply the session's settings, identify the server, and refuse a replica."""
     statement_seconds = min(_MAX_TIMEOUT, int(statement_time + 0.999))
     settings = f"{_SETTINGS}, {_LIMITS[mariadb]}" % {
         "lock_wait_seconds": max(statement_seconds, 1),
@@ -181,6 +181,8 @@ async def _prepare_session(
     await session.execute(_ISOLATION, (), deadline)
     ((reported_id, identity, flush, read_only, *_),) = await session.execute(_SESSION_QUERY, (), deadline)
     if read_only not in ("0", "OFF"):
-        raise Unavailable("MySQL: this server is read-only: a replica, which cannot grant locks", engine=ENGINE)
+        raise Unavailable(
+            "MySQL: this server is read-only (a replica) and cannot grant locks; connect to the primary", engine=ENGINE
+        )
     session.connection_id = connection_id
     session.server = DatabaseServer(reported_id == str(connection_id), identity or "", flush == "1")

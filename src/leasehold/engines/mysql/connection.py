@@ -1,4 +1,4 @@
-"""One twin's connection to MySQL: how it is opened, which procedures the verbs are, how the schema is made."""
+"""The MySQL connection of one engine instance: opens sessions, names each verb's procedure, creates the schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leasehold.runtime.base import Runtime
 
 _log = logging.getLogger("leasehold.mysql")
 
-_GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
+_GRACE: Final = 1.0  # seconds past the call's timeout, after which the server ends the call
 
 
 class MyConnection(connection.SerialConnection):
@@ -53,13 +53,13 @@ class MyConnection(connection.SerialConnection):
         if not self._options.create:
             raise self._schema_missing("the URL says create=no")
         script = list(schema.statements(schema.text(name, procedures=self._options.procedures)))
-        # Whoever may use a database that is there need not have the right to make one.
+        # An account that may use an existing database may lack the right to create one.
         await self._run_script(session, script[1:] if exists else script, deadline)
-        _log.info("made the tables of Leasehold in database %r", name)
+        _log.info("created Leasehold's tables in database %r", name)
 
     async def _run_script(self, session: SqlSession, script: Sequence[str], deadline: float) -> None:
-        """One at a time: the second finds all that the first has made. Each statement commits by itself; whoever is
-        stopped halfway leaves what the next one completes."""
+        """Run the script under a user lock: the second client finds everything that the first has created. Each
+        statement commits on its own; if a client stops halfway, the next one completes the schema."""
         name = "lh.make." + sha256(self._prefix.encode()).hexdigest()[:40]
         lock_seconds = max(1, int(deadline - self._runtime.now()))
         try:
@@ -68,6 +68,6 @@ class MyConnection(connection.SerialConnection):
                 await session.execute(statement.encode(), (), deadline)
             await session.execute(f"do release_lock('{name}')".encode(), (), deadline)
         except SqlServerError as error:
-            session.close()  # and with it the lock
+            session.close()  # which also releases the user lock
             classified = error.classify()
             raise (classified if isinstance(classified, Unavailable) else self._schema_missing(error)) from error

@@ -1,6 +1,6 @@
-"""The MySQL and MariaDB engine: locks beside an application's own tables, or in a database of their own.
+"""The MySQL and MariaDB engine: locks in the application's own database or in a separate one.
 
-The safety argument is in `verbs.sql`, `alone.sql` and `line.sql`; without the right to have procedures, in `plain.sql`.
+The safety argument is in `verbs.sql`, `fast_path.sql` and `lock_state.sql`; with procedures=no, in `no_procedures.sql`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from leasehold.errors import Unsupported
 from leasehold.model import Busy, Claim, Grant
 from leasehold.runtime.base import Runtime
 
-TRAITS_WITH_PROCEDURES: Final = replace(TRAITS, break_notice=False)  # wake-ups bring turns, and nothing else
+TRAITS_WITH_PROCEDURES: Final = replace(TRAITS, break_notice=False)  # wake-ups only reach waiters
 TRAITS_WITHOUT_PROCEDURES: Final = replace(
     TRAITS_WITH_PROCEDURES, fair=False, push=False, shared=False, max_limit=1, slots=False
-)  # without procedures
+)
 
 _MAX_TOKENS: Final = 10_000
 
@@ -40,13 +40,13 @@ class MysqlEngine(SqlEngine):
             else (NoProceduresConnection, TRAITS_WITHOUT_PROCEDURES)
         )
         super().__init__(runtime, registry, connection_type(options, runtime), listener, best_traits)
-        self._tokens: dict[str, int] = {}  # by mark, of grants to be given back: by its key a row is found cheaper
+        self._tokens: dict[str, int] = {}  # by id hash: with the token, a release finds its row by the primary key
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         reply = await super().attempt(claim, deadline)
         if isinstance(reply, Grant):
-            if len(self._tokens) >= _MAX_TOKENS:  # leases that were lost are never given back
-                self._tokens.clear()  # at once: other threads are here, too, and nothing that walks it would be safe
+            if len(self._tokens) >= _MAX_TOKENS:  # lost leases are never released, and leave their tokens here
+                self._tokens.clear()  # all at once: iterating is not safe while other threads change the dictionary
             self._tokens[claim.id_hash] = reply.token
         return reply
 
@@ -55,11 +55,11 @@ class MysqlEngine(SqlEngine):
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> MysqlEngine:
-    """`mysql://user:password@host:port/database`, with `create`, `listen`, `procedures`, `unix_socket`, and PyMySQL's
-    options for TLS."""
+    """`mysql://user:password@host:port/database`, with the options `create`, `listen`, `procedures`, `unix_socket` and
+    PyMySQL's options for TLS."""
     options = parse_url(config)
     listener = registry.shared.get(ENGINE)
-    if not isinstance(listener, MyListener):  # the first of the twins
+    if not isinstance(listener, MyListener):  # the client's first engine instance
         listener = registry.shared[ENGINE] = MyListener(options, registry, runtime)
     return MysqlEngine(runtime, registry, options, listener)
 
@@ -70,6 +70,9 @@ def lease_check_sql(
     """See `leasehold.engines.lease_check_sql`."""
     options = parse_url(config)
     if not options.procedures:
-        raise Unsupported("a check inside a transaction is a procedure: not with procedures=no", engine=ENGINE)
+        raise Unsupported(
+            "mysql:// with procedures=no cannot check a lease inside your transaction: the check is a procedure",
+            engine=ENGINE,
+        )
     prefix = schema.quote_identifier(options.database).replace(*escape)
     return f"call {prefix}.lh_check_v1({', '.join(placeholders)})", f"call {prefix}.lh_in_transaction_v1()"

@@ -1,7 +1,7 @@
-"""The one mapping of what MySQL, MariaDB and PyMySQL say to what Leasehold raises (E9).
+"""The one mapping from errors of MySQL, MariaDB and PyMySQL to what Leasehold raises (E9).
 
-What waiting or another try can mend is `Unavailable`; what somebody has to mend is `ConfigError`. Where the outcome is
-unknown it is always `Unavailable`. No text of theirs holds a password; values are never shown.
+An error that waiting or a retry can resolve is `Unavailable`; one that needs a person is `ConfigError`. If the outcome
+is unknown, it is always `Unavailable`. Their texts contain no password; values are never shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 ENGINE: Final = "mysql"
 SERVER: Final = "MySQL"
 
-# A procedure that is not there is denied, too, to whom nothing was granted.
+# PROCACCESS_DENIED_ERROR: an account without grants gets it even for a procedure that does not exist.
 _MISSING: Final = frozenset({ER.SP_DOES_NOT_EXIST, ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE, ER.PROCACCESS_DENIED_ERROR})
 _DENIED: Final = frozenset(
     {
@@ -33,13 +33,13 @@ _DENIED: Final = frozenset(
 )
 _DEFINER_GONE: Final = 1449
 _UNSTORABLE: Final = frozenset({ER.DATA_TOO_LONG, ER.WARN_DATA_OUT_OF_RANGE, ER.TRUNCATED_WRONG_VALUE_FOR_FIELD, 1690})
-_STATEMENT_LOG: Final = 1665  # binlog_format=STATEMENT, which cannot log what is decided at READ COMMITTED
+_STATEMENT_LOG: Final = 1665  # binlog_format=STATEMENT, which cannot log a READ COMMITTED transaction
 _DEADLOCK: Final = ER.LOCK_DEADLOCK
 _LOCK_TIMEOUT: Final = ER.LOCK_WAIT_TIMEOUT
 _READ_ONLY: Final = frozenset({1792, 1836})
-_FORBIDDEN_BY_OPTION: Final = 1290  # the server was started with one that forbids this; not every such one is read_only
+_FORBIDDEN_BY_OPTION: Final = 1290  # a start-up option of the server forbids it; read_only is one such option
 
-# Answers to a hand-shake that no waiting changes.
+# Errors of a handshake that waiting does not resolve.
 _REFUSED: Final = frozenset(
     {
         *(ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.HOST_NOT_PRIVILEGED, ER.NOT_SUPPORTED_AUTH_MODE),
@@ -54,7 +54,7 @@ _SESSION_REUSABLE: Final = _MISSING | {_DEADLOCK}
 
 
 class MyServerError(SqlServerError):
-    """The server answered with an error."""
+    """The server replied with an error."""
 
     def __init__(self, code: int, text: str) -> None:
         self.code = code
@@ -62,7 +62,7 @@ class MyServerError(SqlServerError):
 
     @property
     def session_reusable(self) -> bool:
-        """Whether the session can go on. After most errors a transaction may still be open in it."""
+        """Whether the session can be used again. After most errors a transaction may still be open in it."""
         return self.code in _SESSION_REUSABLE
 
     @property
@@ -71,7 +71,7 @@ class MyServerError(SqlServerError):
 
     @property
     def interrupted(self) -> bool:
-        """Somebody ended this very statement, by KILL QUERY."""
+        """KILL QUERY ended this statement."""
         return self.code == _INTERRUPTED
 
     def classify(self) -> LeaseholdError | SchemaMissing | TransactionConflict:
@@ -83,27 +83,28 @@ class MyServerError(SqlServerError):
             return ConfigError(f"MySQL: {self}; grant this account what `leasehold schema mysql --role ACCOUNT` prints")
         if self.code == _DEFINER_GONE:
             return ConfigError(
-                f"MySQL: {self}: the account that made Leasehold's procedures is gone; have another do so"
+                f"MySQL: {self}: the account that created Leasehold's procedures no longer exists; "
+                "create them again from another account"
             )
         if self.code == _STATEMENT_LOG:
-            return ConfigError("locks need binlog_format=ROW or MIXED: this server logs statements")
+            return ConfigError("MySQL: locks need binlog_format=ROW or MIXED; this server has STATEMENT")
         if self.code in _UNSTORABLE:
-            return ConfigError(f"MySQL cannot store what was asked for: {self}")
+            return ConfigError(f"MySQL cannot store one of the values: {self}")
         if self.code in _READ_ONLY or (self.code == _FORBIDDEN_BY_OPTION and "read-only" in str(self)):
-            return Unavailable(f"MySQL: {self}: a replica, perhaps in the midst of a fail-over", engine=ENGINE)
+            return Unavailable(f"MySQL: {self}: the server is a replica, perhaps during a fail-over", engine=ENGINE)
         if self.code == _LOCK_TIMEOUT:
-            return Unavailable("MySQL: other transactions kept this name until the deadline", engine=ENGINE)
+            return Unavailable("MySQL: other transactions kept this name locked until the deadline", engine=ENGINE)
         return Unavailable(f"MySQL: {self}", engine=ENGINE)
 
 
 def connection_refused(error: Exception) -> LeaseholdError:
-    """Why a connection could not be made."""
+    """The error for a connection that failed."""
     code = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
     original = getattr(error, "original_exception", error)
     text = " ".join(str(error.args[1] if isinstance(code, int) and len(error.args) > 1 else error).split())
     if code in _REFUSED or isinstance(original, ssl.SSLCertVerificationError):
         return ConfigError(f"MySQL: {text}")
-    if isinstance(error, RuntimeError | ValueError | FileNotFoundError):  # a package or a file that is not there
+    if isinstance(error, RuntimeError | ValueError | FileNotFoundError):  # a missing package or file
         return ConfigError(f"MySQL: {text}")
     return Unavailable(f"MySQL: {text}", engine=ENGINE)
 
@@ -114,14 +115,14 @@ def no_answer(seconds: float) -> Unavailable:
 
 def schema_missing(name: str, why: object) -> ConfigError:
     return ConfigError(
-        f"the tables and procedures of Leasehold are not in database {name!r}, or not for this account, and could not "
-        f"be made ({why}): have its owner run what `leasehold schema mysql --role ACCOUNT` prints; an account that may "
-        "have tables but no procedures uses procedures=no, which gives locks only"
+        f"Leasehold's tables and procedures are missing from database {name!r} or not granted to this account, and "
+        f"could not be created ({why}); run what `leasehold schema mysql --role ACCOUNT` prints, as the database's "
+        "owner. For an account that may create tables but no procedures, pass procedures=no (locks only)"
     )
 
 
 def schema_too_new(name: str, found: int) -> ConfigError:
     return ConfigError(
-        f"database {name!r} was made by a newer Leasehold (schema version {found}, this one knows {schema.VERSION}), "
-        "which no longer serves this one: upgrade"
+        f"database {name!r} was created by a newer Leasehold (schema version {found}; this one supports "
+        f"{schema.VERSION}) and no longer works with this version: upgrade Leasehold"
     )

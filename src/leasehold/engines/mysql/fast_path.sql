@@ -1,25 +1,27 @@
--- Taking a name and giving it back as both mostly happen: nobody else is in its bucket. Two statements do for each, and
--- nothing is looked at. Where somebody may be, all is decided the long way (verbs.sql).
+-- Attempt and release in the common case: nothing else is in the name's bucket. Each then takes two statements and
+-- reads no grants or waiters. Otherwise the slow path decides (verbs.sql).
 --
--- lh_bucket.alone is what is known of a bucket, under the lock of its row:
---     = token    but for the grant of this token nothing of the bucket is in lh_grant, and nothing in lh_queue
---     = -token   nothing of it is in either
---     else       anything may be
--- `token` is the last one given: any other grant, whoever makes it, outdates `alone`. Whoever joins a line has it null. A
--- turn that was not taken becomes a line, too; but as a turn it was a grant. So it can say too little, never too much.
--- The long way finds out now and then.
+-- lh_bucket.sole_token is what is known of a bucket, under the lock of its row:
+--     = token    lh_grant has only the grant of this token for the bucket, and lh_queue has nothing
+--     = -token   neither table has anything for the bucket
+--     else       unknown
+-- `token` is the last one given out: any other grant, by any client, changes it, and so makes `sole_token` outdated. A
+-- claim that joins a queue sets `sole_token` to null. An unclaimed reservation becomes a queue entry too, but it was a
+-- grant before. So `sole_token` may say "unknown" without need, but it is never wrong. The slow path sets it again now
+-- and then.
 --
--- Whatever is read here is read by a statement that locks, so that the session's isolation has no part in it. Of the times
--- only the token's is from before the lock; a grant begins after it. That a release may have waited for its own row since
--- it read the clock harms nobody: whoever asked meanwhile found the name taken.
+-- All reads here are by statements that lock, so the session's isolation level does not matter. Only the token's time
+-- is read before the lock; a grant begins after it. A release may wait for its own row after it read the clock. That
+-- does no harm: attempts made meanwhile found the name taken.
 --
--- What costs the server most is not how many statements a call has, but of how many kinds: a first SELECT takes 27 us, a
--- second 8. To look for grants and a line were 100 us of an attempt. An INSERT that changes the row it finds takes 10 to
--- 20 us less than an UPDATE. (MariaDB 10.11)
+-- The server's cost depends less on the number of statements in a call than on the number of their kinds: a first
+-- SELECT takes 27 us, a second 8. Reading grants and queue took 100 us of an attempt. An INSERT that changes the row it
+-- finds takes 10 to 20 us less than an UPDATE. (MariaDB 10.11)
 
 delimiter $$
 
--- Take the name, or join and keep the line when _queue (E1, E2, E3, E8). Atomic under the lock of the bucket's row.
+-- Take the name; if it is busy and _queue, join or stay in the queue (E1, E2, E3, E8). Atomic under the lock of the
+-- bucket's row.
 create procedure if not exists lh_attempt_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _client varbinary(64),
     _label varbinary(4096), _host varbinary(4096), _pid bigint, _purpose varbinary(4096),
@@ -38,12 +40,12 @@ begin
             sole_token = -token,
             last_insert_id(greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))),
             sole_token),
-        token = greatest(token, coalesce(sole_token, 0));  -- one after the other, from the left
+        token = greatest(token, coalesce(sole_token, 0));  -- reads the new sole_token: assignments run left to right
     set _token = last_insert_id();
     if _token > 0 then
         insert into lh_grant (
-                namespace, name, token, bucket, id_hash, state, client, label, host, pid, purpose, mode, kind, grant_limit,
-                slot, delay, ticket, since, heartbeat_expires_at, until)
+                namespace, name, token, bucket, id_hash, state, client, label, host, pid, purpose, mode, kind,
+                grant_limit, slot, delay, ticket, since, heartbeat_expires_at, until)
             values (
                 _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode,
                 _kind, _grant_limit, if(_kind = 'semaphore', 0, null), _delay, 0,
@@ -60,15 +62,16 @@ begin
         rollback;
         call lh_begin_v1(_lock_timeout_ms);
         call lh_attempt_contended_v1(
-            _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit, _ttl, _delay,
-            _queue, _sweep);
+            _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit,
+            _ttl, _delay, _queue, _sweep);
     end if;
 end
 $$
 
--- Give up a claim, held or queued (E6). No row: a live grant ended. _held false: only a place or a turn is given up, for
--- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run, and no
--- more than that though the clock went back. _token: of the grant, if it is known.
+-- Release a claim, held or queued (E6). No row: a live grant ended. _held false: give up only a queue position or a
+-- reservation; the release answers a wake-up for an unknown claim, and that claim may have been granted since.
+-- _min_hold: the grant keeps cooling until this much time has passed since it began, never longer than that, even if
+-- the clock stepped back. _token: of the grant, if it is known, else 0.
 create procedure if not exists lh_release_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _min_hold bigint,
     _held boolean, _lock_timeout_ms integer, _token bigint
@@ -95,7 +98,7 @@ begin
     if _was_sole then
         commit;
     else
-        if _ended then  -- somebody may wait
+        if _ended then  -- there may be waiters
             set @lh_wake = '';
             call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
             call lh_advance_if_queued_v1(_namespace, _bucket, _name, _now);

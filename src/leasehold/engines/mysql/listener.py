@@ -1,11 +1,12 @@
-"""Wake-ups by KILL QUERY: a session of ours sleeps in `lh_listen_v1`, and whoever has news ends its sleep.
+"""Wake-ups by KILL QUERY: a session sleeps in `lh_listen_v1`, and the client that notifies it ends the sleep.
 
-What the news are is in the tables: a turn is a reserved row with our address, and the head of a line finds there when
-to look again. So nothing is written to tell, and nothing read is taken away; what was passed on before is left out.
+Notifications carry no data; the listener reads the tables. A reservation is a reserved row with this client's address,
+and the head of a queue finds its time to re-check there. Reading removes nothing, so the listener leaves out what it
+has already passed on.
 
-The address names two user locks, by its hash. One, of the session that sleeps, says whose sleep is to be ended: nobody
-else's statement can be hit, whatever was written in a row before a restart. The other is the proof of life. It belongs
-to a second session, which asks nothing: of one that sleeps the server finds out only after seconds that its client is
+The hash of the address names two user locks. The sleeping session holds one: it says which session to kill, so no other
+session's statement is ever hit, even if a row was written before a restart. The other lock is the proof of life. A
+second, idle session holds it, because the server notices only after seconds that the client of a sleeping session is
 gone.
 """
 
@@ -25,8 +26,8 @@ from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, Sql
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
-_LISTEN_SECONDS: Final = 5  # seconds; then the next one begins
-_LATE_SLACK: Final = 20.0  # seconds that the server may be late with its word, before it is given up
+_LISTEN_SECONDS: Final = 5  # seconds of one sleep
+_LATE_SLACK: Final = 20.0  # seconds that a reply may be late before the session counts as lost
 
 _Seen: TypeAlias = "frozenset[tuple[str | None, ...]]"
 
@@ -42,7 +43,7 @@ class MyListener(listener.SqlListener):
 
     def _unusable_reason(self, server: DatabaseServer, call_server: DatabaseServer | None) -> str:
         if not server.direct:
-            return "a proxy stands between, which hands calls to other sessions; pass listen=no"
+            return "a proxy in between hands calls to other sessions; pass listen=no"
         if call_server is not None and server.identity != call_server.identity:
             return "calls are sent to another server"
         return ""
@@ -73,7 +74,7 @@ class MyListener(listener.SqlListener):
 async def _take_user_lock(session: MySession, kind: str, address: str, deadline: float) -> None:
     name = f"lh.{kind}.{sha256(address.encode()).hexdigest()[:40]}"
     if await session.execute(f"select get_lock('{name}', 0)".encode(), (), deadline) != [("1",)]:
-        raise Unavailable("MySQL gave no user lock", engine=ENGINE)
+        raise Unavailable("MySQL granted no user lock (GET_LOCK)", engine=ENGINE)
 
 
 async def _listen_once(
@@ -84,7 +85,7 @@ async def _listen_once(
     registry: ReferenceType[ClaimRegistry],
     seen: _Seen,
 ) -> _Seen:
-    """One sleep: pass on what is new, and wait for more. Gives what is known now."""
+    """One sleep: pass on what is not in `seen`, then wait for more. Returns what has been seen now."""
     deadline = runtime.now() + _LISTEN_SECONDS + _LATE_SLACK
     found: set[tuple[str | None, ...]] = set()
     try:
@@ -98,11 +99,11 @@ async def _listen_once(
                     listener.deliver_notification(
                         strong_ref, kind, id_hash, int(after_us or 0) / 1_000_000, namespace, name
                     )
-                strong_ref = None  # a client that nobody has any more must be able to go while we sleep
+                strong_ref = None  # so that an unused client can be garbage-collected during the sleep
     except MyServerError as error:
         if not error.interrupted:
             raise ConnectionAbortedError(str(error)) from error
-        if not found:  # perhaps before it could look
+        if not found:  # it may have been interrupted before it read the tables
             return seen
     except (SqlConnectionLost, Unavailable) as error:
         raise ConnectionAbortedError(str(error)) from error

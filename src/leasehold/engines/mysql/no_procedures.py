@@ -1,10 +1,10 @@
-"""The verbs without procedures, for an account that may not have any: locks only, and nobody is woken.
+"""The verbs without procedures, for an account that may not create any: locks only, and no wake-ups.
 
-Each verb is a handful of statements sent at once, in one transaction, on the same tables and under the lock of
-the same bucket's row as the procedures use (`verbs.sql`). So the two kinds of client exclude each other, and stand in
-one line. Whoever waits here looks by itself, often at the head of the line; and a client of this kind gives nobody a
-turn, so that others, too, find out by themselves. A head that falls silent keeps the line waiting until its place
-lapses (E7): `fair` is not promised.
+Each verb is a few statements sent at once, in one transaction, on the same tables and under the same bucket's row lock
+as the procedures (`verbs.sql`). So the two kinds of client exclude each other and share one queue. A waiter of this
+kind polls, often at the head of the queue. A client of this kind makes no reservations, so waiters of the other kind
+have to re-check too. If the head of the queue falls silent, the waiters behind it wait until its heartbeat expires
+(E7): so `fair` is not promised.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
     "inspect": ("namespace", "prefix", "exact"),
 }
 _RENEWAL: Final = ("namespace", "name", "id_hash", "token", "ttl")
-_SWEEP_COUNT: Final = 4  # names, each in a transaction of its own
+_SWEEP_COUNT: Final = 4  # names per sweep, each in its own transaction
 _THIS_NAME: Final = "namespace = {namespace} and name = {name}"
 
 
 @cache
 def _load_sections() -> dict[str, str]:
-    """By the name of their section."""
+    """The sections of no_procedures.sql by name, with the shared sections inserted."""
     found = {}
     for section in (files(__package__) / "no_procedures.sql").read_text(encoding="utf-8").split("-- :")[1:]:
         header, _, body = section.partition("\n")
@@ -49,7 +49,7 @@ def _load_sections() -> dict[str, str]:
 class NoProceduresConnection(MyConnection):
     async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
         found: list[Row] = []
-        if verb == "attempt" and claim is not None and not claim.queue:  # most find their name free
+        if verb == "attempt" and claim is not None and not claim.queue:  # most attempts find their name free
             found = await self._execute(self._render("attempt_free", values), (), deadline, claim)
         return found or await self._execute(self._render(verb, values), (), deadline, claim)
 

@@ -1,11 +1,11 @@
--- The verbs as plain statements, one section each. {here} is the name; {enter}, {grant} and {settle} are the sections of
--- those names; the rest are values, written as literals, and {db}, the database.
+-- The verbs as plain statements, one section each. {here} is the condition for the name; {lock_bucket}, {grant} and
+-- {expire} are the sections of those names; {db} is the database; the rest are values, as literals.
 
 -- :lock_bucket  lock the bucket, and only then read the clock (E1, E3)
 insert into {db}.lh_bucket values ({namespace}, {bucket}, 0, 0, null) on duplicate key update ticket = lh_bucket.ticket;
 set @lh_now = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 
--- :attempt_free  an attempt on a name that nobody wants, as grant_limit are; no row: somebody does, or did
+-- :attempt_free  an attempt on an idle name, as most are; no row: the name has a grant or a queue
 start transaction;
 {lock_bucket}
 select not exists (select 1 from {db}.lh_grant where {here})
@@ -25,8 +25,8 @@ insert into {db}.lh_grant (
         {mode}, {kind}, {grant_limit}, {delay}, 0, @lh_now, @lh_now + 15000000, @lh_now + {ttl}
     from {db}.lh_bucket where namespace = {namespace} and bucket = {bucket} and @lh_free;
 
--- :expire  a turn that was not taken in time becomes a place in line again; what else is over is removed. A transaction
--- that checked its lease may have the row: that is not waited for with the bucket locked, and goes on occupying the name
+-- :expire  turn unclaimed reservations back into queue positions, and remove everything else that is over. A row that a
+-- transaction locked to check its lease is skipped, not waited for with the bucket locked: it keeps occupying the name
 set @lh_expired_token = null;
 select token into @lh_expired_token from {db}.lh_grant where {here} and if(state = 2, ends, until) <= @lh_now
     order by token desc limit 1 for update skip locked;
@@ -34,13 +34,15 @@ insert into {db}.lh_queue select namespace, name, bucket, kind, grant_limit, '',
     where {here} and token <= @lh_expired_token and state = 1 and until <= @lh_now and heartbeat_expires_at > @lh_now
     on duplicate key update grant_limit = lh_queue.grant_limit;
 insert into {db}.lh_waiter
-    select namespace, name, 1, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at
-    from {db}.lh_grant where {here} and token <= @lh_expired_token and state = 1 and until <= @lh_now and heartbeat_expires_at > @lh_now;
+    select namespace, name, 1, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since,
+        heartbeat_expires_at
+    from {db}.lh_grant
+    where {here} and token <= @lh_expired_token and state = 1 and until <= @lh_now and heartbeat_expires_at > @lh_now;
 delete from {db}.lh_grant where {here} and token <= @lh_expired_token and if(state = 2, ends, until) <= @lh_now;
 delete from {db}.lh_waiter where {here} and heartbeat_expires_at <= @lh_now;
 delete from {db}.lh_queue where {here} and not exists (select 1 from {db}.lh_waiter where {here});
 
--- :attempt  it is ours already, or free for us, or we stand in line: then nobody is sole_token in this bucket (fast_path.sql)
+-- :attempt  the claim has its grant, or the name is free for it, or it queues and sets sole_token null (fast_path.sql)
 start transaction;
 {lock_bucket}
 {expire}
@@ -49,7 +51,8 @@ select max(token) into @lh_own_token from {db}.lh_grant
     where {here} and id_hash = {id_hash} and until > @lh_now and state in (1, 2);
 select ticket into @lh_ticket from {db}.lh_waiter where id_hash = {id_hash} and {here};
 select exists (select 1 from {db}.lh_grant where {here} and (kind <> {kind} or grant_limit <> {grant_limit}))
-    or exists (select 1 from {db}.lh_queue where {here} and (kind <> {kind} or grant_limit <> {grant_limit})) into @lh_mismatch;
+    or exists (select 1 from {db}.lh_queue where {here} and (kind <> {kind} or grant_limit <> {grant_limit}))
+    into @lh_mismatch;
 select not @lh_mismatch and not exists (select 1 from {db}.lh_grant where {here}) and not exists (
     select 1 from {db}.lh_waiter where {here} and passed = 0 and id_hash <> {id_hash}
         and ticket < coalesce(@lh_ticket, 9223372036854775807)) into @lh_free;
@@ -59,14 +62,16 @@ update {db}.lh_grant set
         until = greatest(if(state = 1, @lh_now, until), @lh_now + {ttl}), since = if(state = 1, @lh_now, since),
         delay = {delay}, heartbeat_expires_at = @lh_now + 15000000, state = 2
     where {here} and token = @lh_own_token;
-update {db}.lh_bucket set ticket = ticket + 1, sole_token = null where namespace = {namespace} and bucket = {bucket} and @lh_joins;
+update {db}.lh_bucket set ticket = ticket + 1, sole_token = null
+    where namespace = {namespace} and bucket = {bucket} and @lh_joins;
 insert into {db}.lh_queue select {namespace}, {name}, {bucket}, {kind}, {grant_limit}, '', 0, '' from (select 1) one_row
     where @lh_joins on duplicate key update grant_limit = lh_queue.grant_limit;
 insert into {db}.lh_waiter
     select {namespace}, {name}, 0, ticket, {id_hash}, '', {label}, {host}, {pid}, {purpose}, {mode}, {delay},
         @lh_now, @lh_now + 15000000
     from {db}.lh_bucket where namespace = {namespace} and bucket = {bucket} and @lh_joins;
-update {db}.lh_waiter set passed = 0, heartbeat_expires_at = @lh_now + 15000000, client = '' where id_hash = {id_hash} and {here};
+update {db}.lh_waiter set passed = 0, heartbeat_expires_at = @lh_now + 15000000, client = ''
+    where id_hash = {id_hash} and {here};
 delete from {db}.lh_waiter where id_hash = {id_hash} and {here} and @lh_free;
 delete from {db}.lh_queue where {here} and @lh_free and not exists (select 1 from {db}.lh_waiter where {here});
 set @lh_ticket = null;
@@ -80,7 +85,7 @@ select case when @lh_free or @lh_own_token is not null then 1 when @lh_mismatch 
     order by g.until, g.token limit 1;
 commit
 
--- :sweep  a name with something over that nobody asked about; whoever has its bucket now sees to it himself
+-- :sweep  expire one name that no client asks for any more; a locked bucket is skipped: its transaction does the same
 ;
 start transaction;
 set @lh_now = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
@@ -88,9 +93,11 @@ set @lh_sweep_name = null, @lh_locked = null;
 select namespace, bucket, name into @lh_sweep_namespace, @lh_sweep_bucket, @lh_sweep_name from (
     (select namespace, bucket, name from {db}.lh_grant where ends <= @lh_now order by ends limit 1) union all
     (select l.namespace, l.bucket, l.name from {db}.lh_queue l where {lines} and not exists (
-        select 1 from {db}.lh_waiter w where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > @lh_now)
+        select 1 from {db}.lh_waiter w
+        where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > @lh_now)
         limit 1)) found limit 1;
-select 1 into @lh_locked from {db}.lh_bucket where namespace = @lh_sweep_namespace and bucket = @lh_sweep_bucket for update skip locked;
+select 1 into @lh_locked from {db}.lh_bucket
+    where namespace = @lh_sweep_namespace and bucket = @lh_sweep_bucket for update skip locked;
 set @lh_sweep_name = if(@lh_locked, @lh_sweep_name, null);
 {expire}
 commit
@@ -108,8 +115,8 @@ delete from {db}.lh_queue where {here} and not exists (select 1 from {db}.lh_wai
 select @lh_ended;
 commit
 
--- :break  what cools for a delay guards against a holder not yet told: a repeated break must not cut it short. The row
--- first, and then the bucket: a transaction that checked its lease may have it, and keeps nobody else waiting
+-- :break  a grant cools for its delay because its holder may not know yet: a repeated break must not cut that short.
+-- The row is locked before the bucket: a transaction that checked its lease may have it, and no other caller must wait
 start transaction;
 set @lh_found = null;
 select token into @lh_found from {db}.lh_grant where {here} and token = {token} and state <> 1 for update;
@@ -134,10 +141,10 @@ update {db}.lh_grant set until = greatest(until, @lh_now + {ttl})
     where {here} and token = {token} and id_hash = {id_hash} and state = 2 and until > @lh_now;
 
 -- :answer
-select {ordinal}, max(if(until > @lh_now, until - @lh_now, null)), if(max(until) <= @lh_now, 't', 'f') from {db}.lh_grant
-    where {here} and token = {token} and id_hash = {id_hash} and state = 2
+select {ordinal}, max(if(until > @lh_now, until - @lh_now, null)), if(max(until) <= @lh_now, 't', 'f')
+    from {db}.lh_grant where {here} and token = {token} and id_hash = {id_hash} and state = 2
 
--- :heartbeat  the buckets are locked in one order by all who lock several
+-- :heartbeat  every call that locks several buckets locks them in the same order
 start transaction;
 {buckets}
 set @lh_now = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
@@ -149,25 +156,32 @@ commit
 select ticket into @lh_locked from {db}.lh_bucket where namespace = {namespace} and bucket = {bucket} for update;
 
 -- :heartbeat_update
-update {db}.lh_waiter set heartbeat_expires_at = @lh_now + 15000000 where id_hash = {id_hash} and {here} and heartbeat_expires_at > @lh_now;
-update {db}.lh_grant set heartbeat_expires_at = @lh_now + 15000000 where {here} and id_hash = {id_hash} and state = 1 and heartbeat_expires_at > @lh_now;
+update {db}.lh_waiter set heartbeat_expires_at = @lh_now + 15000000
+    where id_hash = {id_hash} and {here} and heartbeat_expires_at > @lh_now;
+update {db}.lh_grant set heartbeat_expires_at = @lh_now + 15000000
+    where {here} and id_hash = {id_hash} and state = 1 and heartbeat_expires_at > @lh_now;
 
 -- :heartbeat_answer
-select {ordinal}, if(exists (select 1 from {db}.lh_waiter where id_hash = {id_hash} and {here} and heartbeat_expires_at > @lh_now) or exists (
-    select 1 from {db}.lh_grant where {here} and id_hash = {id_hash} and state in (1, 2) and if(state = 1, heartbeat_expires_at, until) > @lh_now
-    ), 't', 'f'),
+select {ordinal}, if(
+        exists (select 1 from {db}.lh_waiter where id_hash = {id_hash} and {here} and heartbeat_expires_at > @lh_now)
+        or exists (
+            select 1 from {db}.lh_grant
+            where {here} and id_hash = {id_hash} and state in (1, 2)
+                and if(state = 1, heartbeat_expires_at, until) > @lh_now
+        ), 't', 'f'),
     if(exists (select 1 from {db}.lh_waiter me join {db}.lh_waiter f on f.namespace = me.namespace and f.name = me.name
         where me.id_hash = {id_hash} and me.namespace = {namespace} and me.name = {name} and me.passed = 0
             and f.passed = 0 and f.ticket < me.ticket), 't', 'f')
 
 -- :inspect
-select name, kind, grant_limit, state, token, concat(left(id_hash, 16), right(id_hash, 8)), label, host, pid, purpose, mode, delay,
-    ticket, since, heartbeat_expires_at, until, slot, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))
+select name, kind, grant_limit, state, token, concat(left(id_hash, 16), right(id_hash, 8)), label, host, pid, purpose,
+    mode, delay, ticket, since, heartbeat_expires_at, until, slot,
+    timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))
     from {db}.lh_grant where namespace = {namespace} and name >= {prefix}
         and (name = {prefix} or not {exact} and left(name, length({prefix})) = {prefix})
-union all select w.name, l.kind, l.grant_limit, if(w.passed, 4, 0), 0, concat(left(w.id_hash, 16), right(w.id_hash, 8)), w.label, w.host,
-    w.pid, w.purpose, w.mode, w.delay, w.ticket, w.since, w.heartbeat_expires_at, 0, null,
-    timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))
+union all select w.name, l.kind, l.grant_limit, if(w.passed, 4, 0), 0,
+    concat(left(w.id_hash, 16), right(w.id_hash, 8)), w.label, w.host, w.pid, w.purpose, w.mode, w.delay, w.ticket,
+    w.since, w.heartbeat_expires_at, 0, null, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))
     from {db}.lh_waiter w join {db}.lh_queue l using (namespace, name)
     where w.namespace = {namespace} and w.name >= {prefix}
         and (w.name = {prefix} or not {exact} and left(w.name, length({prefix})) = {prefix})

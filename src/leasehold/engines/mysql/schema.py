@@ -1,8 +1,8 @@
 """The schema as text: tables, the state machine, and the verbs, under any database name.
 
-The files are what the mysql client reads, for a database called `leasehold`; another name is put in the place of that
-identifier. Everything may be run again: what is there is kept. Procedures carry a version in their names: a newer
-schema adds its own beside these, and both kinds of client work on the same tables while a roll-out lasts.
+The files are scripts for the mysql client and a database called `leasehold`; `text` replaces that identifier by another
+name. Everything may be run again: tables and procedures that exist are kept. Procedure names contain a version: a newer
+schema adds its own procedures, and clients of both versions work on the same tables during a roll-out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPERATOR_VERBS: Final = ("inspect", "break")
 
 
 def validate_name(database: str) -> str:
-    """A name that MySQL can have for a database."""
+    """The name, if MySQL accepts it for a database; else raises ValueError."""
     if (
         not 0 < len(database) <= _MAX_NAME_LENGTH
         or "\0" in database
@@ -33,7 +33,7 @@ def validate_name(database: str) -> str:
         or max(database) > "\uffff"
     ):
         raise ValueError(
-            f"a database's name has 1 to {_MAX_NAME_LENGTH} characters, none beyond U+FFFF, not {database[:80]!r}"
+            f"a database name must have 1 to {_MAX_NAME_LENGTH} characters, none beyond U+FFFF, not {database[:80]!r}"
         )
     return database
 
@@ -43,14 +43,15 @@ def quote_identifier(database: str) -> str:
 
 
 def text(database: str = DEFAULT_NAME, *, procedures: bool = True) -> str:
-    """The statements that make or upgrade the schema, as the mysql client reads them."""
+    """The script that creates or upgrades the schema, for the mysql client."""
     folder = files(__package__)
     parts = [(folder / part).read_text(encoding="utf-8") for part in _TABLES + (_PROCEDURES if procedures else ())]
     return "\n".join(parts).replace("`leasehold`", quote_identifier(database))
 
 
 def statements(script: str) -> Iterator[str]:
-    """A script of ours one by one, as a server reads them. No line ends with the delimiter but a statement's last."""
+    """The statements of such a script, for a server. In our scripts, only the last line of a statement ends with the
+    delimiter."""
     end, lines = ";", list[str]()
     for line in script.splitlines():
         if line.startswith(_DELIMITER):
@@ -63,7 +64,7 @@ def statements(script: str) -> Iterator[str]:
 
 
 def grants(role: str, schema: str = DEFAULT_NAME, *, operator: bool = True) -> str:
-    """The statements that let an account use locks; `operator`: also look at those of others and break them."""
+    """The statements that let an account use locks, and with `operator` inspect and break those of others."""
     user, at, host = role.rpartition("@")
     account = f"{_literal(user)}@{_literal(host)}" if at else _literal(role)
     verbs = _LOCK_VERBS + (_OPERATOR_VERBS if operator else ())
@@ -74,5 +75,5 @@ def grants(role: str, schema: str = DEFAULT_NAME, *, operator: bool = True) -> s
 
 def _literal(value: str) -> str:
     if not value or "\0" in value or "\\" in value:
-        raise ValueError(f"{value!r} cannot be the name of an account")
+        raise ValueError(f"{value!r} is not a valid account name")
     return "'" + value.replace("'", "''") + "'"

@@ -1,10 +1,10 @@
-"""One session with the server: requests and answers of its protocol, over a socket that never blocks.
+"""One session with the server: requests and replies of its protocol, over a non-blocking socket.
 
-PyMySQL makes the hand-shake (`reach.py`). Its connections are not used after that: blocking ones restart their timeout
-with every byte, and those of its asyncio kin wait for nobody's deadline and cannot be given up. Here every wait has the
-call's deadline, and the same code serves threads and event loops. Whatever ends a call before its answer, a
-cancellation too, sets the session adrift: nobody reads another call's answer. The server carries out what it was sent
-one after the other, so that a release can be sent behind an attempt that is still on its way.
+PyMySQL makes the handshake (`connect.py`). Its connections are not used after that: blocking ones restart their timeout
+with every byte, and those of the asyncio drivers have no deadline and cannot be given up. Here every wait has the
+call's deadline, and the same code serves threads and event loops. If anything ends a call before its reply, even a
+cancellation, the session is `unanswered` and no further call uses it: so no call reads another call's reply. The server
+executes requests in order, so that a release can be sent behind an attempt that has no reply yet.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from leasehold.runtime.base import Runtime
 
 _QUIT: Final = b"\x01\0\0\0\x01"
 _QUERY: Final = 3
-_MAX_PACKET: Final = 0xFFFFFF  # bytes of one packet; a longer one goes on in the next
+_MAX_PACKET: Final = 0xFFFFFF  # bytes of one packet; longer data continues in the next
 _MORE_RESULTS: Final = 0x0008  # SERVER_MORE_RESULTS_EXISTS
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ResultSet(NamedTuple):
-    """One of the results of a call: a procedure gives its rows, and then an end."""
+    """One of the results of a call: a procedure returns its rows, and then a final result without rows."""
 
     rows: list[Row] | None
     has_more: bool
@@ -40,22 +40,22 @@ class MySession:
     def __init__(self, sock: socket.socket, runtime: Runtime) -> None:
         self._sock, self._runtime = sock, runtime
         sock.settimeout(0)
-        finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
+        finalize(self, sock.close).atexit = False  # a client may be dropped without close()
         self.server = DatabaseServer(False, "", True)
         self.unanswered = False
         self._unsent = b""
         self._buffer, self._offset = bytearray(), 0
         self._closed = False
-        self.connection_id = 0  # the server's, of this session
-        self.expects_interrupt = False  # an interruption is what it waits for
-        self.closing_packet = b""  # sent along with a goodbye
+        self.connection_id = 0  # the server's number of this session
+        self.expects_interrupt = False  # KILL QUERY is the expected end of its statements
+        self.closing_packet = b""  # sent before the final COM_QUIT
 
     @property
     def descriptor(self) -> int:
         return self._sock.fileno()
 
     def set_runtime(self, runtime: Runtime) -> None:
-        """To the thread that is to read it from now on."""
+        """Hand the session over to the thread that reads it from now on."""
         self._runtime = runtime
 
     def usable(self) -> bool:
@@ -67,11 +67,11 @@ class MySession:
             return True
         except OSError:
             return False
-        return False  # it hung up, perhaps after a last word: nobody asked for one
+        return False  # the server closed the connection, perhaps after an unsolicited error packet
 
     async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
         await self.send(statement, values, deadline)
-        await self._wait_ready(deadline)  # nothing can be there yet
+        await self._wait_ready(deadline)  # the reply cannot have arrived yet
         found: list[Row] = []
         has_more = True
         while has_more:
@@ -93,7 +93,7 @@ class MySession:
             raise self._connection_lost(error) from error
 
     async def next_result(self, deadline: float) -> ResultSet:
-        """The next result of the call; after the last one the session is free again."""
+        """The next result of the call. After the last one the session is ready for another call."""
         try:
             result_set = await self._read_result(deadline)
         except OSError as error:
@@ -117,10 +117,10 @@ class MySession:
                 self._unsent += _QUIT
                 while self._unsent:
                     self._send_some()
-            if self._unsent:  # it cannot take even a goodbye
+            if self._unsent:  # the send buffer is full
                 socket.socket.shutdown(self._sock, socket.SHUT_WR)
             return DrainingSocket(self._sock.fileno(), self.server.identity)
-        except OSError:  # it has
+        except OSError:  # the server has already hung up
             return None
         finally:
             self._closed = True
@@ -128,7 +128,7 @@ class MySession:
 
     def shutdown(self) -> None:
         with suppress(OSError):
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # beneath TLS, which another thread may be reading
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # below TLS, which another thread may be using
 
     def close(self) -> None:
         if not self._closed:
@@ -159,10 +159,10 @@ class MySession:
             _, offset = _read_length(first, 1)
             _, offset = _read_length(first, offset)
             return ResultSet(None, bool(int.from_bytes(first[offset : offset + 2], "little") & _MORE_RESULTS))
-        if first[0] == 0xFB:  # it asks for a file of ours
-            raise ConnectionAbortedError("it said something no server of ours would say")
+        if first[0] == 0xFB:  # LOCAL INFILE
+            raise ConnectionAbortedError("the server unexpectedly asked for a local file")
         columns, _ = _read_length(first, 0)
-        for _ in range(columns + 1):  # what they are called, and an end
+        for _ in range(columns + 1):  # the column definitions and their end
             if not self._skip_packet():
                 await self._read_packet(deadline)
         rows: list[Row] = []
@@ -180,16 +180,16 @@ class MySession:
                 await self._wait_ready(deadline)
                 continue
             if not data:
-                raise ConnectionResetError("the server closed it")
+                raise ConnectionResetError("the server closed the connection")
             del self._buffer[: self._offset]
             self._offset = 0
             self._buffer += data
         return payload
 
     def _skip_packet(self) -> bool:
-        """Leave out the next packet, if all of it has arrived: most of an answer is the names of its columns."""
+        """Skip the next packet, if all of it has arrived: most of a reply is column definitions."""
         buffer, offset = self._buffer, self._offset
-        if len(buffer) < offset + 5 or buffer[offset + 4] == 0xFF:  # an error is for `_buffered_packet`
+        if len(buffer) < offset + 5 or buffer[offset + 4] == 0xFF:  # `_buffered_packet` raises the error
             return False
         offset += 4 + (buffer[offset] | buffer[offset + 1] << 8 | buffer[offset + 2] << 16)
         if len(buffer) < offset:
@@ -210,7 +210,7 @@ class MySession:
                 break
         self._offset = offset
         if not payload:
-            raise ConnectionAbortedError("it sent an answer with nothing in it")
+            raise ConnectionAbortedError("the server sent an empty packet")
         if payload[0] == 0xFF:
             text = payload[9:] if payload[3:4] == b"#" else payload[3:]
             raise MyServerError(int.from_bytes(payload[1:3], "little"), text.decode(errors="replace").strip())
@@ -229,7 +229,7 @@ class MySession:
 
 
 def packet(statement: bytes, values: Sequence[Value]) -> bytes:
-    """A request: the statement as it is, or the call of a procedure with these values."""
+    """A request: the statement as it is, or, with values, a procedure call with these arguments."""
     query = statement + b"(" + b", ".join(literals(values)) + b")" if values else statement
     body, parts = bytes([_QUERY]) + query, []
     for number, start in enumerate(range(0, len(body) + 1, _MAX_PACKET)):
@@ -239,7 +239,7 @@ def packet(statement: bytes, values: Sequence[Value]) -> bytes:
 
 
 def literals(values: Sequence[Value]) -> list[bytes]:
-    """As the server reads them, whatever its settings: bytes in hexadecimal, columns of claims as one JSON text."""
+    """SQL literals that do not depend on the server's settings: text in hexadecimal, columns of claims as one JSON."""
     if not isinstance(values[0], list):
         return [(_LITERAL.get(type(value)) or literal)(value) for value in values]
     columns = [value for value in values if isinstance(value, list)]
@@ -263,18 +263,18 @@ def _text(value: str) -> bytes:
     return b"x'%b'" % value.encode().hex().encode()
 
 
-# By exact type, the same: most of the 25 values in a pair are known at a glance.
+# The same by exact type, without the type checks: an acquire and release pair has 25 values.
 _LITERAL: Final[dict[type, Callable[[Any], bytes]]] = {str: _text, int: b"%d".__mod__}
 
 
 def _read_length(data: bytes, offset: int) -> tuple[int, int]:
-    """A number that says by itself how long it is; and where the next begins."""
+    """A length-encoded integer, and the offset behind it."""
     first = data[offset]
     if first < 0xFB:
         return first, offset + 1
     size = {0xFC: 2, 0xFD: 3, 0xFE: 8}.get(first)
     if size is None:
-        raise ConnectionAbortedError("it sent a number that is none")
+        raise ConnectionAbortedError("the server sent an invalid length")
     return int.from_bytes(data[offset + 1 : offset + 1 + size], "little"), offset + 1 + size
 
 
@@ -291,5 +291,5 @@ def _decode_row(data: bytes, columns: int) -> Row:
             found.append(data[offset : offset + size].decode())
             offset += size
     except (IndexError, UnicodeDecodeError) as error:
-        raise ConnectionAbortedError("it sent a row that cannot be read") from error
+        raise ConnectionAbortedError("the server sent a row that cannot be decoded") from error
     return tuple(found)

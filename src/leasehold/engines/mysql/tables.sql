@@ -1,21 +1,22 @@
--- Leasehold's tables in MySQL or MariaDB, schema version 1. Times are microseconds since 1970 by the server's clock; text
--- is bytes of UTF-8, compared as bytes, whatever the database's character set.
+-- Leasehold's tables in MySQL or MariaDB, schema version 1. Times are microseconds since 1970 by the server's clock.
+-- Text is bytes of UTF-8, compared as bytes, whatever the database's character set.
 --
--- lh_bucket  one row per bucket of names in use, 1,024 at most per namespace. Its row lock serialises all that happens
---            to the names of the bucket; it keeps the last token and ticket, and stays for ever (E3)
--- lh_grant   one row per claim that occupies a name: 1 reserved, 2 held, 3 cooling
--- lh_waiter  one row per claim in line: waiting, or passed over
--- lh_queue    one row per name that has waiters: its kind, and what the head of the line was told
+-- lh_bucket  one row per bucket of names in use, 1,024 at most per namespace. Its row lock serialises all verbs on the
+--            names of the bucket. It keeps the last token and ticket, and is never deleted (E3)
+-- lh_grant   one row per claim that occupies a name: state 1 reserved, 2 held, 3 cooling
+-- lh_waiter  one row per queued claim: waiting, or passed over
+-- lh_queue   one row per name that has waiters: its kind, and what the head of the queue was last notified of
 --
--- A name without holders and waiters has no row. Only the procedures below touch these tables: nobody needs a right to
--- them but their owner. All of it can be run again at any time: what is there is kept.
+-- A name without holders and waiters has no row. Only the procedures below use these tables: no account but their owner
+-- needs a right to them. Everything may be run again at any time: what exists is kept.
 
 create database if not exists `leasehold`;
 
 use `leasehold`;
 
--- What the text of a procedure means depends on this, from when it is made.
-set session sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,NO_ZERO_DATE,NO_ZERO_IN_DATE';
+-- A procedure keeps the sql_mode that it was created with.
+set session sql_mode =
+    'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,NO_ZERO_DATE,NO_ZERO_IN_DATE';
 
 create table if not exists lh_meta (
     id integer not null primary key,
@@ -52,7 +53,7 @@ create table if not exists lh_grant (
     since bigint not null,
     heartbeat_expires_at bigint not null,
     until bigint not null,
-    ends bigint as (until + delay) virtual,  -- what is over and nobody asks about is found by it
+    ends bigint as (until + delay) virtual,  -- sweeps find expired grants by it
     primary key (namespace, name, token),
     key lh_grant_end (ends),
     key lh_grant_client (client, state)

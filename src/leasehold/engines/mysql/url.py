@@ -1,4 +1,4 @@
-"""A `mysql://` URL in parts: what PyMySQL is given, and what is ours."""
+"""Parses `mysql://` URLs into PyMySQL's arguments and Leasehold's own options."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _USER: Final = "root"
 
 @dataclass(frozen=True, slots=True)
 class MyTarget:
-    """Where to connect, and as whom. Holds the password."""
+    """Where to connect, and as which user. Contains the password."""
 
     host: str
     port: int
-    path: str  # of a unix socket, instead
+    path: str  # of a unix socket, instead of host and port
     arguments: dict[str, Any] = field(repr=False)  # for PyMySQL
 
 
@@ -54,13 +54,13 @@ def parse_url(config: EngineConfig) -> MyOptions:
         host, port = unquote(parts.hostname or "localhost"), parts.port or _PORT
         user, password = unquote(parts.username or _USER), unquote(parts.password or "")
         database = schema.validate_name(unquote(parts.path).removeprefix("/") or schema.DEFAULT_NAME)
-    except ValueError as error:  # others' texts may hold the password
+    except ValueError as error:  # texts that are not from `validate_name` may contain the password
         why = f": {error}" if "database" in str(error) else ""
         raise ConfigError(
-            f"this URL cannot be read: expected mysql://user:password@host:port/database?option=value{why}"
+            f"this URL cannot be parsed: expected mysql://user:password@host:port/database?option=value{why}"
         ) from None
     if "," in parts.netloc:
-        raise ConfigError("one host: locks are granted by the one server that is written to")
+        raise ConfigError("a mysql:// URL takes one host: the primary, which alone can grant locks")
     return MyOptions(
         target=MyTarget(host, port, str(given.get("unix_socket", "")), _arguments(given, host, user, password)),
         database=database,
@@ -75,14 +75,14 @@ def _arguments(given: dict[str, Any], host: str, user: str, password: str) -> di
     arguments: dict[str, Any] = {
         "host": host,
         "user": user,
-        "password": password.encode(),  # of text, PyMySQL would make Latin-1
+        "password": password.encode(),  # PyMySQL would encode text as Latin-1
         "charset": "utf8mb4",
         "autocommit": True,
         "program_name": given.get("program_name", "leasehold"),
         "client_flag": 0 if given.get("procedures", True) else CLIENT.MULTI_STATEMENTS,
     }
     arguments |= {name: given[name] for name in ("ssl_ca", "ssl_cert", "ssl_key") if name in given}
-    if "ssl_ca" in given:  # whoever names an authority means it
+    if "ssl_ca" in given:  # naming an authority asks for verification
         arguments |= {"ssl_verify_cert": True, "ssl_verify_identity": given.get("ssl_verify_identity", True)}
     return arguments
 

@@ -1,14 +1,15 @@
--- The verbs of the engine, one call each, which is one transaction; two of them begin in fast_path.sql. They run with the
--- rights of their owner: an account that uses locks needs to execute these procedures, and no right to any table.
+-- The verbs of the engine: each is one call and one transaction. Attempt and release begin in fast_path.sql. They run
+-- with the rights of their owner: an account that uses locks needs the right to execute these procedures, and no right
+-- to any table.
 --
--- Whoever ends a grant that is held locks its row first, and then the bucket: a transaction of the application may have
--- that row, and whoever waits for it must keep nobody else waiting. All others take the bucket, and then only such rows
--- as are free. So nobody waits in a circle.
+-- A verb that ends a held grant locks the grant's row first, and then the bucket: a transaction of the application may
+-- have that row, and a verb that waits for it must not make others wait for the bucket. All other verbs lock the
+-- bucket, and then only rows that are free. So there is no deadlock.
 
 delimiter $$
 
--- An attempt where somebody may be in the way. answer: 1 granted (token, life, slot), 0 busy (life and holder of what is
--- first in the way, place), 2 another kind.
+-- An attempt on a name that may have grants or waiters. answer: 1 granted (token, life, slot), 0 busy (token, life and
+-- holder of the grant that ends first; queue position), 2 the name is of another kind.
 create procedure if not exists lh_attempt_contended_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _client varbinary(64),
     _label varbinary(4096), _host varbinary(4096), _pid bigint, _purpose varbinary(4096),
@@ -31,11 +32,11 @@ begin
             where namespace = _namespace and name = _name limit 1;
         if _found_kind is null then
             select kind, grant_limit into _found_kind, _found_grant_limit from lh_queue
-                where namespace = _namespace and name = _name and exists (
+                where namespace = _namespace and name = _name and exists (  -- a dead waiter does not determine the kind
                     select 1 from lh_waiter
-                    where namespace = _namespace and name = _name and heartbeat_expires_at > _now);  -- the dead do not fix a kind
+                    where namespace = _namespace and name = _name and heartbeat_expires_at > _now);
         end if;
-        if _found_kind is null then  -- nothing that counts is left
+        if _found_kind is null then  -- only dead waiters are left
             delete from lh_waiter where namespace = _namespace and name = _name;
             delete from lh_queue where namespace = _namespace and name = _name;
             set _idle = true;
@@ -45,13 +46,16 @@ begin
             select token, state into _own_token, _state from lh_grant
                 where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2) limit 1;
             if _own_token is null then
-                delete from lh_waiter where id_hash = _id_hash and namespace = _namespace and name = _name and heartbeat_expires_at <= _now;
+                delete from lh_waiter
+                    where id_hash = _id_hash and namespace = _namespace and name = _name
+                        and heartbeat_expires_at <= _now;
                 select max(ticket) into _ticket from lh_waiter
                     where id_hash = _id_hash and namespace = _namespace and name = _name;
                 if _ticket is null then
                     call lh_advance_v1(_namespace, _bucket, _name, _now, '');
                     select exists (
-                        select 1 from lh_waiter where namespace = _namespace and name = _name and passed = 0) into _has_waiters;
+                            select 1 from lh_waiter where namespace = _namespace and name = _name and passed = 0)
+                        into _has_waiters;
                     if not _has_waiters then
                         call lh_fits_v1(_namespace, _name, _mode, _fits, _free_slot);
                         set _idle = _fits;
@@ -60,21 +64,21 @@ begin
             end if;
         end if;
     end if;
-    if _idle then  -- nobody waits, and there is room
-        if _last_token_stale then  -- turns were given meanwhile
+    if _idle then  -- no claim waits, and the name admits one more
+        if _last_token_stale then  -- reservations may have taken tokens meanwhile
             select token into _last_token from lh_bucket where namespace = _namespace and bucket = _bucket;
         end if;
         set _token = greatest(_last_token + 1, _now);
         update lh_bucket set token = _token where namespace = _namespace and bucket = _bucket;
         set _slot = if(_kind = 'semaphore', coalesce(_free_slot, 0), null);
         insert into lh_grant (
-                namespace, name, token, bucket, id_hash, state, client, label, host, pid, purpose, mode, kind, grant_limit,
-                slot, delay, ticket, since, heartbeat_expires_at, until)
+                namespace, name, token, bucket, id_hash, state, client, label, host, pid, purpose, mode, kind,
+                grant_limit, slot, delay, ticket, since, heartbeat_expires_at, until)
             values (
-                _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit,
-                _slot, _delay, 0, _now, _now + 15000000, _now + _ttl);
+                _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind,
+                _grant_limit, _slot, _delay, 0, _now, _now + 15000000, _now + _ttl);
         set _answer = 1, _life = _ttl;
-        if _sweep > 0 then  -- now and then: is nobody else in this bucket? Not where that would be a long search
+        if _sweep > 0 then  -- now and then, check whether this is the bucket's only grant, unless that is a long search
             select count(*) < 256 and count(if(bucket = _bucket, 1, null)) = 1 into _is_sole from (
                 (select bucket from lh_grant where namespace = _namespace limit 256) union all
                 (select bucket from lh_queue where namespace = _namespace limit 256)) found;
@@ -84,9 +88,11 @@ begin
         end if;
     elseif _answer is null and _own_token is null and (_queue or _ticket is not null) then
         if _ticket is null then
-            update lh_bucket set ticket = ticket + 1, sole_token = null where namespace = _namespace and bucket = _bucket;
+            update lh_bucket set ticket = ticket + 1, sole_token = null
+                where namespace = _namespace and bucket = _bucket;
             select ticket into _ticket from lh_bucket where namespace = _namespace and bucket = _bucket;
-            delete from lh_waiter where namespace = _namespace and name = _name and passed = 1 and heartbeat_expires_at <= _now;
+            delete from lh_waiter
+                where namespace = _namespace and name = _name and passed = 1 and heartbeat_expires_at <= _now;
             insert into lh_queue values (_namespace, _name, _bucket, _kind, _grant_limit, '', 0, '')
                 on duplicate key update grant_limit = lh_queue.grant_limit;
             insert into lh_waiter values (
@@ -103,12 +109,13 @@ begin
             select count(*), exists (
                     select 1 from lh_grant where namespace = _namespace and name = _name and state = 1)
                 into _queue_position, _reserved from lh_waiter
-                where namespace = _namespace and name = _name and passed = 0 and ticket < _ticket and heartbeat_expires_at > _now;
+                where namespace = _namespace and name = _name and passed = 0 and ticket < _ticket
+                    and heartbeat_expires_at > _now;
         end if;
     end if;
     if _own_token is not null then
-        -- Reserved or held: the same token, and at least the life it asks for. `until` never moves back (E2, E8). The
-        -- row of a held one may be kept by a transaction of its holder: then its life is what it was.
+        -- Reserved or held: the same token, and at least the requested ttl. `until` never moves back (E2, E8). If a
+        -- transaction of its holder has the row of a held grant locked, the grant keeps the life it has.
         if _state = 2 then
             select 1 into _row_locked from lh_grant
                 where namespace = _namespace and name = _name and token = _own_token for update skip locked;
@@ -129,19 +136,20 @@ begin
         select token, if(until > _now, until - _now, 100000), label, host, pid, purpose
             into _token, _life, _found_label, _found_host, _found_pid, _found_purpose
             from lh_grant where namespace = _namespace and name = _name order by until, token limit 1;
-        if _queue_position = 0 and _reserved then  -- the head looks soon whether somebody given a turn is still there
+        if _queue_position = 0 and _reserved then  -- the head re-checks soon whether a reservation's client is alive
             set _life = least(_life, 1000000);
         end if;
     end if;
     call lh_end_v1(_sweep);
-    select _answer, _token, _life, _slot, _queue_position, _found_label, _found_host, _found_pid, _found_purpose, _found_kind, _found_grant_limit;
+    select _answer, _token, _life, _slot, _queue_position, _found_label, _found_host, _found_pid, _found_purpose,
+        _found_kind, _found_grant_limit;
 end
 $$
 
--- Push back the ends of held grants, each compared by mark and token while it still lives. No bucket is locked. One
--- whose row another transaction has right now keeps the end it has. Never moves an end back (E8).
--- _claims: JSON, [[namespace, name, mark, token, ttl], ...], texts in hexadecimal.
--- life: null when gone; lapsed: it ended unrenewed, and nobody has asked since.
+-- Renew held grants that are still live, compared by id hash and token. No bucket is locked. If another transaction has
+-- a grant's row locked, that grant keeps the end it has. Never moves an end back (E8).
+-- _claims: JSON, [[namespace, name, id_hash, token, ttl], ...], texts in hexadecimal.
+-- life: null when gone; expired: it ended unrenewed, and no claim has asked for the name since.
 create procedure if not exists lh_renew_v1(_claims longtext character set utf8mb4, _lock_timeout_ms integer)
 begin
     declare _done boolean default false;
@@ -158,7 +166,7 @@ begin
     call lh_begin_v1(_lock_timeout_ms);
     open _claim_cursor;
     claims: loop
-        set _done = false;  -- whatever was not found in between
+        set _done = false;  -- other statements of the loop may have set it
         fetch _claim_cursor into _namespace, _name, _id_hash, _token, _ttl;
         if _done then
             leave claims;
@@ -185,9 +193,9 @@ begin
 end
 $$
 
--- Keep queued claims in line (E7). Lengthens no reservation, and puts nobody back in line. Their buckets are locked in
--- one order by all who lock several. behind: others stand before it, so it need not ask for itself.
--- _claims: JSON, [[namespace, bucket, name, mark], ...], texts in hexadecimal.
+-- Heartbeat: keep claims queued (E7). It extends no reservation and re-queues no claim. Every call that locks several
+-- buckets locks them in the same order. behind: other claims are ahead, so this one need not attempt.
+-- _claims: JSON, [[namespace, bucket, name, id_hash], ...], texts in hexadecimal.
 create procedure if not exists lh_heartbeat_v1(_claims longtext character set utf8mb4, _lock_timeout_ms integer)
 begin
     declare _done boolean default false;
@@ -208,7 +216,7 @@ begin
     call lh_begin_v1(_lock_timeout_ms);
     open _buckets;
     claims: loop
-        set _done = false;  -- whatever was not found in between
+        set _done = false;  -- other statements of the loop may have set it
         fetch _buckets into _namespace, _bucket;
         if _done then
             leave claims;
@@ -219,7 +227,7 @@ begin
     set _now = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), _done = false;
     open _claim_cursor;
     claims: loop
-        set _done = false;  -- whatever was not found in between
+        set _done = false;  -- other statements of the loop may have set it
         fetch _claim_cursor into _namespace, _name, _id_hash;
         if _done then
             leave claims;
@@ -252,7 +260,7 @@ begin
 end
 $$
 
--- The release of a claim that is not simply a grant of its own: of a place or a turn, with _min_hold, or too late.
+-- A release that the fast path cannot make: of a queue position or a reservation, with _min_hold, or too late.
 create procedure if not exists lh_release_contended_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _min_hold bigint,
     _held boolean, out _ended boolean
@@ -270,9 +278,10 @@ begin
     call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
     if _until <= _now then
         set _state = null;  -- too late
-    elseif _locked is null then  -- again: it may have been given a turn, taken it, or lost what it had, in between
+    elseif _locked is null then  -- read again: before the bucket was locked, the claim may have changed its state
         select token, state, since into _token, _state, _since from lh_grant
-            where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2) and until > _now limit 1;
+            where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2) and until > _now
+            limit 1;
         if _state = 2 and _held then
             select token into _locked from lh_grant
                 where namespace = _namespace and name = _name and token = _token for update skip locked;
@@ -290,14 +299,15 @@ begin
         delete from lh_grant where namespace = _namespace and name = _name and token = _token;
         set _ended = true;
     else
-        call lh_expire_grants_v1(_namespace, _name, _now);  -- a turn that was not taken in time becomes a place in line again
+        -- First: this turns an unclaimed reservation back into a queue position, which is then deleted.
+        call lh_expire_grants_v1(_namespace, _name, _now);
         delete from lh_waiter where id_hash = _id_hash and namespace = _namespace and name = _name;
     end if;
     call lh_advance_if_queued_v1(_namespace, _bucket, _name, _now);
 end
 $$
 
--- The operator's: end the grant that has this token, whoever owns it.
+-- For operators: end the grant that has this token, whichever client holds it.
 create procedure if not exists lh_break_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _token bigint, _lock_timeout_ms integer
 )
@@ -311,7 +321,7 @@ begin
         where namespace = _namespace and name = _name and token = _token and state <> 1 for update;
     call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
     call lh_expire_grants_v1(_namespace, _name, _now);
-    -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
+    -- A grant cools for its delay because its holder may not know yet: a repeated break must not cut that short.
     select state, delay into _state, _delay from lh_grant
         where namespace = _namespace and name = _name and token = _token and (state = 2 or state = 3 and delay = 0);
     if _state is not null then
@@ -326,12 +336,14 @@ begin
 end
 $$
 
--- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of a mark only what may be shown.
+-- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of an id hash it shows only the
+-- fingerprint and the owner.
 create procedure if not exists lh_inspect_v1(_namespace varbinary(255), _prefix varbinary(255), _exact boolean)
 begin
     declare _now bigint default timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
     select g.name, g.kind, g.grant_limit, g.state, g.token, concat(left(g.id_hash, 16), right(g.id_hash, 8)),
-        g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket, g.since, g.heartbeat_expires_at, g.until, g.slot, _now
+        g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket, g.since, g.heartbeat_expires_at, g.until, g.slot,
+        _now
     from lh_grant g
     where g.namespace = _namespace and g.name >= _prefix
         and (g.name = _prefix or not _exact and left(g.name, length(_prefix)) = _prefix)
@@ -344,38 +356,41 @@ begin
 end
 $$
 
--- What a client is to know, at once; and then wait until there is more: whoever has something to tell ends the wait
--- (`kill query`) after it has committed. A kill is over with the statement it met. So the statement that waits looks
--- first whether there is anything new: what was committed before it began it sees, and the kill for any other meets it.
--- A turn that was taken meanwhile is not new.
--- It waits for the proof of life of its own client, which it gets only when that is gone. Not in `sleep`: of two who
--- kill one sleep, MariaDB keeps the second waiting for 2 s, and all who sleep with it.
+-- Return a client's notifications at once, then wait until there are more: a client that notifies this one ends the
+-- wait (`kill query`) after its commit. A kill only affects the statement that it hits. So the statement that waits
+-- first checks for anything new: it sees what was committed before it began, and the kill for anything later hits it.
+-- A reservation that was claimed meanwhile is not new.
+-- It waits for the proof of life of its own client, which it gets only if the client is gone. It does not use `sleep`:
+-- if two sessions kill one sleep, MariaDB makes the second wait for 2 s, and everything that sleeps with it.
 create procedure if not exists lh_listen_v1(_client varbinary(64), _seconds integer)
 begin
     declare _now bigint default timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
     declare _go, _head longblob;
     declare _dead integer;
     select coalesce(group_concat(id_hash, '.', token), '') into _go from lh_grant where client = _client and state = 1;
-    select coalesce(group_concat(notified_id_hash, '.', notified_recheck_at), '') into _head from lh_queue where notified_client = _client;
+    select coalesce(group_concat(notified_id_hash, '.', notified_recheck_at), '') into _head
+        from lh_queue where notified_client = _client;
     select 'go', id_hash, token, 0, namespace, name from lh_grant where client = _client and state = 1
     union all
-    select 'head', notified_id_hash, notified_recheck_at, notified_recheck_at - _now, namespace, name from lh_queue where notified_client = _client;
+    select 'head', notified_id_hash, notified_recheck_at, notified_recheck_at - _now, namespace, name
+        from lh_queue where notified_client = _client;
     select get_lock(concat('lh.life.', left(sha2(_client, 256), 40)), if(
         exists (
             select 1 from lh_grant
             where client = _client and state = 1 and find_in_set(concat(id_hash, '.', token), _go) = 0)
         or exists (
             select 1 from lh_queue
-            where notified_client = _client and find_in_set(concat(notified_id_hash, '.', notified_recheck_at), _head) = 0),
+            where notified_client = _client
+                and find_in_set(concat(notified_id_hash, '.', notified_recheck_at), _head) = 0),
         0, _seconds)) into _dead;
     if _dead = 1 then
-        signal sqlstate '45000' set message_text = 'the session that proves that this client lives has ended';
+        signal sqlstate '45000' set message_text = 'the liveness session of this client has ended';
     end if;
 end
 $$
 
--- For a transaction of the application's own: a row if the grant with this token is held now. That also keeps the name
--- from everybody else until that transaction has ended, so that "still the holder" and its writes commit together.
+-- For a transaction of the application: a row if the grant with this token is held now. Then no other claim gets the
+-- name until that transaction ends, so that "still the holder" and its writes commit together.
 create procedure if not exists lh_check_v1(_namespace varbinary(255), _name varbinary(255), _token bigint)
 begin
     savepoint lh_check;
@@ -386,7 +401,7 @@ begin
 end
 $$
 
--- A row if lh_check_v1 and this are in one transaction: without one, its savepoint is gone.
+-- A row if lh_check_v1 and this call are in one transaction: otherwise its savepoint is gone.
 create procedure if not exists lh_in_transaction_v1()
 begin
     declare exit handler for 1305 select 1 from dual where false;

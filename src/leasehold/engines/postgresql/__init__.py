@@ -1,15 +1,15 @@
 """The PostgreSQL engine: locks in a database, one stored function per verb.
 
-attempt.sql  verbs.sql         the functions that the verbs call
-lock_state.sql  tables.sql     the state machine they decide by, and its tables
+attempt.sql  verbs.sql         the verbs as functions
+lock_state.sql  tables.sql     the state machine that they share, and its tables
 schema.py       those files as text under any schema name, and the rights a role needs
 engine.py       what the server promises as configured
-connection.py   how a connection is opened and the schema made
-session.py      one session, by libpq's non-blocking calls, each with the call's deadline
+connection.py   opens connections, creates the schema
+session.py      one session, over libpq's non-blocking calls, each with the call's deadline
 connect.py      address, handshake, session settings
 listener.py     wake-ups by LISTEN, and the advisory lock that shows a client is reachable
 url.py          postgresql:// URLs
-errors.py       PostgreSQL's errors as ours (E9)
+errors.py       PostgreSQL's errors as Leasehold's (E9)
 """
 
 from leasehold.engines.postgresql.engine import lease_check_sql, open

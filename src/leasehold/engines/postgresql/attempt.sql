@@ -1,8 +1,9 @@
--- Take the name, or join and keep the line when _queue (E1, E2, E3, E8). Atomic under the lock of the bucket's row.
+-- Take the name; if it is busy and _queue, join or stay in the queue (E1, E2, E3, E8). Atomic under the lock of the
+-- bucket's row.
 --
--- Its answer is one value, for eleven columns cost the server 7 us more. [1, token, life, slot]: granted. Otherwise
--- [answer, token, life, slot, place, label, host, pid, purpose, kind, most]; answer 0: busy (token, life and holder of
--- what is first in the way, place), 1: granted, 2: another kind.
+-- The reply is one value, because eleven columns cost the server 7 us more. [1, token, life, slot]: granted. Otherwise
+-- [answer, token, life, slot, queue_position, label, host, pid, purpose, kind, grant_limit], where answer is 0: busy
+-- (token, life and holder of the grant that ends first; queue_position), 1: granted, 2: the name is of another kind.
 create or replace function "leasehold".lh_attempt_v1(
     _namespace text, _bucket integer, _name text, _id_hash text, _client text,
     _label text, _host text, _pid bigint, _purpose text,
@@ -17,9 +18,9 @@ declare
     _slot integer := case _kind when 'semaphore' then 0 end;
     _reply json;
 begin
-    -- Lock the bucket and take a token, in one step: one that is not used was given to nobody. `returning` is evaluated
-    -- once the row is ours: decisions and their times have one order (E1, E3). Only a statement of its own sees what was
-    -- committed before that.
+    -- Lock the bucket and take a token in one step: a token that is not used was never given out. `returning` is
+    -- evaluated once the row is locked, so decisions and their times have one order (E1, E3). The insert is a separate
+    -- statement, because only a later statement sees what was committed before the lock.
     loop
         update "leasehold".lh_bucket b set token = greatest(b.token + 1, "leasehold".lh_now_v1())
             where b.namespace = _namespace and b.bucket = _bucket
@@ -28,8 +29,8 @@ begin
         insert into "leasehold".lh_bucket values (_namespace, _bucket, 0, 0) on conflict do nothing;
     end loop;
     insert into "leasehold".lh_grant select
-            _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit,
-            _slot, _delay, 0, _now, _now + 15000000, _now + _ttl, false
+            _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind,
+            _grant_limit, _slot, _delay, 0, _now, _now + 15000000, _now + _ttl, false
         where not exists (select 1 from "leasehold".lh_grant g where g.namespace = _namespace and g.name = _name)
             and not exists (select 1 from "leasehold".lh_queue l where l.namespace = _namespace and l.name = _name);
     if found then
@@ -46,7 +47,7 @@ begin
 end
 $lh$;
 
--- An attempt for a name that somebody has or waits for, with its bucket locked.
+-- An attempt on a name that has a grant or a queue, with its bucket locked.
 create or replace function "leasehold".lh_contend_v1(
     _namespace text, _bucket integer, _name text, _id_hash text, _client text,
     _label text, _host text, _pid bigint, _purpose text,
@@ -76,10 +77,10 @@ begin
         where namespace = _namespace and name = _name limit 1;
     if not found then
         select l.kind, l.grant_limit into kind, grant_limit from "leasehold".lh_queue l
-            where namespace = _namespace and name = _name and exists (
+            where namespace = _namespace and name = _name and exists (  -- a dead waiter does not determine the kind
                 select 1 from "leasehold".lh_waiter
-                where namespace = _namespace and name = _name and heartbeat_expires_at > _now);  -- the dead do not fix a kind
-        if not found then  -- nothing that counts is left
+                where namespace = _namespace and name = _name and heartbeat_expires_at > _now);
+        if not found then  -- only dead waiters are left
             delete from "leasehold".lh_waiter where namespace = _namespace and name = _name;
             delete from "leasehold".lh_queue where namespace = _namespace and name = _name;
         end if;
@@ -102,20 +103,21 @@ begin
                 and "leasehold".lh_fits_v1(_namespace, _name, _mode);
         end if;
     end if;
-    if _idle then  -- nobody waits, and there is room
+    if _idle then  -- no claim waits, and the name admits one more
         update "leasehold".lh_bucket b set token = greatest(b.token + 1, _now)
             where namespace = _namespace and bucket = _bucket returning b.token into token;
         slot := case _kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end;
         insert into "leasehold".lh_grant values (
-            _namespace, _name, token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit,
-            slot, _delay, 0, _now, _now + 15000000, _now + _ttl, true);
+            _namespace, _name, token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind,
+            _grant_limit, slot, _delay, 0, _now, _now + 15000000, _now + _ttl, true);
         answer := 1;
         life := _ttl;
     elsif _own_grant.id_hash is null and (_queue or _ticket is not null) then
         if _ticket is null then
             update "leasehold".lh_bucket b set ticket = b.ticket + 1
                 where namespace = _namespace and bucket = _bucket returning b.ticket into _ticket;
-            delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
+            delete from "leasehold".lh_waiter
+                where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
             insert into "leasehold".lh_queue values (_namespace, _name, _bucket, _kind, _grant_limit, '', 0)
                 on conflict do nothing;
             insert into "leasehold".lh_waiter values (
@@ -130,11 +132,12 @@ begin
             where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2);
         if not found then
             select count(*) into queue_position from "leasehold".lh_waiter
-                where namespace = _namespace and name = _name and not passed and ticket < _ticket and heartbeat_expires_at > _now;
+                where namespace = _namespace and name = _name and not passed and ticket < _ticket
+                    and heartbeat_expires_at > _now;
         end if;
     end if;
     if _own_grant.id_hash is not null then
-        -- Reserved or held: the same token, and at least the life it asks for. `until` never moves back (E2, E8).
+        -- Reserved or held: the same token, and at least the requested ttl. `until` never moves back (E2, E8).
         update "leasehold".lh_grant g set
                 state = 2, client = _client, delay = _delay, heartbeat_expires_at = _now + 15000000,
                 since = case g.state when 1 then _now else g.since end,
@@ -148,7 +151,7 @@ begin
         select g.token, case when g.until > _now then g.until - _now else 100000 end, g.label, g.host, g.pid, g.purpose
             into token, life, label, host, pid, purpose
             from "leasehold".lh_grant g where namespace = _namespace and name = _name order by g.until, g.token limit 1;
-        if queue_position = 0 and exists (  -- the head looks soon whether somebody given a turn is still there
+        if queue_position = 0 and exists (  -- the head re-checks soon whether a reservation's client is still alive
             select 1 from "leasehold".lh_grant g where namespace = _namespace and name = _name and g.state = 1)
         then
             life := least(life, 1000000);

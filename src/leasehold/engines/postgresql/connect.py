@@ -1,7 +1,7 @@
-"""How a session begins: the host's address, the hand-shake, and what is settled before the first call.
+"""How a session begins: name resolution, the handshake, and the settings before the first call.
 
-Each step has the call's deadline. libpq would look up names for as long as that takes; so a thread does it. Whether a
-pooler stands between is seen by the server's own process number, which a pooler does not know.
+Each step has the call's deadline. libpq resolves names without one, so a thread does that. A pooler in between is
+detected by the server's process number: a pooler does not know it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, Sql
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 
-# What a session of ours needs, unless a pooler stands between: then it would be set for whoever has it next. One that
-# lost its client without a goodbye is given up by the server after half a minute, and no longer looks alive. Plans are
-# made once (anew for each renewal, they would cost as much as all the rest of it) and kept: so one made while a table
-# was all but empty must not read the whole of it when it has grown. Nor may it be compiled, for 70 ms at a time: what
-# reads a table all the same counts as beyond all cost.
+# The settings of a session. Behind a pooler they are not set: the server session's next user would inherit them.
+# tcp_*: the server drops a session whose client vanished after half a minute, and with it its proof of life.
+# plan_cache_mode: planning each renewal again would cost as much as the rest of it, so plans are made once and kept.
+# enable_seqscan: a plan made while a table was almost empty must not read all of it once it has grown.
+# jit: where a sequential scan is unavoidable, its estimated cost is so high that it would be compiled, for 70 ms.
 _SETTINGS: Final = {
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
@@ -46,8 +46,8 @@ select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsy
 
 
 async def open_session(target: PgTarget, runtime: Runtime, deadline: float, statement_timeout: float) -> PgSession:
-    """A session with the first host that takes us. Of the time left, each host gets an equal share, and of that each
-    of its addresses."""
+    """A session with the first host that accepts the connection. Each host gets an equal share of the time left, and
+    each of its addresses an equal share of that."""
     failure: LeaseholdError = no_answer(0.0)
     for number, params in enumerate(target.hosts):
         until = split_deadline(runtime, deadline, len(target.hosts) - number)
@@ -105,21 +105,23 @@ async def _connect_address(
 
 
 async def _prepare_session(session: PgSession, pg: pq.abc.PGconn, deadline: float, statement_timeout: float) -> None:
-    """See who is there, and have the session as we need it."""
+    """Identify the server, refuse a standby, and apply the session's settings."""
     if pg.parameter_status(b"server_encoding") != b"UTF8":
-        raise ConfigError("locks have names of any text: use a database whose encoding is UTF8")
+        raise ConfigError("PostgreSQL: lock names are Unicode text; use a database whose encoding is UTF8")
     settings = _SETTINGS | {"statement_timeout": str(int(statement_timeout * 1000))}
     session.server = DatabaseServer(False, "", True)
     ((direct, standby, fsync, identity, _),) = await session.execute(
         _SESSION_QUERY, (pg.backend_pid, list(settings), list(settings.values())), deadline
     )
     if standby == "t":
-        raise Unavailable("PostgreSQL: this is a standby, which cannot grant locks", engine=ENGINE)
+        raise Unavailable(
+            "PostgreSQL: this server is a standby, which cannot grant locks; connect to the primary", engine=ENGINE
+        )
     session.server = DatabaseServer(direct == "t", identity or "", fsync == "on")
 
 
 async def _resolve_params(params: dict[str, str], runtime: Runtime, deadline: float) -> list[dict[str, str]]:
-    """For each address of the host."""
+    """The connection parameters for each address of the host."""
     host = params.get("host", "")
     if not host or host.startswith(("/", "@")) or "hostaddr" in params:
         return [params]

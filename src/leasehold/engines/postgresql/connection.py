@@ -1,4 +1,4 @@
-"""One twin's connection to PostgreSQL: how it is opened, which functions the verbs are, how the schema is made."""
+"""The PostgreSQL connection of one engine instance: opens sessions, names each verb's function, creates the schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from leasehold.runtime.base import Runtime
 
 _log = logging.getLogger("leasehold.postgresql")
 
-_GRACE: Final = 1.0  # seconds after which the server ends a call that nobody waits for any more
+_GRACE: Final = 1.0  # seconds past the call's timeout, after which the server ends the statement
+# Each verb's number of parameters.
 _VERBS: Final = {
     "attempt": 17,
     "renew": 6,
@@ -25,9 +26,9 @@ _VERBS: Final = {
     "release": 7,
     "break": 5,
     "inspect": 3,
-}  # and their parameters
-_ROW_VERBS: Final = ("renew", "heartbeat", "inspect")  # these answer by rows; the others by one value, which is cheaper
-_decode_json: Final = json.JSONDecoder(parse_int=str).decode  # as text, like all that comes from a server
+}
+_ROW_VERBS: Final = ("renew", "heartbeat", "inspect")  # they return rows; the others one value, which is cheaper
+_decode_json: Final = json.JSONDecoder(parse_int=str).decode  # numbers stay text, like all values from a server
 
 
 class PgConnection(connection.SerialConnection):
@@ -78,7 +79,7 @@ class PgConnection(connection.SerialConnection):
             raise (
                 classified if isinstance(classified, Unavailable | TransactionConflict) else schema_missing(name, error)
             ) from error
-        _log.info("made the tables of Leasehold in schema %r", name)
+        _log.info("created Leasehold's tables in schema %r", name)
 
 
 def _params(count: int) -> str:

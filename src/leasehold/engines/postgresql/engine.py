@@ -1,6 +1,6 @@
-"""The PostgreSQL engine: locks beside an application's own tables, or in a database of their own.
+"""The PostgreSQL engine: locks in the application's own database or in a separate one.
 
-The safety argument is in `attempt.sql`, `verbs.sql` and `line.sql`.
+The safety argument is in `attempt.sql`, `verbs.sql` and `lock_state.sql`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class PostgresqlEngine(SqlEngine):
     name = ENGINE
 
     def _sweep_round(self) -> int:
-        """0, or which turn at sweeping this is (`lh_sweep_v1`). Where a client begins is left to chance: so all look
-        elsewhere, and those that do not live long look, too."""
+        """0, or the number of this sweep, which selects the blocks to read (`lh_sweep_v1`). Each client starts at a
+        random number, so that clients sweep different blocks, and short-lived clients sweep too."""
         if not self._attempts:
             self._attempts = int(self._runtime.random() * SWEEP_EVERY * _SWEEP_ROUNDS)
         return super()._sweep_round() and self._attempts // SWEEP_EVERY
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> PostgresqlEngine:
-    """`postgresql://user:password@host:port/database`, with `schema`, `create`, `listen`, `listen_url` and whatever
-    libpq knows as options."""
+    """`postgresql://user:password@host:port/database`, with the options `schema`, `create`, `listen`, `listen_url` and
+    those of libpq."""
     options = parse_url(config)
     listener = registry.shared.get(ENGINE)
-    if not isinstance(listener, PgListener):  # the first of the twins
+    if not isinstance(listener, PgListener):  # the client's first engine instance
         listener = registry.shared[ENGINE] = PgListener(options.listen, registry, runtime)
     return PostgresqlEngine(runtime, registry, PgConnection(options, runtime), listener, TRAITS)
 
@@ -45,7 +45,8 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Pos
 def lease_check_sql(
     config: EngineConfig, placeholders: tuple[str, str, str], escape: tuple[str, str]
 ) -> tuple[str, str]:
-    """See `leasehold.engines.lease_check_sql`. The row lock of the first has given its transaction a number."""
+    """See `leasehold.engines.lease_check_sql`. The row lock of the first statement assigns its transaction an id; the
+    second checks that there is one."""
     prefix = schema.quote_identifier(parse_url(config).schema).replace(*escape)
     held = f"select 1 where {prefix}.lh_check_v1({', '.join(placeholders)})"
     return held, "select 1 where pg_current_xact_id_if_assigned() is not null"

@@ -1,7 +1,7 @@
-"""The one mapping of what PostgreSQL and libpq say to what Leasehold raises (E9).
+"""The one mapping from errors of PostgreSQL and libpq to what Leasehold raises (E9).
 
-What waiting or another try can mend is `Unavailable`; what somebody has to mend is `ConfigError`. Where the outcome is
-unknown it is always `Unavailable`. No text of libpq holds a password; parameters are never shown.
+An error that waiting or a retry can resolve is `Unavailable`; one that needs a person is `ConfigError`. If the outcome
+is unknown, it is always `Unavailable`. libpq's texts contain no password; parameters are never shown.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 ENGINE: Final = "postgresql"
 SERVER: Final = "PostgreSQL"
 
-_MISSING: Final = frozenset({"42883", "3F000", "42P01"})  # a function, schema or table that is not there
+_MISSING: Final = frozenset({"42883", "3F000", "42P01"})  # a function, schema or table that does not exist
 _READ_ONLY: Final = "25006"
 _DENIED: Final = "42501"
 _ISOLATION: Final = "LH001"
-_CALL_CONFLICT: Final = "LH002"  # a release, another call
-_LOCK_TIMEOUT: Final = "55P03"  # until the deadline; or a release for a moment, which then has to go another way
+_CALL_CONFLICT: Final = "LH002"  # a release collided with another call
+_LOCK_TIMEOUT: Final = "55P03"  # waited until the deadline; or 100 ms in a release, which is then retried
 
-# libpq tells no SQLSTATE of a connection that was refused. These are the server's English texts; in another language
-# such a refusal is `Unavailable`.
+# libpq gives no SQLSTATE for a refused connection. These are the server's English texts; in another language such a
+# refusal is `Unavailable`.
 _REFUSED: Final = (
     "authentication failed",
     "no password supplied",
@@ -44,7 +44,7 @@ _REFUSED: Final = (
 
 
 class PgServerError(SqlServerError):
-    """The server answered with an error; the session goes on unless it was fatal."""
+    """The server replied with an error; the session stays usable unless the error was fatal."""
 
     def __init__(self, sqlstate: str, text: str) -> None:
         self.sqlstate = sqlstate
@@ -65,22 +65,24 @@ class PgServerError(SqlServerError):
             )
         if self.sqlstate == _ISOLATION:
             return ConfigError(
-                "behind this pooler transactions are not READ COMMITTED by default, which locks need: "
+                "PostgreSQL: locks need READ COMMITTED, which is not the default behind this pooler; run: "
                 "alter role ... set default_transaction_isolation = 'read committed'"
             )
         if self.sqlstate == _READ_ONLY:
-            return Unavailable(f"PostgreSQL: {self}: a standby, perhaps in the midst of a fail-over", engine=ENGINE)
+            return Unavailable(
+                f"PostgreSQL: {self}: the server is a standby, perhaps during a fail-over", engine=ENGINE
+            )
         if self.sqlstate in (_LOCK_TIMEOUT, _CALL_CONFLICT):
-            return TransactionConflict("other transactions kept this name until the deadline")
+            return TransactionConflict("other transactions kept this name locked until the deadline")
         if self.sqlstate.startswith("22"):
-            return ConfigError(f"PostgreSQL cannot store what was asked for: {self}")
+            return ConfigError(f"PostgreSQL cannot store one of the values: {self}")
         return Unavailable(f"PostgreSQL: {self}", engine=ENGINE)
 
 
 def connection_refused(text: str) -> LeaseholdError:
-    """Why a connection could not be made."""
+    """The error for a connection that failed."""
     lines = [line for line in text.strip().splitlines() if line]
-    text = "; ".join(lines) or "no connection"
+    text = "; ".join(lines) or "the connection failed"
     if any(phrase in text for phrase in _REFUSED) and "could not translate" not in text:
         return ConfigError(f"PostgreSQL: {text}")
     return Unavailable(f"PostgreSQL: {text}", engine=ENGINE)
@@ -92,13 +94,13 @@ def no_answer(seconds: float) -> Unavailable:
 
 def schema_missing(name: str, why: object) -> ConfigError:
     return ConfigError(
-        f"the tables of Leasehold are not in schema {name!r} of this database, and could not be made ({why}): have "
-        "their owner run what `leasehold schema postgresql` prints"
+        f"Leasehold's tables are missing from schema {name!r} of this database and could not be created ({why}); "
+        "run what `leasehold schema postgresql` prints, as their owner"
     )
 
 
 def schema_too_new(name: str, found: int) -> ConfigError:
     return ConfigError(
-        f"schema {name!r} was made by a newer Leasehold (schema version {found}, this one knows {schema.VERSION}), "
-        "which no longer serves this one: upgrade"
+        f"schema {name!r} was created by a newer Leasehold (schema version {found}; this one supports "
+        f"{schema.VERSION}) and no longer works with this version: upgrade Leasehold"
     )

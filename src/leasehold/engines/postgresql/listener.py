@@ -1,6 +1,7 @@
-"""Wake-ups by LISTEN: the address names a channel of NOTIFY and, by its hash, an advisory lock (`lh_reachable_v1`).
+"""Wake-ups by LISTEN: the address names a NOTIFY channel and, by its hash, an advisory lock (`lh_reachable_v1`).
 
-Notes bring the marks of claims, and all may see the numbers of locks: so these are a hash.
+Notifications carry the id hashes of claims, so the channel must stay secret. Every role can read the numbers of locks
+in `pg_locks`: so the lock's number is a hash of the address.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class PgListener(listener.SqlListener):
 
     def _unusable_reason(self, server: DatabaseServer, call_server: DatabaseServer | None) -> str:
         if not server.direct:
-            return "a pooler stands between; pass listen_url=, a URL straight to the server, or listen=no"
+            return "a connection pooler is in between; pass listen_url=URL (direct to the server) or listen=no"
         if call_server is not None and server.identity != call_server.identity:
-            return "listen_url leads to another server, or to another database of it"
+            return "listen_url points to another server or to another database"
         return ""
 
     async def _start_listening(
@@ -64,5 +65,5 @@ def _deliver_payload(registry: ClaimRegistry, payload: bytes) -> None:
         kind, id_hash, after_us, namespace, name = json.loads(payload)
         seconds = after_us / 1_000_000
     except (ValueError, TypeError, OverflowError, RecursionError):
-        return  # not ours
+        return  # not sent by Leasehold
     listener.deliver_notification(registry, kind, id_hash, seconds, namespace, name)

@@ -1,23 +1,24 @@
--- The state machine of core/admission.py in PL/pgSQL: one name's line of claims. These functions are called by the
--- verbs (attempt.sql, verbs.sql) alone, with the row of the name's bucket locked, and are told the time.
+-- The state machine of core/lock_state.py in PL/pgSQL: the grants and the queue of one name. Only the verbs call these
+-- functions (attempt.sql, verbs.sql), with the row of the name's bucket locked, and pass the time.
 --
 --   waiting ──> reserved ──> held ──> (released)
 --      ^            │          └────> cooling ──> (over)
---      └─ passed ───┘ not claimed in time, or not to be told
+--      └─ passed ───┘ not claimed in time, or its client cannot be notified
 --
--- A grant's row may be locked by a transaction of the application that asked lh_check_v1 whether its lease still holds.
--- Nothing here waits for such a row while it keeps the bucket: what cannot be removed goes on occupying the name, and
--- is looked at again a little later (100000 us).
+-- A transaction of the application that called lh_check_v1 may have locked a grant's row. Nothing here waits for such a
+-- row while it has the bucket locked: a grant that cannot be removed keeps occupying the name, and is checked again a
+-- little later (100000 us).
 
 create or replace function "leasehold".lh_now_v1() returns bigint
 language sql volatile as $lh$
-    -- now() would be when the transaction began; extract() would count in decimal digits, 1.5 us each time
+    -- now() is when the transaction began; extract() computes in numeric, which costs 1.5 us each time
     select (date_part('epoch', clock_timestamp()) * 1000000)::bigint
 $lh$;
 
--- Whether a client can be told anything. Its listening session has an exclusive advisory lock on its address: whoever
--- gets a shared one knows that the session is gone. A client without an address asks again by itself, and soon. The
--- lock's number is a hash of the address: all may read pg_locks, but nobody else is to listen at, or forge, its channel.
+-- Whether a client can be notified. Its listening session holds an exclusive advisory lock on its address: if a shared
+-- one can be taken, the session is gone. A client without an address counts as reachable, because it polls. The lock's
+-- number is a hash of the address: every role can read pg_locks, but none may listen at the client's channel or forge
+-- notifications on it.
 create or replace function "leasehold".lh_reachable_v1(_client text) returns boolean
 language sql volatile as $lh$
     select case when _client = '' then true
@@ -25,7 +26,7 @@ language sql volatile as $lh$
             ('x' || left(encode(sha256(convert_to(_client, 'UTF8')), 'hex'), 16))::bit(64)::bigint) end
 $lh$;
 
--- Delivered when the transaction commits, and never before.
+-- Notify a client. The server delivers it when the transaction commits, never before.
 create or replace function "leasehold".lh_notify_v1(
     _client text, _notification text, _id_hash text, _after bigint, _namespace text, _name text
 ) returns void
@@ -44,22 +45,24 @@ begin
 end
 $lh$;
 
--- What every verb that writes needs of its transaction, whatever the session, the role or a pooler says. It is one
--- expression, which PostgreSQL puts in the place of the call.
+-- The settings that every verb that writes needs in its transaction, whatever the session, the role or a pooler has
+-- set. It is a single expression, so that PostgreSQL can inline the call.
 create or replace function "leasehold".lh_prepare_v1(_lock_timeout_ms integer) returns text
 language sql volatile as $lh$
     select concat(
-        -- Each statement must see what was committed before it: a snapshot from before the lock would show a past line.
+        -- Each statement must see what was committed before it: an older snapshot would show an outdated queue.
         case when current_setting('transaction_isolation') = 'read committed'
             then set_config('lock_timeout', _lock_timeout_ms::text, true) else "leasehold".lh_refuse_v1() end,
         case when current_setting('synchronous_commit') in ('off', 'local')
-            then set_config('synchronous_commit', 'on', true) end,  -- a grant that was answered outlives a crash
-        case when current_setting('client_min_messages') = 'error'
-            then set_config('client_min_messages', 'warning', true) end)  -- one tells that no standby has the commit
+            then set_config('synchronous_commit', 'on', true) end,  -- a confirmed grant must survive a crash
+        case when current_setting('client_min_messages') = 'error'  -- a warning says that no standby has the commit
+            then set_config('client_min_messages', 'warning', true) end)
 $lh$;
 
--- Lock the bucket, and only then read the clock: decisions and their times have one order (E1, E3).
-create or replace function "leasehold".lh_lock_bucket_v1(_namespace text, _bucket integer, _lock_timeout_ms integer) returns bigint
+-- Lock the bucket, and only then read the clock: so decisions and their times have one order (E1, E3).
+create or replace function "leasehold".lh_lock_bucket_v1(
+    _namespace text, _bucket integer, _lock_timeout_ms integer
+) returns bigint
 language plpgsql as $lh$
 declare
     _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms);
@@ -73,11 +76,11 @@ begin
 end
 $lh$;
 
--- From here on, until the bucket is let go, nobody else ends a grant of this name. One that is not watched could be
--- released by its holder without the bucket (`lh_release_v1`): if that is under way it is waited for, which is short,
--- for it waits for nobody longer than 100 ms, and never for a bucket while it has the row; and what is looked at after
--- this shows what it did. A name has one such grant at most, its first. This comes before any other row of the name is
--- locked, so that no two wait for each other.
+-- From here on, until the bucket is unlocked, no other transaction ends a grant of this name. The holder of a grant
+-- that is not contended may release it without locking the bucket (`lh_release_v1`). If such a release is under way,
+-- the update waits for it. That wait is short: the release waits at most 100 ms for any lock, and never for a bucket
+-- while it has the row locked. Later statements then see its result. A name has at most one such grant, its first. This
+-- runs before any other row of the name is locked, so that there is no deadlock.
 create or replace function "leasehold".lh_set_contended_v1(_namespace text, _name text) returns void
 language plpgsql as $lh$
 begin
@@ -85,20 +88,22 @@ begin
 end
 $lh$;
 
--- One who was given a turn and did not take it: keeps its ticket, and comes back at its old place when it asks again.
+-- Pass over a waiter that did not claim its reservation: it keeps its ticket, and returns at its old position when it
+-- attempts again.
 create or replace function "leasehold".lh_pass_over_v1(_grant "leasehold".lh_grant) returns void
 language plpgsql as $lh$
 begin
     delete from "leasehold".lh_grant where namespace = _grant.namespace and name = _grant.name and token = _grant.token;
-    insert into "leasehold".lh_queue values (_grant.namespace, _grant.name, _grant.bucket, _grant.kind, _grant.grant_limit, '', 0)
+    insert into "leasehold".lh_queue values (
+            _grant.namespace, _grant.name, _grant.bucket, _grant.kind, _grant.grant_limit, '', 0)
         on conflict do nothing;
     insert into "leasehold".lh_waiter values (
-        _grant.namespace, _grant.name, true, _grant.ticket, _grant.id_hash, _grant.client, _grant.label, _grant.host, _grant.pid, _grant.purpose,
-        _grant.mode, _grant.delay, _grant.since, _grant.heartbeat_expires_at);
+        _grant.namespace, _grant.name, true, _grant.ticket, _grant.id_hash, _grant.client, _grant.label, _grant.host,
+        _grant.pid, _grant.purpose, _grant.mode, _grant.delay, _grant.since, _grant.heartbeat_expires_at);
 end
 $lh$;
 
--- End every occupation that is over by now. Nothing is decided before this has run (E1).
+-- End every grant, reservation and cooling time that is over by now. Runs before every decision (E1).
 create or replace function "leasehold".lh_expire_grants_v1(_namespace text, _name text, _now bigint) returns void
 language plpgsql as $lh$
 declare
@@ -121,7 +126,7 @@ begin
 end
 $lh$;
 
--- Whether one more may occupy the name, beside those who do.
+-- Whether the name admits one more claim of this mode.
 create or replace function "leasehold".lh_fits_v1(_namespace text, _name text, _mode text) returns boolean
 language plpgsql as $lh$
 declare
@@ -130,7 +135,8 @@ declare
     _grant_limit integer;
     _exclusive boolean;
 begin
-    select count(*), max(kind), max(grant_limit), bool_or(mode = 'exclusive') into _count, _kind, _grant_limit, _exclusive
+    select count(*), max(kind), max(grant_limit), bool_or(mode = 'exclusive')
+        into _count, _kind, _grant_limit, _exclusive
         from "leasehold".lh_grant where namespace = _namespace and name = _name;
     return _count = 0
         or (_kind = 'semaphore' and _count < _grant_limit)
@@ -138,7 +144,7 @@ begin
 end
 $lh$;
 
--- The lowest number no permit has. One of the first count + 1 is free.
+-- The lowest free slot. One of the first count + 1 is free.
 create or replace function "leasehold".lh_free_slot_v1(_namespace text, _name text) returns integer
 language plpgsql as $lh$
 declare
@@ -153,8 +159,8 @@ begin
 end
 $lh$;
 
--- Reserve for the head of the line while it fits; then see that the new head knows when to look again.
--- _asking is told by its own answer, and lives: it speaks.
+-- Reserve for the head of the queue while the name admits it; then notify the new head of when to re-check.
+-- _caller_id_hash: the claim that attempts. Its own reply informs it, and it is alive, because it has just called.
 create or replace function "leasehold".lh_advance_v1(
     _namespace text, _bucket integer, _name text, _now bigint, _caller_id_hash text
 ) returns void
@@ -203,7 +209,7 @@ begin
             end if;
             continue;
         end if;
-        _passed_over := false;  -- those who died after they were given their turn will not claim it
+        _passed_over := false;  -- a client that died after its reservation will not claim it
         for _grant in
             select * from "leasehold".lh_grant
             where namespace = _namespace and name = _name and state = 1 and id_hash <> _caller_id_hash order by token
@@ -219,23 +225,28 @@ begin
         _recheck_at := case when _reserved then least(_end, _now + 1000000) else _end end;
         if _head.id_hash = _caller_id_hash then
             update "leasehold".lh_queue set notified_id_hash = _head.id_hash, notified_recheck_at = _recheck_at
-                where namespace = _namespace and name = _name and (notified_id_hash <> _head.id_hash or notified_recheck_at <> _recheck_at);
+                where namespace = _namespace and name = _name
+                    and (notified_id_hash <> _head.id_hash or notified_recheck_at <> _recheck_at);
         elsif _queue_row.notified_id_hash <> _head.id_hash or _recheck_at < _queue_row.notified_recheck_at then
-            perform "leasehold".lh_notify_v1(_head.client, 'head', _head.id_hash, _recheck_at - _now, _namespace, _name);
+            perform "leasehold".lh_notify_v1(
+                _head.client, 'head', _head.id_hash, _recheck_at - _now, _namespace, _name);
             update "leasehold".lh_queue set notified_id_hash = _head.id_hash, notified_recheck_at = _recheck_at
                 where namespace = _namespace and name = _name;
         end if;
         return;
     end loop;
-    -- Nobody waits. Those passed over and not heard of since are gone, and with the last of them the line.
-    delete from "leasehold".lh_waiter where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
+    -- No claim waits. Remove passed-over ones whose heartbeat has expired, and with the last of them the queue.
+    delete from "leasehold".lh_waiter
+        where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
     delete from "leasehold".lh_queue where namespace = _namespace and name = _name and not exists (
         select 1 from "leasehold".lh_waiter where namespace = _namespace and name = _name);
 end
 $lh$;
 
--- End what is over and wake whoever may go, though nobody asked.
-create or replace function "leasehold".lh_sweep_name_v1(_namespace text, _bucket integer, _name text, _now bigint) returns void
+-- Expire what is over for a name that no caller asked about, and wake the waiter that is next.
+create or replace function "leasehold".lh_sweep_name_v1(
+    _namespace text, _bucket integer, _name text, _now bigint
+) returns void
 language plpgsql as $lh$
 begin
     perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
@@ -244,8 +255,8 @@ begin
 end
 $lh$;
 
--- The buckets of others are entered only if nobody is inside: one who has a bucket never waits for another, so no two
--- can wait for each other.
+-- Other buckets are only locked if they are free: a transaction that has a bucket never waits for another one, so there
+-- is no deadlock.
 create or replace function "leasehold".lh_try_sweep_name_v1(_namespace text, _bucket integer, _name text) returns void
 language plpgsql as $lh$
 begin
@@ -256,9 +267,9 @@ begin
 end
 $lh$;
 
--- Look after names that lapsed and nobody asks about: 8 blocks of the table at a time, round and round, by a turn that
--- each client counts. (An index of ends would cost each grant 8 us and 70 bytes of WAL, and each renewal more: an update
--- that leaves all indexes alone stays within its block.)
+-- Expire grants of names that no client asks for any more: 8 blocks of the table at a time, in a cycle. Each client
+-- counts its own rounds. (An index on the end times would cost each grant 8 us and 70 bytes of WAL, and each renewal
+-- more: an update that changes no index stays within its block.)
 create or replace function "leasehold".lh_sweep_v1(_round bigint) returns void
 language plpgsql set enable_seqscan = off set jit = off as $lh$
 declare
@@ -274,14 +285,14 @@ begin
     for _expired in
         select namespace, bucket, name from "leasehold".lh_grant
         where ctid >= _from and ctid < _to and until + delay <= _now
-        order by random() limit 8  -- some may be kept for long, by transactions of the application's
+        order by random() limit 8  -- transactions of the application may keep some of them for long
     loop
         perform "leasehold".lh_try_sweep_name_v1(_expired.namespace, _expired.bucket, _expired.name);
     end loop;
-    if _round % 8 = 0 then  -- and at lines whose waiters have all died
+    if _round % 8 = 0 then  -- also remove queues whose waiters are all dead
         for _expired in
             select l.namespace, l.bucket, l.name from "leasehold".lh_queue l where (
-                -- `not exists` would be a join, and one planned while there were few reads all for each when many are
+                -- `not exists` would be a join: planned for few rows, it would read all waiters for each queue later
                 select true from "leasehold".lh_waiter w
                 where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > _now limit 1) is null
             limit 8

@@ -1,8 +1,8 @@
 """The schema as text: tables, the state machine, and the verbs, under any schema name.
 
-The files are plain SQL for a schema called "leasehold"; another name is put in the place of that identifier. Everything
-may be run again: what is there is kept, functions are replaced by the same. Functions carry a version in their names: a
-newer schema adds its own beside these, and both kinds of client work on the same tables while a roll-out lasts.
+The files are plain SQL for a schema called "leasehold"; `text` replaces that identifier by another name. Everything may
+be run again: tables are kept, and functions are replaced by equal ones. Function names contain a version: a newer
+schema adds its own functions, and clients of both versions work on the same tables during a roll-out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_NAME: Final = "leasehold"
 
 _PARTS: Final = ("tables.sql", "lock_state.sql", "attempt.sql", "verbs.sql")
 _MAX_NAME_BYTES: Final = 63  # bytes; PostgreSQL cuts off the rest
-_QUOTE: Final = "$lh$"  # around the functions' texts
+_QUOTE: Final = "$lh$"  # delimits the function bodies
 
 # What a role that uses locks must be allowed to do, and nothing else. `inspect` and `break` are for operators.
 _LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "check")
@@ -25,9 +25,9 @@ _OPERATOR_VERBS: Final = ("inspect", "break")
 
 
 def validate_name(schema: str) -> str:
-    """A name that PostgreSQL can have for a schema."""
+    """The name, if PostgreSQL accepts it for a schema; else raises ValueError."""
     if not schema or len(schema.encode()) > _MAX_NAME_BYTES or "\0" in schema or _QUOTE in schema:
-        raise ValueError(f"a schema's name has 1 to {_MAX_NAME_BYTES} bytes, not {schema[:80]!r}")
+        raise ValueError(f"a schema name must have 1 to {_MAX_NAME_BYTES} bytes, not {schema[:80]!r}")
     return schema
 
 
@@ -36,14 +36,14 @@ def quote_identifier(schema: str) -> str:
 
 
 def text(schema: str = DEFAULT_NAME) -> str:
-    """The statements that make or upgrade the schema."""
+    """The statements that create or upgrade the schema."""
     folder = files(__package__)
     parts = [(folder / part).read_text(encoding="utf-8") for part in _PARTS]
     return "\n".join(parts).replace('"leasehold"', quote_identifier(schema))
 
 
 def grants(role: str, schema: str = DEFAULT_NAME, *, operator: bool = True) -> str:
-    """The statements that let a role use locks; `operator`: also look at those of others and break them."""
+    """The statements that let a role use locks, and with `operator` inspect and break those of others."""
     verbs = _LOCK_VERBS + (_OPERATOR_VERBS if operator else ())
     names = "|".join(verbs)
     return f"""\
@@ -66,5 +66,5 @@ $lh$;
 
 def _literal(value: str) -> str:
     if _QUOTE in value or "\0" in value:
-        raise ConfigError(f"{value!r} cannot be the name of a role")
+        raise ConfigError(f"{value!r} is not a valid role name")
     return "'" + value.replace("'", "''") + "'"

@@ -1,9 +1,10 @@
-"""One session with the server, by libpq's calls that never block: the same code for threads and event loops.
+"""One session with the server, over libpq's non-blocking calls: the same code for threads and event loops.
 
-psycopg brings libpq (`psycopg.pq`); its connections are not used, because blocking ones know no deadline, and asyncio
-ones, when cancelled, wait for the server's word on it. Here every wait has the call's deadline, and whatever ends a
-call before its answer, a cancellation too, sets the session adrift: nobody reads another call's answer. Sessions are in
-libpq's pipeline mode, so that a release can be sent behind an attempt that is still on its way.
+psycopg provides libpq (`psycopg.pq`). Its connections are not used: blocking ones have no deadline, and asyncio ones,
+when cancelled, wait for the server's reply to the cancellation. Here every wait has the call's deadline. If anything
+ends a call before its reply, even a cancellation, the session is `unanswered` and no further call uses it: so no call
+reads another call's reply. Sessions are in libpq's pipeline mode, so that a release can be sent behind an attempt that
+has no reply yet.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from leasehold.engines.sql.session import DatabaseServer, DrainingSocket, Row, S
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
-# As numbers: to look up a member of an enumeration takes longer than to ask libpq.
+# As integers: looking up an enum member takes longer than asking libpq.
 _DONE: Final = (int(pq.ExecStatus.TUPLES_OK), int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.EMPTY_QUERY))
 _SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
 _OPEN: Final = int(pq.ConnStatus.OK)
@@ -39,9 +40,7 @@ class PgSession:
         self._names = count()
         self._standby_unconfirmed = False
         self._shutdown_socket: socket.socket | None = None
-        self.unanswered = (
-            False  # something was sent, and its answer not read: of no more use but to `send_compensation`
-        )
+        self.unanswered = False
         pg.notice_handler = self._on_notice
 
     @property
@@ -50,8 +49,8 @@ class PgSession:
 
     def usable(self) -> bool:
         try:
-            self._pg.consume_input()  # its last words, if any
-            self._pg.consume_input()  # and then nothing more
+            self._pg.consume_input()  # reads a last message of the server, if there is one
+            self._pg.consume_input()  # fails if the server then closed the connection
         except psycopg.Error:
             return False
         return self._pg.status == _OPEN and not self.unanswered
@@ -65,12 +64,12 @@ class PgSession:
         except psycopg.Error as error:
             raise self._connection_lost(error) from error
         except SqlServerError:
-            if not was_prepared:  # perhaps it could not even be prepared
+            if not was_prepared:  # preparing it may be what failed
                 self._prepared.pop(statement, None)
             raise
 
     async def run(self, script: str, deadline: float) -> None:
-        """Several statements, as one transaction unless they say otherwise."""
+        """Run several statements, as one transaction unless they say otherwise."""
         try:
             self.unanswered = True
             self._pg.exit_pipeline_mode()
@@ -78,7 +77,7 @@ class PgSession:
             try:
                 await self._read_result(deadline)
             finally:
-                if not self.unanswered and self._pg.status == _OPEN:  # answered, be it by an error
+                if not self.unanswered and self._pg.status == _OPEN:  # replied, even if with an error
                     self._pg.enter_pipeline_mode()
         except psycopg.Error as error:
             raise self._connection_lost(error) from error
@@ -92,19 +91,19 @@ class PgSession:
     def hang_up(self) -> DrainingSocket | None:
         try:
             return DrainingSocket(self._pg.socket, self.server.identity)
-        except (OSError, psycopg.Error):  # it has
+        except (OSError, psycopg.Error):  # the server has already hung up
             return None
         finally:
             self.close()
 
     def _send(self, statement: bytes, values: Sequence[Value]) -> None:
         params = [(_ENCODERS.get(type(value)) or encode)(value) for value in values]
-        if not self.server.direct:  # the next statement may be on another session, which was never told
+        if not self.server.direct:  # a pooler may send the next statement to a session that has not prepared it
             self._pg.send_query_params(statement, params)
         else:
             if (name := self._prepared.get(statement)) is None:
                 name = self._prepared[statement] = b"lh%d" % next(self._names)
-                self._pg.send_prepare(name, statement)  # along with its first use
+                self._pg.send_prepare(name, statement)  # in the same round trip as its first use
             self._pg.send_query_prepared(name, params)
         self._pg.pipeline_sync()
 
@@ -114,7 +113,7 @@ class PgSession:
         return SqlConnectionLost(" ".join(str(error).split()))
 
     def notifications(self) -> list[bytes]:
-        """What NOTIFY has brought. Raises OSError when the server has hung up."""
+        """The payloads that NOTIFY has delivered. Raises OSError if the server has closed the connection."""
         try:
             self._pg.consume_input()
         except psycopg.Error as error:
@@ -125,7 +124,8 @@ class PgSession:
         return found
 
     def enable_shutdown(self) -> None:
-        """Make ready for `shutdown`, by a handle of our own: by then the descriptor's number may be somebody else's."""
+        """Prepare for `shutdown` from another thread, on a duplicated descriptor: by then libpq may have closed its
+        own, and another file may have its number."""
         self._shutdown_socket = socket.socket(fileno=os.dup(self._pg.socket))
 
     def shutdown(self) -> None:
@@ -149,7 +149,7 @@ class PgSession:
     # ------------------------------------------------------------- answers
 
     async def _read_result(self, deadline: float) -> pq.abc.PGresult:
-        """The result of what was sent; of several, the last, or the first that is an error."""
+        """The result of what was sent; of several, the last one, or the first error."""
         pg, self._standby_unconfirmed = self._pg, False
         now, wait_fd = self._runtime.now, self._runtime.wait_fd
         began = now()
@@ -167,7 +167,7 @@ class PgSession:
             result = pg.get_result()
             if (result is None and not pipelined) or (result is not None and result.status == _SYNC):
                 break
-            if result is None and pg.status != _OPEN:  # there is nothing more to come, and no end
+            if result is None and pg.status != _OPEN:  # the end of the pipeline will never arrive
                 raise psycopg.OperationalError("the connection is closed")
             if result is not None and (last is None or last.status in _DONE):
                 last = result
@@ -178,11 +178,13 @@ class PgSession:
                 self.close()
             raise PgServerError.from_result(last)
         if self._standby_unconfirmed:
-            raise Unavailable("PostgreSQL: it is not known whether a standby has what was committed", engine=ENGINE)
+            raise Unavailable(
+                "PostgreSQL: no synchronous standby confirmed the commit; a fail-over may lose it", engine=ENGINE
+            )
         return last
 
     def _on_notice(self, notice: pq.abc.PGresult) -> None:
-        """A commit whose wait for a synchronous standby was cancelled is answered as a success, with a warning."""
+        """Detect a commit whose wait for a synchronous standby was cancelled: it succeeds, with a warning."""
         if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"SyncRepWaitForLSN":
             self._standby_unconfirmed = True
 
@@ -191,7 +193,7 @@ class PgSession:
 
 
 def encode(value: Value) -> bytes | None:
-    """As PostgreSQL reads it: a scalar, or an array of them."""
+    """A scalar or an array in PostgreSQL's text format."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -201,7 +203,7 @@ def encode(value: Value) -> bytes | None:
     return ("{" + ",".join(map(_encode_element, value)) + "}").encode()
 
 
-# By exact type, the same: of 24 values in a pair, each is known at a glance.
+# The same by exact type, without the type checks: an acquire and release pair has 24 values.
 _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {str: str.encode, int: b"%d".__mod__}
 
 

@@ -1,17 +1,17 @@
 -- Leasehold's tables in PostgreSQL, schema version 1. Times are microseconds since 1970 by the server's clock.
 --
--- lh_bucket  one row per bucket of names in use, 1,024 at most per namespace. Its row lock serialises all that happens
---            to the names of the bucket; it keeps the last token and ticket, and stays for ever (E3)
--- lh_grant   one row per claim that occupies a name: 1 reserved, 2 held, 3 cooling. watched: somebody else came
---            for the name since, or before; only whoever has the bucket may end it
--- lh_waiter  one row per claim in line: waiting, or passed over
--- lh_queue    one row per name that has waiters: its kind, and what the head of the line was told
+-- lh_bucket  one row per bucket of names in use, 1,024 at most per namespace. Its row lock serialises all verbs on the
+--            names of the bucket. It keeps the last token and ticket, and is never deleted (E3)
+-- lh_grant   one row per claim that occupies a name: state 1 reserved, 2 held, 3 cooling. contended: another claim
+--            has asked for the name; only a transaction that has locked the bucket may end the grant
+-- lh_waiter  one row per queued claim: waiting, or passed over
+-- lh_queue   one row per name that has waiters: its kind, and what the head of the queue was last notified of
 --
--- A name without holders and waiters has no row. Only the functions below touch these tables: nobody needs a right to
--- them but their owner.
+-- A name without holders and waiters has no row. Only the functions below use these tables: no role but their owner
+-- needs a right to them.
 
--- To be run as one transaction. One at a time: the second statement makes the session hear what another has made while
--- this one waited, for it may remember that nothing was there.
+-- Run this file as one transaction. The advisory lock admits one client at a time. The statement after it makes the
+-- session process invalidations: its caches may still say that what another client created meanwhile does not exist.
 do $lh$
 begin
     perform pg_advisory_xact_lock(7308620182131241331);

@@ -1,4 +1,4 @@
-"""A `postgresql://` URL in parts: what libpq is given, and what is ours."""
+"""Parses `postgresql://` URLs into libpq's parameters and Leasehold's own options."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from leasehold.engines.postgresql import schema
 from leasehold.errors import ConfigError
 
 _LIBPQ: Final = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
-# Ours to decide: deadlines are per call, and names are UTF-8.
+# Not for users to set: deadlines are per call, and names are UTF-8.
 _FIXED: Final = {"client_encoding", "connect_timeout"}
 
 _MAX_TIMEOUT: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
-_KEEPALIVE_IDLE: Final = 10  # seconds without a word before the other side is asked whether it is there
+_KEEPALIVE_IDLE: Final = 10  # seconds of silence before the first keepalive probe
 
 
 @dataclass(frozen=True, slots=True)
 class PgTarget:
-    """Where to connect: one set of parameters for each host, to be tried in turn. Holds the password."""
+    """Where to connect: one set of parameters per host, tried in order. Contains the password."""
 
     hosts: tuple[dict[str, str], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PgOptions:
-    """`listen` is None where wake-ups are not asked for: behind a pooler that has no direct way round it."""
+    """`listen` is None with listen=no: for a pooler without a direct way to the server."""
 
     target: PgTarget
     listen: PgTarget | None
@@ -48,7 +48,7 @@ def parse_url(config: EngineConfig) -> PgOptions:
     given = config.accept(**known, **own_options)  # type: ignore[arg-type]
     direct = given.get("listen_url")
     if direct and not given.get("listen", True):
-        raise ConfigError("listen=no and listen_url exclude each other: without wake-ups there is nothing to listen at")
+        raise ConfigError("listen_url cannot be combined with listen=no, which turns wake-ups off")
     target = _target(config.url, config.call_timeout, set(own_options))
     listen = _target(str(direct), config.call_timeout, set()) if direct else target
     return PgOptions(
@@ -68,15 +68,15 @@ def _target(url: str, call_timeout: float, own_options: set[str]) -> PgTarget:
             (name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in own_options
         ]
         query = urlencode(pairs, quote_via=quote)
-        # Always with "://": without a host urlunsplit would leave it out, and libpq would not know a URL.
+        # Always with "://": if there is no host, urlunsplit omits it, and libpq does not recognise the URL.
         path_and_query = urlunsplit(("", "", parts.path, query, ""))
         found = conninfo_to_dict(f"postgresql://{parts.netloc}{path_and_query}")
-    except (ValueError, psycopg.Error):  # their texts may hold the password
+    except (ValueError, psycopg.Error):  # their texts may contain the password
         raise ConfigError(
-            "this URL cannot be read: expected postgresql://user:password@host:port/database?option=value"
+            "this URL cannot be parsed: expected postgresql://user:password@host:port/database?option=value"
         ) from None
     if parts.scheme.lower() != "postgresql":
-        raise ConfigError("listen_url is a postgresql:// URL too, percent-encoded as a whole")
+        raise ConfigError("listen_url must be a postgresql:// URL, percent-encoded as a whole")
     defaults: dict[str, str] = {
         "application_name": "leasehold",
         "keepalives": "1",
@@ -92,14 +92,14 @@ def _target(url: str, call_timeout: float, own_options: set[str]) -> PgTarget:
     if len(hosts) == 1 or "hostaddr" in params:
         return PgTarget((params,))
     if len(ports) not in (1, len(hosts)):
-        raise ConfigError(f"this URL has {len(hosts)} hosts and {len(ports)} ports")
-    params.setdefault("target_session_attrs", "read-write")  # of several, the one that is not a standby
+        raise ConfigError(f"this URL has {len(hosts)} hosts and {len(ports)} ports; give one port, or one per host")
+    params.setdefault("target_session_attrs", "read-write")  # of several hosts, the primary
     ports = ports * len(hosts) if len(ports) == 1 else ports
     return PgTarget(tuple(params | {"host": host, "port": port} for host, port in zip(hosts, ports, strict=True)))
 
 
 def _environment_defaults() -> dict[str, str]:
-    """What PGHOST and its like say of where the server is: names are looked up, and hosts tried, by us."""
+    """The server's location from PGHOST, PGHOSTADDR and PGPORT: Leasehold, not libpq, resolves and tries hosts."""
     known = {option.keyword.decode(): option.val for option in pq.Conninfo.get_defaults()}
     return {name: value.decode() for name in ("host", "hostaddr", "port") if (value := known.get(name))}
 

@@ -1,10 +1,10 @@
--- The verbs of the engine but for attempt.sql, one autocommitted call each. They all run with the rights of their owner:
--- a role that uses locks needs to execute these functions, and no right to any table.
+-- The verbs of the engine except attempt (attempt.sql), one autocommitted call each. They run with the rights of their
+-- owner: a role that uses locks needs the right to execute these functions, and no right to any table.
 
--- Push back the ends of held grants, each compared by mark and token while it still lives, in one step: no bucket is
--- locked. A grant that is being ended or renewed by another transaction is waited for, row by row. Never moves an end
--- back (E8). life: null when gone; lapsed: it ended unrenewed, and nobody has asked since.
--- One by one: a join, planned while the table was small, would read all of it when it has grown.
+-- Renew held grants. Each update compares id hash and token, and that the grant is still live, in one step, so no
+-- bucket is locked. If another transaction is ending or renewing a grant, the update waits for its row. Never moves an
+-- end back (E8). life: null when gone; expired: it ended unrenewed, and no claim has asked for the name since.
+-- One by one: a join, planned while the table was small, would read all of it once it has grown.
 create or replace function "leasehold".lh_renew_v1(
     _namespaces text[], _names text[], _id_hashes text[], _tokens bigint[], _ttls bigint[], _lock_timeout_ms integer
 ) returns table (ordinal bigint, life bigint, expired boolean)
@@ -23,16 +23,16 @@ begin
         if not found then
             expired := exists (
                 select 1 from "leasehold".lh_grant g
-                where g.namespace = _namespaces[_i] and g.name = _names[_i] and g.id_hash = _id_hashes[_i] and g.state = 2
-                    and g.until <= _now);
+                where g.namespace = _namespaces[_i] and g.name = _names[_i] and g.id_hash = _id_hashes[_i]
+                    and g.state = 2 and g.until <= _now);
         end if;
         return next;
     end loop;
 end
 $lh$;
 
--- Keep queued claims in line (E7). Lengthens no reservation, and puts nobody back in line. Their buckets are locked in
--- one order by all who lock several. behind: others stand before it, so it need not ask for itself; null: not in line.
+-- Heartbeat: keep claims queued (E7). It extends no reservation and re-queues no claim. Every call that locks several
+-- buckets locks them in the same order. behind: other claims are ahead, so this one need not attempt; null: not queued.
 create or replace function "leasehold".lh_heartbeat_v1(
     _namespaces text[], _buckets integer[], _names text[], _id_hashes text[], _lock_timeout_ms integer
 ) returns table (ordinal bigint, known boolean, behind boolean)
@@ -47,13 +47,15 @@ begin
         select distinct a.namespace collate "C" as namespace, a.bucket
         from unnest(_namespaces, _buckets) as a (namespace, bucket) order by 1, 2
     loop
-        perform 1 from "leasehold".lh_bucket where namespace = _bucket_row.namespace and bucket = _bucket_row.bucket for update;
+        perform 1 from "leasehold".lh_bucket
+            where namespace = _bucket_row.namespace and bucket = _bucket_row.bucket for update;
     end loop;
     _now := "leasehold".lh_now_v1();
     for _i in 1 .. cardinality(_names) loop  -- one by one, as in lh_renew_v1
         ordinal := _i;
         update "leasehold".lh_waiter w set heartbeat_expires_at = _now + 15000000
-            where w.id_hash = _id_hashes[_i] and w.namespace = _namespaces[_i] and w.name = _names[_i] and w.heartbeat_expires_at > _now
+            where w.id_hash = _id_hashes[_i] and w.namespace = _namespaces[_i] and w.name = _names[_i]
+                and w.heartbeat_expires_at > _now
             returning not w.passed and exists (
                 select 1 from "leasehold".lh_waiter f
                 where f.namespace = w.namespace and f.name = w.name and not f.passed and f.ticket < w.ticket)
@@ -70,32 +72,36 @@ begin
 end
 $lh$;
 
--- Give up a claim, held or queued (E6). True: a live grant ended. _held false: only a place or a turn is given up, for
--- a wake-up nobody knew may be about a grant that was taken since. _min_hold leaves the rest of that time to run, and no
--- more than that though the clock went back.
+-- Release a claim, held or queued (E6). True: a live grant ended. _held false: give up only a queue position or a
+-- reservation; the release answers a wake-up for an unknown claim, and that claim may have been granted since.
+-- _min_hold: the grant keeps cooling until this much time has passed since it began, never longer than that, even if
+-- the clock stepped back.
 create or replace function "leasehold".lh_release_v1(
-    _namespace text, _bucket integer, _name text, _id_hash text, _min_hold bigint, _held boolean, _lock_timeout_ms integer
+    _namespace text, _bucket integer, _name text, _id_hash text, _min_hold bigint, _held boolean,
+    _lock_timeout_ms integer
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _set text := "leasehold".lh_prepare_v1(least(_lock_timeout_ms, 100));  -- until the bucket is entered
+    _set text := "leasehold".lh_prepare_v1(least(_lock_timeout_ms, 100));  -- until the bucket is locked
     _now bigint;
     _ended boolean;
 begin
     if _held and _min_hold = 0 then
-        -- Nobody has come for the name since it was granted (`lh_set_contended_v1`), and no transaction has asked whether it is
-        -- held: nobody else is concerned, and the bucket need not be locked, a seventh of the server's work for a pair.
-        -- xmax: a row that anybody has or had is left to what follows. One taken at this very moment is waited for, but
-        -- not long: it may be by a transaction of the application's, and who waits for this may keep the bucket.
+        -- If no other claim has asked for the name since it was granted (`lh_set_contended_v1`) and no transaction has
+        -- checked the lease, no other client is affected, and the bucket need not be locked: that saves a seventh of
+        -- the server's work for a pair. xmax = 0: a row that a transaction has or had locked is left to the code below.
+        -- If one locks the row right now, the delete waits, but not long: it may be a transaction of the application,
+        -- and a caller that has the bucket may be waiting for this release.
         delete from "leasehold".lh_grant
-            where namespace = _namespace and name = _name and id_hash = _id_hash and state = 2 and not contended and xmax = 0
-                and until > "leasehold".lh_now_v1();
+            where namespace = _namespace and name = _name and id_hash = _id_hash and state = 2 and not contended
+                and xmax = 0 and until > "leasehold".lh_now_v1();
         if found then
             return true;
         elsif pg_current_xact_id_if_assigned() is not null then
-            -- It was changed at this very moment, and is locked since we looked at it again: who waits for the bucket
-            -- must have no row, for who has the bucket may wait for that. Undo this, and have it sent again.
-            raise exception 'a release met another call' using errcode = 'LH002';
+            -- The row changed during the delete, which has locked its new version. A transaction that waits for the
+            -- bucket must have no row locked, because the one that has the bucket may wait for that row. So roll back,
+            -- and the client sends the release again.
+            raise exception 'a release collided with another call' using errcode = 'LH002';
         end if;
     end if;
     _now := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms);
@@ -106,14 +112,16 @@ begin
         for update skip locked);
     _ended := found;
     if not _ended then
-        -- It must be kept for a while, or a transaction of its holder has it: then it is over when that has ended.
+        -- min_hold keeps the grant for a while; or a transaction of its holder has its row locked, and then the grant
+        -- ends with that transaction.
         update "leasehold".lh_grant set
                 state = case when _min_hold > 0 and least(since, _now) + _min_hold > _now then 3 else state end,
                 delay = 0,
                 until = case when _min_hold > 0 then greatest(least(since, _now) + _min_hold, _now) else _now end
-            where namespace = _namespace and name = _name and id_hash = _id_hash and until > _now and state = 2 and _held;
+            where namespace = _namespace and name = _name and id_hash = _id_hash and until > _now and state = 2
+                and _held;
         _ended := found;
-        -- First: a turn that was not taken in time becomes a place in line again.
+        -- First: this turns an unclaimed reservation back into a queue position, which is then deleted.
         perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
         delete from "leasehold".lh_waiter where id_hash = _id_hash and namespace = _namespace and name = _name;
     end if;
@@ -125,7 +133,7 @@ begin
 end
 $lh$;
 
--- The operator's: end the grant that has this token, whoever owns it. Its holder is told.
+-- For operators: end the grant that has this token, whichever client holds it. Its holder is notified.
 create or replace function "leasehold".lh_break_v1(
     _namespace text, _bucket integer, _name text, _token bigint, _lock_timeout_ms integer
 ) returns boolean
@@ -137,7 +145,7 @@ declare
 begin
     perform "leasehold".lh_set_contended_v1(_namespace, _name);
     perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
-    -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
+    -- A grant cools for its delay because its holder may not know yet: a repeated break must not cut that short.
     select * into _grant from "leasehold".lh_grant
         where namespace = _namespace and name = _name and token = _token and (state = 2 or state = 3 and delay = 0);
     _broken := found;
@@ -154,7 +162,8 @@ begin
 end
 $lh$;
 
--- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of a mark only what may be shown.
+-- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of an id hash it shows only the
+-- fingerprint and the owner.
 create or replace function "leasehold".lh_inspect_v1(_namespace text, _prefix text, _exact boolean)
 returns table (
     name text, kind text, grant_limit integer, state integer, token bigint, id_hash text,
@@ -163,12 +172,14 @@ returns table (
 )
 language sql security definer set search_path = pg_catalog, pg_temp as $lh$
     select g.name, g.kind, g.grant_limit, g.state, g.token, left(g.id_hash, 16) || right(g.id_hash, 8),
-        g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket, g.since, g.heartbeat_expires_at, g.until, g.slot, t.now
+        g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket, g.since, g.heartbeat_expires_at, g.until, g.slot,
+        t.now
     from "leasehold".lh_grant g, (select "leasehold".lh_now_v1() as now) t
     where g.namespace = _namespace and g.name >= _prefix
         and (g.name = _prefix or not _exact and starts_with(g.name, _prefix))
     union all
-    select w.name, l.kind, l.grant_limit, case when w.passed then 4 else 0 end, 0, left(w.id_hash, 16) || right(w.id_hash, 8),
+    select w.name, l.kind, l.grant_limit, case when w.passed then 4 else 0 end, 0,
+        left(w.id_hash, 16) || right(w.id_hash, 8),
         w.label, w.host, w.pid, w.purpose, w.mode, w.delay, w.ticket, w.since, w.heartbeat_expires_at, 0, null, t.now
     from "leasehold".lh_waiter w join "leasehold".lh_queue l using (namespace, name),
         (select "leasehold".lh_now_v1() as now) t
@@ -176,9 +187,9 @@ language sql security definer set search_path = pg_catalog, pg_temp as $lh$
         and (w.name = _prefix or not _exact and starts_with(w.name, _prefix))
 $lh$;
 
--- For a transaction of the application's own: whether the grant with this token is held now. True also keeps the name
--- from everybody else until that transaction has ended, so that "still the holder" and its writes commit together.
--- Renewals go on meanwhile: they do not touch the key.
+-- For a transaction of the application: whether the grant with this token is held now. If true, no other claim gets the
+-- name until that transaction ends, so that "still the holder" and its writes commit together. Renewals continue
+-- meanwhile, because they do not change the key.
 create or replace function "leasehold".lh_check_v1(_namespace text, _name text, _token bigint) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 begin
@@ -193,7 +204,7 @@ $lh$;
 insert into "leasehold".lh_meta (version) values (1)
     on conflict (id) do update set version = greatest(lh_meta.version, excluded.version);
 
--- New functions are open to everybody by default. These are for whom they are granted to.
+-- By default every role may execute new functions. These are only for roles that are granted them.
 do $lh$
 declare
     _function regprocedure;

@@ -1,19 +1,19 @@
 """The Redis engine: one server, its primary behind sentinels, or a cluster.
 
-engine.py            the verbs: one script each, one trip each
-lock_state.lua       who may hold: core/lock_state.py over keys; included by the scripts
+engine.py            the verbs: one script, one round trip each
+lock_state.lua       decides who may hold: core/lock_state.py over keys; included by the scripts
 attempt.lua  renew.lua  release.lua  break.lua  inspect.lua
-scripts.py           the scripts put together, known by their hash
-protocol.py          requests as bytes, packed once per lock; what replies mean
-executor.py          runs a script: retries, redirects, NOSCRIPT, too few replicas; errors as ours (E9)
+scripts.py           assembles the scripts; the server knows them by their hash
+protocol.py          encodes requests, once per lock; decodes replies
+executor.py          runs a script: retries, redirects, NOSCRIPT, too few replicas; maps errors (E9)
 connections.py       a pool in blocking mode, a shared connection under asyncio
-pubsub.py            wake-ups: one subscription per client       cluster_pubsub.py  in a cluster
-topology.py          which server has a name; the URL of one server
+pubsub.py            wake-ups: one subscription per client       cluster_pubsub.py  one per bucket in a cluster
+topology.py          which server has a name; URLs of one server
 url.py               URLs of several servers
-sentinel.py          the primary that sentinels name             discovery.py  asking several servers in turn
+sentinel.py          the primary as reported by sentinels        discovery.py  queries several servers in turn
 cluster.py           the nodes of a cluster
-deployment.py        what a URL leads to, put together
-server.py            one server: sign in, and read its settings  server_settings.py  what they mean for locks
+deployment.py        builds all of this from a URL
+server.py            one server: sign-in, settings               server_settings.py  what they mean for locks
 """
 
 from leasehold.engines.redis.engine import open

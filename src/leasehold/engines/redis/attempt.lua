@@ -1,21 +1,22 @@
 #!lua
--- Take the name, or join and keep its line (E1, E2, E3, E8).
--- ARGV  1 mark  2 ttl  3 delay  4 queue: 1 or 0  5 most: 0 for a lock, else the limit
---       6 terms: the rest of a grant as it is packed: state, shared, delay, slot, ticket, beat, client, holder
+-- Acquire the name, or join its queue and stay in it (E1, E2, E3, E8).
+-- ARGV  1 id hash  2 ttl  3 delay  4 queue: 1 or 0  5 semaphore_limit: 0 for a lock
+--       6 the other fields of a grant, packed: state, shared, delay, slot, ticket, heartbeat_expires_at, client, holder
 -- Reply {token, life, slot}     granted; slot -1: none
---       {0, left, place, token, holder, heard}   busy: left -1: nothing is in the way; place -1: not in line;
---                                                heard 0: nobody listens on the client's channel
---       {-1, most}              in use as another kind
+--       {0, left, position, token, holder, subscribed}   busy; left -1: nothing blocks the name; position -1: not
+--                               queued; subscribed 0: the client's channel has no subscriber
+--       {-1, semaphore_limit}   in use as another kind
 local raw = redis.call('GET', NAME)
 local id_hash, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-if not raw and ARGV[5] == '0' then  -- nobody holds, nobody waits. Commands print numbers slowly: strings are handed to them
+if not raw and ARGV[5] == '0' then  -- no holder, no waiter. Commands format numbers slowly, so they get strings
   local token, last = now, redis.call('SET', COUNTER, string.format('%s%06d', time[1], time[2]), 'GET')
-  if last and tonumber(last) >= now then  -- the clock went back: the counter goes on from where it was
+  if last and tonumber(last) >= now then  -- the clock went back: continue from the counter
     token = last + 1
     redis.call('SET', COUNTER, token)
   end
-  -- {0, 0, 0, '', 0, {mark, token, till, since, terms...}} as MessagePack, which release.lua knows by its bytes.
-  local grant = UNCONTENDED_PREFIX .. id_hash .. struct.pack('>BI8BI8BI8', 207, token, 207, now + ttl, 207, now) .. ARGV[6]
+  -- {0, 0, 0, '', 0, {id_hash, token, expires_at, since, ARGV[6]...}} as MessagePack: release.lua compares its bytes.
+  local grant = UNCONTENDED_PREFIX .. id_hash
+    .. struct.pack('>BI8BI8BI8', 207, token, 207, now + ttl, 207, now) .. ARGV[6]
   redis.call('SET', NAME, grant, 'PXAT', string.format('%d', (now + ttl + delay) / 1000 + 2))
   return {token, ttl, -1}
 end
@@ -34,15 +35,15 @@ local function busy(entry)
   return {0, next_attempt_at - now, position, first_ending.token, first_ending.holder, subscribed}
 end
 
-local function new_entry()  -- a new party, not yet in line: as one passed over, it takes its place by what comes next
+local function new_entry()  -- not queued yet: in state PASSED, so that the code below enqueues it
   if not head() and redis.call('EXISTS', WAITERS) == 0 then next_waiter_scan = now + WAITER_TTL end
-  return {id_hash = id_hash, state = PASSED, token = 0, expires_at = 0, since = now, shared = shared, delay = delay, slot = -1,
-    ticket = 0, heartbeat_expires_at = now + WAITER_TTL, client = client, holder = holder}
+  return {id_hash = id_hash, state = PASSED, token = 0, expires_at = 0, since = now, shared = shared, delay = delay,
+    slot = -1, ticket = 0, heartbeat_expires_at = now + WAITER_TTL, client = client, holder = holder}
 end
 
 expire_holders()
 if limit ~= semaphore_limit then
-  expire_waiters()  -- the dead do not fix a kind
+  expire_waiters()  -- dead waiters must not keep the name's kind
   if not is_idle() then
     save()
     return {-1, semaphore_limit}
@@ -72,7 +73,9 @@ if entry.state == WAITING then
   advance_queue(entry)
 end
 if entry.state == WAITING then return busy(entry) end
-if entry.state == RESERVED then entry.state, entry.since, entry.expires_at = HELD, now, now end  -- claimed: its life starts at this request
+if entry.state == RESERVED then  -- claimed: its ttl starts at this request
+  entry.state, entry.since, entry.expires_at = HELD, now, now
+end
 entry.delay = delay
 local life = extend(entry, ttl)
 advance_queue()

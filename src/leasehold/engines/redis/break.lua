@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- End the grant that has this token, whoever owns it, and tell its owner. No successor has that token.
+-- End the grant that has this token, whichever claim owns it, and notify its client. No later grant has that token.
 -- ARGV  1 token
 -- Reply 1: ended; 0: no such grant
 local raw = redis.call('GET', NAME)
@@ -10,7 +10,7 @@ local lock_state = cmsgpack.unpack(raw)
 local token, broken = tonumber(ARGV[1]), 0
 expire_holders()
 for _, entry in ipairs(holders) do
-  -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
+  -- A delay protects against a holder that does not know of the break yet: a second break must not cut it short.
   if entry.token == token and (entry.state == HELD or (entry.state == COOLING and entry.delay == 0)) then
     broken = 1
     if entry.state == HELD then notify(entry.client, 'lost', entry.id_hash, 0) end

@@ -1,9 +1,10 @@
-"""`redis+cluster://`: many servers, each with some of the slots that names fall into.
+"""`redis+cluster://`: many nodes, each with some of the hash slots.
 
-The bucket of a name is its hash tag, so all its keys are in one slot, and every verb is still one script on one server.
-Which server has a slot is read from any node (`CLUSTER SLOTS`), and corrected by what servers say (MOVED). While a slot
-moves, a server refuses a script that does not find all its keys (ASK, TRYAGAIN), and no script of ours ever does: see
-`Requests.name`. It is asked again until its deadline: nobody decides about a name of which only a part is there (E1).
+The bucket of a name is its hash tag, so all its keys are in one slot, and every verb is still one script on one node.
+The client reads from any node which node has which slot (`CLUSTER SLOTS`), and corrects that by MOVED replies. While a
+slot moves, a node refuses a script that does not find all its keys (ASK, TRYAGAIN), and our scripts never do: see
+`RedisRequests.name_keys`. The client retries until the deadline: no script decides about a name that a node has only in
+part (E1).
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from leasehold.runtime.net.blocking import SocketAddress
 
 _SLOT_COUNT: Final = 16_384
 _DISCOVERY_REQUEST: Final = (encode_command("CLUSTER", "INFO") + encode_command("CLUSTER", "SLOTS"), 2)
-_MAX_REDIRECTS: Final = 3  # redirections that are followed without a pause
-_MAP_MAX_AGE: Final = 1.0  # seconds after which one that has moved is a reason to read the whole map
+_MAX_REDIRECTS: Final = 3  # that are followed without a pause
+_MAP_MAX_AGE: Final = 1.0  # seconds; if the map is older, a MOVED makes the client read it again
 
 
 def slot_of(tag: str) -> int:
-    """Of a hash tag, with its braces."""
+    """The slot of a hash tag, given with its braces."""
     return crc_hqx(tag[1:-1].encode(), 0) % _SLOT_COUNT
 
 
 class NodeSlotMap(NamedTuple):
-    """As one node sees it. A higher epoch is later; one that is not well has lost sight of the others."""
+    """The slots as one node sees them. A higher epoch is later. A node that is not healthy has lost contact with the
+    others."""
 
     healthy: bool
     epoch: int
@@ -44,7 +46,7 @@ class NodeSlotMap(NamedTuple):
 
 
 class SlotMap:
-    """Which server has which slot, as far as this client knows. Shared by its twins and its listeners."""
+    """Which node has which slot, as far as this client knows. Shared by its engine instances and listeners."""
 
     def __init__(self, url: MultiServerUrl) -> None:
         self._url = url
@@ -52,37 +54,37 @@ class SlotMap:
         self._nodes: dict[SocketAddress, DiscoveryNode] = {}
         self._epoch = 0
         self.owners: list[SocketAddress | None] = [None] * _SLOT_COUNT
-        self.stale = True  # some node is to be asked before that is used
+        self.stale = True  # must be read again before it is used
         self.found_at = 0.0
 
     def server(self, address: SocketAddress) -> RedisEndpoint:
-        """Always the same for an address."""
+        """The same object for the same address."""
         return self._servers.get(address) or self._servers.setdefault(address, self._url.make_server(address))
 
     async def find(self, runtime: Runtime, deadline: float, preferred: SocketAddress | None = None) -> None:
-        """Read the map anew from the first node that is well. Raises Unreached with what each of them said."""
+        """Read the map from the first healthy node. Raises `Unreachable` with each node's error."""
         known_nodes = [self._node(address) for address in dict.fromkeys(self.owners) if address is not None]
-        start = int(runtime.random() * len(known_nodes))  # clients do not all ask the same
+        start = int(runtime.random() * len(known_nodes))  # spreads the clients over the nodes
         candidates = [*known_nodes[start:], *known_nodes[:start], *self._url.nodes]
         if preferred is not None:
             candidates.insert(0, self._node(preferred))
         nodes = {node.address: node for node in candidates}.values()
         answers = await query_in_turn(nodes, _DISCOVERY_REQUEST, self._parse_reply, self._is_current, runtime, deadline)
         if not answers:
-            text = f"no node of the Redis cluster says where names are: {answers.describe_errors()}"
+            text = f"no node of the Redis cluster returned its slots: {answers.describe_errors()}"
             raise NotPermitted(text) if answers.config_error_count == len(nodes) else Unreachable(text, engine="redis")
         best = max(answers, key=lambda each: each[:2])
         self._epoch, self.owners, self.stale, self.found_at = best.epoch, best.owners, False, runtime.now()
 
     def apply_moved(self, error: Exception, server: RedisEndpoint) -> SocketAddress:
-        """Note what a MOVED says, by this server: without a host it means another port of its own."""
+        """Enter a MOVED reply of this server into the map. Without a host it means another port of the same host."""
         try:
             _, slot, target = str(error).split()[:3]
             host, _, port = target.rpartition(":")
             address = announced_address(host.strip("[]") or server.address.host, port)
             number = range(_SLOT_COUNT)[int(slot)]
         except (ValueError, IndexError) as bad:
-            raise Unreachable(f"the cluster answered {str(error)[:80]!r}, which leads nowhere", engine="redis") from bad
+            raise Unreachable(f"invalid redirect from the cluster: {str(error)[:80]!r}", engine="redis") from bad
         self.owners[number] = address
         return address
 
@@ -96,7 +98,7 @@ class SlotMap:
         info, slot_ranges = replies
         for reply in replies:
             if is_error_reply(reply, "ERR This instance has cluster support disabled"):
-                raise ConfigError(f"{node} is not part of a cluster: for a server alone the URL begins with redis://")
+                raise ConfigError(f"{node} is not part of a cluster; for a single server use a redis:// URL")
             if isinstance(reply, Exception):
                 raise node.map_error(reply)
         owners: list[SocketAddress | None] = [None] * _SLOT_COUNT
@@ -108,18 +110,18 @@ class SlotMap:
                 address = announced_address(name if name not in ("", "?") else node.address.host, port)
                 owners[first : last + 1] = [address] * (last + 1 - first)
             if len(owners) != _SLOT_COUNT:
-                raise ValueError("a slot out of range")
+                raise ValueError("slot out of range")
             return NodeSlotMap(fields["cluster_state"] == "ok", int(fields["cluster_current_epoch"]), owners)
         except (TypeError, ValueError, KeyError, AttributeError) as bad:
-            raise Unreachable(f"{node} answered what no node of a cluster answers", engine="redis") from bad
+            raise Unreachable(f"unexpected reply from {node} to CLUSTER INFO or SLOTS", engine="redis") from bad
 
 
 class ClusterTopology:
-    """The topology."""
+    """The topology of a cluster: each node has some of the buckets."""
 
     pubsub_commands = SHARDED_PUBSUB
     names_can_move = True
-    survives: Literal["nothing"] = "nothing"  # a replica that is promoted need not have the last grant
+    survives: Literal["nothing"] = "nothing"  # a promoted replica may lack the last grant
 
     def __init__(self, slot_map: SlotMap, runtime: Runtime) -> None:
         self._slot_map, self._runtime, self._single_flight = slot_map, runtime, SingleFlight(runtime)
@@ -140,7 +142,7 @@ class ClusterTopology:
         await self._single_flight.run(lambda: self._slot_map.find(self._runtime, deadline), deadline)
 
     async def all_connections(self, deadline: float) -> Iterable[Connections]:
-        while self._slot_map.stale:  # another may have asked for this one, in vain
+        while self._slot_map.stale:  # find() may have joined another call that failed
             await self.find(deadline)
         return [
             self._connections_to(address) for address in dict.fromkeys(self._slot_map.owners) if address is not None
@@ -152,18 +154,17 @@ class ClusterTopology:
             return None
         if rejected.connections is None or not is_error_reply(error, "MOVED") or tries >= _MAX_REDIRECTS:
             return await rediscover(self, self._runtime, tag, rejected, tries, deadline)
-        if self._runtime.now() > slot_map.found_at + _MAP_MAX_AGE:  # it may not be the only slot that has moved
+        if self._runtime.now() > slot_map.found_at + _MAP_MAX_AGE:  # other slots may have moved too
             with suppress(Unreachable):
                 await self.find(deadline)
-        return self._connections_to(
-            slot_map.apply_moved(error, rejected.connections.server)
-        )  # not every node knows it yet
+        # Even after find(): not every node knows of the move yet.
+        return self._connections_to(slot_map.apply_moved(error, rejected.connections.server))
 
     def mark_stale(self, connections: Connections) -> None:
         self._slot_map.stale = True
 
     def is_replaced(self, connections: Connections) -> bool:
-        return False  # a node knows which slots it has
+        return False  # a node knows itself which slots it has
 
     def close(self) -> None:
         for connections in self._connections.values():

@@ -1,8 +1,9 @@
-"""Wake-ups in a cluster: a channel for each bucket, heard on the server that has the bucket.
+"""Wake-ups in a cluster: one channel per bucket, subscribed to at the node that has the bucket.
 
-Only there does a script know who listens. A client has a connection, and a thread, for each node that has a bucket of
-its names. When a slot moves, its server ends the subscription and it is made anew where the slot went; when a node
-fails, where the map has it next, which the listener itself finds out: its waiters have no reason to ask anything.
+Only there can a script count the subscribers. A client has one connection and one thread for each node that has buckets
+of its names. If a slot moves, its node ends the subscription, and the listener subscribes at the slot's new node. If a
+node fails, the listener itself reads the slot map and subscribes at the next owner: the waiters send nothing meanwhile
+that would find out.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import WOKEN, SelfPipe, SocketAddress, SocketStream
 from leasehold.runtime.net.event_loop import LoopStream
 
-_MAX_SUBSCRIBE_REDIRECTS: Final = 3  # times that a channel is sent on before its node takes a pause
+_MAX_SUBSCRIBE_REDIRECTS: Final = 3  # of one channel, before its node pauses
 
 
 class ChannelSubscription(BaseSubscription):
-    """Of one bucket."""
+    """The subscription for one bucket."""
 
     def __init__(self, tag: str, subscriptions: ClusterSubscriptions) -> None:
         super().__init__()
         self.tag, self.slot, self._subscriptions = tag, slot_of(tag), subscriptions
-        self.node: NodeListener | None = None  # that listens for it, or tries to
-        self.redirects = 0  # times in a row, from node to node
-        self.ended_by_server = False  # by its server
+        self.node: NodeListener | None = None  # that listens for it, or tries to subscribe
+        self.redirects = 0  # in a row
+        self.ended_by_server = False
 
     @property
     def failing(self) -> bool:
@@ -53,7 +54,7 @@ class ChannelSubscription(BaseSubscription):
 
 
 class ClusterSubscriptions:
-    """All ears of a client."""
+    """All subscriptions of a client, one listener per node."""
 
     def __init__(self, slot_map: SlotMap, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
         self.slot_map, self._runtime, self._registry_ref, self._call_timeout = (
@@ -69,7 +70,7 @@ class ClusterSubscriptions:
         return self._channels.get(tag) or self._channels.setdefault(tag, ChannelSubscription(tag, self))
 
     def assign(self, channel: ChannelSubscription) -> None:
-        """Have it listened for where the map says; nobody known: whoever asks next finds out."""
+        """Subscribe at the slot's node. If the map has none, the next `start` tries again."""
         owner, registry = self.slot_map.owners[channel.slot], self._registry_ref()
         if owner is None or registry is None:
             channel.node = None
@@ -93,7 +94,7 @@ class ClusterSubscriptions:
 
 
 class NodeListener(PubSubListener):
-    """One connection: all channels of one server."""
+    """One connection, for all channels of one node."""
 
     def __init__(
         self,
@@ -111,13 +112,13 @@ class NodeListener(PubSubListener):
         super().after_fork()
         if self.self_pipe is not None:
             self.self_pipe.close()
-        self._pending: deque[ChannelSubscription] = deque()  # subscriptions on their way, in order
-        self._to_subscribe: deque[ChannelSubscription] = deque()  # to be asked for
-        self._just_confirmed: set[str] = set()  # tags of those just confirmed
-        self._resubscribed = False  # some of them after they had been ended here
+        self._pending: deque[ChannelSubscription] = deque()  # requested, not confirmed, in order
+        self._to_subscribe: deque[ChannelSubscription] = deque()  # not requested yet
+        self._just_confirmed: set[str] = set()  # tags
+        self._resubscribed = False  # some of them had been ended by this node before
 
     def add(self, channel: ChannelSubscription) -> None:
-        """From any thread."""
+        """Listen for this channel too. From any thread."""
         with self._mutex:
             channel.node = self
             self._channels[channel.tag] = channel
@@ -149,7 +150,7 @@ class NodeListener(PubSubListener):
         return run
 
     async def _open(self, runtime: Runtime) -> SocketStream | LoopStream:
-        """First see what is still here; with nothing left its thread ends."""
+        """Reassign channels whose slot has moved. If none is left, the thread ends."""
         if self._subscriptions.slot_map.stale:
             await self._refresh_slot_map(runtime)
         owners = self._subscriptions.slot_map.owners
@@ -160,7 +161,7 @@ class NodeListener(PubSubListener):
             if not self._channels:
                 self._stop_flag.append(True)
                 self._running = False
-                raise Unreachable("no name is here any more", engine="redis")
+                raise Unreachable("no subscribed bucket is left on this node", engine="redis")
             self._pending.clear()
             self._to_subscribe = deque(self._channels.values())
         try:
@@ -191,7 +192,7 @@ class NodeListener(PubSubListener):
             self._subscriptions.slot_map.apply_moved(reply, self._subscriptions.slot_map.server(self._address))
             channel.redirects += 1
             if channel.redirects > _MAX_SUBSCRIBE_REDIRECTS:
-                raise Unreachable(f"{self._server} sends on what was sent to it: {reply}", engine="redis")
+                raise Unreachable(f"too many subscription redirects at {self._server}: {reply}", engine="redis")
             self._reassign(channel.tag, channel)
         elif isinstance(reply, list) and len(reply) == 3 and reply[0] == b"sunsubscribe":
             self._subscriptions.slot_map.stale = True
@@ -211,13 +212,13 @@ class NodeListener(PubSubListener):
             await self._subscriptions.slot_map.find(runtime, runtime.now() + self._call_timeout, self._address)
 
     async def _check_ownership(self, runtime: Runtime) -> None:
-        """It ended subscriptions and took them again: so does a primary that became a replica, where nobody counts
-        them. It knows itself who has the slots now."""
+        """After a node ended subscriptions and accepted them again. A primary that became a replica does that too, but
+        no script counts subscribers there. The node itself knows the current owners."""
         self._resubscribed = False
         await self._refresh_slot_map(runtime)
         owners = self._subscriptions.slot_map.owners
         if any(owners[channel.slot] != self._address for _, channel in snapshot_items(self._channels)):
-            raise Unreachable(f"names have gone from {self._server}", engine="redis")
+            raise Unreachable(f"slots have moved away from {self._server}", engine="redis")
 
     def _subscribe_new(self, runtime: Runtime) -> None:
         if (
@@ -238,9 +239,7 @@ class NodeListener(PubSubListener):
         if self._pending:
             return
         confirmed_tags, self._just_confirmed = self._just_confirmed, set()
-        for id_hash, waiter in snapshot_items(
-            registry.waiting
-        ):  # their turn may have come while nobody could tell them
+        for id_hash, waiter in snapshot_items(registry.waiting):  # wake-ups may have been lost meanwhile
             if lock_keys(waiter.claim.namespace, waiter.claim.name)[0].partition(":")[2] in confirmed_tags:
                 registry.on_notification("head", id_hash, 0.0, None)
 

@@ -1,9 +1,9 @@
-"""How requests reach one server: `call(packed, deadline)`, a reply in blocking mode, something to await under asyncio.
+"""Connections to one server: `call(packed, deadline)` returns a reply in blocking mode, an awaitable under asyncio.
 
-Blocking, there is a pool, with a connection for each call under way. Under asyncio all tasks share one connection;
-calls that would hold up the others (`follow_up`) have connections of their own, one at a time each.
+In blocking mode there is a pool, with one connection for each call in flight. Under asyncio all tasks share one
+connection. Calls that would delay the others (`follow_up`) use connections of their own, one call at a time each.
 
-Whatever ends a call early takes its connection with it: a reply still to come must never be taken for another's.
+If a call ends early, its connection is closed: its late reply must never be taken for the reply to another call.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from leasehold.runtime.base import Runtime, Signal, maybe_await
 from leasehold.runtime.net.blocking import SocketStream
 from leasehold.runtime.net.event_loop import LoopStream
 
-_MAX_IDLE: Final = 64  # connections kept while nobody uses them
-_MAX_EXCLUSIVE: Final = 64  # tasks of a loop that have a connection of their own at a time
+_MAX_IDLE: Final = 64  # unused connections that are kept
+_MAX_EXCLUSIVE: Final = 64  # tasks of a loop that may use a connection of their own at the same time
 
 
 Compensation: TypeAlias = Callable[[], bytes] | None
 
 
 class Connections(Protocol):
-    """To one server."""
+    """The connections of one engine instance to one server."""
 
     server: RedisEndpoint
 
     def call(self, packed: bytes, deadline: float, compensation: Compensation = None) -> Any | Awaitable[Any]:
-        """One request, one reply. Blocking, `compensation` is sent behind a request that was given up, as the last on
-        its connection, where it cannot overtake it; under asyncio `post` does that."""
+        """One request, one reply. In blocking mode `compensation` is sent after a request that was given up, as the
+        last on its connection, so it cannot overtake the request. Under asyncio `post` does that."""
 
     def calls(
         self, packed: bytes, count: int, deadline: float, follow_up: bytes, compensation: Compensation = None
     ) -> list[Any] | Awaitable[list[Any]]:
-        """Many requests at once, and all replies. `follow_up`, if anything, follows once they are answered, on the same
-        connection, which nobody else uses meanwhile; `compensation` is sent there behind what was given up."""
+        """Many requests at once, and all replies. `follow_up`, if not empty, is sent after the replies on the same
+        connection, which no other call uses meanwhile. `compensation` is sent there after requests that were given
+        up."""
 
     def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:
-        """Send behind everything sent so far and not answered, and wait for nothing. False: cannot be done here."""
+        """Send after all requests in flight, without waiting. False: not possible here."""
 
     def hang_up(self) -> None:
         """Drop all connections; the next call opens a new one."""
 
     def abort(self) -> None:
-        """From any thread: this server is not to be waited for any longer. Calls under way fail now."""
+        """From any thread: stop waiting for this server. Calls in flight fail now."""
 
     def close(self) -> None: ...
 
@@ -58,13 +59,13 @@ class Connections(Protocol):
 
 
 class BlockingPool:
-    """Of the blocking runtime. Used by many threads: single steps on a list."""
+    """For the blocking runtime. Used by many threads: each access to the list is one atomic step."""
 
     def __init__(self, server: RedisEndpoint, runtime: Runtime) -> None:
         self.server, self._runtime = server, runtime
         self._idle: list[SocketStream] = []
         self._all: dict[int, SocketStream] = {}  # for a fork
-        self._max_idle = _MAX_IDLE  # of those kept; 0: it is closed
+        self._max_idle = _MAX_IDLE  # 0: the pool is closed
 
     def call(self, packed: bytes, deadline: float, compensation: Compensation = None) -> Any | Awaitable[Any]:
         try:
@@ -107,7 +108,7 @@ class BlockingPool:
         return replies
 
     def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:
-        return False  # what was under way went with its connection, and `compensation` behind it
+        return False  # a call that was given up sent its `compensation` and closed its connection
 
     async def _open(self, deadline: float) -> SocketStream:
         stream = cast(SocketStream, await self.server.open(self._runtime, deadline))
@@ -123,7 +124,7 @@ class BlockingPool:
         else:
             stream.close()
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-            self.hang_up()  # the server has gone: what idles here was lost with it
+            self.hang_up()  # the server is gone, and the idle connections with it
 
     def hang_up(self) -> None:
         while self._idle:
@@ -147,24 +148,24 @@ class BlockingPool:
 
 
 class PendingConnect:
-    """A connection that one task makes for all who come meanwhile."""
+    """A connection that one task opens for all tasks that need it meanwhile."""
 
     def __init__(self) -> None:
         self.waiters: list[Signal] = []
-        self.failure: LeaseholdError | None = None  # for all of them
+        self.failure: LeaseholdError | None = None  # raised in all of them
 
 
 class SharedConnection:
-    """Of the asyncio runtime."""
+    """For the asyncio runtime."""
 
     def __init__(self, server: RedisEndpoint, runtime: Runtime) -> None:
         self.server, self._runtime = server, runtime
         self._stream: LoopStream | None = None
-        self._draining: list[LoopStream] = []  # silent ones, on which some still wait for what they asked before
-        self._idle: list[LoopStream] = []  # nobody is using them
+        self._draining: list[LoopStream] = []  # unresponsive, but some calls still wait for their replies
+        self._idle: list[LoopStream] = []  # connections of one task each, now unused
         self._in_use: list[LoopStream] = []  # each used by one task
         self._semaphore = TaskSemaphore(runtime, _MAX_EXCLUSIVE)
-        self._pending_connect: PendingConnect | None = None  # of the shared one
+        self._pending_connect: PendingConnect | None = None  # for the shared connection
 
     def call(self, packed: bytes, deadline: float, compensation: Compensation = None) -> Awaitable[Any]:
         stream = self._stream
@@ -177,14 +178,14 @@ class SharedConnection:
         return await stream.call(packed, deadline)
 
     async def _get_shared(self, deadline: float) -> LoopStream:
-        """One task opens the connection for all. If it fails, it fails for all: a crowd does not try one by one. If it
-        ran out of time, or was cancelled, the next one tries: its deadline may be a later one."""
+        """One task opens the connection for all. If that fails, it fails for all of them: they do not retry one by one.
+        If the task timed out or was cancelled, the next task tries: its deadline may be later."""
         while self._stream is None or not self._stream.usable:
             if (pending := self._pending_connect) is not None:
                 signal = self._runtime.signal()
                 pending.waiters.append(signal)
                 if not await signal.wait(deadline - self._runtime.now()):
-                    raise Unreachable(f"{self.server} cannot be reached: no connection in time", engine="redis")
+                    raise Unreachable(f"{self.server} cannot be reached: connecting timed out", engine="redis")
                 if pending.failure is not None:
                     raise copy(pending.failure) from pending.failure
                 continue
@@ -209,7 +210,7 @@ class SharedConnection:
         if not follow_up:
             return await (await self._get_shared(deadline)).calls(packed, count, deadline)
         if not await self._semaphore.acquire(deadline):
-            raise Unreachable(f"{self.server} cannot be reached: no connection is free in time", engine="redis")
+            raise Unreachable(f"{self.server} cannot be reached: no connection became free in time", engine="redis")
         try:
             self._idle = [stream for stream in self._idle if stream.usable]
             stream = self._idle.pop() if self._idle else await self._open(deadline)
@@ -262,7 +263,7 @@ class SharedConnection:
 
 
 class TaskSemaphore:
-    """So many tasks of a loop at a time; the others wait, first come, first served."""
+    """Admits `limit` tasks of a loop at a time; the others wait in order of arrival."""
 
     def __init__(self, runtime: Runtime, limit: int) -> None:
         self._runtime, self._free = runtime, limit
@@ -278,7 +279,7 @@ class TaskSemaphore:
         try:
             acquired = await signal.wait(deadline - self._runtime.now())
         finally:
-            if not acquired:  # too late, or cancelled: a turn given meanwhile is passed on
+            if not acquired:  # timed out or cancelled: pass on a permit that arrived meanwhile
                 self._queue.remove(signal) if signal in self._queue else self.release()
         return acquired
 
@@ -290,4 +291,4 @@ class TaskSemaphore:
 
 
 def _ignore_reply(_reply: Any) -> None:
-    """On a silent connection: only an answer on another one counts."""
+    """For an unresponsive connection: only the reply on the current one counts."""

@@ -1,8 +1,8 @@
-"""What a URL leads to, put together: the servers, how wake-ups come from them, and what the twins of a client share.
+"""Builds topology and subscriptions from a URL, and what a client's engine instances share.
 
 redis://  rediss://  redis+unix://   one server (topology.py)
-redis+sentinel://                    the primary that sentinels name (sentinel.py)
-redis+cluster://                     the nodes of a cluster (cluster.py, shards.py)
+redis+sentinel://                    the primary as reported by sentinels (sentinel.py)
+redis+cluster://                     the nodes of a cluster (cluster.py, cluster_pubsub.py)
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from leasehold.runtime.base import Runtime
 
 
 class Deployment(NamedTuple):
-    """On the shelf of the book: shared by the twins."""
+    """In `ClaimRegistry.shared`: shared by the client's engine instances."""
 
     options: RedisOptions
     subscriptions: Subscriptions
-    make_topology: Callable[[Runtime], Topology]  # each twin has its own connections
+    make_topology: Callable[[Runtime], Topology]  # each engine instance has its own connections
 
 
 def make_deployment(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Deployment:

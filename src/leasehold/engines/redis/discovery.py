@@ -1,7 +1,7 @@
-"""Several servers of which any can say where things are: sentinels, or the nodes of a cluster.
+"""Discovery: queries several servers of which any can answer, sentinels or cluster nodes.
 
-They are asked one after the other, each on a connection of its own for the moment and for no longer than its share of
-the time, until enough have answered. Whoever kept silent is asked last the next time.
+The client queries them one after the other, each on a short-lived connection and for at most its share of the time,
+until enough have answered. A server that did not answer is queried last the next time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from leasehold.runtime.net.blocking import SocketAddress
 
 T = TypeVar("T")
 
-_MAX_NODE_SECONDS: Final = 1.0  # seconds that one of them may take, however much time there is
+_MAX_NODE_SECONDS: Final = 1.0  # the most for one of them, however much time is left
 
 
 def announced_address(host: str, port: bytes | str | int) -> SocketAddress:
-    """As a server named it: ValueError if that is none."""
+    """An address as a server announced it. Raises `ValueError` if it is not valid."""
     if not host or not host.isprintable() or len(host) > 253 or not 0 < int(port) < 65_536:
-        raise ValueError("no place to connect to")
+        raise ValueError("invalid address")
     return SocketAddress(host, int(port))
 
 
 class DiscoveryNode(RedisEndpoint):
-    """One of them. It need not be fit for locks."""
+    """A sentinel or cluster node. Its settings need not be safe for locks."""
 
     handshake_commands: ClassVar = (("PING",),)
 
@@ -38,7 +38,7 @@ class DiscoveryNode(RedisEndpoint):
     ) -> None:
         super().__init__(address, tls, user, password)
         self._title = title
-        self.failed_last_time = False  # the last time
+        self.failed_last_time = False
 
     def __str__(self) -> str:
         return f"the {self._title} at {self.address}"
@@ -57,19 +57,19 @@ class DiscoveryNode(RedisEndpoint):
 
 
 class QueryAnswers(list[T]):
-    """What they answered, and why the others did not."""
+    """The answers, and the errors of the other servers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.errors: list[str] = []
-        self.config_error_count = 0  # of those, such as no waiting mends
+        self.config_error_count = 0  # of these errors, the ones that a retry cannot help
 
     def describe_errors(self) -> str:
         return "; ".join(self.errors)
 
 
 class SingleFlight:
-    """One asks for all who need the same answer at the same moment. Of one twin."""
+    """One task or thread does the work for all that need the result at the same time. One per engine instance."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._mutex = runtime, runtime.mutex()
@@ -77,14 +77,15 @@ class SingleFlight:
         self._waiters: list[Signal] = []
 
     async def run(self, work: Callable[[], Awaitable[object]], deadline: float) -> None:
-        """Do it, or wait for whoever is doing it. How that went is theirs to know: look, and ask again."""
+        """Do the work, or wait while another caller does it. A caller that waited does not learn whether the work
+        succeeded: it must check, and call again."""
         with self._mutex:
             is_runner, self._running = not self._running, True
             if not is_runner:
                 self._waiters.append(signal := self._runtime.signal())
         if not is_runner:
             if not await signal.wait(deadline - self._runtime.now()):
-                raise Unreachable("where names are was not found out in time", engine="redis")
+                raise Unreachable("discovery of the servers timed out", engine="redis")
             return
         try:
             await work()
@@ -103,12 +104,12 @@ async def query_in_turn(
     runtime: Runtime,
     deadline: float,
 ) -> QueryAnswers[T]:
-    """`request`: the bytes, and how many replies they get. `parse` may raise what makes an answer none."""
+    """`request`: the bytes, and the number of replies. If `parse` raises, the reply does not count as an answer."""
     answers: QueryAnswers[T] = QueryAnswers()
     ordered = sorted(nodes, key=lambda node: node.failed_last_time)
     for count, node in enumerate(ordered):
         now = runtime.now()
-        share = (deadline - now) / (len(ordered) - count + 1)  # one is left for what comes after
+        share = (deadline - now) / (len(ordered) - count + 1)  # one share is left for the request itself
         try:
             answers.append(parse(node, await node.query(*request, runtime, now + min(share, _MAX_NODE_SECONDS))))
         except LeaseholdError as error:

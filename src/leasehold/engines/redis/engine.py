@@ -1,8 +1,8 @@
-"""The verbs of the Redis engine: each is one script, so one atomic step of the server, at one reading of its clock.
+"""The verbs of the Redis engine. Each is one script: one atomic step of the server, at one reading of its clock.
 
-Safety, in four lines. Who may hold is decided in `machine.lua`, which is `core/admission.py` over keys (E1). A token is
-the bucket's last one plus 1, or the server's clock, whichever is higher (E3). A claim is known by its mark alone, so
-whatever is repeated finds it (E2, E6). A request without an answer is neither yes nor no: it is given up (E5).
+Safety, in four lines. `lock_state.lua`, which is `core/lock_state.py` over keys, decides who may hold (E1). A token is
+the bucket's last token plus 1, or the server's clock, whichever is higher (E3). A claim is identified by its id hash
+alone, so a repeated request finds it (E2, E6). A request without a reply is neither yes nor no: it is given up (E5).
 """
 
 from __future__ import annotations
@@ -28,26 +28,12 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime, maybe_await
 
-TRAITS: Final = Traits(
-    liveness="ttl",
-    clock="engine",
-    fencing=True,
-    fair=True,
-    push=True,
-    shared=True,
-    max_limit=None,
-    slots=True,
-    outlives=True,
-    break_notice=True,
-    min_ttl=0.0,
-    ttl_step=0.0,
-    survives="restart",  # at best: the server's settings decide
-)
+TRAITS: Final = Traits(survives="restart")  # at best: depends on the server's settings
 _TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
 
-_POLL_INTERVAL: Final = 0.2  # a client without a subscription looks about so often
-_SCAN_COUNT: Final = 1000  # keys the server goes through at a time
-_INSPECT_BATCH: Final = 100  # names asked about at a time
+_POLL_INTERVAL: Final = 0.2  # seconds, on average, between attempts of a waiter without a subscription
+_SCAN_COUNT: Final = 1000  # keys per SCAN
+_INSPECT_BATCH: Final = 100  # names per batch
 
 
 class RedisEngine:
@@ -57,7 +43,7 @@ class RedisEngine:
         self._requests = RedisRequests(self._topology.pubsub_commands, registry.client_id)
         self._scripts = self._requests.scripts
         self._executor = Executor(runtime, self._topology, deployment.options.min_replicas)
-        self._never_executed: set[str] = set()  # marks of attempts that were never carried out
+        self._never_executed: set[str] = set()  # id hashes of attempts that no server executed
         registry.engines.add(self)
 
     @property
@@ -76,8 +62,8 @@ class RedisEngine:
         if claim.queue:
             was_waiting = claim.id_hash in self._registry.waiting
             self._registry.shared["contended"] = True
-            waiter = self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
-            retry_until = lambda: 0.0 if waiter.cancelled else claim.wait_deadline  # noqa: E731  # until close() tells it
+            waiter = self._registry.add_waiter(claim, self._runtime)  # before the request (E4)
+            retry_until = lambda: 0.0 if waiter.cancelled else claim.wait_deadline  # noqa: E731  # close() cancels
             if not subscription.active:
                 await subscription.wait_active(self._runtime, deadline)
         elif not subscription.active:
@@ -116,7 +102,7 @@ class RedisEngine:
         return answer
 
     async def _attempt_confirmed(self, claim: Claim, call: ScriptCall, subscription: Subscription) -> Grant | Busy:
-        """The same, with `min_replicas`: a grant that too few of them have is none."""
+        """An attempt with `min_replicas`: a grant that too few replicas have confirmed does not count."""
         reply, confirmed = await self._executor.execute_confirmed(call)
         answer = protocol.decode_attempt(claim, reply)
         if isinstance(answer, Grant) and not confirmed:
@@ -127,7 +113,7 @@ class RedisEngine:
     async def _ensure_subscribed(
         self, claim: Claim, subscription: Subscription, answer: Grant | Busy, reply: Any, deadline: float
     ) -> None:
-        """See that whoever waits can be woken, and that whoever holds is told of a break: the trait `told`."""
+        """Make sure that a waiter can be woken, and that a holder is notified of a break (`traits.break_notice`)."""
         if isinstance(answer, Busy):
             if claim.queue and subscription.reconnect_if_lost(protocol.not_subscribed(reply)):
                 await subscription.wait_active(self._runtime, deadline)
@@ -152,7 +138,7 @@ class RedisEngine:
             ScriptCall(keys.tag, script, self._requests.renew(keys, name_claims), deadline, confirm=True)
             for keys, name_claims in work
         ]
-        answers: list[Alive | Gone | Unavailable] = [Unavailable("not asked", engine="redis")] * len(claims)
+        answers: list[Alive | Gone | Unavailable] = [Unavailable("renewal not sent", engine="redis")] * len(claims)
         for indexes, (_, name_claims), result in zip(
             names.values(), work, await self._executor.execute_batch(calls), strict=True
         ):
@@ -163,7 +149,7 @@ class RedisEngine:
     def _decode_renewals(
         self, claims: Sequence[Claim], result: ScriptResult | LeaseholdError
     ) -> list[Alive | Gone | Unavailable]:
-        """Of one name: a script for all its claims."""
+        """The answers for the claims of one name, which one script renews."""
         if not isinstance(result, LeaseholdError):
             try:
                 pairs = zip(claims, protocol.decode_renewals(claims, result.reply), strict=True)
@@ -185,14 +171,14 @@ class RedisEngine:
             )
             if reply.__class__ is CoroutineType:
                 reply = await reply
-        except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
+        except ConfigError as error:  # the grant was permitted, so this may pass
             raise Unavailable(str(error), engine="redis") from error
         return protocol.decode_bool(reply)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         keys = self._requests.name_keys(namespace, name)
         packed, connections = self._requests.break_(keys, token), self._topology.connections(keys.tag)
-        if connections is not None:  # not repeated, it must not meet a connection that the server closed for being idle
+        if connections is not None:  # a break is not retried: first replace a connection the server closed for idling
             with suppress(Unreachable):
                 await self._executor.send_to(connections, encode_command("PING"), deadline)
         reply = self._executor.execute(keys.tag, self._scripts.break_, packed, deadline, retries_left=0)
@@ -222,7 +208,7 @@ class RedisEngine:
         return found
 
     async def _scan_names(self, connections: Connections, namespace: str, prefix: str, deadline: float) -> set[str]:
-        """Those with a key of their own. There is no index of names: the server goes through all its keys."""
+        """The names that have a key. There is no index of names: SCAN goes through all keys of the server."""
         found: set[str] = set()
         cursor = b"0"
         while True:
@@ -239,12 +225,12 @@ class RedisEngine:
             await self._executor.send_to(connections, encode_command("PING"), deadline)
 
     def forget(self, claim: Claim) -> None:
-        if claim.id_hash in self._never_executed:  # nothing was ever written
+        if claim.id_hash in self._never_executed:  # nothing to release
             self._never_executed.discard(claim.id_hash)
             self._registry.remove_waiter(claim.id_hash)
             return
         connections = self._topology.connections(self._requests.name_keys(claim.namespace, claim.name).tag)
-        pending = self._registry.retry_release(claim, wake_now=False)  # first: torn between, it is still owed
+        pending = self._registry.retry_release(claim, wake_now=False)  # first: an interrupt must not lose it
         self._registry.remove_waiter(claim.id_hash)
 
         def on_reply(reply: Any) -> None:
@@ -253,7 +239,7 @@ class RedisEngine:
             elif reply.__class__ is not int:
                 self._registry.wake_watchdog(self._runtime.now())
 
-        # Behind the attempt, on its own connection, where it cannot overtake it; else the watchdog asks for an answer.
+        # Sent on the attempt's connection, the release cannot overtake it. If that fails, the watchdog retries.
         if connections is None or not connections.post(
             self._compensation(claim), self._runtime.now() + self._call_timeout, on_reply
         ):
@@ -280,13 +266,13 @@ class RedisEngine:
     def _unconfirmed_error(self) -> Unavailable:
         min_replicas = self._executor.min_replicas
         return Unavailable(
-            f"the Redis server could not show that {min_replicas} of its replicas have this", engine="redis"
+            f"the Redis server could not confirm that {min_replicas} of its replicas have this write", engine="redis"
         )
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> RedisEngine:
-    """Of the schemes in `deployment.py`."""
+    """Open an engine instance for a URL with one of the schemes in `deployment.py`."""
     deployment = registry.shared.get("redis")
-    if not isinstance(deployment, Deployment):  # the first of the twins
+    if not isinstance(deployment, Deployment):  # the client's first engine instance
         deployment = registry.shared["redis"] = make_deployment(config, runtime, registry)
     return RedisEngine(runtime, registry, deployment, config.call_timeout)

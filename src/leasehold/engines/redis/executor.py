@@ -1,16 +1,17 @@
-"""A script's reply, or an error of ours: the one place where what a wire raises, or a server refuses, is mapped (E9).
+"""Runs scripts: retries, redirects, confirmation by replicas. The only place that maps driver errors to ours (E9).
 
-- A server that does not know a script, or forgot it, is sent its text.
-- A connection that broke in the middle is replaced and the request repeated: scripts find what they did before by the
-  claim's mark (E2, E6). A request that was not answered by its deadline is not repeated: it is unknown.
-- A request that was certainly not carried out, because the server said so or was never reached, is asked elsewhere if
-  the topology knows where that is, until its deadline.
-- Whoever stands in line outlasts a restart, also of the only server: it is asked again, until the deadline, or until
-  its `wait_command` is over.
-- An answer of a server that another has taken over from meanwhile is none: it is asked again there.
-- With `min_replicas`, a grant or renewal counts once so many replicas have it. WAIT knows only the writes of its own
-  connection, so it goes down the same one, and nobody else uses that meanwhile. It follows the answer: a release sent
-  behind an attempt that was given up would stand behind a WAIT too, and go with the connection.
+- If a server does not know a script, the executor sends its text.
+- If a connection breaks during a request, the executor repeats the request on a new one: the script finds what it did
+  before by the claim's id hash (E2, E6). A request without a reply by its deadline is not repeated: its outcome is
+  unknown.
+- If a request was certainly not executed, because the server said so or was never reached, the executor sends it
+  elsewhere, if the topology knows where, until the deadline.
+- A waiter survives a restart, even of the only server: its attempt is retried until the deadline, or until its `wait`
+  is over.
+- A reply from a server that has been replaced as primary does not count: the request is sent to the new primary.
+- With `min_replicas`, a grant or renewal counts once that many replicas have it. WAIT covers only the writes of its own
+  connection, so it is sent on the same one, and no other request uses that meanwhile. WAIT is sent after the reply: the
+  compensation of an attempt would otherwise queue behind WAIT, and be lost with the connection.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ from leasehold.engines.redis.topology import WRONG_SERVER_ERRORS, Rejected, Topo
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime, maybe_await
 
-_WAIT_SHARE: Final = 0.8  # of the time left: the answer to WAIT must arrive in time too
-_MAX_RETRIES: Final = 3  # of a request whose connection broke: a server that has just been promoted hangs up once more
+_WAIT_SHARE: Final = 0.8  # of the time left: the reply to WAIT must arrive before the deadline too
+_MAX_RETRIES: Final = 3  # after broken connections: a newly promoted server closes connections once more
 
 
-# Until when it is worth asking a server again that cannot be reached; None: it is not.
+# Until when to retry if the server cannot be reached; None: do not retry.
 RetryUntil: TypeAlias = Callable[[], float] | None
 
 
 class ScriptCall(NamedTuple):
-    """A request on its way."""
+    """One request, and how to retry it."""
 
-    tag: str  # of the bucket it is about
+    tag: str  # of its bucket
     script: Script
     packed: bytes
     deadline: float
     compensation: Compensation = None
-    retries_left: int = _MAX_RETRIES  # 0: repeated, it would not get the same answer
+    retries_left: int = _MAX_RETRIES  # 0: a repeated request would not get the same reply
     retry_until: RetryUntil = None
     confirm: bool = False
 
 
 class ScriptResult(NamedTuple):
     reply: Any
-    confirmed: bool = True  # enough replicas have what it wrote
+    confirmed: bool = True  # enough replicas have the write
 
 
 class Executor:
-    """Of one engine."""
+    """Runs the scripts of one engine instance."""
 
     def __init__(self, runtime: Runtime, topology: Topology, min_replicas: int) -> None:
         self._runtime, self._topology, self.min_replicas = runtime, topology, min_replicas
@@ -71,7 +72,7 @@ class Executor:
         retries_left: int = _MAX_RETRIES,
         retry_until: RetryUntil = None,
     ) -> Any | Awaitable[Any]:
-        """The reply to one script: at once if a blocking call is all it took, else to be awaited."""
+        """The reply to one script: returned directly if one blocking call was enough, else an awaitable."""
         topology = self._topology
         connections = topology.connections(tag)
         if connections is not None:
@@ -86,15 +87,7 @@ class Executor:
             answered = reply.__class__ is list or reply.__class__ is int
             if answered and not (topology.names_can_move and topology.is_replaced(connections)):
                 return reply
-        call_fields = (
-            tag,
-            script,
-            packed,
-            deadline,
-            compensation,
-            retries_left,
-            retry_until,
-        )  # for whoever has to ask once more
+        call_fields = (tag, script, packed, deadline, compensation, retries_left, retry_until)  # for a retry
         return (
             self._find_and_execute(ScriptCall(*call_fields))
             if connections is None
@@ -103,7 +96,7 @@ class Executor:
 
     async def _await_reply(self, reply: Any, connections: Connections, call_fields: tuple[Any, ...]) -> Any:
         try:
-            if hasattr(reply, "__await__"):  # as `maybe_await` does, without a coroutine more
+            if hasattr(reply, "__await__"):  # like `maybe_await`, but without one more coroutine
                 reply = await reply
             self._check_not_replaced(connections)
         except CONNECTION_ERRORS as error:
@@ -118,7 +111,7 @@ class Executor:
         return (await self.execute_confirmed(call)).reply
 
     async def execute_confirmed(self, call: ScriptCall) -> ScriptResult:
-        """The same, and whether enough replicas have it, if that is asked for."""
+        """The reply to one script, and whether enough replicas have its write, if `call.confirm`."""
         connections, discovery_error = self._topology.connections(call.tag), None
         if connections is None:
             try:
@@ -133,9 +126,9 @@ class Executor:
     async def _execute_until_deadline(
         self, call: ScriptCall, connections: Connections | None, error: Exception | None = None
     ) -> ScriptResult:
-        """Ask there; or, if `error` says that this was no use, where the name is by now: until the deadline."""
+        """Send the request there, or elsewhere if `error` says that it was not executed there; until the deadline."""
         if connections is None and error is None:
-            error = Unreachable("no server has this part of the names just now", engine="redis")
+            error = Unreachable("no cluster node currently serves this hash slot", engine="redis")
         tries = 0
         while True:
             if error is not None:
@@ -156,20 +149,20 @@ class Executor:
     async def _choose_retry(
         self, call: ScriptCall, connections: Connections | None, error: Exception, tries: int
     ) -> tuple[ScriptCall, Connections]:
-        """What to ask, and where, of a request that was not carried out."""
+        """What to send, and where, after a request that was not executed. Raises the error if a retry is no use."""
         if connections is not None and is_error_reply(error, "NOSCRIPT"):
             text = as_eval(call.script, call.packed)
             if text != call.packed:
                 return call._replace(packed=text), connections
         rejected = Rejected(error, connections)
         retry_deadline = 0.0 if call.retry_until is None else min(call.deadline, call.retry_until())
-        no_server_known = connections is None and call.retry_until is not None  # nobody is there who could be followed
+        no_server_known = connections is None and call.retry_until is not None  # discovery then ends with the wait
         target = await self._topology.redirect(
             call.tag, rejected, tries, retry_deadline if no_server_known else call.deadline
         )
         if target is not None:
             return call, target
-        not_executed = isinstance(error, Unreachable) or is_error_reply(error, "LOADING")  # it was not carried out
+        not_executed = isinstance(error, Unreachable) or is_error_reply(error, "LOADING")
         if connections is not None and not_executed and await pause_before_retry(self._runtime, tries, retry_deadline):
             return call, connections
         raise rejected.map_error() if connections is None else self._map_error(connections, error)
@@ -188,28 +181,28 @@ class Executor:
     async def _retry_after_disconnect(
         self, error: Exception, connections: Connections, call: ScriptCall, earlier_error: Exception | None = None
     ) -> ScriptResult:
-        """What became of the request is not known. `earlier_error`: why it was not carried out elsewhere."""
+        """Repeat a request whose outcome is unknown. `earlier_error`: why another server did not execute it before."""
         self._connection_lost(connections)
         if isinstance(error, TimeoutError) or not call.retries_left:
             raise self._no_answer_error(connections, error, earlier_error) from error
         try:
             return await self.execute_confirmed(call._replace(retries_left=call.retries_left - 1))
-        except LeaseholdError as retry_error:  # of the new connection: it says nothing about the first request
+        except LeaseholdError as retry_error:  # says nothing about the first request
             raise Unavailable(str(retry_error), engine="redis") from retry_error
 
     # --------------------------------------------------------------- batches
 
     async def execute_batch(self, calls: Sequence[ScriptCall]) -> list[ScriptResult | LeaseholdError]:
-        """The answers to many calls of one script: one trip for all that one server has."""
+        """The results of many calls of one script, in one round trip per server."""
         results: list[ScriptResult | LeaseholdError] = [ScriptResult(None)] * len(calls)
         rejected = await self._execute_per_server(calls, range(len(calls)), results)
-        if len(rejected) > 1:  # perhaps all of them have moved: the first finds out where to
+        if len(rejected) > 1:  # perhaps all have moved: the first one discovers where
             first, *rest = rejected
             results[first] = await self._execute_single(calls[first])
             rejected = await self._execute_per_server(calls, rest, results)
         for count, index in enumerate(rejected):
             if self._runtime.now() >= calls[index].deadline:
-                results[index] = Unavailable("no time was left to ask", engine="redis")
+                results[index] = Unavailable("the deadline passed before the request was sent", engine="redis")
                 continue
             share = self._share_deadline(calls[index].deadline, len(rejected) - count)
             results[index] = await self._execute_single(calls[index]._replace(deadline=share))
@@ -224,7 +217,7 @@ class Executor:
     async def _execute_per_server(
         self, calls: Sequence[ScriptCall], indexes: Sequence[int], results: list[ScriptResult | LeaseholdError]
     ) -> list[int]:
-        """Ask each server once, and none for longer than its share of the time. Returns what belongs elsewhere."""
+        """Send each server its calls once, with an equal share of the time. Returns the calls that belong elsewhere."""
         by_server: dict[Connections | None, list[int]] = {}
         for index in indexes:
             by_server.setdefault(self._topology.connections(calls[index].tag), []).append(index)
@@ -275,8 +268,10 @@ class Executor:
             self._connection_lost(connections)
             if isinstance(error, TimeoutError):
                 raise self._no_answer_error(connections, error) from error
-            if self._topology.names_can_move:  # batches may be asked again anywhere
-                raise Unreachable(f"{connections.server} hung up: {describe_error(error)}", engine="redis") from error
+            if self._topology.names_can_move:  # a batch may be repeated anywhere
+                raise Unreachable(
+                    f"{connections.server} closed the connection: {describe_error(error)}", engine="redis"
+                ) from error
         try:
             return await self._round_trip(connections, packed, deadline, confirm)
         except CONNECTION_ERRORS as error:
@@ -285,7 +280,7 @@ class Executor:
             raise Unavailable(str(retry_error), engine="redis") from retry_error
 
     async def send_to(self, connections: Connections, packed: bytes, deadline: float) -> Any:
-        """The reply of one server, wherever names are."""
+        """The reply of this very server, without redirects."""
         try:
             replies, _ = await self._send_with_retry(connections, [packed], deadline, confirm=False)
         except Unreachable:
@@ -295,7 +290,7 @@ class Executor:
             raise self._map_error(connections, replies[0])
         return replies[0]
 
-    # ------------------------------------------------------------ one trip
+    # ------------------------------------------------------ one round trip
 
     async def _round_trip(
         self,
@@ -321,14 +316,14 @@ class Executor:
             isinstance(reply, hiredis.ReplyError) for reply in replies
         ):
             error = connections.server.map_error(count)
-            # What was asked is done: nobody may take this for a refusal of it.
+            # The script was executed: this error must not look like a refusal of the script (NotPermitted).
             raise ConfigError(str(error)) if isinstance(error, ConfigError) else error
         return ScriptResult(replies, isinstance(count, int) and count >= self.min_replicas)
 
     def _check_not_replaced(self, connections: Connections) -> None:
-        """Raise unless what this server answered counts. It does not know that it was replaced; this client does."""
+        """Raise if this server was replaced. It may not know that yet, so its reply does not count."""
         if self._topology.is_replaced(connections):
-            raise ConnectionAbortedError("another has taken over from it")
+            raise ConnectionAbortedError("another server has replaced it as primary")
 
     def _share_deadline(self, deadline: float, count: int) -> float:
         now = self._runtime.now()

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- Everything about one name, as it stands: what is over by now is left to the reader.
--- Reply {now, most, party...}; a party as packed in `machine.lua`; nothing: {now}
+-- Everything stored about one name; the client decides what has expired.
+-- Reply {now, semaphore_limit, entry...}, entries as lock_state.lua packs them; {now} if the name has none
 local raw = redis.call('GET', NAME)
 if not raw then return {now} end
 local lock_state = cmsgpack.unpack(raw)

@@ -1,40 +1,42 @@
--- The line of one name: core/admission.py, function by function, over keys. Included by the scripts after their fast
--- paths, with `line` as it stands in the second key; a script is one atomic step of the server, so nothing here can be
--- overtaken.
+-- The state of one name: core/lock_state.py, function by function, over keys. Scripts include this file after their
+-- fast paths, with `lock_state` as unpacked from the second key. A script is one atomic step of the server, so no other
+-- client acts in between.
 --
 -- COUNTER   the bucket's last token: never expires, never falls (E3)
--- NAME      everything that occupies the name, and what is known of its line, packed: see `save`
--- QUEUE     sorted set: the marks of those who wait, by ticket
--- WAITERS   hash: mark -> packed party, of all who wait and all who were passed over
+-- NAME      the holders of the name and the state of its queue, packed: see `save`
+-- QUEUE     sorted set: the id hashes of waiters, by ticket
+-- WAITERS   hash: id hash -> packed entry, of waiters and of entries that were passed over
 --
--- Times are microseconds of the server's clock. A key lives at least as long as anything in it, the name as long as its
--- waiters: no name, nothing at all. What is told is published at once: the script is over before anybody reads it.
--- `now` stands before every script, and words in capitals for what they mean: scripts.py.
+-- Times are microseconds of the server's clock. A key lives at least as long as anything in it, and NAME as long as its
+-- waiters: without NAME there is nothing at all. Notifications are published at once: the script ends before a client
+-- reads them. scripts.py puts `now` before every script and replaces the words in capitals.
 
 lock_state = lock_state or {0, 0, 0, '', 0}
--- most 0: a lock, else a semaphore's limit; scan_at 0: nobody has waited yet
-local semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at = lock_state[1], lock_state[2], lock_state[3], lock_state[4], lock_state[5]
-local holders, holders_by_hash, changed = {}, {}, false  -- owners: by mark; what cools has none
--- What was asked of the server is not asked again in the same step, and numbers are handed to it printed: calls, and
--- printing floats, are what a script spends its time on.
-local cached_head, reachable_by_client = nil, {}  -- top: the head of the line, false: there is none, nil: not known; heard: by client
+-- semaphore_limit 0: the name is a lock; next_waiter_scan 0: no claim has waited yet
+local semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at =
+  lock_state[1], lock_state[2], lock_state[3], lock_state[4], lock_state[5]
+local holders, holders_by_hash, changed = {}, {}, false  -- cooling entries have no owner, so they are not in the second
+-- A script spends its time on calls to the server and on formatting floats. So its answers are kept until the script
+-- ends, and numbers are passed to it as strings.
+local cached_head, reachable_by_client = nil, {}  -- cached_head false: the queue is empty; nil: not read yet
 
 local function format_integer(number)
   return string.format('%d', number)
 end
 
-local function key_expiry_millis(micros)  -- when a key that must live until then may go
+local function key_expiry_millis(micros)  -- PXAT of a key that must live until then
   return format_integer(math.ceil(micros / 1000) + 1)
 end
 
 local function unpack_entry(entry)
-  return {id_hash = entry[1], token = entry[2], expires_at = entry[3], since = entry[4], state = entry[5], shared = entry[6], delay = entry[7], slot = entry[8],
-    ticket = entry[9], heartbeat_expires_at = entry[10], client = entry[11], holder = entry[12], number = entry[13]}
+  return {id_hash = entry[1], token = entry[2], expires_at = entry[3], since = entry[4], state = entry[5],
+    shared = entry[6], delay = entry[7], slot = entry[8], ticket = entry[9], heartbeat_expires_at = entry[10],
+    client = entry[11], holder = entry[12], number = entry[13]}
 end
 
 local function pack_entry(entry)
-  return {entry.id_hash, entry.token, entry.expires_at, entry.since, entry.state, entry.shared, entry.delay, entry.slot, entry.ticket, entry.heartbeat_expires_at, entry.client, entry.holder,
-    entry.number}  -- of a redlock's request; a plain server has none
+  return {entry.id_hash, entry.token, entry.expires_at, entry.since, entry.state, entry.shared, entry.delay, entry.slot,
+    entry.ticket, entry.heartbeat_expires_at, entry.client, entry.holder, entry.number}  -- number: only with Redlock
 end
 
 for n = 6, #lock_state do
@@ -43,10 +45,12 @@ for n = 6, #lock_state do
   if entry.state ~= COOLING then holders_by_hash[entry.id_hash] = entry end
 end
 
--- ------------------------------------------------------------------ telling
+-- ----------------------------------------------------------- notifications
 
 local function is_reachable(client)
-  if reachable_by_client[client] == nil then reachable_by_client[client] = redis.call('PUBSUB', NUMSUB, CHANNEL .. client)[2] > 0 end
+  if reachable_by_client[client] == nil then
+    reachable_by_client[client] = redis.call('PUBSUB', NUMSUB, CHANNEL .. client)[2] > 0
+  end
   return reachable_by_client[client]
 end
 
@@ -54,7 +58,7 @@ local function notify(client, kind, id_hash, after)
   redis.call(PUBLISH, CHANNEL .. client, string.format('%s %d %s ', kind, after, NAME) .. id_hash)
 end
 
--- ------------------------------------------------------------- who is where
+-- ----------------------------------------------------------------- entries
 
 local function read_waiter(id_hash)
   local found = redis.call('HGET', WAITERS, id_hash)
@@ -71,7 +75,7 @@ local function find(id_hash)
   return holders_by_hash[id_hash] or read_waiter(id_hash)
 end
 
-local function head()  -- first in line; a mark without a party is what an eviction left
+local function head()  -- the first waiter; an eviction may leave an id hash without its entry
   while cached_head == nil do
     local id_hash = redis.call('ZRANGE', QUEUE, '0', '0')[1]
     if not id_hash then
@@ -88,7 +92,7 @@ local function enqueue(entry)
   local first = head()
   redis.call('ZADD', QUEUE, format_integer(entry.ticket), entry.id_hash)
   redis.call('PEXPIREAT', QUEUE, key_expiry_millis(now + QUEUE_TTL))
-  if not first or first.ticket >= entry.ticket then cached_head = nil end  -- else it stands behind a head that is known
+  if not first or first.ticket >= entry.ticket then cached_head = nil end  -- else the known head remains
 end
 
 local function position_of(entry)
@@ -130,15 +134,16 @@ local function remove(entry)
   if entry.token > 0 then remove_holder(entry) else remove_waiter(entry) end
 end
 
-local function pass_over(entry)  -- keeps its ticket, and comes back at its old place
+local function pass_over(entry)  -- the entry keeps its ticket, and so its position when it comes back
   if entry.token > 0 then remove_holder(entry) else redis.call('ZREM', QUEUE, entry.id_hash) end
   cached_head = nil
   entry.state, entry.token, entry.slot = PASSED, 0, -1
   write_waiter(entry)
 end
 
-local function start_cooling(entry, expires_at, delay)  -- takes the owner from what it held; the place stays taken until then
-  entry.state, entry.expires_at, entry.delay, holders_by_hash[entry.id_hash], changed = COOLING, expires_at, delay, nil, true
+local function start_cooling(entry, expires_at, delay)  -- the owner loses the grant, but it blocks the name until then
+  entry.state, entry.expires_at, entry.delay, holders_by_hash[entry.id_hash], changed =
+    COOLING, expires_at, delay, nil, true
 end
 
 local function free_slot()
@@ -158,7 +163,7 @@ local function make_holder(entry, state, expires_at)
   holders[#holders + 1], holders_by_hash[entry.id_hash] = entry, entry
 end
 
-local function extend(entry, ttl)  -- never back: whoever trusts an earlier answer is not overtaken (E8)
+local function extend(entry, ttl)  -- never shortens: the holder may trust an earlier answer (E8)
   changed = true
   if now + ttl < entry.expires_at then return entry.expires_at - now end
   entry.expires_at = now + ttl
@@ -167,7 +172,7 @@ end
 
 -- --------------------------------------------------------------- decisions
 
-local function expire_waiters()  -- drop the places of those not heard of; rare: a dead head is also met in `advance`
+local function expire_waiters()  -- drops waiters without a heartbeat; rare: `advance_queue` also drops a dead head
   next_waiter_scan, changed = now + WAITER_TTL, true
   local all = redis.call('HGETALL', WAITERS)
   for n = 2, #all, 2 do
@@ -178,7 +183,7 @@ local function expire_waiters()  -- drop the places of those not heard of; rare:
   redis.call('PEXPIREAT', WAITERS, key_expiry_millis(now + QUEUE_TTL))
 end
 
-local function expire_holders()  -- end every occupation that is over by now; nothing is decided before this has run
+local function expire_holders()  -- ends every grant and reservation that has expired; runs before any decision
   if next_waiter_scan > 0 and now >= next_waiter_scan then expire_waiters() end
   for n = #holders, 1, -1 do
     local entry = holders[n]
@@ -202,16 +207,18 @@ local function first_to_expire()
   return found
 end
 
-local function pass_over_unreachable(attempting)  -- those who died after they were given their turn; one that asks lives
+local function pass_over_unreachable(attempting)  -- reserved entries whose clients died; an attempting client is alive
   local unreachable = {}
   for _, entry in ipairs(holders) do
-    if entry.state == RESERVED and entry ~= attempting and not is_reachable(entry.client) then unreachable[#unreachable + 1] = entry end
+    if entry.state == RESERVED and entry ~= attempting and not is_reachable(entry.client) then
+      unreachable[#unreachable + 1] = entry
+    end
   end
   for _, entry in ipairs(unreachable) do pass_over(entry) end
   return #unreachable > 0
 end
 
-local function recheck_at()  -- when the head has to look: at the first end, or soon if one given a turn may have died
+local function recheck_at()  -- when the head re-checks: at the first expiry, or soon if a reserved waiter may be dead
   local soonest = first_to_expire().expires_at
   for _, entry in ipairs(holders) do
     if entry.state == RESERVED then return math.min(soonest, now + RESERVATION_PROBE) end
@@ -221,7 +228,7 @@ end
 
 local function notify_recheck(first, is_attempting)
   local at = recheck_at()
-  if is_attempting then  -- its own answer tells it
+  if is_attempting then  -- the reply of this script tells it
     notified_head, notified_recheck_at, changed = first.id_hash, at, true
   elseif notified_head ~= first.id_hash or at < notified_recheck_at then
     notify(first.client, 'head', first.id_hash, at - now)
@@ -229,7 +236,8 @@ local function notify_recheck(first, is_attempting)
   end
 end
 
-local function advance_queue(attempting)  -- reserve for the head of the line while it fits; then see that the new head knows when to look
+-- Reserve for the head of the queue while it can be admitted; then notify the new head when to re-check.
+local function advance_queue(attempting)
   while true do
     local first = head()
     if not first then return end
@@ -253,7 +261,8 @@ local function save()
   local keep_until, has_waiters = 0, cached_head or redis.call('EXISTS', WAITERS) == 1
   for n, entry in ipairs(holders) do
     lock_state[n + 5] = pack_entry(entry)
-    local entry_keep_until = entry.state == HELD and entry.expires_at + entry.delay or math.max(entry.expires_at, entry.heartbeat_expires_at)
+    local entry_keep_until = entry.state == HELD and entry.expires_at + entry.delay
+      or math.max(entry.expires_at, entry.heartbeat_expires_at)
     keep_until = math.max(keep_until, entry_keep_until)
   end
   if has_waiters then
@@ -261,7 +270,8 @@ local function save()
   elseif #holders == 0 then
     return redis.call('DEL', NAME, QUEUE)
   end
-  lock_state[1], lock_state[2], lock_state[3], lock_state[4], lock_state[5] = semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at
+  lock_state[1], lock_state[2], lock_state[3], lock_state[4], lock_state[5] =
+    semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at
   for n = #lock_state, #holders + 6, -1 do lock_state[n] = nil end
   redis.call('SET', NAME, cmsgpack.pack(lock_state), 'PXAT', key_expiry_millis(keep_until))
 end

@@ -1,7 +1,7 @@
-"""Requests as bytes, and what their replies mean.
+"""Encodes requests as bytes, and decodes replies.
 
-A lock asks the same thing again and again; only the claim's mark is new each time. So what stands before and behind the
-mark is packed once and kept. Times travel as whole microseconds, marks as their 16 bytes.
+The requests of a lock differ only in the claim's id hash. So the bytes before and after the id hash are encoded once
+and cached. Times are sent as whole microseconds, id hashes as their 16 bytes.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from leasehold.engines.redis.server import encode_command
 from leasehold.errors import Mismatch, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
 
-_MAX_CACHED_ARGUMENTS: Final = 4096  # ways of asking that are kept packed
-MAX_CACHED_NAMES: Final = 16_384  # and names, about 450 bytes each: a client may well hold ten thousand
-_MAX_MICROS: Final = 100 * 365 * 86_400 * MICROS  # a century: sums of such times are still whole numbers of a double
+_MAX_CACHED_ARGUMENTS: Final = 4096  # encoded argument lists
+MAX_CACHED_NAMES: Final = 16_384  # about 450 bytes each: a client may hold ten thousand names
+_MAX_MICROS: Final = 100 * 365 * 86_400 * MICROS  # a century: a double still holds sums of such times exactly
 _ID_HASH_HEADER: Final = b"$16\r\n"
 
-_new_tuple = tuple.__new__  # what `Grant(...)` comes down to, without matching the arguments
+_new_tuple = tuple.__new__  # faster than `Grant(...)`, which matches arguments first
 
 
 class NameKeys(NamedTuple):
-    """The keys of a name, packed; `tag` is their hash tag, braces and all."""
+    """The encoded keys of a name. `tag` is their hash tag, with its braces."""
 
     tag: str
     encoded: bytes
 
 
 def lock_keys(namespace: str, name: str) -> tuple[str, str, str, str]:
-    """Counter, name, queue, waiters: what `machine.lua` calls them."""
+    """Counter, name, queue, waiters, as `lock_state.lua` calls them."""
     counter = f"{FORMAT}:{{{encode(namespace)}:{bucket(name)}}}"
     key = f"{counter}:{encode(name)}"
     return counter, key, f"{key}:q", f"{key}:w"
 
 
 def encode_keys(namespace: str, name: str, with_missing_key: bool = False) -> NameKeys:
-    """All is plain ASCII, a byte for each character."""
+    """Keys are ASCII, so their length in bytes is their length in characters."""
     all_keys: tuple[str, ...] = lock_keys(namespace, name)
     if with_missing_key:
         all_keys += (f"{all_keys[0]}:",)
@@ -49,12 +49,12 @@ def encode_keys(namespace: str, name: str, with_missing_key: bool = False) -> Na
 
 
 def scan_pattern(namespace: str, prefix: str) -> str:
-    """What SCAN is asked for: the encoding leaves no character that would mean something else there."""
+    """The MATCH pattern for SCAN. Encoded names contain no character that is special in patterns."""
     return f"{FORMAT}:{{{encode(namespace)}:*}}:{encode(prefix)}*"
 
 
 def parse_key(key: str) -> tuple[str, str] | None:
-    """Namespace and name of a name's own key; None: of another key beside it, or not ours."""
+    """The namespace and name of a NAME key; None for any other key."""
     parts = key.split(":")
     if len(parts) != 4 or parts[0] != FORMAT or not parts[1].startswith("{"):
         return None
@@ -65,7 +65,7 @@ def parse_key(key: str) -> tuple[str, str] | None:
 
 
 def encode_attempt_arguments(claim: Claim, client: str) -> tuple[bytes, bytes]:
-    """What the attempts of a lock say behind their mark, packed: one that tries, and one that joins the line."""
+    """The encoded arguments after the id hash: for an attempt without `queue`, and for one with it."""
     semaphore_limit = claim.limit if claim.kind == "semaphore" else 0
     shared, delay = int(claim.mode == "shared"), to_micros(claim.delay)
     fields = (HELD, shared, delay, 0 if semaphore_limit else -1, 0, 0, client, encode_holder(claim.holder))
@@ -78,7 +78,7 @@ def encode_attempt_arguments(claim: Claim, client: str) -> tuple[bytes, bytes]:
 
 
 class RedisRequests:
-    """Of one engine."""
+    """The encoded requests of one engine instance."""
 
     def __init__(self, pubsub_commands: PubSubCommands, client: str) -> None:
         names = ("attempt", "renew", "release", "break", "inspect")
@@ -87,7 +87,7 @@ class RedisRequests:
         self.set_client(client)
 
     def set_client(self, client: str) -> None:
-        """The client has another address now: after a fork."""
+        """Use this client id from now on: it is new after a fork."""
         self._client = client
         self._cached_keys: dict[tuple[str, ...], NameKeys] = {}
         self._cached_arguments: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
@@ -101,8 +101,9 @@ class RedisRequests:
         return encode_prefix(script, arguments, 4 + self._pubsub_commands.by_bucket)
 
     def name_keys(self, namespace: str, name: str) -> NameKeys:
-        """In a cluster the keys have one more, which never exists: while a slot moves, a server refuses a script that
-        does not find all its keys. Else it would run as long as it finds them, and end where it misses the first."""
+        """In a cluster there is one more key, which never exists. While a slot moves, a server refuses a script if any
+        of its keys is missing. Without that key a script would run while its keys exist, and be aborted halfway at the
+        first one that does not."""
         cache_key = (namespace, name)
         keys = self._cached_keys.get(cache_key)
         if keys is None:
@@ -123,10 +124,7 @@ class RedisRequests:
         return arguments
 
     def attempt(self, keys: NameKeys, claim: Claim) -> bytes:
-        last_arguments, key = (
-            self._last_arguments,
-            claim[4:10],
-        )  # comparing with the one used last is a third of a look-up
+        last_arguments, key = self._last_arguments, claim[4:10]  # comparing takes a third of the time of a look-up
         arguments = last_arguments[1] if last_arguments[0] == key else self._lookup_arguments(key, claim)
         return b"".join(
             (self._attempt_prefix, keys.encoded, _ID_HASH_HEADER, bytes.fromhex(claim.id_hash), arguments[claim.queue])
@@ -136,7 +134,7 @@ class RedisRequests:
         id_hash = bytes.fromhex(claim.id_hash)
         if claim.id and not claim.min_hold:
             return b"".join((self._release_prefix, keys.encoded, _ID_HASH_HEADER, id_hash, b"\r\n"))
-        held = int(bool(claim.id))  # 0: it ends no grant
+        held = int(bool(claim.id))  # 0: does not end a grant
         return (
             self._encode_prefix(self.scripts.release, 3)
             + keys.encoded
@@ -170,7 +168,7 @@ class RedisScripts(NamedTuple):
 
 
 def as_eval(script: Script, packed: bytes) -> bytes:
-    """The same request for a server that does not know the script, or forgot it: it learns it by this."""
+    """The same request with the script's text, for a server that does not know the script: EVAL also stores it."""
     return packed.replace(_encode_evalsha(script), b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(script.text), script.text), 1)
 
 
@@ -179,7 +177,7 @@ def _encode_evalsha(script: Script) -> bytes:
 
 
 def encode_prefix(script: Script, arguments: int, key_count: int = 4) -> bytes:
-    """What stands before the keys and their number."""
+    """The request up to the number of keys."""
     return b"*%d\r\n%b" % (3 + key_count + arguments, _encode_evalsha(script))
 
 
@@ -192,7 +190,7 @@ def to_micros(seconds: float) -> int:
 
 
 def encode_msgpack(value: int | str) -> bytes:
-    """As the scripts pack it (MessagePack), as far as it is needed."""
+    """MessagePack as the scripts write it, for the types needed here."""
     if isinstance(value, str):
         raw = value.encode()
         return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else b"\xda" + len(raw).to_bytes(2)) + raw
@@ -202,7 +200,7 @@ def encode_msgpack(value: int | str) -> bytes:
 
 
 def encode_holder(holder: Holder) -> str:
-    """For people, so short: the usual label is made of host and pid."""
+    """Display only. The default label is left out: it is made of host and pid."""
     fields = (holder.host, str(holder.pid), holder.purpose)
     return "\0".join(fields if holder.label == f"{holder.host}:{holder.pid}" else (holder.label, *fields))
 
@@ -219,11 +217,11 @@ def decode_holder(raw: bytes) -> Holder:
 
 
 def unexpected_reply() -> Unavailable:
-    return Unavailable("the server answered what no script of Leasehold answers: is it Redis?", engine="redis")
+    return Unavailable("unexpected reply to a Leasehold script; is this a Redis server?", engine="redis")
 
 
 def decode_attempt(claim: Claim, reply: Any) -> Grant | Busy:
-    if reply.__class__ is list and len(reply) == 3:  # the usual answer; a match would cost five times as much
+    if reply.__class__ is list and len(reply) == 3:  # the usual reply; `match` takes five times as long
         token, life, slot = reply
         if token.__class__ is life.__class__ is slot.__class__ is int and token > 0:
             return _new_tuple(Grant, (token, life / MICROS, None if slot < 0 else slot))
@@ -240,7 +238,7 @@ def decode_attempt(claim: Claim, reply: Any) -> Grant | Busy:
 
 
 def not_subscribed(reply: Any) -> bool:
-    """Busy, and the server knows nobody whom it could wake."""
+    """Whether this is a busy reply that says that the client's channel has no subscriber."""
     return len(reply) == 6 and reply[5] == 0
 
 
@@ -251,8 +249,8 @@ def decode_bool(reply: Any) -> bool:
 
 
 def decode_renewals(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
-    """For each claim, in turn."""
-    if reply.__class__ is list and len(claims) == 1 and len(reply) == 2:  # the usual answer
+    """One answer per claim, in the same order."""
+    if reply.__class__ is list and len(claims) == 1 and len(reply) == 2:  # the usual reply
         life, position = reply
         if life.__class__ is position.__class__ is int and life >= 0:
             return [Alive(life / MICROS, None if position < 0 else position)]
@@ -268,7 +266,7 @@ def decode_renewals(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
 
 
 def decode_scan(reply: Any) -> tuple[bytes, list[tuple[str, str]]]:
-    """Where to go on, and the names found."""
+    """The next cursor, and the names found."""
     match reply:
         case [bytes(cursor), list(keys)]:
             return cursor, [name_id for key in keys if (name_id := parse_key(key.decode(errors="replace"))) is not None]
@@ -276,7 +274,7 @@ def decode_scan(reply: Any) -> tuple[bytes, list[tuple[str, str]]]:
 
 
 def decode_holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
-    """Judged by the reference itself, at the server's own time."""
+    """Entries that have expired by the server's clock are left out, as `core/lock_state.py` decides."""
     try:
         now, *contents = reply
         if not contents:

@@ -1,11 +1,12 @@
-"""Wake-ups: one subscription of a client, for its waiters (`go`, `head`) and for its holders (`lost`).
+"""Wake-ups: one subscription per client, for its waiters (`go`, `head`) and its holders (`lost`).
 
-It has a thread of its own, also under asyncio: a break is told even while the loop is blocked. Whether a client can be
-told is the server's own count of subscribers, taken inside the script that decides. A subscription that broke is made
-anew, and everybody in line looks once: what was said meanwhile is lost. Without one a waiter asks now and then (E4).
+The listener has a thread of its own, even under asyncio: a holder is notified of a break even while the loop is
+blocked. A client is reachable if the server counts a subscriber, and the script that decides reads that count. After a
+disconnect the listener subscribes again, and every waiter attempts once: notifications sent meanwhile are lost. Without
+a subscription, waiters poll (E4).
 
-Each hand-off makes another waiter the head of its line, which is to look later, unless its turn comes first: as a rule
-that is so, and it is not woken only to sleep on (`RecheckTimer`).
+Each hand-off makes another waiter the head of the queue and tells it when to re-check. Usually its reservation comes
+first. So the listener keeps that time (`RecheckTimer`) instead of waking the waiter to sleep again.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ from leasehold.runtime.net.event_loop import LoopStream
 
 _log = logging.getLogger("leasehold.redis")
 
-_SUBSCRIBE_TIMEOUT: Final = 1.0  # how long an attempt waits for a subscription that does not come
+_SUBSCRIBE_TIMEOUT: Final = 1.0  # seconds that an attempt waits for the subscription
 _NOTIFICATION_KINDS: Final[dict[bytes, Literal["go", "lost"]]] = {b"go": "go", b"lost": "lost"}
-_MAX_STALE_RECHECKS: Final = 64  # looks of waiters long gone that may be kept
+_MAX_STALE_RECHECKS: Final = 64  # entries of former waiters that may be kept
 
 
 class Subscription(Protocol):
-    """One channel: that of the client, or in a cluster that of the client for one bucket."""
+    """One channel: the client's, or in a cluster the client's for one bucket."""
 
     active: bool  # wake-ups reach this client
 
     def start(self) -> None:
-        """See that it listens, or tries to."""
+        """Make sure that the listener runs."""
 
     async def wait_active(self, runtime: Runtime, deadline: float) -> None:
-        """Once it listens, unless that fails or takes too long: without it a waiter still gets its turn, only later."""
+        """Return when subscribed, or when that fails or takes too long. Without it waiters are only slower."""
 
     def reconnect_if_lost(self, not_subscribed: bool) -> bool:
-        """Told by a reply whether the server counts this client among its subscribers. True: it does not, though it
-        should: the connection is dead and nobody said so. One made anew that is not counted either is no reason to try
-        again for ever: some proxies hide the count."""
+        """`not_subscribed`: by its reply, the server does not count this client as a subscriber. Returns True if the
+        connection must be dead, and drops it. If the server does not count the next one either, it is kept: some
+        proxies hide the count."""
 
 
 class Subscriptions(Protocol):
-    """All ears of a client: on the shelf of its book, shared by both twins."""
+    """All subscriptions of a client, shared by its engine instances."""
 
     def for_bucket(self, tag: str) -> Subscription:
-        """For the names of this bucket."""
+        """The subscription for the names of this bucket."""
 
     def close(self) -> None: ...
 
@@ -67,7 +68,7 @@ class Subscriptions(Protocol):
 
 
 class Connector(Protocol):
-    """Where a listener connects to: a server, or whoever it is at the time."""
+    """Opens a listener's connection: to a fixed server, or to the current primary."""
 
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream: ...
 
@@ -75,24 +76,24 @@ class Connector(Protocol):
 
 
 class BaseSubscription(ABC):
-    """What every ear does the same way."""
+    """What all subscriptions have in common."""
 
     def __init__(self) -> None:
         self.active = False
-        self._was_uncounted = False  # the server did not count it
+        self._was_uncounted = False  # the server did not count this subscriber
         self._waiters: list[Signal] = []
 
     @property
     @abstractmethod
     def failing(self) -> bool:
-        """It could not be had, the last time."""
+        """The last try to subscribe failed."""
 
     @abstractmethod
     def start(self) -> None: ...
 
     @abstractmethod
     def drop_connection(self) -> None:
-        """End its connection, from any thread: it makes a new one."""
+        """Close the connection, from any thread: the listener opens a new one."""
 
     async def wait_active(self, runtime: Runtime, deadline: float) -> None:
         self.start()
@@ -117,22 +118,22 @@ class BaseSubscription(ABC):
 
 
 class RecheckTimer:
-    """Heads of a line, and when each is to look. Used by the thread that listens."""
+    """When each head of a queue must re-check. Used by the listener's thread."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, str]] = []  # a heap; may name those who left, or asked again since
+        self._due: list[tuple[float, str]] = []  # a heap; may contain claims that left, or attempted again since
 
     def schedule(self, registry: ClaimRegistry, id_hash: str, at: float) -> None:
         if (waiter := registry.waiting.get(id_hash)) is None:
             return
-        waiter.recheck_at = at  # if it wakes before that, for whatever reason, it knows
+        waiter.recheck_at = at  # for a waiter that wakes earlier
         heappush(self._due, (at, id_hash))
         if len(self._due) > _MAX_STALE_RECHECKS + 2 * len(registry.waiting):
             self._due = [entry for entry in self._due if entry[1] in registry.waiting]
             heapify(self._due)
 
     def wake_due(self, registry: ClaimRegistry, now: float) -> None:
-        """Those whose time has come."""
+        """Wake the waiters whose time has come."""
         while self._due and self._due[0][0] <= now:
             at, id_hash = heappop(self._due)
             if (waiter := registry.waiting.get(id_hash)) is not None and waiter.recheck_at == at:
@@ -143,7 +144,7 @@ class RecheckTimer:
 
 
 class PubSubListener(BaseSubscription):
-    """One connection, one channel: enough for all names where one server has them all."""
+    """One connection and one channel, for all names of one server."""
 
     self_pipe: SelfPipe | None = None
 
@@ -156,14 +157,12 @@ class PubSubListener(BaseSubscription):
         call_timeout: float,
     ) -> None:
         self._server, self._pubsub_commands, self._runtime = server, pubsub_commands, runtime
-        self._registry_ref, self._call_timeout = (
-            ref(registry, lambda _: self.close()),
-            call_timeout,
-        )  # a dropped client listens no more
+        # When the client is garbage-collected, the listener stops.
+        self._registry_ref, self._call_timeout = ref(registry, lambda _: self.close()), call_timeout
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child: the thread is not here, and the connection is the parent's."""
+        """In a forked child: there is no thread, and the connection belongs to the parent."""
         if (stream := getattr(self, "_stream", None)) is not None:
             stream.after_fork()
         super().__init__()
@@ -171,7 +170,7 @@ class PubSubListener(BaseSubscription):
         self._stream: SocketStream | None = None
         self._running = self._succeeded = self._failing = False
         self._recheck_timer = RecheckTimer()
-        self._stop_flag: list[bool] = []  # of the thread that runs: not empty, it is to end
+        self._stop_flag: list[bool] = []  # of the current thread; not empty: it must stop
 
     @property
     def failing(self) -> bool:
@@ -189,11 +188,11 @@ class PubSubListener(BaseSubscription):
             self._running, self._stop_flag = True, []
         try:
             self._runtime.start_thread(self._run(self._stop_flag), "leasehold-redis")
-        except BaseException as error:  # whoever comes next tries again
+        except BaseException as error:  # the next call tries again
             self._running, self._failing = False, True
             if not isinstance(error, RuntimeError):
                 raise
-            _log.warning("no thread can be started to listen for wake-ups: waiters look now and then")
+            _log.warning("cannot start a thread for push notifications, falling back to polling")
 
     def drop_connection(self) -> None:
         if self._stream is not None:
@@ -211,18 +210,16 @@ class PubSubListener(BaseSubscription):
             while not stop_flag and self._registry_ref() is not None:
                 try:
                     await self._listen(runtime, stop_flag)
-                except Exception as error:  # whatever it was: without this thread nobody is woken again
+                except Exception as error:  # of any kind: without this thread no waiter is woken
                     expected = isinstance(error, (*CONNECTION_ERRORS, Unavailable))
                     level = logging.DEBUG if expected or misses else logging.WARNING
-                    _log.log(level, "no wake-ups reach this client, so its waiters look now and then: %s", error)
+                    _log.log(level, "push notifications unavailable, falling back to polling: %s", error)
                 succeeded, self._succeeded = self._succeeded, False
                 misses = 0 if succeeded else misses + 1
-                self._failing = not succeeded  # one that was lost is had again in a moment, and worth waiting for
+                self._failing = not succeeded  # a lost one will be back soon: worth waiting for
                 self._on_disconnect()
                 if (registry := self._registry_ref()) is not None:
-                    self._recheck_timer.wake_due(
-                        registry, float("inf")
-                    )  # from here on they have to watch the time themselves
+                    self._recheck_timer.wake_due(registry, float("inf"))  # waiters now have to keep the time themselves
                     del registry
                 if not stop_flag:
                     await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.random() / 2))
@@ -245,16 +242,16 @@ class PubSubListener(BaseSubscription):
                 self._recheck_timer.wake_due(registry, now)
                 del registry
                 try:
-                    # After a pause too: what has come by then is read before it is judged missing.
+                    # Even after a long pause of this process: read what has arrived before declaring a timeout.
                     reply = stream.listen(
                         max(WAKEUP_SLACK, min(ping_at, self._recheck_timer.next_due()) - now), self.self_pipe
                     )
                 except TimeoutError:
                     if runtime.now() < ping_at:
-                        continue  # somebody is to look, also while an answer is awaited
+                        continue  # a waiter must re-check, even while the reply to PING is pending
                     if pinged:
                         raise
-                    await self._on_idle(runtime)  # nothing to say, or nobody there: only asking tells
+                    await self._on_idle(runtime)  # idle or dead: PING tells which
                     stream.send(encode_command("PING"), runtime.now() + self._call_timeout)
                     ping_at, pinged = runtime.now() + self._call_timeout, True
                     continue
@@ -269,11 +266,11 @@ class PubSubListener(BaseSubscription):
         return await self._server.open(runtime, runtime.now() + self._call_timeout)
 
     def _subscribe_commands(self, client: str) -> bytes:
-        """What it subscribes to."""
+        """The commands that subscribe."""
         return encode_command(self._pubsub_commands.subscribe, f"{self._pubsub_commands.channel_prefix('')}{client}")
 
     async def _on_idle(self, runtime: Runtime) -> None:
-        """Nothing was said for a while."""
+        """Called when no message has arrived for a while."""
 
     async def _on_push(self, reply: Any, runtime: Runtime) -> None:
         registry = self._registry_ref()
@@ -289,12 +286,12 @@ class PubSubListener(BaseSubscription):
     def _on_subscribed(self, registry: ClaimRegistry) -> None:
         self.active, self._succeeded, self._failing = True, True, False
         self.wake_waiters()
-        for id_hash, _ in snapshot_items(registry.waiting):  # their turn may have come while nobody could tell them
+        for id_hash, _ in snapshot_items(registry.waiting):  # wake-ups may have been lost meanwhile
             registry.on_notification("head", id_hash, 0.0, None)
 
     def _on_notification(self, registry: ClaimRegistry, message: bytes) -> None:
-        """A message of a script's: kind, microseconds, key, mark."""
-        with suppress(ValueError, OverflowError):  # not ours
+        """A message from a script: kind, microseconds, key, id hash."""
+        with suppress(ValueError, OverflowError):  # not our format
             kind, after, key, raw = message.split(b" ", 3)
             id_hash = raw.hex()
             if kind == b"head":
@@ -302,7 +299,7 @@ class PubSubListener(BaseSubscription):
                     registry, id_hash, self._runtime.now() + int(after) / MICROS + WAKEUP_SLACK
                 )
             elif kind in _NOTIFICATION_KINDS:
-                # Whoever knows it now releases it, also one that is just leaving.
+                # A claim still in the registry, even one about to leave, is released by its own caller.
                 name_id = None if registry.knows(id_hash) else parse_key(key.decode())
                 unknown_claim = name_id and Claim(*name_id, "", id_hash, Holder("stray"), WAITER_TTL)
                 registry.on_notification(_NOTIFICATION_KINDS[kind], id_hash, 0.0, unknown_claim)

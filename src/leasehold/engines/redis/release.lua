@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- Give up a claim, held or queued (E6).
--- ARGV  1 mark; where they are not 0 and 1: 2 min_hold  3 held: 0 gives up a place or a turn and never a grant
--- Reply 1: a grant or a reservation ended by this call; 0: there was none
+-- Release a claim, held or queued (E6).
+-- ARGV  1 id hash; unless they are 0 and 1: 2 min_hold  3 held: 0 ends a position or a reservation, never a grant
+-- Reply 1: this call ended a grant or a reservation; 0: there was none
 local raw = redis.call('GET', NAME)
 if not raw then return 0 end
-if #ARGV == 1 and string.sub(raw, 1, 24) == UNCONTENDED_PREFIX .. ARGV[1] then  -- one grant, and nobody ever in line
-  if string.byte(raw, 52) == HELD and struct.unpack('>I8', raw, 35) > now then  -- held, and not over: its state and till
+if #ARGV == 1 and string.sub(raw, 1, 24) == UNCONTENDED_PREFIX .. ARGV[1] then  -- one grant, and no claim ever queued
+  if string.byte(raw, 52) == HELD and struct.unpack('>I8', raw, 35) > now then  -- state and expires_at of the grant
     redis.call('DEL', NAME)
     return 1
   end
@@ -19,7 +19,7 @@ local entry = find(ARGV[1])
 if entry and entry.state == HELD and ARGV[3] == '0' then entry = nil end
 local ended = entry and entry.token > 0
 if entry then
-  local hold_until = math.min(entry.since, now) + min_hold  -- a clock that went back must not keep it for longer than that
+  local hold_until = math.min(entry.since, now) + min_hold  -- if the clock went back, still no longer than min_hold
   if entry.state == HELD and hold_until > now then
     start_cooling(entry, hold_until, 0)
   else

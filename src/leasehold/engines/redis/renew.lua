@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- Push back the end of grants, and keep places in line, of one name (E5, E7). A full server must not cost leases.
--- ARGV  for each claim: mark, token (0: queued), ttl
--- Reply for each claim two numbers: life (-1: unknown, -2: lapsed) and place (-1: it does not wait)
+-- Renew the grants and the queued claims of one name (E5, E7). allow-oom: a full server must not cost leases.
+-- ARGV  for each claim: id hash, token (0: queued), ttl
+-- Reply for each claim two numbers: life (-1: unknown, -2: expired) and position (-1: not waiting)
 local raw = redis.call('GET', NAME)
 local lock_state = raw and cmsgpack.unpack(raw)
-if raw and #ARGV == 3 and #lock_state == 6 and lock_state[2] == 0 then  -- one grant, and nobody ever in line
+if raw and #ARGV == 3 and #lock_state == 6 and lock_state[2] == 0 then  -- one grant, and no claim ever queued
   local entry = lock_state[6]
   if entry[1] == ARGV[1] and entry[2] == tonumber(ARGV[2]) and entry[3] > now and entry[5] == HELD then
     local expires_at = now + tonumber(ARGV[3])
@@ -28,7 +28,7 @@ for n = 1, #ARGV, 3 do
   local life, position = -1, -1
   if not entry then
     life = expired[id_hash] and -2 or -1
-  elseif token == 0 then  -- the heart-beat alone: it lengthens no reservation and puts nobody back in line
+  elseif token == 0 then  -- only a heartbeat: it extends no reservation and requeues no entry
     entry.heartbeat_expires_at, changed = now + WAITER_TTL, true
     if entry.token == 0 then write_waiter(entry) end
     life, position = WAITER_TTL, entry.state == WAITING and position_of(entry) or -1

@@ -1,10 +1,10 @@
-"""The scripts: one per verb, put together from `.lua` files, and known to the server by their hash.
+"""The scripts: one per verb, assembled from `.lua` files. The server knows them by their hash.
 
-Before each stands a head: the server's clock, and the first bytes of a name that has one holder and never had a line
-(the holder's mark follows). `--@ machine.lua` in a script is replaced by that file: from the script's own folder, or
-from this one. Words in capitals are replaced by what they mean: durations, states, keys, and how wake-ups are
-published, which is the topology's to say. As variables they would be bound to each function of machine.lua on every
-call, a quarter of what having those functions costs.
+Each script starts with a preamble: the server's clock, and the first bytes of a name that has one holder and never had
+a queue (the holder's id hash follows). `--@ lock_state.lua` in a script is replaced by that file, from the script's own
+folder or from this one. Words in capitals are replaced by constants: durations, states, keys, and the topology's
+pub/sub commands. As variables, Lua would bind them to each function of lock_state.lua on every call, which is a quarter
+of the cost of these functions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ local UNCONTENDED_PREFIX = '\\150\\0\\0\\0\\160\\0\\156\\176'
 
 _CONSTANTS: Final = {
     "WAITER_TTL": f"{WAITER_TTL * MICROS:.0f}",
-    "QUEUE_TTL": f"{3 * WAITER_TTL * MICROS:.0f}",  # all keys of a line, after it was last scanned or joined
+    "QUEUE_TTL": f"{3 * WAITER_TTL * MICROS:.0f}",  # life of a queue's keys after its last scan or join
     "RESERVATION": f"{RESERVATION_TTL * MICROS:.0f}",
     "RESERVATION_PROBE": f"{RESERVATION_PROBE * MICROS:.0f}",
     "WAITING": str(WAITING),
@@ -48,8 +48,8 @@ _CONSTANTS: Final = {
 
 
 class PubSubCommands(NamedTuple):
-    """How wake-ups travel: the server's verbs for it. A client has one channel for all names; in a cluster one for each
-    bucket, where the keys of the bucket are: only there is it known who listens."""
+    """The server's commands for wake-ups. A client has one channel for all names. In a cluster it has one per bucket,
+    on the node that has the bucket's keys: only that node knows the channel's subscribers."""
 
     publish: str = "PUBLISH"
     numsub: str = "NUMSUB"
@@ -57,7 +57,7 @@ class PubSubCommands(NamedTuple):
     by_bucket: bool = False
 
     def channel_prefix(self, tag: str) -> str:
-        """Of the bucket with this tag; the client follows."""
+        """The channel of the bucket with this tag, without the client id at its end."""
         return f"{FORMAT}:{tag}:c:" if self.by_bucket else f"{FORMAT}:c:"
 
 
@@ -76,19 +76,18 @@ def load(name: str, pubsub_commands: PubSubCommands, folder: Path = _HERE) -> Sc
 
 
 def make_script(name: str, text: str) -> Script:
-    return Script(name, text.encode(), sha1(text.encode()).hexdigest().encode())  # noqa: S324  # the server's own choice
+    return Script(name, text.encode(), sha1(text.encode()).hexdigest().encode())  # noqa: S324  # EVALSHA wants SHA-1
 
 
 def source(name: str, pubsub_commands: PubSubCommands, folder: Path = _HERE) -> str:
-    """The whole text of a script: the shebang, which the server wants first, the head, and the verb."""
+    """The text of a script: the shebang, which must come first, the preamble, and the verb."""
     shebang, _, body = _read_file(folder / f"{name}.lua").partition("\n")
     constants = {
         **_CONSTANTS,
         "PUBLISH": f"'{pubsub_commands.publish}'",
         "NUMSUB": f"'{pubsub_commands.numsub}'",
-        "CHANNEL": "KEYS[1] .. ':c:'"
-        if pubsub_commands.by_bucket
-        else f"'{pubsub_commands.channel_prefix('')}'",  # the counter's key
+        # KEYS[1] is the counter's key, which carries the bucket's tag.
+        "CHANNEL": "KEYS[1] .. ':c:'" if pubsub_commands.by_bucket else f"'{pubsub_commands.channel_prefix('')}'",
     }
     text = _INCLUDE.sub(lambda match: _read_included(match[1], folder), body)
     return f"{shebang}\n{_PREAMBLE}{_PLACEHOLDER.sub(lambda match: constants.get(match[0], match[0]), text)}"

@@ -1,12 +1,13 @@
-"""`redis+sentinel://`: the one server that is primary now, as the sentinels say.
+"""`redis+sentinel://`: the server that is primary now, as reported by the sentinels.
 
-Which server that is has an epoch: every fail-over has a higher one. A majority of the sentinels is asked, if so many
-answer, and the highest epoch counts; nobody who is behind leads back to where the primary was. What cannot be asked
-about is checked: a server is used only if it says itself, on each new connection, that it is a primary.
+Every fail-over has a higher epoch. The client queries a majority of the sentinels, if that many answer, and the highest
+epoch counts: a sentinel that is behind cannot lead the client back to the old primary. The client also checks what the
+sentinels say: it uses a server only if the server itself says, on each new connection, that it is a primary.
 
-A fail-over is told by a sentinel (`+switch-master`); besides, they are asked every few seconds. Then every connection
-to the old primary is dropped, calls under way are asked again at the new one, and every lease is renewed at once: one
-whose grant the new primary does not have is lost, and its holder told, as soon as that can be.
+A sentinel publishes a fail-over (`+switch-master`); in addition, the client queries the sentinels every few seconds.
+After a fail-over the client drops every connection to the old primary, repeats calls in flight at the new one, and
+renews every lease at once. If the new primary does not have a grant, that lease is lost, and its holder is notified as
+early as possible.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ _SWITCH_CHANNEL: Final = "+switch-master"
 
 
 class Primary(NamedTuple):
-    """Who is primary. The higher epoch is the later."""
+    """The address of the primary. A higher epoch is later."""
 
     epoch: int
     address: SocketAddress
 
 
 class SentinelSet:
-    """What they said. Shared by the twins of a client and the threads that listen."""
+    """The sentinels, and the primary they reported. Shared by a client's engine instances and listeners."""
 
     def __init__(
         self,
@@ -60,16 +61,16 @@ class SentinelSet:
         self.nodes, self.service, self._make_server, self._runtime = nodes, service, make_server, runtime
         self._primary: Primary | None = None
         self.server: RedisEndpoint | None = None  # the primary, as last known
-        self.stale = True  # they are to be asked before that is used
-        self.connections: WeakSet[Connections] = WeakSet()  # to whatever is primary
-        self.switch_callbacks: list[Callable[[str], None]] = []  # told of a fail-over
+        self.stale = True  # query the sentinels before the server is used
+        self.connections: WeakSet[Connections] = WeakSet()  # of all engine instances, to the primary
+        self.switch_callbacks: list[Callable[[str], None]] = []  # called after a fail-over
         self.after_fork()
 
     def after_fork(self) -> None:
         self.mutex = self._runtime.mutex()
 
     async def find(self, runtime: Runtime, deadline: float) -> RedisEndpoint:
-        """The primary, by as many sentinels as it takes. Raises Unreached with what each of them said."""
+        """The primary, as reported by a majority of the sentinels. Raises `Unreachable` with each sentinel's error."""
         previous = self._primary
         request = encode_command("SENTINEL", "MASTER", self.service), 1
         answers = await query_in_turn(self.nodes, request, self._parse_reply, self._is_enough, runtime, deadline)
@@ -78,13 +79,13 @@ class SentinelSet:
         latest = max(answers)
         if previous is not None and latest.epoch < previous.epoch and len(answers) < len(self.nodes):
             raise Unreachable(
-                f"those sentinels of {self.service!r} that answer are behind: {answers.describe_errors()}",
+                f"only outdated sentinels of {self.service!r} answered: {answers.describe_errors()}",
                 engine="redis",
             )
-        return self._update_primary(latest, previous)  # all of them count lower: they were set up anew
+        return self._update_primary(latest, previous)  # if all sentinels have a lower epoch, they were reset
 
     async def confirm_switch(self, node: DiscoveryNode, runtime: Runtime, deadline: float) -> None:
-        """Ask one that has just told of a fail-over. The others may not know of it for a moment."""
+        """Query the sentinel that has just published a fail-over. The others may not know of it yet."""
         self._update_primary(
             self._parse_reply(
                 node, await node.query(encode_command("SENTINEL", "MASTER", self.service), 1, runtime, deadline)
@@ -98,23 +99,23 @@ class SentinelSet:
     def _parse_reply(self, node: DiscoveryNode, replies: list[Any]) -> Primary:
         (reply,) = replies
         if is_error_reply(reply, "ERR No such master"):
-            raise ConfigError(f"{node} knows no service {self.service!r}")
+            raise ConfigError(f"{node} does not know the service {self.service!r}")
         if isinstance(reply, Exception):
             raise node.map_error(reply)
         try:
             fields = dict(zip(reply[::2], reply[1::2], strict=True))
             return Primary(int(fields[b"config-epoch"]), announced_address(fields[b"ip"].decode(), fields[b"port"]))
         except (TypeError, ValueError, KeyError, AttributeError) as bad:
-            raise Unreachable(f"{node} answered what no sentinel answers", engine="redis") from bad
+            raise Unreachable(f"unexpected reply from {node} to SENTINEL MASTER", engine="redis") from bad
 
     def _no_primary_error(self, answers: QueryAnswers[Primary]) -> LeaseholdError:
-        text = f"no sentinel says who is primary of {self.service!r}: {answers.describe_errors()}"
+        text = f"no sentinel reported a primary of {self.service!r}: {answers.describe_errors()}"
         if answers.config_error_count == len(self.nodes):
             return NotPermitted(text)
         return Unreachable(text, engine="redis")
 
     def _update_primary(self, latest: Primary, expected: Primary | None = None) -> RedisEndpoint:
-        """Never back to an earlier epoch, but instead of the very one that was known when they were asked."""
+        """Switch to `latest`. A lower epoch is accepted only in place of `expected`, the primary known at the query."""
         with self.mutex:
             previous, server = self._primary, self.server
             if (
@@ -138,7 +139,7 @@ class SentinelSet:
                 callback(text)
         return server
 
-    # ------------------------------------------- where the listener connects
+    # ------------------------------------------- Connector for the listener
 
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         server = self.server
@@ -155,10 +156,10 @@ class SentinelSet:
 
 
 class SentinelTopology:
-    """The topology: one server for all, another one after each fail-over."""
+    """The topology with sentinels: one server for all names, another one after each fail-over."""
 
     names_can_move = True
-    survives: Literal["nothing"] = "nothing"  # the replica that is promoted need not have the last grant
+    survives: Literal["nothing"] = "nothing"  # a promoted replica may lack the last grant
 
     def __init__(self, sentinels: SentinelSet, runtime: Runtime) -> None:
         self.pubsub_commands = PubSubCommands()
@@ -177,7 +178,7 @@ class SentinelTopology:
         )
 
     def _replace_connections(self) -> Connections | None:
-        with self._sentinels.mutex:  # one for all threads, and a fail-over learned meanwhile does not miss it
+        with self._sentinels.mutex:  # one set for all threads, and known to a concurrent fail-over
             previous, server = self._connections, self._sentinels.server
             if server is None or (previous is not None and previous.server is server):
                 return previous
@@ -191,7 +192,7 @@ class SentinelTopology:
         await self._single_flight.run(lambda: self._sentinels.find(self._runtime, deadline), deadline)
 
     async def all_connections(self, deadline: float) -> Iterable[Connections]:
-        while (connections := self.connections("")) is None:  # another may have asked for this one, in vain
+        while (connections := self.connections("")) is None:  # find() may have joined another call that failed
             await self.find(deadline)
         return (connections,)
 
@@ -205,7 +206,7 @@ class SentinelTopology:
             and not self._sentinels.stale
             and is_error_reply(rejected.error, WRONG_SERVER_ERRORS)
         ):
-            connections.hang_up()  # it is no primary any more, and says so on each new connection
+            connections.hang_up()  # no primary any more: it will say so on each new connection
         self._sentinels.stale = True
         return await rediscover(self, self._runtime, tag, rejected, tries, deadline)
 
@@ -227,7 +228,7 @@ class SentinelTopology:
 
 
 class SwitchWatcher(PubSubListener):
-    """Hears of fail-overs, from one sentinel after the other."""
+    """Listens for fail-overs at one sentinel; after a disconnect, at the next one."""
 
     def __init__(self, sentinels: SentinelSet, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
         self._sentinels, self._node_index = sentinels, -1
@@ -243,10 +244,9 @@ class SwitchWatcher(PubSubListener):
     async def _on_push(self, reply: Any, runtime: Runtime) -> None:
         match reply:
             case [b"subscribe", *_]:
-                await self._on_idle(runtime)  # what was said meanwhile is lost
-                self.active = self._succeeded = (
-                    True  # not before: one that knows nobody is not worth coming back to at once
-                )
+                await self._on_idle(runtime)  # a fail-over may have been missed meanwhile
+                # Only now: if no sentinel reports a primary, the next connect must back off.
+                self.active = self._succeeded = True
             case [b"message", _, bytes(message)] if message.startswith(f"{self._sentinels.service} ".encode()):
                 node = self._sentinels.nodes[self._node_index]
                 await self._sentinels.confirm_switch(node, runtime, runtime.now() + self._call_timeout)
@@ -256,7 +256,7 @@ class SwitchWatcher(PubSubListener):
 
 
 class SentinelPubSub(PubSubListener):
-    """Listens to the primary, wherever that is, and to the sentinels."""
+    """Listens to the current primary, and to the sentinels."""
 
     def __init__(self, sentinels: SentinelSet, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
         self._sentinels, self._switch_watcher = sentinels, SwitchWatcher(sentinels, runtime, registry, call_timeout)

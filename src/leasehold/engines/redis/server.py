@@ -1,7 +1,7 @@
-"""One server: where it is, how to sign in, and what its settings turned out to be.
+"""One server: its address, the sign-in, and its settings.
 
-Signing in and asking for the settings are one trip on every new connection, under the deadline of the call that needed
-it. What is secret stays in here: nothing of it is in an error, a log line or a `repr`.
+Sign-in and settings take one round trip on every new connection, within the deadline of the call that opened it.
+Credentials never appear in an error, a log line or a `repr`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,17 @@ from leasehold.runtime.net.event_loop import LoopStream, connect_in_loop
 
 _log = logging.getLogger("leasehold.redis")
 
-# Trying again will not help: the user, the password, the database or the server's protected mode is in the way.
+# A retry will not help: the user, password, database or protected mode of the server is the reason.
 _PERMANENT_ERRORS: Final = (
     *("NOAUTH", "WRONGPASS", "NOPERM", "DENIED"),
     *("ERR AUTH", "ERR DB index", "ERR SELECT", "ERR unknown command"),
 )
-_ERRORS_INSIDE_SCRIPT: Final = (
-    "ACL failure in script",
-    "ERR The user executing the script",
-)  # nor here; but it was begun
+# Nor here, but the script has started.
+_ERRORS_INSIDE_SCRIPT: Final = ("ACL failure in script", "ERR The user executing the script")
 
-CONNECTION_ERRORS: Final = (
-    OSError,
-    hiredis.ProtocolError,
-)  # what a call raises that got no answer; TimeoutError is among them
+CONNECTION_ERRORS: Final = (OSError, hiredis.ProtocolError)  # raised by a call without a reply; includes TimeoutError
 
-_LOGGED_WARNINGS: Final[set[str]] = set()  # warnings, once in a process
+_LOGGED_WARNINGS: Final[set[str]] = set()  # each is logged once per process
 
 
 def describe_error(error: Exception) -> str:
@@ -50,12 +45,12 @@ def describe_error(error: Exception) -> str:
 
 
 def is_error_reply(reply: Any, prefixes: str | tuple[str, ...]) -> bool:
-    """Whether it is an error reply that begins so."""
+    """Whether this is an error reply that starts with one of the prefixes."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(prefixes)
 
 
 def encode_command(*arguments: bytes | str | int) -> bytes:
-    """One request in the server's protocol."""
+    """One request in the server's protocol (RESP)."""
     parts = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
         raw = argument if isinstance(argument, bytes) else str(argument).encode()
@@ -64,11 +59,9 @@ def encode_command(*arguments: bytes | str | int) -> bytes:
 
 
 class RedisEndpoint:
-    """A place to open connections to. Shared by the twins of an engine and by the listener."""
+    """Opens connections to one server. Shared by a client's engine instances and its listener."""
 
-    handshake_commands: ClassVar[Sequence[tuple[str, ...]]] = (
-        SETTINGS_COMMANDS  # of whoever is met there, behind the sign-in
-    )
+    handshake_commands: ClassVar[Sequence[tuple[str, ...]]] = SETTINGS_COMMANDS  # sent after the sign-in
 
     def __init__(
         self,
@@ -80,7 +73,7 @@ class RedisEndpoint:
         allow_eviction: bool = False,
     ) -> None:
         self.address, self._tls, self._password, self._allow_eviction = address, tls, password, allow_eviction
-        self.settings: ServerSettings | None = None  # None: not asked yet
+        self.settings: ServerSettings | None = None  # None: not read yet
         sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
         sign_in += [("SELECT", str(database))] if database else []
         self._handshake = b"".join(encode_command(*command) for command in (*sign_in, *self.handshake_commands))
@@ -90,10 +83,10 @@ class RedisEndpoint:
         return f"the Redis server at {self.address}"
 
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
-        """A new connection, signed in, to a server fit for locks."""
+        """A new connection, signed in. Raises `ConfigError` if the server's settings are not safe for locks."""
         try:
             return await self._open(runtime, deadline)
-        except (*CONNECTION_ERRORS, UnicodeError) as error:  # a name that is none
+        except (*CONNECTION_ERRORS, UnicodeError) as error:  # UnicodeError: not a host name
             raise Unreachable(f"{self} cannot be reached: {describe_error(error)}", engine="redis") from error
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
@@ -139,12 +132,12 @@ class RedisEndpoint:
                 )
 
     def map_error(self, error: Exception) -> ConfigError | Unavailable:
-        """What an error reply means: try again later, or never."""
-        text = str(error).partition(", with args")[0]  # a server that does not know AUTH says what it was given
+        """`Unavailable` if a retry may help, else `ConfigError`."""
+        text = str(error).partition(", with args")[0]  # a server that does not know AUTH repeats its arguments
         if self._password:
             text = text.replace(self._password, "***")
         if text.startswith(_PERMANENT_ERRORS):
-            return NotPermitted(f"{self} does not permit this by the URL given: {text}")
+            return NotPermitted(f"{self} denied access; check user, password, permissions and database: {text}")
         if text.startswith(_ERRORS_INSIDE_SCRIPT):
-            return ConfigError(f"{self} does not permit what its user needs for this: {text}")
-        return Unavailable(f"{self} refused: {text}", engine="redis")
+            return ConfigError(f"{self} denied a command inside a script; check the permissions of its user: {text}")
+        return Unavailable(f"{self} refused the request: {text}", engine="redis")

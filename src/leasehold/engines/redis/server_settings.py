@@ -1,7 +1,7 @@
-"""What a server's settings mean for locks, read whenever a connection is opened: they may differ after a restart.
+"""What a server's settings mean for locks. They are read on every new connection, since a restart may change them.
 
-An eviction policy may drop a lock that is held: refused, unless asked for. Without a log written at every commit a
-crash forgets grants: said in the traits, and in a warning that names the consequence.
+An eviction policy may drop a held lock: such a server is refused, unless the URL allows it. Unless the append-only file
+is synced at every write, a crash loses grants: the traits say so, and a warning names the consequence.
 """
 
 from __future__ import annotations
@@ -10,63 +10,63 @@ from typing import Final, Literal, NamedTuple
 
 from leasehold.errors import ConfigError, Unavailable
 
-SETTINGS_COMMANDS: Final = (  # one trip, behind the sign-in
+SETTINGS_COMMANDS: Final = (  # one round trip, together with the sign-in
     ("INFO", "server", "memory", "persistence", "replication"),
     ("CONFIG", "GET", "appendfsync"),
 )
-_MIN_MAJOR_VERSION: Final = 7  # scripts that say what they may do, and PXAT
+_MIN_MAJOR_VERSION: Final = 7  # script flags, and PXAT
 
 
 class Unreachable(Unavailable):
-    """No connection could be had: what was to be asked has certainly not been done."""
+    """No connection could be opened: the request was certainly not executed."""
 
 
 class NotPermitted(ConfigError):
-    """Not permitted, by rights or by settings: what was asked has certainly not been done."""
+    """Denied by permissions or settings: the request was certainly not executed."""
 
 
 class ServerSettings(NamedTuple):
-    """None: this user may not ask."""
+    """Fields are None if this user may not read them."""
 
     version: str | None = None
     role: str | None = None
     eviction_policy: str | None = None
-    appendonly: bool | None = None  # appendonly
-    appendfsync: str | None = None  # appendfsync
+    appendonly: bool | None = None
+    appendfsync: str | None = None
 
     @property
     def survives(self) -> Literal["nothing", "restart"]:
         return "restart" if self.appendonly and self.appendfsync == "always" else "nothing"
 
     def check(self, server: str, allow_eviction: bool) -> None:
-        """Raise for a server on which locks would not be what they promise."""
+        """Raise if locks on this server could not keep their promises."""
         major = (self.version or "").partition(".")[0]
         if major.isdecimal() and int(major) < _MIN_MAJOR_VERSION:
             raise NotPermitted(f"{server} runs Redis {self.version}: Leasehold needs Redis 7 or newer, or any Valkey")
         if self.role == "slave":
             raise Unreachable(
-                f"{server} is a replica: it takes no locks; the URL must lead to its primary", engine="redis"
+                f"{server} is a replica and cannot grant locks; use the URL of its primary", engine="redis"
             )
         if self.eviction_policy not in (None, "noeviction") and not allow_eviction:
             raise NotPermitted(
-                f"{server} has maxmemory-policy {self.eviction_policy}, which may drop a held lock: set it to "
-                "noeviction, or accept that with allow_eviction=yes in the URL"
+                f"{server} has maxmemory-policy {self.eviction_policy}, which may evict a held lock; set it to "
+                "noeviction, or accept this with allow_eviction=yes in the URL"
             )
 
     def warning(self, server: str) -> str | None:
-        """What the owner of this server should know, if anything."""
+        """What the operator of this server should know; None: nothing."""
         if self.appendonly is False:
             return (
-                f"{server} keeps no log (appendonly no): when it restarts, every lock is free, also those still held; "
-                "appendonly yes with appendfsync always keeps them"
+                f"{server} has no append-only file (appendonly no): a restart frees every lock, even those still held; "
+                "set appendonly yes and appendfsync always to keep them"
             )
         if self.eviction_policy is None:
-            return f"{server} does not let this user ask for its settings: whether it evicts locks is not known"
+            return f"{server} does not let this user read its settings (INFO): it may evict held locks"
         return None
 
 
 def parse_settings(info: object, fsync_reply: object) -> ServerSettings:
-    """From the replies to ASK; an error instead of a reply leaves its part unknown."""
+    """From the replies to SETTINGS_COMMANDS. If a reply is an error, its fields stay unknown."""
     fields: dict[str, str] = {}
     if isinstance(info, bytes):
         pairs = (line.partition(":") for line in info.decode(errors="replace").splitlines())

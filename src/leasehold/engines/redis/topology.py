@@ -1,7 +1,7 @@
-"""Which connection serves a bucket of names, and how wake-ups travel there.
+"""Which connections serve a bucket of names, and which pub/sub commands it needs.
 
-All keys of a name carry its bucket as their hash tag, so one server always has the whole of it. Here that is the only
-one; behind sentinels (sentinel.py) it moves, in a cluster (cluster.py) there are many. All answer the same questions.
+All keys of a name carry its bucket as their hash tag, so one server has all of them. In this module there is only one
+server. With sentinels (sentinel.py) the primary changes; a cluster (cluster.py) has many. All implement `Topology`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ TLS_OPTIONS: Final[tuple[str, ...]] = (
 )
 
 
-# A server that says so has not carried out the request: it is not, or not now, the one to ask.
+# Error replies of a server that has not executed the request, because it does not serve the name now.
 WRONG_SERVER_ERRORS: Final = ("MOVED", "ASK ", "TRYAGAIN", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
 
 
 class Rejected(NamedTuple):
-    """A request that was not carried out: by whom, if anybody was asked, and why."""
+    """A request that was not executed: why, and by which server; None: no server was known."""
 
     error: Exception
     connections: Connections | None = None
 
     @property
     def retryable(self) -> bool:
-        """Whether another may carry it out, or this one later."""
+        """Whether another server may execute it, or this one later."""
         return isinstance(self.error, Unreachable) or is_error_reply(self.error, WRONG_SERVER_ERRORS)
 
     def map_error(self) -> LeaseholdError:
@@ -57,32 +57,33 @@ class Rejected(NamedTuple):
 
 
 class Topology(Protocol):
-    """What one twin of the engine asks of a deployment."""
+    """What an engine instance needs to know about a deployment."""
 
     pubsub_commands: PubSubCommands
-    names_can_move: bool  # a name may be elsewhere in a moment: it is worth asking again
+    names_can_move: bool  # another server may soon serve a name: retry
 
     @property
     def survives(self) -> Literal["nothing", "restart"] | None:
-        """What its settings make of it; None: not known yet."""
+        """As the server's settings allow; None: not known yet."""
 
     def connections(self, tag: str) -> Connections | None:
-        """To the server that has the bucket with this hash tag; None: that has to be found out first."""
+        """To the server that has the bucket with this hash tag; None: call `find` first."""
 
     async def find(self, deadline: float) -> None:
-        """Find out where names are. Raises `Unreachable` if nobody says so by then."""
+        """Discover which servers have the names. Raises `Unreachable` if that fails by the deadline."""
 
     async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections | None:
-        """Where to ask instead, perhaps after a pause; None: nowhere. Raises `Unreachable` if that is not in time."""
+        """Where to send the request instead, perhaps after a pause; None: nowhere. Raises `Unreachable` if that is not
+        known by the deadline."""
 
     async def all_connections(self, deadline: float) -> Iterable[Connections]:
-        """To every server that has any, for what concerns all names."""
+        """To every server that has names."""
 
     def mark_stale(self, connections: Connections) -> None:
-        """This server is not, or no longer, the one to ask."""
+        """This server does not serve its names any more, or cannot be reached: discover again."""
 
     def is_replaced(self, connections: Connections) -> bool:
-        """Whether another has taken over from this server since it was asked, and it may not know."""
+        """Whether another server has replaced this one as primary. This one may not know that yet."""
 
     def close(self) -> None: ...
 
@@ -94,7 +95,7 @@ def make_connections(server: RedisEndpoint, runtime: Runtime) -> Connections:
 
 
 async def pause_before_retry(runtime: Runtime, tries: int, deadline: float) -> bool:
-    """Before asking again, longer from turn to turn. False: the deadline would come first."""
+    """Sleep before a retry, longer each time. False: the deadline would come first."""
     pause = backoff(tries, 0.02, 0.3, 0.5 + runtime.random() / 2)
     if runtime.now() + pause >= deadline:
         return False
@@ -105,7 +106,7 @@ async def pause_before_retry(runtime: Runtime, tries: int, deadline: float) -> b
 async def rediscover(
     topology: Topology, runtime: Runtime, tag: str, rejected: Rejected, tries: int, deadline: float
 ) -> Connections:
-    """Where the name is after a pause, by whoever knows; again until somebody does. Unreached: not by the deadline."""
+    """Pause and discover where the name is, until that succeeds. Raises `Unreachable` at the deadline."""
     reason = ""
     while await pause_before_retry(runtime, tries, deadline):
         try:
@@ -118,7 +119,7 @@ async def rediscover(
 
 
 class SingleServer:
-    """One server for all."""
+    """One server for all names."""
 
     names_can_move = False
 
@@ -134,7 +135,7 @@ class SingleServer:
         return self._connections
 
     async def find(self, deadline: float) -> None:
-        """It is where the URL says."""
+        """Nothing to discover: the URL has the address."""
 
     async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> None:
         return None
@@ -143,7 +144,7 @@ class SingleServer:
         return (self._connections,)
 
     def mark_stale(self, connections: Connections) -> None:
-        connections.hang_up()  # behind its address there may be another by now
+        connections.hang_up()  # another server may have this address by now
 
     def is_replaced(self, connections: Connections) -> bool:
         return False
@@ -156,19 +157,19 @@ class SingleServer:
 
 
 class RedisOptions(NamedTuple):
-    """What the URL says beside the place."""
+    """The options in the URL."""
 
     min_replicas: int = 0
     allow_eviction: bool = False
 
 
 def parse_single_server(config: EngineConfig) -> tuple[RedisEndpoint, RedisOptions]:
-    """`redis://`, `rediss://` and `redis+unix://`, read and checked. Opens nothing."""
+    """Parse and check a `redis://`, `rediss://` or `redis+unix://` URL. Opens no connection."""
     return parse_server_as(config, RedisEndpoint)
 
 
 def parse_server_as(config: EngineConfig, server_class: Callable[..., S]) -> tuple[S, RedisOptions]:
-    """The same, as another kind of server."""
+    """The same for another class of server."""
     parsers: dict[str, Callable[[str], object]] = {"min_replicas": parse_count, "allow_eviction": parse_bool}
     secure, unix_socket = config.scheme == "rediss", config.scheme == "redis+unix"
     if secure:
@@ -180,11 +181,11 @@ def parse_server_as(config: EngineConfig, server_class: Callable[..., S]) -> tup
         parts = urlsplit(config.url)
         port = parts.port
     except ValueError:
-        raise ConfigError(f"this {config.scheme}:// URL cannot be read: is the port a number?") from None
+        raise ConfigError(f"this {config.scheme}:// URL is not valid; is the port a number?") from None
     if unix_socket:
         address, database = SocketAddress(path=unquote(parts.path)), cast(int, url_options.get("db", 0))
         if not address.path or parts.hostname:
-            raise ConfigError("redis+unix:// takes the path of a socket: redis+unix:///run/redis/redis.sock?db=0")
+            raise ConfigError("a redis+unix:// URL needs the path of a socket: redis+unix:///run/redis/redis.sock?db=0")
     else:
         address, database = SocketAddress(_host(parts), port or _PORT), _database(config.scheme, parts)
     tls = (
@@ -202,7 +203,7 @@ def _host(parts: SplitResult) -> str:
     try:
         host.encode("idna")
     except UnicodeError as bad:
-        raise ConfigError(f"{host!r} is no name a host could have: {bad}") from None
+        raise ConfigError(f"{host!r} is not a valid host name: {bad}") from None
     return host
 
 
@@ -211,22 +212,22 @@ def _database(scheme: str, parts: SplitResult) -> int:
     if not text:
         return 0
     if not text.isdecimal() or "/" in parts.path[1:].rstrip("/"):
-        raise ConfigError(f"the path of a {scheme}:// URL is the number of a database, such as /0")
+        raise ConfigError(f"the path of a {scheme}:// URL must be a database number, such as /0")
     return int(text)
 
 
 def tls_context(scheme: str, tls_options: dict[str, str]) -> ssl.SSLContext:
-    """The options have the names redis-py gives them, so that a URL can be taken along."""
+    """The options have the same names as in redis-py, so that its URLs can be reused."""
     certificates = tls_options.get("ssl_cert_reqs", "required")
     if certificates not in ("required", "none"):
-        raise ConfigError(f"ssl_cert_reqs is required or none, not {certificates!r}")
+        raise ConfigError(f"ssl_cert_reqs must be 'required' or 'none', not {certificates!r}")
     try:
         context = ssl.create_default_context(cafile=tls_options.get("ssl_ca_certs"))
         if "ssl_certfile" in tls_options:
             context.load_cert_chain(tls_options["ssl_certfile"], tls_options.get("ssl_keyfile"))
         context.check_hostname = certificates == "required" and parse_bool(tls_options.get("ssl_check_hostname", "yes"))
     except (OSError, ValueError) as bad:
-        raise ConfigError(f"the TLS options of this {scheme}:// URL cannot be used: {bad}") from bad
+        raise ConfigError(f"invalid TLS options in this {scheme}:// URL: {bad}") from bad
     if certificates == "none":
         context.verify_mode = ssl.CERT_NONE
     return context
@@ -234,12 +235,12 @@ def tls_context(scheme: str, tls_options: dict[str, str]) -> ssl.SSLContext:
 
 def parse_count(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"a whole number of 0 or more, not {text!r}")
+        raise ValueError(f"must be a whole number of 0 or more, not {text!r}")
     return int(text)
 
 
 def parse_bool(text: str) -> bool:
     value = {"yes": True, "true": True, "no": False, "false": False}.get(text.lower())
     if value is None:
-        raise ValueError(f"yes or no, not {text!r}")
+        raise ValueError(f"must be yes or no, not {text!r}")
     return value

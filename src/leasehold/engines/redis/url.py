@@ -1,4 +1,4 @@
-"""What a URL of several servers says: `redis+sentinel://` and `redis+cluster://`, read and checked. Opens nothing.
+"""Parses and checks URLs of several servers: `redis+sentinel://` and `redis+cluster://`. Opens no connection.
 
 redis+sentinel://user:password@host1:26379,host2:26379/service/0?sentinel_user=...&sentinel_password=...
 redis+cluster://user:password@host1:6379,host2:6379?tls=yes
@@ -23,13 +23,13 @@ _SENTINEL_PORT: Final = 26379
 
 
 class MultiServerUrl(NamedTuple):
-    """Whom to ask where names are, and how to sign in there and at the servers found."""
+    """The servers to query, and how to sign in to them and to the servers they report."""
 
     nodes: list[DiscoveryNode]
     make_server: Callable[[SocketAddress], RedisEndpoint]
     make_node: Callable[[SocketAddress], DiscoveryNode]
     options: RedisOptions
-    service: str = ""  # that the sentinels watch over
+    service: str = ""  # watched by the sentinels
 
 
 def parse_sentinel_url(config: EngineConfig) -> MultiServerUrl:
@@ -38,8 +38,8 @@ def parse_sentinel_url(config: EngineConfig) -> MultiServerUrl:
     service, _, database = path.partition("/")
     if not service or (database and not database.isdecimal()):
         raise ConfigError(
-            "the path of a redis+sentinel:// URL is the name of a service, and the number of a database if that is "
-            "not 0: redis+sentinel://host1,host2,host3/mymaster/0"
+            "the path of a redis+sentinel:// URL must be a service name, optionally followed by a database number: "
+            "redis+sentinel://host1,host2,host3/mymaster/0"
         )
     tls = _make_tls_context(config, url_options, bool(url_options.get("tls")))
     sentinel_tls = _make_tls_context(config, url_options, bool(url_options.get("sentinel_tls", url_options.get("tls"))))
@@ -66,7 +66,7 @@ def parse_cluster_url(config: EngineConfig) -> MultiServerUrl:
     url_options = config.accept(**_COMMON_OPTIONS)
     user, password, hosts, path = _split_url(config)
     if path.strip("/") not in ("", "0"):
-        raise ConfigError("a Redis cluster has one database: a redis+cluster:// URL has no path")
+        raise ConfigError("a redis+cluster:// URL must have no path: a Redis cluster has only one database")
     tls = _make_tls_context(config, url_options, bool(url_options.get("tls")))
     options, remap = (
         _make_options(url_options),
@@ -85,7 +85,7 @@ def parse_cluster_url(config: EngineConfig) -> MultiServerUrl:
 
 
 def _split_url(config: EngineConfig) -> tuple[str, str, str, str]:
-    """User, password, hosts, path. Not from config.target, which is decoded: a password may hold any character."""
+    """User, password, hosts, path. Not from config.target, which is decoded: a password may contain any character."""
     after_scheme = config.url.partition("://")[2].partition("?")[0]
     authority, _, path = after_scheme.partition("/")
     credentials, _, hosts = authority.rpartition("@")
@@ -99,9 +99,9 @@ def _parse_addresses(config: EngineConfig, hosts: str, port: int) -> list[Socket
             [_parse_address(host, port) for host in hosts.split(",")] if hosts else [SocketAddress("localhost", port)]
         )
     except ValueError as bad:
-        raise ConfigError(f"the hosts of this {config.scheme}:// URL: {bad}") from None
+        raise ConfigError(f"invalid hosts in this {config.scheme}:// URL: {bad}") from None
     if len(set(found)) < len(found):
-        raise ConfigError(f"a host is given twice in this {config.scheme}:// URL")
+        raise ConfigError(f"this {config.scheme}:// URL names the same host and port twice")
     return found
 
 
@@ -111,17 +111,17 @@ def _parse_address(text: str, default_port: int = 0) -> SocketAddress:
         host, port = text, str(default_port)
     host = host.strip("[]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ValueError("a host and a port, host:6379, several parted by commas")
+        raise ValueError("expected HOST:PORT, separated by commas, such as host1:6379,host2:6379")
     return SocketAddress(unquote(host), int(port))
 
 
 def _parse_remap(text: str) -> dict[SocketAddress, SocketAddress]:
-    """`announced=reached`, parted by commas: where this client finds what servers call themselves."""
+    """`announced=reached`, separated by commas: where this client reaches an address that servers announce."""
     found = {}
     for pair in text.split(","):
         announced, equals, reached = pair.partition("=")
         if not equals:
-            raise ValueError("pairs such as 10.0.0.5:6379=localhost:7001, parted by commas")
+            raise ValueError("expected pairs such as 10.0.0.5:6379=localhost:7001, separated by commas")
         found[_parse_address(announced)] = _parse_address(reached)
     return found
 
@@ -144,5 +144,5 @@ def _make_tls_context(config: EngineConfig, url_options: dict[str, object], enab
     if enabled:
         return tls_context(config.scheme, tls_options)
     if tls_options and not url_options.get("tls") and not url_options.get("sentinel_tls"):
-        raise ConfigError(f"{', '.join(sorted(tls_options))}: for TLS, say tls=yes in the URL")
+        raise ConfigError(f"{', '.join(sorted(tls_options))}: add tls=yes to the URL to use TLS")
     return None

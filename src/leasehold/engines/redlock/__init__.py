@@ -1,15 +1,15 @@
 """The Redlock engine: locks by a majority of independent Redis servers.
 
-quorum.py         why it is safe, and what the answers of the nodes mean together: read this first
-engine.py         the verbs: one round of all nodes each
+quorum.py         the safety argument, and how the nodes' answers are counted: read this first
+engine.py         the verbs: one round to all nodes each
 attempt.lua  confirm.lua  renew.lua  rejoin.lua  release.lua  break.lua  clock_limits.lua
                   what one node decides, over lock_state.lua and inspect.lua of the Redis engine
-renew.py          renewal by majority, and rejoining nodes that lost a grant
-inspect.py        every node's view of a name, merged
-broadcast.py      one request to all nodes at once, and who answered
-node.py           one node: whether to wait for it, and which releases it missed
+renew.py          renewal by majority, and rejoining on nodes that lost a grant
+inspect.py        inspection: merges the nodes' views of a name
+broadcast.py      sends one request to all nodes at once, and collects the answers
+node.py           one node: its backoff, and the releases it missed
 pubsub.py         wake-ups from all nodes, read by one thread
-protocol.py       requests as bytes; what replies mean
+protocol.py       encodes requests; decodes replies
 client_state.py   what a client's two engine instances share
 url.py            redlock:// URLs
 """

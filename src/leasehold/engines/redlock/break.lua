@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
--- End this node's part of the grant that has this token, whoever owns it, and tell its owner. No successor has it.
--- ARGV  1 token  2 mark: of the claim known to have it elsewhere, which may have another here, or wait; or nothing
--- Reply the mark of what was ended; nothing: no such grant
+-- End this node's vote for the grant that has this token, whichever claim owns it, and notify its client. No later
+-- grant has that token.
+-- ARGV  1 token  2 id hash of the claim that has the token on other nodes, or ''; here it may have another, or wait
+-- Reply id hash of the claim whose vote was ended; '': no such grant
 local raw = redis.call('GET', NAME)
 if not raw then return '' end
 local lock_state = cmsgpack.unpack(raw)
@@ -11,7 +12,7 @@ local token, broken = tonumber(ARGV[1]), ''
 expire_holders()
 for _, entry in ipairs(holders) do
   local matches = entry.token == token or entry.id_hash == ARGV[2]
-  -- What cools for a delay guards against a holder not yet told: a repeated break must not cut it short.
+  -- A delay protects against a holder that does not know of the break yet: a second break must not cut it short.
   if matches and (entry.state == HELD or (entry.state == COOLING and entry.delay == 0)) then
     broken = entry.id_hash
     if entry.state == HELD then notify(entry.client, 'lost', entry.id_hash, 0) end

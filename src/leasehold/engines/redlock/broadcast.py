@@ -1,12 +1,12 @@
-"""One question to all nodes, at once, and what each of them made of it.
+"""Sends one request to all nodes at once, and collects their answers.
 
-Blocking, a caller has a bundle of connections, one to each node, for as long as a call lasts. Under asyncio all tasks
-share one connection to each. Either way the nodes are asked by the caller's own thread or task, before any answer is
-awaited.
+In blocking mode a call uses a group of connections, one to each node, which no other call uses meanwhile. Under asyncio
+all tasks share one connection to each node. In both, the caller's own thread or task sends to all nodes before it waits
+for any answer.
 
-A round lasts until all nodes have answered, but not for long: once their answers decide it, the others have only their
-patience, which is short against the ttl; undecided, until the deadline. Who has not answered by then is sent the
-`compensation`, behind what it was asked, and rests for a while.
+A round ends when all nodes have answered. Once the answers decide the result, the caller waits for the other nodes only
+for a straggler timeout, which is short compared with the ttl; until then, until the deadline. A node that has not
+answered by then gets the `compensation` after its request, and the client skips it for a while.
 """
 
 from __future__ import annotations
@@ -30,32 +30,29 @@ from leasehold.runtime.net.fanout_event_loop import gather_answers
 
 T = TypeVar("T")
 
-_MAX_IDLE: Final = 64  # bundles kept while nobody uses them
-_STRAGGLER_TIMEOUT: Final = (
-    0.05,
-    0.5,
-)  # seconds: the least and the most that is waited for a node whose answer is not needed
+_MAX_IDLE: Final = 64  # unused connection groups that are kept
+_STRAGGLER_TIMEOUT: Final = (0.05, 0.5)  # seconds to wait for a node whose answer is not needed: least and most
 _STRAGGLER_TTL_SHARE: Final = 0.1  # of the ttl
-_COMPENSATION_GRACE: Final = 0.5  # that a connection is kept beyond the deadline: the regret goes behind what was asked
+_COMPENSATION_GRACE: Final = 0.5  # seconds a connection lives after the deadline, for the compensation
 _NO_NODES: Final[Mapping[int, Sequence[bytes]]] = {}
 
 
 class RoundResult(NamedTuple):
-    """What the nodes said, by number; and why the others did not."""
+    """The replies by node index, and the errors of the other nodes."""
 
     replies: dict[int, list[Any]]
     errors: dict[int, Exception]
 
     def decode_first(self, decode: Callable[[Any], T]) -> dict[int, T]:
-        """The first reply of each, as it is to be read."""
+        """The first reply of each node, decoded."""
         return self._decode({index: replies[0] for index, replies in self.replies.items()}, decode)
 
     def decode_all(self, decode: Callable[[list[Any]], T]) -> dict[int, T]:
-        """All replies of each."""
+        """All replies of each node, decoded."""
         return self._decode(dict(self.replies), decode)
 
     def _decode(self, raw_replies: dict[int, Any], decode: Callable[[Any], T]) -> dict[int, T]:
-        """What cannot be read is no answer, whatever the others say."""
+        """A node whose reply cannot be decoded counts as one that did not answer."""
         decoded: dict[int, T] = {}
         for index, reply in raw_replies.items():
             try:
@@ -71,12 +68,12 @@ Decided: TypeAlias = Callable[[Mapping[int, list[Any]]], bool]
 
 
 class Fanout(Protocol):
-    """How the nodes are reached."""
+    """How requests reach the nodes."""
 
     async def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer: ...
 
     def post(self, index: int, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
-        """Send behind everything sent so far, and wait for nothing. False: cannot be done here."""
+        """Send after all requests in flight, without waiting. False: not possible here."""
 
     def close(self) -> None: ...
 
@@ -84,7 +81,7 @@ class Fanout(Protocol):
 
 
 class Broadcaster:
-    """Of one engine."""
+    """Runs the rounds of one engine instance."""
 
     def __init__(self, nodes: Sequence[RedlockNode], runtime: Runtime) -> None:
         self.nodes, self._runtime, self.quorum = nodes, runtime, majority(len(nodes))
@@ -99,8 +96,8 @@ class Broadcaster:
         decided: Decided,
         compensation: Callable[[], bytes] = bytes,
     ) -> RoundResult:
-        """Ask all nodes the same, or some of them each its own; what is packed are calls of one script, as many for
-        each."""
+        """Send the same calls to all nodes, or to each node in the mapping its own. All are calls of one script, and
+        each node gets the same number of them."""
         now = self._runtime.now()
         calls, backed_off = (packed, _NO_NODES) if isinstance(packed, Mapping) else self._choose_nodes(now, packed)
         straggler_deadline = now + min(
@@ -108,7 +105,7 @@ class Broadcaster:
         )
 
         def is_enough(answers: AnswersByServer) -> bool:
-            # Those that do not know the script have to be asked once more, and not by the deadline.
+            # Nodes that do not know the script need a second request, so do not wait until the deadline.
             return bool(_nodes_without_script(answers)) or decided(_valid_replies(answers))
 
         answers = await self._ask(calls, WaitPolicy(straggler_deadline, deadline, is_enough), compensation, backed_off)
@@ -151,7 +148,7 @@ class Broadcaster:
         policy: WaitPolicy,
         compensation: Callable[[], bytes],
     ) -> AnswersByServer:
-        """The same question to nodes that do not know the script, or forgot it: they learn it by its text."""
+        """The same request with the script's text, for nodes that do not know the script."""
 
         def with_text(by_node: Mapping[int, Packed]) -> dict[int, Packed]:
             return {
@@ -162,7 +159,7 @@ class Broadcaster:
         return await self._ask(with_text(calls), policy, compensation, with_text(later))
 
     def _choose_nodes(self, now: float, packed: Packed) -> tuple[dict[int, Packed], dict[int, Packed]]:
-        """Those worth asking, and the others. One whose rest is over is asked by one call first."""
+        """The nodes to ask, and those in backoff. When a node's backoff is over, one call tries it first."""
         available, backed_off = {}, {}
         for index, node in enumerate(self.nodes):
             if node.backoff_until <= now:
@@ -187,18 +184,18 @@ class Broadcaster:
     def _record_failure(self, index: int, failure: Exception | None) -> Exception:
         node = self.nodes[index]
         if failure is None:
-            return Unavailable(f"{node} was not asked: it did not answer lately", engine="redlock")
+            return Unavailable(f"{node} was skipped: it did not answer recently", engine="redlock")
         node.on_failure(self._runtime.now(), self._runtime.random())
         if isinstance(failure, LeaseholdError):
             if isinstance(failure, ConfigError) and not node.accepted_once:
-                raise failure  # never fit for locks: whoever configured this has to know, whatever the others say
+                raise failure  # never usable: a configuration error, even if the other nodes answered
             return failure
         error = Unavailable(f"{node} did not answer: {describe_error(failure)}", engine="redlock")
         error.__cause__ = failure
         return error
 
     def no_majority_error(self, result: RoundResult, what: str) -> LeaseholdError:
-        """Nothing can be said without a majority: which node said what."""
+        """The error of a round without a majority; its text has each node's error."""
         summary = f"{len(result.replies)} of {len(self.nodes)} nodes answered, {self.quorum} are needed"
         reasons = "; ".join(str(error) for _, error in sorted(result.errors.items()))
         if sum(isinstance(error, ConfigError) for error in result.errors.values()) >= self.quorum:
@@ -222,7 +219,7 @@ def _join_calls(packed: Mapping[int, Packed]) -> dict[int, bytes]:
 
 
 def _valid_replies(answers: AnswersByServer) -> dict[int, list[Any]]:
-    """The answers that are one."""
+    """The answers without exceptions and error replies."""
     return {
         index: answer
         for index, answer in answers.items()
@@ -237,7 +234,7 @@ def _nodes_without_script(answers: AnswersByServer) -> list[int]:
 
 
 class BlockingFanout:
-    """Of the blocking runtime. Used by many threads: single steps on a list."""
+    """For the blocking runtime. Used by many threads: each access to the list is one atomic step."""
 
     def __init__(self, nodes: Sequence[RedlockNode], runtime: Runtime) -> None:
         self._nodes, self._runtime = nodes, runtime
@@ -253,10 +250,10 @@ class BlockingFanout:
             self._connection_groups[id(connections)] = connections
         try:
             answers = connections.request_all(requests, count, policy)
-        except BaseException:  # torn apart anywhere: an answer still to come must never be taken for another's
+        except BaseException:  # a late reply must never be taken for the reply to another call
             self._drop(connections)
             raise
-        if len(self._idle) < _MAX_IDLE and not self._closed:  # whoever did not answer was dropped from it
+        if len(self._idle) < _MAX_IDLE and not self._closed:  # connections without an answer are closed already
             self._idle.append(connections)
         else:
             self._drop(connections)
@@ -267,7 +264,7 @@ class BlockingFanout:
         connections.close()
 
     def post(self, index: int, packed: bytes, deadline: float, done: Callable[[Any], None]) -> bool:
-        return False  # what was under way went with its connection, and `compensation` behind it
+        return False  # a call that was given up sent its `compensation` and closed its connection
 
     def close(self) -> None:
         self._closed = True
@@ -285,7 +282,7 @@ class BlockingFanout:
 
 
 class AsyncFanout:
-    """Of the asyncio runtime."""
+    """For the asyncio runtime."""
 
     def __init__(self, nodes: Sequence[RedlockNode], runtime: Runtime) -> None:
         self._now = runtime.now
@@ -297,7 +294,7 @@ class AsyncFanout:
         broken = [
             n for n, answer in answers.items() if isinstance(answer, OSError) and not isinstance(answer, TimeoutError)
         ]
-        if broken:  # in the middle: a new connection is made, and the question repeated, once
+        if broken:  # repeat the request once, on a new connection
             answered = {index: answer for index, answer in answers.items() if index not in broken}
             retries = FanoutRequests({index: all_requests[index] for index in broken})
             answers = answered | await self._gather(retries, count, policy.combined_with(answered))

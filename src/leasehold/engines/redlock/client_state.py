@@ -1,4 +1,4 @@
-"""What the twins of one client share: the nodes, the subscriptions, and the numbers that requests carry."""
+"""What a client's engine instances share: nodes, subscriptions, and the numbers of requests."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from leasehold.engines.redlock.node import RedlockNode
 from leasehold.engines.redlock.pubsub import NodeSubscriptions
 from leasehold.runtime.base import Runtime
 
-_INITIAL_LEAD: Final = (
-    3_000  # microseconds that a proposal is ahead of the clock at first, so that every node can agree to it
-)
+_INITIAL_LEAD: Final = 3_000  # microseconds that proposals are ahead of the clock at first, so that all nodes can agree
 _MAX_LEAD: Final = 1_000_000
 
 
 class ProposalClock:
-    """Rising numbers near the clock. A request's number is the token it proposes, and tells it from earlier requests of
-    its claim: what gives back one of them leaves alone what a later one got."""
+    """Rising numbers near the clock. A request's number is the token it proposes, and orders the requests of a claim:
+    the release of an earlier request does not affect what a later one got."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._wall, self._runtime = runtime.wall, runtime
         self._last, self._lead, self._last_ticket = 0, _INITIAL_LEAD, 0
-        self._tickets: dict[str, int] = {}  # by mark: of those who wait
+        self._tickets: dict[str, int] = {}  # by id hash, of waiters
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -36,7 +34,7 @@ class ProposalClock:
             return self._last
 
     def observe_answers(self, proposed: int, tokens: Iterable[int], ticket: int) -> None:
-        """From answers: nodes whose clocks are ahead of this one's, and lines that others stand in."""
+        """Learn from answers: how far nodes' clocks are ahead of this one, and the highest queued ticket."""
         ahead = [token - proposed for token in tokens if 0 < token - proposed < _MAX_LEAD]
         with self._mutex:
             if ahead:
@@ -48,8 +46,8 @@ class ProposalClock:
             self._last = max(self._last, token)
 
     def assign_ticket(self, id_hash: str) -> int:
-        """When it came, the same for all nodes. Later than any that was seen in a line: whose clock is slow does not go
-        first."""
+        """The time of arrival, the same for all nodes. Later than any ticket this client has seen in a queue, so that a
+        slow clock gives no advantage."""
         ticket = self._tickets.get(id_hash)
         if ticket is None:
             with self._mutex:
@@ -62,7 +60,7 @@ class ProposalClock:
 
 
 class RedlockClientState:
-    """On the shelf of their book."""
+    """In `ClaimRegistry.shared`."""
 
     def __init__(
         self, nodes: Sequence[RedlockNode], subscriptions: NodeSubscriptions, proposals: ProposalClock

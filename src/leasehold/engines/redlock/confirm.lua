@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- Have this node's counter reach the token agreed on, while the claim still holds here: see agreement.py.
--- ARGV  1 mark  2 token  3 number: of this request
--- Reply 1: so it is; 0: the claim does not hold here any more, or its token here is higher
+-- Raise this node's counter to the agreed token, if the claim still has this node's vote: see quorum.py.
+-- ARGV  1 id hash  2 token  3 number: of this request
+-- Reply 1: confirmed; 0: the claim no longer has the vote, or its token here is higher
 --@ clock_limits.lua
 local raw = redis.call('GET', NAME)
 if not raw then return 0 end

@@ -1,15 +1,15 @@
-"""The verbs of the Redlock engine: each is a round of all nodes, and means what their majority says.
+"""The verbs of the Redlock engine. Each is one round to all nodes, and its result is that of a majority.
 
-Why it is safe is at the top of `quorum.py`: majorities share a node, and tokens are confirmed by one. What a node
-decides is one script there, one atomic step (`attempt.lua` and its neighbours, over `machine.lua` of the Redis
-engine).
+The safety argument is at the top of `quorum.py`: majorities share a node, and a majority confirms each token. What one
+node decides is one script, an atomic step (`attempt.lua` and its siblings, over `lock_state.lua` of the Redis engine).
 
-- **Failure leaves nothing.** A claim that got some nodes and no majority gives them back before it is told; what may
-  still be on its way is followed by a release on the same connection, or the first thing a node hears when it is back.
-- **What gives back is numbered.** It may be carried out late, after the same claim has asked again: a node leaves
-  alone what a request with a higher number got. Else a holder would count a node that has just let go.
-- **The line.** Nodes order it by the client's ticket, so all agree whose turn it is. Where several came at once and
-  none got a majority, each puts its nodes back in line, and every node then turns to the same one.
+- **A failed attempt leaves nothing behind.** A claim that got votes but no majority returns them before the attempt is
+  answered. A request that may still be executed late is followed by a release on the same connection, or the node gets
+  the release first when it is back.
+- **Such a release is numbered.** It may be executed late, after the same claim has attempted again. So a node keeps a
+  vote that a request with a higher number got; else a holder would count on a vote that has just been withdrawn.
+- **The queue.** Nodes order it by the clients' tickets, so all agree who is next. If several claims arrive at once and
+  none gets a majority, each requeues its votes, and every node then votes for the same claim.
 """
 
 from __future__ import annotations
@@ -37,26 +37,18 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
 TRAITS: Final = Traits(
-    liveness="ttl",
-    clock="engine",
-    fencing=True,
-    fair=False,  # as good as the clocks of the clients
-    push=True,
+    fair=False,  # the order is only as good as the clients' clocks
     shared=False,
     max_limit=1,
     slots=False,
-    outlives=True,
-    break_notice=True,
-    min_ttl=0.0,
-    ttl_step=0.0,
-    survives="minority",  # at best: the settings of the nodes decide
+    survives="minority",  # at best: depends on the nodes' settings
 )
 _TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
 
 _PING: Final = encode_command("PING")
-_POLL_INTERVAL: Final = 0.2  # a client without subscriptions looks about so often
-_MAX_TRIES: Final = 3  # of one that does not wait, when perhaps nobody has a majority
-_RETRY_DELAY: Final = 0.02  # seconds at most between them: whoever comes back first finds the nodes free
+_POLL_INTERVAL: Final = 0.2  # seconds, on average, between attempts of a waiter without subscriptions
+_MAX_TRIES: Final = 3  # of an attempt without `queue`, if perhaps no claim has a majority
+_RETRY_DELAY: Final = 0.02  # seconds at most between them, random: the first to return finds the nodes free
 
 
 class RedlockEngine:
@@ -90,7 +82,7 @@ class RedlockEngine:
         subscriptions = self._subscriptions
         if claim.queue:
             self._registry.shared["contended"] = True
-            self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
+            self._registry.add_waiter(claim, self._runtime)  # before the request (E4)
             subscriptions.reset_waiter(claim.id_hash)
             if not subscriptions.active:
                 await subscriptions.wait_active(self._runtime, deadline)
@@ -105,12 +97,12 @@ class RedlockEngine:
         if isinstance(answer, Grant):
             subscriptions.remove_waiter(claim.id_hash)
             self._proposals.drop_ticket(claim.id_hash)
-            if not subscriptions.active:  # whoever holds is told of a break: the trait `break_notice`
+            if not subscriptions.active:  # the holder must be notified of a break: `traits.break_notice`
                 await subscriptions.wait_active(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
         return answer or Busy()
 
     async def _attempt_round(self, claim: Claim, deadline: float) -> Grant | Busy | None:
-        """One round, and what it takes to make it a grant or to undo it. None: perhaps nobody has a majority."""
+        """One round, and what is needed to complete or to undo it. None: perhaps no claim has a majority."""
         keys, number = self._requests.name_keys(claim.namespace, claim.name), self._proposals.next_number()
         ticket = self._proposals.assign_ticket(claim.id_hash) if claim.queue else 0
         packed = self._requests.attempt(keys, claim, number, ticket)
@@ -140,15 +132,14 @@ class RedlockEngine:
                 await self._repair_minority(claim._replace(token=token), keys, to_repair, deadline)
             return Grant(token, quorum.majority_life([taken[n].life for n in confirmed_by], self._quorum))
         if len(node_answers) < self._quorum:
-            raise self._broadcaster.no_majority_error(
-                result, f"{claim.name} could not be asked for"
-            )  # what was taken is forgotten
+            # The client then calls forget(), which returns the votes.
+            raise self._broadcaster.no_majority_error(result, f"could not attempt {claim.name}")
         if taken:
             reserved_at = await self._undo(claim, keys, list(taken), number, ticket, deadline)
             if not quorum.is_outvoted(refused.values(), self._quorum):
                 for n in reserved_at:
                     self._subscriptions.on_node_reservation(claim.id_hash, n)
-        if not claim.queue:  # nobody asks for it again, or gives it up: what a lost answer told of would stay
+        if not claim.queue:  # no later attempt or release follows: return votes whose answers were lost
             self._add_missed_releases(claim, self._requests.undo_attempt(keys, claim, number), result.errors)
         for n, node_answer in refused.items():
             if claim.queue:
@@ -167,8 +158,8 @@ class RedlockEngine:
     async def _agree_token(
         self, claim: Claim, keys: NameKeys, tokens: dict[int, int], number: int, deadline: float
     ) -> tuple[int, list[int]]:
-        """The token of the grant, and the nodes, a majority, that confirmed it. An error leaves it to the caller to
-        forget the claim."""
+        """The token of the grant, and the majority of nodes that confirmed it. If this raises, the caller must forget
+        the claim."""
         token, is_agreed = quorum.agree_token(tokens, self._quorum, number)
         confirmed_by = [n for n, answer in tokens.items() if answer == token]
         if not is_agreed:
@@ -178,7 +169,7 @@ class RedlockEngine:
                 self._scripts.confirm, calls, deadline, claim.ttl, lambda replies: self._is_confirmed(replies)
             )
             if not self._is_confirmed(result.replies):
-                raise self._broadcaster.no_majority_error(result, f"the token of {claim.name} could not be agreed on")
+                raise self._broadcaster.no_majority_error(result, f"could not agree on a token for {claim.name}")
             confirmed_by = [n for n, (reply,) in result.replies.items() if reply == 1]
         self._proposals.observe_token(token)
         return token, confirmed_by
@@ -187,8 +178,8 @@ class RedlockEngine:
         return bool(sum(reply[0] == 1 for reply in replies.values()) >= self._quorum)
 
     async def _repair_minority(self, claim: Claim, keys: NameKeys, to_repair: list[int], deadline: float) -> None:
-        """Nodes that heard of the last release later than others still have this claim in line, and some may have it by
-        another token: they are to join in the grant, or to forget the place. The grant does not depend on it."""
+        """Nodes that got the last release later than others still have this claim queued, and some may have it with
+        another token. They join the grant, or drop the claim from the queue. The grant does not depend on it."""
         number = self._proposals.next_number()
         packed = self._requests.rejoin(keys, claim, number)
         await self._broadcaster.run_round(
@@ -203,8 +194,8 @@ class RedlockEngine:
     async def _undo(
         self, claim: Claim, keys: NameKeys, taken: list[int], number: int, ticket: int, deadline: float
     ) -> list[int]:
-        """Give back too few nodes for a grant: into the line, if it stands there. Those where it has its turn at
-        once."""
+        """Return votes that are too few for a grant; with a ticket, requeue the claim on those nodes. Returns the nodes
+        that reserved the name for the claim at once."""
         packed = self._requests.undo_attempt(keys, claim, number, ticket)
         result = await self._broadcaster.run_round(
             self._scripts.release, {n: [packed] for n in taken}, deadline, claim.ttl, _never_decided
@@ -232,11 +223,11 @@ class RedlockEngine:
             result = await self._broadcaster.run_round(
                 self._scripts.release, [packed], deadline, claim.ttl, lambda replies: len(replies) >= self._quorum
             )
-        except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
+        except ConfigError as error:  # the grant was permitted, so this may pass
             raise Unavailable(str(error), engine="redlock") from error
         if len(result.replies) < self._quorum:
             raise Unavailable(
-                str(self._broadcaster.no_majority_error(result, f"{claim.name} could not be released")),
+                str(self._broadcaster.no_majority_error(result, f"could not release {claim.name}")),
                 engine="redlock",
             )
         ended = sum(reply > 0 for reply in result.decode_first(protocol.decode_release).values())
@@ -253,7 +244,7 @@ class RedlockEngine:
         replies = await self._break(name, self._requests.break_(keys, token), None, deadline)
         id_hashes = {reply for reply in replies.values() if reply}
         others = [n for n, reply in replies.items() if not reply]
-        for id_hash in id_hashes:  # where its token is another, the claim is known by its mark
+        for id_hash in id_hashes:  # a node that has it with another token finds it by its id hash
             if others:
                 await self._break(name, self._requests.break_(keys, token, id_hash), others, deadline)
         return bool(id_hashes)
@@ -264,7 +255,7 @@ class RedlockEngine:
             self._scripts.break_, calls, deadline, WAITER_TTL, lambda replies: len(replies) >= self._quorum
         )
         if only_nodes is None and len(result.replies) < self._quorum:
-            raise self._broadcaster.no_majority_error(result, f"{name} could not be broken")
+            raise self._broadcaster.no_majority_error(result, f"could not break {name}")
         return result.decode_first(protocol.decode_break)
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
@@ -275,15 +266,13 @@ class RedlockEngine:
             None, [_PING], deadline, WAITER_TTL, lambda replies: len(replies) >= self._quorum
         )
         if len(result.replies) < self._quorum:
-            raise self._broadcaster.no_majority_error(result, "there is no majority")
+            raise self._broadcaster.no_majority_error(result, "could not reach a majority")
 
     def forget(self, claim: Claim) -> None:
-        if not any(
-            node.accepted_once for node in self._nodes
-        ):  # a wrong password, say: no node was ever asked for anything
+        if not any(node.accepted_once for node in self._nodes):  # a wrong password, say: no node got a request
             self._remove_waiter(claim.id_hash)
             return
-        pending = self._registry.retry_release(claim, wake_now=False)  # first: torn between, it is still owed
+        pending = self._registry.retry_release(claim, wake_now=False)  # first: an interrupt must not lose it
         self._remove_waiter(claim.id_hash)
         packed = self._requests.release(self._requests.name_keys(claim.namespace, claim.name), claim)
         unanswered = set(range(len(self._nodes)))
@@ -298,7 +287,7 @@ class RedlockEngine:
 
         deadline = self._runtime.now() + claim.ttl
         sent = [self._broadcaster.fanout.post(n, packed, deadline, partial(on_reply, n)) for n in list(unanswered)]
-        if not all(sent):  # else the watchdog asks for an answer
+        if not all(sent):  # the watchdog retries
             self._registry.wake_watchdog(self._runtime.now())
 
     def _remove_waiter(self, id_hash: str) -> None:
@@ -306,7 +295,7 @@ class RedlockEngine:
         self._subscriptions.remove_waiter(id_hash)
         self._proposals.drop_ticket(id_hash)
 
-    # ------------------------------------------------------- lives of an engine
+    # ---------------------------------------------------------- fork and close
 
     def after_fork(self) -> None:
         self._broadcaster.after_fork()
@@ -327,14 +316,14 @@ def _is_taken(reply: Any) -> bool:
 
 
 def _never_decided(_replies: object) -> bool:
-    return False  # nothing but the deadline ends the round before
+    return False  # wait for all nodes, until the deadline
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> RedlockEngine:
-    """`redlock://[user:password@]host1:port,host2:port,host3:port[/db]`; options: `allow_eviction`, `tls` and those of
-    TLS."""
+    """Open an engine instance for `redlock://[user:password@]host1:port,host2:port,host3:port[/db]`; options:
+    `allow_eviction`, `tls` and `ssl_...`."""
     client_state = registry.shared.get("redlock")
-    if not isinstance(client_state, RedlockClientState):  # the first of the twins
+    if not isinstance(client_state, RedlockClientState):  # the client's first engine instance
         redlock_nodes = parse_nodes(config)
         subscriptions = NodeSubscriptions(redlock_nodes, runtime, registry, config.call_timeout)
         client_state = registry.shared["redlock"] = RedlockClientState(

@@ -1,4 +1,4 @@
-"""Inspection: every node's view of a name, made one. Nothing is written."""
+"""Inspection: merges the nodes' views of a name. Read-only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from leasehold.engines.redlock.broadcast import Broadcaster, Packed, RoundResult
 from leasehold.engines.redlock.protocol import RedlockRequests
 from leasehold.model import Holding
 
-_SCAN_COUNT: Final = 1000  # keys a node goes through at a time
-_BATCH: Final = 100  # names asked about at a time
+_SCAN_COUNT: Final = 1000  # keys per SCAN
+_BATCH: Final = 100  # names per round
 
 
 class RedlockInspector:
-    """Of one engine."""
+    """Inspects names for one engine instance."""
 
     def __init__(self, requests: RedlockRequests, broadcaster: Broadcaster) -> None:
         self._requests, self._broadcaster = requests, broadcaster
@@ -43,7 +43,7 @@ class RedlockInspector:
         return [each for views in by_name for each in quorum.merge_holdings(views, len(self._broadcaster.nodes))]
 
     async def _scan_names(self, namespace: str, prefix: str, deadline: float) -> set[str]:
-        """Those with a key of their own on any node. There is no index of names: each goes through all its keys."""
+        """The names that have a key on any node. There is no index of names: SCAN goes through all keys of a node."""
         found: set[str] = set()
         key_pattern = scan_pattern(namespace, prefix)
         calls: Packed | dict[int, Packed] = [encode_command("SCAN", "0", "MATCH", key_pattern, "COUNT", _SCAN_COUNT)]
@@ -66,4 +66,4 @@ class RedlockInspector:
 
     def _require_majority(self, result: RoundResult) -> None:
         if len(result.replies) < self._broadcaster.quorum:
-            raise self._broadcaster.no_majority_error(result, "names could not be looked at")
+            raise self._broadcaster.no_majority_error(result, "could not inspect names")

@@ -1,7 +1,7 @@
-"""One node: a Redis server of its own, whether it is worth waiting for, and what it has to be told when it is back.
+"""One node: an independent Redis server, its backoff, and the releases it missed.
 
-A node that did not answer rests: for a while nobody asks it, so that it costs one call its patience and not every call.
-Releases it missed are the first thing it hears on a new connection.
+After a node did not answer, the client skips it for a while, so that it delays one call and not every call. On a new
+connection the client first sends the releases that the node missed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketStream
 from leasehold.runtime.net.event_loop import LoopStream
 
-_MIN_BACKOFF: Final = 0.1  # after the first miss; more after each further one
+_MIN_BACKOFF: Final = 0.1  # seconds after the first failure; longer after each further one
 _MAX_BACKOFF: Final = 5.0
-_MAX_MISSED_RELEASES: Final = 10_000  # releases; what is beyond that lapses
+_MAX_MISSED_RELEASES: Final = 10_000  # beyond that, votes are left to expire
 
 
 class RedlockNode(RedisEndpoint):
-    """Shared by the twins of a client and its listener. Changed by any thread, in single steps."""
+    """Shared by a client's engine instances and its listener. Any thread may change it, in atomic steps."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.tls = self._tls
         self.peers: Sequence[RedlockNode] = ()
-        self.run_id = ""  # of the server that was met here last
-        self.accepted_once = False  # it was fit for locks once
+        self.run_id = ""  # of the server that last answered here
+        self.accepted_once = False  # its settings once passed the check
         self.backoff_until, self._failures = 0.0, 0
-        self.missed_releases: dict[str, bytes] = {}  # by mark: releases, which are calls of one script
+        self.missed_releases: dict[str, bytes] = {}  # by id hash: encoded calls of the release script
         self._release_script: Script | None = None
 
     def on_answer(self) -> None:
@@ -48,17 +48,17 @@ class RedlockNode(RedisEndpoint):
         self.backoff_until = now + backoff(self._failures, _MIN_BACKOFF, _MAX_BACKOFF, 0.5 + random / 2)
 
     def add_missed_release(self, id_hash: str, script: Script, release: bytes) -> None:
-        """Have it told of this release when it is back. With too many of them the oldest are left to lapse."""
+        """Send this release when the node is back. If there are too many, drop the oldest: those votes expire."""
         self._release_script, self.missed_releases[id_hash] = script, release
         if len(self.missed_releases) > _MAX_MISSED_RELEASES:
-            with suppress(StopIteration, KeyError, RuntimeError):  # another thread is at it
+            with suppress(StopIteration, KeyError, RuntimeError):  # another thread changed it meanwhile
                 del self.missed_releases[next(iter(self.missed_releases))]
 
     def after_fork(self) -> None:
-        """What was missed is the parent's to say."""
+        """In a forked child: the parent sends the missed releases."""
         self.missed_releases = {}
 
-    # ------------------------------------------------------------ a connection
+    # ------------------------------------------------------ a new connection
 
     def handshake(self) -> tuple[bytes, int, Callable[[list[Any]], None]]:
         missed, handshake_count = self._missed_release_calls(), self._sign_in_count + len(SETTINGS_COMMANDS)
@@ -78,7 +78,8 @@ class RedlockNode(RedisEndpoint):
         return stream
 
     def _missed_release_calls(self) -> list[tuple[str, bytes, bytes]]:
-        """And how each is said: a node that was down has forgotten the script, and learns it by the first."""
+        """Id hash, release, and request of each. The first request carries the script's text: a restarted node has
+        forgotten the script."""
         missed, script = snapshot_items(self.missed_releases), self._release_script
         return [
             (id_hash, release, release if index or script is None else as_eval(script, release))
@@ -86,9 +87,8 @@ class RedlockNode(RedisEndpoint):
         ]
 
     def _on_release_reply(self, id_hash: str, release: bytes, reply: Any) -> None:
-        if (
-            isinstance(reply, int) and self.missed_releases.get(id_hash) is release
-        ):  # not while it is still reading its log
+        # An error means not yet, such as LOADING: the release is kept.
+        if isinstance(reply, int) and self.missed_releases.get(id_hash) is release:
             self.missed_releases.pop(id_hash, None)
 
     def _check_handshake(self, replies: list[Any]) -> None:
@@ -97,17 +97,17 @@ class RedlockNode(RedisEndpoint):
         for peer in self.peers:
             if self.run_id and peer is not self and peer.run_id == self.run_id:
                 raise ConfigError(
-                    f"{peer.address} and {self.address} are one Redis server under two addresses: a redlock needs "
-                    "servers that fail apart"
+                    f"{peer.address} and {self.address} are the same Redis server; a redlock:// URL needs independent "
+                    "servers"
                 )
         self.accepted_once = True
 
     def _warning(self, settings: ServerSettings) -> str | None:
         if settings.appendonly is False:
             return (
-                f"{self} keeps no log (appendonly no): restarted, it has forgotten its part of every lock, and may "
-                "make up a majority for a second holder while the first still trusts its lease; appendonly yes with "
-                "appendfsync always keeps it"
+                f"{self} has no append-only file (appendonly no): after a restart it has forgotten its votes, and a "
+                "second holder may get a majority while the first still trusts its lease; set appendonly yes and "
+                "appendfsync always to prevent that"
             )
         return super()._warning(settings)
 
@@ -119,4 +119,4 @@ def _parse_run_id(info: object) -> str:
 
 
 def ignore_reply(_reply: object) -> None:
-    """For an answer that decides nothing."""
+    """For a reply that decides nothing."""

@@ -1,4 +1,4 @@
-"""Requests to a node as bytes, and what its replies mean. The same request goes to every node."""
+"""Encodes requests, and decodes the replies of a node. Every node gets the same request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from leasehold.errors import Mismatch
 from leasehold.model import Claim, Holder
 
 _HERE: Final = Path(__file__).parent
-_MAX_CACHED: Final = 4096  # ways of asking that are kept packed
+_MAX_CACHED: Final = 4096  # encoded argument lists
 
 
 class RedlockScripts(NamedTuple):
@@ -38,7 +38,7 @@ class RedlockScripts(NamedTuple):
 
 
 class RedlockRequests:
-    """Of one engine."""
+    """The encoded requests of one engine instance."""
 
     def __init__(self, client: str) -> None:
         own_scripts = [
@@ -49,7 +49,7 @@ class RedlockRequests:
         self.set_client(client)
 
     def set_client(self, client: str) -> None:
-        """The client has another address now: after a fork."""
+        """Use this client id from now on: it is new after a fork."""
         self._client = client
         self._cached_keys: dict[tuple[str, str], NameKeys] = {}
         self._cached_arguments: dict[tuple[Any, ...], bytes] = {}
@@ -67,7 +67,7 @@ class RedlockRequests:
         return keys
 
     def _encoded_arguments(self, claim: Claim) -> bytes:
-        """What the claims of a lock say behind mark, number and ticket, packed."""
+        """The encoded arguments after id hash, number and ticket: the same for all claims of a lock."""
         cache_key = (claim.holder, claim.ttl, claim.delay, claim.queue)
         arguments = self._cached_arguments.get(cache_key)
         if arguments is None:
@@ -110,7 +110,7 @@ class RedlockRequests:
         return self._full_release(keys, claim, to_micros(claim.min_hold), int(bool(claim.id)), 0, 0)
 
     def undo_attempt(self, keys: NameKeys, claim: Claim, number: int, ticket: int = 0) -> bytes:
-        """What the request of that number got, and no later one; with a ticket, back into line by it."""
+        """Release what the request with this number got, but not what a later request got; with a ticket, requeue."""
         return self._full_release(keys, claim, 0, 1, number, ticket)
 
     def _full_release(self, keys: NameKeys, claim: Claim, *values: int) -> bytes:
@@ -131,31 +131,31 @@ class RedlockRequests:
 
 
 class NodeGrant(NamedTuple):
-    """A node's part of the name."""
+    """A node's vote for the claim."""
 
     token: int
     life: float
 
 
 class NodeBusy(NamedTuple):
-    """Somebody else has it there."""
+    """The node votes for another claim."""
 
     left: float | None
     position: int | None
     token: int
     holder: Holder | None
-    subscribed: bool  # the node knows whom to wake
-    last_ticket: int  # the highest ticket in its line
+    subscribed: bool  # the client's channel has a subscriber on the node
+    last_ticket: int  # the highest ticket in the node's queue
 
 
 class NodeRenewal(NamedTuple):
-    life: float | None  # None: it is not there
+    life: float | None  # None: the node does not have the claim
     position: int | None
     expired: bool
 
 
 def decode_attempt(claim: Claim, reply: Any) -> NodeGrant | NodeBusy:
-    if reply.__class__ is list and len(reply) == 2:  # the usual answer; a match would cost five times as much
+    if reply.__class__ is list and len(reply) == 2:  # the usual reply; `match` takes five times as long
         token, life = reply
         if token.__class__ is life.__class__ is int and token > 0:
             return NodeGrant(token, life / MICROS)
@@ -171,7 +171,7 @@ def decode_attempt(claim: Claim, reply: Any) -> NodeGrant | NodeBusy:
 
 
 def decode_renewals(count: int, reply: Any) -> tuple[list[NodeRenewal], int]:
-    """For each claim, in turn; and the node's clock."""
+    """One answer per claim, in the same order; and the node's clock."""
     if not isinstance(reply, list) or len(reply) != 2 * count + 1 or not all(type(number) is int for number in reply):
         raise unexpected_reply()
     pairs = zip(reply[:-1:2], reply[1::2], strict=True)

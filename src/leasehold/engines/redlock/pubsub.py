@@ -1,9 +1,9 @@
-"""Wake-ups from all nodes: a subscription at each, heard by one thread.
+"""Wake-ups from all nodes: one subscription at each, received by one thread.
 
-A turn is one when all nodes gave it, or a majority did and the others are late: a waiter that one of them told to go
-would find the others busy. One that fewer told looks all the same, a little later: when several came at once, the
-nodes may have given the turn to different ones, and looking is what makes them agree (`engine.py`). When to look is
-what a majority says likewise.
+A waiter is woken when all nodes have reserved the name for it, or when a majority has and the others are late: if it
+attempted after the first reservation, it would find the other nodes busy. If fewer nodes have, it still re-checks a
+little later: if several claims arrived at once, the nodes may have reserved for different ones, and the attempt makes
+them agree (`engine.py`). The time of a re-check also follows a majority.
 """
 
 from __future__ import annotations
@@ -30,26 +30,22 @@ from leasehold.runtime.net.fanout_blocking import ConnectionGroup, FanoutRequest
 
 _log = logging.getLogger("leasehold.redlock")
 
-_SPLIT_VOTE_DELAY: Final = 0.05  # seconds that a turn given by too few nodes is left to become one
-_MAJORITY_DELAY: Final = (
-    0.005  # that a majority waits for the others: the release that they tell of is on its way to those
-)
-_MISSED_RELEASE_DELAY: Final = 0.2  # that a node is left to be itself again before it is told what it missed
-_MAX_SLEEP: Final = 1.0  # the longest sleep: whether the client is still there is seen by then
+_SPLIT_VOTE_DELAY: Final = 0.05  # seconds to wait for more nodes, if fewer than a majority have reserved
+_MAJORITY_DELAY: Final = 0.005  # the same once a majority has: the release is on its way to the other nodes
+_MISSED_RELEASE_DELAY: Final = 0.2  # seconds for a node to recover, before it gets the releases it missed
+_MAX_SLEEP: Final = 1.0  # seconds between checks whether the client still exists
 
 
 class _NodeSubscription:
-    """What is known of the subscription at one node."""
+    """The state of the subscription at one node."""
 
     def __init__(self) -> None:
-        self.active = self.awaiting_reply = self.uncounted = (
-            False  # told: something was sent that has not been answered
-        )
-        self.due_at, self.failures = 0.0, 0  # when to do something about it
+        self.active = self.awaiting_reply = self.uncounted = False
+        self.due_at, self.failures = 0.0, 0  # due_at: when to subscribe, ping or give up
 
 
 class NodeSubscriptions(PubSubListener):
-    """Of one client: on the shelf of its book, shared by both twins."""
+    """The subscriptions of one client, shared by its engine instances."""
 
     def __init__(
         self, nodes: Sequence[RedlockNode], runtime: Runtime, registry: ClaimRegistry, call_timeout: float
@@ -63,18 +59,18 @@ class NodeSubscriptions(PubSubListener):
         super().after_fork()
         self._node_connections: ConnectionGroup | None = None
         self._node_subscriptions = [_NodeSubscription() for _ in self._nodes]
-        self._reserved_by: dict[str, set[int]] = {}  # by mark: the nodes that gave it its turn
-        self._recheck_times: dict[str, dict[int, float]] = {}  # by mark: when to look, as each node says
+        self._reserved_by: dict[str, set[int]] = {}  # by id hash: the nodes that reserved the name
+        self._recheck_times: dict[str, dict[int, float]] = {}  # by id hash: when to re-check, by node
 
     def close(self) -> None:
         self._stop_flag.append(True)
         if self._node_connections is not None:
             self._node_connections.shutdown()
 
-    # -------------------------------------------------------- of one waiter
+    # -------------------------------------------------------------- waiters
 
     def reset_waiter(self, id_hash: str) -> None:
-        """It is about to ask: what was told before is out of date."""
+        """Before an attempt: earlier notifications are out of date."""
         self._reserved_by[id_hash], self._recheck_times[id_hash] = set(), {}
 
     def remove_waiter(self, id_hash: str) -> None:
@@ -82,7 +78,7 @@ class NodeSubscriptions(PubSubListener):
         self._recheck_times.pop(id_hash, None)
 
     def on_node_reservation(self, id_hash: str, index: int) -> None:
-        """A node gave it its turn."""
+        """A node has reserved the name for this waiter."""
         registry, reserved_by = self._registry_ref(), self._reserved_by.get(id_hash)
         if registry is None or reserved_by is None:
             return
@@ -95,9 +91,9 @@ class NodeSubscriptions(PubSubListener):
             )
 
     def check_node_subscribed(self, index: int, subscribed: bool) -> None:
-        """Told by a reply whether the node counts this client among its subscribers. If not, though it should, the
-        connection is dead and nobody said so. One made anew that is not counted either is no reason to try for ever:
-        some proxies hide the count."""
+        """`subscribed`: by its reply, the node counts this client as a subscriber. If it does not, though the
+        subscription seems active, the connection must be dead, and is replaced. If the node does not count the next one
+        either, it is kept: some proxies hide the count."""
         subscription = self._node_subscriptions[index]
         if subscribed:
             subscription.uncounted = False
@@ -105,7 +101,7 @@ class NodeSubscriptions(PubSubListener):
             subscription.uncounted, subscription.failures, subscription.due_at = True, 1, 0.0
 
     def probe_node_soon(self, index: int) -> None:
-        """A node has missed a release: it is asked soon whether it is there, and told (`_send_missed_releases`)."""
+        """A node has missed a release: ping it soon, and send the release when it answers (`_send_missed_releases`)."""
         subscription = self._node_subscriptions[index]
         if subscription.active and not subscription.awaiting_reply:
             subscription.due_at = min(subscription.due_at, self._runtime.now() + _MISSED_RELEASE_DELAY)
@@ -131,7 +127,7 @@ class NodeSubscriptions(PubSubListener):
     def _maintain_node(
         self, connections: ConnectionGroup, index: int, subscription: _NodeSubscription, client: str, runtime: Runtime
     ) -> None:
-        """Subscribe; ask one that was quiet for long whether it is there; give up one that does not say so."""
+        """Subscribe; ping a node that has been silent for long; disconnect from one that does not answer."""
         now = runtime.now()
         if subscription.awaiting_reply or (subscription.active and subscription.failures):
             connections.drop(index)
@@ -146,7 +142,7 @@ class NodeSubscriptions(PubSubListener):
         try:
             connections.send(index, request)
         except OSError as error:
-            _log.debug("no wake-ups from %s: %s", self._nodes[index], error)
+            _log.debug("push notifications from %s unavailable: %s", self._nodes[index], error)
             connections.drop(index)
             self._on_node_disconnect(subscription, runtime)
 
@@ -167,7 +163,7 @@ class NodeSubscriptions(PubSubListener):
                 if isinstance(reply, ConfigError | hiredis.ReplyError) and not subscription.failures
                 else logging.DEBUG
             )
-            _log.log(level, "no wake-ups from %s, so waiters look now and then: %s", self._nodes[index], reply)
+            _log.log(level, "push notifications from %s unavailable: %s", self._nodes[index], reply)
             if isinstance(reply, hiredis.ReplyError) and self._node_connections is not None:
                 self._node_connections.drop(index)
             self._on_node_disconnect(subscription, runtime)
@@ -180,13 +176,14 @@ class NodeSubscriptions(PubSubListener):
         if reply[0] == self._pubsub_commands.subscribe.lower().encode():
             subscription.active, subscription.failures = True, 0
             self._update_majority()
-            for id_hash, _ in snapshot_items(registry.waiting):  # their turn may have come while nobody could tell them
+            for id_hash, _ in snapshot_items(registry.waiting):  # wake-ups may have been lost meanwhile
                 registry.on_notification("head", id_hash, 0.0, None)
         elif reply[0] == b"message" and len(reply) == 3 and isinstance(reply[2], bytes):
             self._on_node_notification(registry, index, reply[2], runtime.now())
 
     def _send_missed_releases(self, index: int, runtime: Runtime) -> None:
-        """It is there, and has missed releases: a new connection begins with them. Nobody else may ask it for long."""
+        """The node is back and has missed releases. A new connection sends them first, and other calls may not open one
+        for long."""
         connections, until = (
             ConnectionGroup(self._nodes, hiredis.Reader, runtime.now),
             runtime.now() + self._call_timeout,
@@ -197,7 +194,7 @@ class NodeSubscriptions(PubSubListener):
             connections.close()
 
     def _update_majority(self) -> None:
-        """Wake-ups reach this client when those of a majority do."""
+        """Push is active if a majority of the nodes has a subscription."""
         count = sum(subscription.active for subscription in self._node_subscriptions)
         self.active = count >= self._quorum
         if self.active:
@@ -208,8 +205,8 @@ class NodeSubscriptions(PubSubListener):
             self.wake_waiters()
 
     def _on_node_notification(self, registry: ClaimRegistry, index: int, message: bytes, now: float) -> None:
-        """A message of a script's: kind, microseconds, key, mark."""
-        with suppress(ValueError, OverflowError):  # not ours
+        """A message from a script: kind, microseconds, key, id hash."""
+        with suppress(ValueError, OverflowError):  # not our format
             kind, after, key, raw = message.split(b" ", 3)
             id_hash, seconds, name_id = raw.hex(), int(after) / MICROS, parse_key(key.decode())
             if kind == b"go" and name_id is not None and not registry.knows(id_hash):
@@ -227,9 +224,7 @@ class NodeSubscriptions(PubSubListener):
         recheck_times = self._recheck_times.get(id_hash)
         if recheck_times is not None:
             recheck_times[index] = recheck_at
-            if self._reserved_by.get(
-                id_hash
-            ):  # it looks soon, whatever the others say: the turn is given for a moment only
+            if self._reserved_by.get(id_hash):  # re-checks soon anyway: the reservation is short-lived
                 return
             if len(recheck_times) >= self._quorum:
                 registry.on_notification(

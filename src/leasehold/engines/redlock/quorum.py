@@ -1,27 +1,27 @@
-"""What the answers of all nodes mean together: who has a majority, and by which token. Pure.
+"""What the nodes' answers mean together: which claim has a majority, and with which token. Pure decisions.
 
-Exclusion (E1). A node gives its part of a name to one claim at a time, by its own clock, and a grant needs the parts
-of a majority. Any two majorities share a node; so, while the clocks of the nodes run alike and no node forgets, two
-claims never have one each. The holder counts its lease from before the first request left, less drift
-(`recipes/acquiring.py`).
+Exclusion (E1). A node votes for one claim at a time, until its own clock ends the vote. A grant needs the votes of a
+majority, and any two majorities share a node. So two claims never have a majority each, while the clocks of the nodes
+run at the same rate and no node loses its data. The holder counts its lease from before the first request left, minus
+drift (`client/acquire.py`).
 
 Tokens (E3). Each node has a counter of its own, so one node's token proves nothing about the others. A client proposes
-a number, rising and near its clock; a node that gives its part sets its counter to the highest of counter + 1, its
-clock and the proposal, and answers that. The token T of the grant is the highest answer among a majority. If a
-majority answered T itself, it stands. If not, a second round has nodes that still hold for the claim raise their
-counters to T, and stands if a majority did.
+a number, which rises and is near its clock. A node that votes for the claim sets its counter to the highest of
+counter + 1, its clock and the proposal, and answers with that number. The token T of the grant is the highest answer
+among a majority. If a majority answered T itself, T is confirmed. If not, a second round makes the nodes that still
+vote for the claim raise their counters to T, and T is confirmed if a majority did.
 
-Call node n *confirmed* for a grant A when, at some instant while A's claim held n, its answer there was at most T_A
-and its counter at least T_A. A grant has a majority of confirmed nodes: in one round those that answered T_A, in two
-those that said yes to the second. Take two grants A and B. They share a confirmed node n. On n their holdings do not
-overlap; say A's came first. The holding of B on n began after A was confirmed there, when the counter was at least T_A
-already; so n answered B with counter + 1 or more, hence T_B > T_A. If B was asked for after A was granted, A's holding
-on n is the first one. So tokens rise, and none is given twice. Nobody's clock plays a part, whatever clients propose:
-but counters must not fall. A node that lost its data starts again from its clock, and only that then keeps its tokens
-rising.
+Call node n *confirmed* for a grant A if, at some instant while n voted for A's claim, its answer to it was at most T_A
+and its counter at least T_A. A grant has a majority of confirmed nodes: after one round those that answered T_A, after
+two those that agreed in the second. Take two grants A and B. They share a confirmed node n. The votes of n for A and B
+do not overlap; say that A's came first. The vote of n for B began after A was confirmed there, when the counter was
+already at least T_A. So n answered B with counter + 1 or more, hence T_B > T_A. If B was requested after A was granted,
+A's vote on n is the first one. So tokens rise, and no token is given twice. This depends on no clock and on no
+client's proposal, but counters must not fall. A node that lost its data restarts from its clock, and then only the
+clock keeps its tokens rising.
 
-An answer higher than T does not confirm: counted, it would let T_B stay below what n had promised to exceed. So a node
-whose clock runs far ahead is left out, and costs no second round; it joins at the next renewal (`renewing.py`).
+An answer higher than T does not confirm: if it counted, T_B could stay below a number that n had promised to exceed. So
+a node whose clock is far ahead is left out and costs no second round; it joins at the next renewal (`renew.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Final
 from leasehold.engines.redlock.protocol import NodeBusy, NodeGrant, NodeRenewal
 from leasehold.model import Alive, Busy, Gone, Holding, HoldingState
 
-_DAY: Final = 86_400_000_000  # microseconds: a node that answers from further ahead is left out where it can be
+_DAY: Final = 86_400_000_000  # microseconds: a node whose answer is further ahead is left out if possible
 _SECOND: Final = 1_000_000
 _STATE_ORDER: Final[tuple[HoldingState, ...]] = ("held", "cooling", "reserved", "waiting", "passed over")
 
@@ -44,8 +44,8 @@ def majority(node_count: int) -> int:
 
 
 def agree_token(answers: Mapping[int, int], quorum: int, proposed: int) -> tuple[int, bool]:
-    """From the tokens that a majority of nodes, or more, answered: the grant's, and whether it stands already. What a
-    majority has is not raised: asked again, a claim keeps its token (E2)."""
+    """From the tokens that at least a majority of nodes answered: the grant's token, and whether it is confirmed. A
+    token that a majority has is not raised: a repeated attempt keeps its token (E2)."""
     common, count = Counter(answers.values()).most_common(1)[0]
     if count >= quorum:
         return common, True
@@ -55,40 +55,40 @@ def agree_token(answers: Mapping[int, int], quorum: int, proposed: int) -> tuple
 
 
 def mismatched_nodes(answers: Mapping[int, int], token: int) -> list[int]:
-    """Nodes that answered with another token than the one that stands, by clocks that are no worse than usual."""
+    """Nodes that answered with another token than the confirmed one, but whose clocks are not far off."""
     return [node for node, answer in answers.items() if answer != token and abs(answer - token) < _SECOND]
 
 
 def majority_life(lives: Iterable[float], quorum: int) -> float:
-    """How long a majority holds at least."""
+    """How long a majority keeps its votes at least."""
     return sorted(lives, reverse=True)[quorum - 1]
 
 
 def highest_ticket(tickets: Iterable[int], node_count: int) -> int:
-    """The highest ticket in line, but for what a minority says alone: the clock there may be anything."""
+    """The highest queued ticket, without those that only a minority reports: their clocks may be wrong."""
     ranked, minority = sorted(tickets, reverse=True), node_count - majority(node_count)
     return ranked[minority] if len(ranked) > minority else 0
 
 
 def is_decided(taken: int, refused: int, node_count: int) -> bool:
-    """Whether the nodes that have not answered could still change who has a majority."""
+    """Whether the missing answers can no longer change the result."""
     quorum = majority(node_count)
     return taken >= quorum or refused > node_count - quorum
 
 
 def is_split_vote(taken: Mapping[int, NodeGrant], refused: Mapping[int, NodeBusy]) -> bool:
-    """Whether perhaps nobody has a majority: several asked at once, and each got some."""
+    """Whether perhaps no claim has a majority: several attempted at once, and each got some votes."""
     return bool(taken) and len({refusal.token for refusal in refused.values()}) > 1
 
 
 def is_outvoted(refused: Iterable[NodeBusy], quorum: int) -> bool:
-    """Whether somebody else has a majority by one token: what a minority offers then comes to nothing."""
+    """Whether another claim has a majority with one token: the reservation of a minority is then of no use."""
     rivals = Counter(refusal.token for refusal in refused if refusal.holder is not None)
     return max(rivals.values(), default=0) >= quorum
 
 
 def merge_busy(released: int, refused: Sequence[NodeBusy], quorum: int) -> Busy:
-    """What stands in the way of a majority, and when enough of it ends."""
+    """What blocks a majority, and when enough of it ends."""
     lefts = sorted([0.0] * released + [refusal.left or 0.0 for refusal in refused])
     left = lefts[min(quorum, len(lefts)) - 1] if any(refusal.left is not None for refusal in refused) else None
     positions = sorted([0] * released + [refusal.position for refusal in refused if refusal.position is not None])
@@ -103,7 +103,7 @@ def merge_busy(released: int, refused: Sequence[NodeBusy], quorum: int) -> Busy:
 
 
 def judge_held(answers: Mapping[int, NodeRenewal], node_count: int) -> Alive | Gone | None:
-    """Of a renewal; None: cannot be told."""
+    """The result of renewing a grant; None: too few answers to decide."""
     quorum = majority(node_count)
     lives = [renewal.life for renewal in answers.values() if renewal.life is not None]
     if len(lives) >= quorum:
@@ -114,7 +114,8 @@ def judge_held(answers: Mapping[int, NodeRenewal], node_count: int) -> Alive | G
 
 
 def judge_waiting(answers: Mapping[int, NodeRenewal], node_count: int) -> Alive | Gone | None:
-    """Of a claim in line: where a node does not know it, or gave it its turn, it has to ask again itself."""
+    """The result for a queued claim. `Alive.position` is None if some node does not know the claim or has reserved the
+    name for it: its caller has to attempt again. None: too few answers to decide."""
     quorum = majority(node_count)
     known = [renewal for renewal in answers.values() if renewal.life is not None]
     if len(answers) < quorum:
@@ -128,8 +129,8 @@ def judge_waiting(answers: Mapping[int, NodeRenewal], node_count: int) -> Alive 
 
 
 def merge_holdings(node_views: Sequence[Sequence[Holding]], node_count: int) -> list[Holding]:
-    """One view of a name from those of the nodes. What holds at fewer nodes than a majority holds nothing: it is on its
-    way to a grant, or left over from one, and is shown as reserved."""
+    """One view of a name from those of the nodes. A claim held on fewer nodes than a majority holds nothing: it is
+    being granted, or left over from a grant, and is shown as reserved."""
     quorum = majority(node_count)
     views: dict[tuple[str, str], list[Holding]] = {}
     for view in node_views:

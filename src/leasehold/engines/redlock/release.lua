@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
--- Give up this node's part of a claim, held or queued (E6), or put it back in line.
--- ARGV  1 mark; where they are not 0, 1, 0 and 0:  2 min_hold  3 held: 0 gives up a place or a turn and never a grant
---       4 upto: unless 0, leave alone what a request with a higher number has asked for since
---       5 ticket: unless 0, put it back in line by this
--- Reply 1: a grant or a reservation ended by this call; 2: and this claim has the turn here; 0: there was none
+-- Release a claim on this node, held or queued (E6), or requeue it.
+-- ARGV  1 id hash; unless they are 0, 1, 0 and 0: 2 min_hold  3 held: 0 ends a position or a reservation, never a grant
+--       4 max_number: unless 0, do nothing if a request with a higher number has arrived since
+--       5 ticket: unless 0, requeue the claim with this ticket
+-- Reply 1: this call ended a grant or a reservation; 2: and the node then reserved the name for this claim; 0: there
+--       was none
 --@ clock_limits.lua
 local raw = redis.call('GET', NAME)
 if not raw then return 0 end
-if #ARGV == 1 and string.sub(raw, 1, 24) == UNCONTENDED_NUMBERED_PREFIX .. ARGV[1] then  -- one grant, and nobody ever in line
-  if string.byte(raw, 52) == HELD and struct.unpack('>I8', raw, 35) > now then  -- held, and not over: its state and till
+if #ARGV == 1 and string.sub(raw, 1, 24) == UNCONTENDED_NUMBERED_PREFIX .. ARGV[1] then  -- one grant, never a queue
+  if string.byte(raw, 52) == HELD and struct.unpack('>I8', raw, 35) > now then  -- state and expires_at of the grant
     redis.call('DEL', NAME)
     return 1
   end
@@ -26,12 +27,13 @@ if entry and ticket > 0 then
   if ended then
     remove_holder(entry)
     if not head() and redis.call('EXISTS', WAITERS) == 0 then next_waiter_scan = now + WAITER_TTL end
-    entry.state, entry.token, entry.slot, entry.ticket, entry.heartbeat_expires_at, last_ticket = WAITING, 0, -1, clamp_ticket(ticket), now + WAITER_TTL, 1
+    entry.state, entry.token, entry.slot, entry.ticket, entry.heartbeat_expires_at, last_ticket =
+      WAITING, 0, -1, clamp_ticket(ticket), now + WAITER_TTL, 1
     enqueue(entry)
     write_waiter(entry)
   end
 elseif entry then
-  local hold_until = math.min(entry.since, now) + min_hold  -- a clock that went back must not keep it for longer than that
+  local hold_until = math.min(entry.since, now) + min_hold  -- if the clock went back, still no longer than min_hold
   if entry.state == HELD and hold_until > now then
     start_cooling(entry, hold_until, 0)
   else

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
--- Push back the end of grants, and keep places in line, of one name (E5, E7). A full server must not cost leases.
--- ARGV  1 number: of this request; then for each claim: mark, token (0: queued), ttl
--- Reply for each claim two numbers: life (-1: unknown, -2: lapsed) and place (-1: it does not wait); then the time here
+-- Renew the grants and the queued claims of one name (E5, E7). allow-oom: a full server must not cost leases.
+-- ARGV  1 number: of this request; then for each claim: id hash, token (0: queued), ttl
+-- Reply for each claim two numbers: life (-1: unknown, -2: expired) and position (-1: not waiting); then this server's
+--       clock
 local raw = redis.call('GET', NAME)
 local lock_state, number = raw and cmsgpack.unpack(raw), tonumber(ARGV[1])
 --@ lock_state.lua
@@ -17,7 +18,7 @@ for n = 2, #ARGV, 3 do
   local id_hash, token = ARGV[n], tonumber(ARGV[n + 1])
   local entry = find(id_hash)
   local life, position = expired[id_hash] and -2 or -1, -1
-  if entry and token == 0 then  -- the heart-beat alone: it lengthens no reservation and puts nobody back in line
+  if entry and token == 0 then  -- only a heartbeat: it extends no reservation and requeues no entry
     entry.heartbeat_expires_at, entry.number, changed = now + WAITER_TTL, math.max(entry.number or 0, number), true
     if entry.token == 0 then write_waiter(entry) end
     life, position = WAITER_TTL, entry.state == WAITING and position_of(entry) or -1

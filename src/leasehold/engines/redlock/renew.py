@@ -1,9 +1,10 @@
-"""Renewal by majority, and taking part again where a node has lost a grant.
+"""Renewal by majority, and rejoining on nodes that have lost a grant.
 
-A lease lives on when a majority of the nodes still had it and pushed its end back; it is gone when so many do not have
-it that no majority can. A node that answered without having it, because it was down too long, lost its data, or was
-never asked, is then offered the grant again. That can let nobody in beside the holder, and no token out of order: the
-majority has just said that the grant lives, and the offer is good only for a moment, by the node's own clock.
+A lease is alive if a majority of the nodes still had it and renewed it. It is gone if so many nodes do not have it that
+no majority can. If the lease is alive, the client offers the grant again to nodes that answered but do not have it,
+because they were down too long, lost their data, or never got the request. This cannot admit a second holder or break
+the order of tokens: the majority has just confirmed that the grant is alive, and the offer is valid only for a moment,
+by the node's own clock.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from leasehold.engines.registry import ClaimRegistry
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Alive, Claim, Gone
 
-_OFFER_LIFETIME: Final = 500_000  # microseconds that an offer is good for
+_OFFER_LIFETIME: Final = 500_000  # microseconds that an offer is valid
 
 
 class ClaimAnswers(NamedTuple):
-    """A claim, and what each node says about it, by its own clock."""
+    """A claim, each node's answer about it, and each node's clock."""
 
     claim: Claim
     answers: dict[int, NodeRenewal]
@@ -33,7 +34,7 @@ class ClaimAnswers(NamedTuple):
 
 
 class RedlockRenewer:
-    """Of one engine."""
+    """Renews the claims of one engine instance."""
 
     def __init__(
         self, registry: ClaimRegistry, requests: RedlockRequests, broadcaster: Broadcaster, proposals: ProposalClock
@@ -41,7 +42,7 @@ class RedlockRenewer:
         self._registry, self._requests, self._broadcaster, self._proposals = registry, requests, broadcaster, proposals
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> list[Alive | Gone | Unavailable]:
-        """One trip to each node for all claims: a script for each name."""
+        """One round trip to each node for all claims, with one script per name."""
         names: dict[tuple[str, str], list[int]] = {}
         for index, claim in enumerate(claims):
             names.setdefault((claim.namespace, claim.name), []).append(index)
@@ -79,7 +80,7 @@ class RedlockRenewer:
         return judge(claim_answers.answers, len(self._broadcaster.nodes))
 
     async def _rejoin(self, answers: Sequence[ClaimAnswers], deadline: float) -> None:
-        """A trip to each node that lacks any, for all that it lacks."""
+        """One round trip to each node that lacks live grants, with all it lacks."""
         lacking: dict[int, dict[Claim, bytes]] = {}
         ttl, number = float("inf"), self._proposals.next_number()
         for claim_answers in answers:
@@ -108,8 +109,8 @@ class RedlockRenewer:
         )
 
     async def _withdraw_released(self, node: int, released: Sequence[Claim], deadline: float) -> None:
-        """What was released while it was offered: the release may have come first, and the offer would stay (E6). One
-        that is held by now is released after this, and behind the offer."""
+        """Release again what was released during the offer: the release may have arrived before the offer, which would
+        then stay (E6). A claim still held is released later, and so after the offer."""
         if not released:
             return
         release, requests = self._requests.scripts.release, self._requests
@@ -129,11 +130,9 @@ class RedlockRenewer:
     def _answer(self, claim_answers: ClaimAnswers, result: RoundResult) -> Alive | Gone | Unavailable:
         verdict, claim = self._verdict(claim_answers), claim_answers.claim
         if verdict is None:
-            why = self._broadcaster.no_majority_error(result, f"{claim.name} could not be renewed")
+            why = self._broadcaster.no_majority_error(result, f"could not renew {claim.name}")
             return Unavailable(str(why), engine="redlock")
         left_over = any(answer.life is not None for answer in claim_answers.answers.values())
         if claim.token and claim.id and left_over and isinstance(verdict, Gone):
-            self._registry.retry_release(
-                claim
-            )  # the few that still have it would keep it for as long as it was to live
+            self._registry.retry_release(claim)  # else the few nodes that have it keep it until its ttl is over
         return verdict

@@ -1,6 +1,7 @@
-"""Values on their way to a table of claims and back: microseconds, replies, and holdings.
+"""Conversion between Python values and the columns of the claim tables: microseconds, claim keys, and holdings.
 
-An inspection is decided by `core/admission.py`, as everything is: rows become a `LockState`, which ends what is over.
+`core/lock_state.py` decides what an inspection shows, as it decides everything else: the rows of a name become a
+`LockState`, which expires what is over.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from leasehold.core.queue_entry import COOLING, WAITING, QueueEntry
 from leasehold.model import Claim, Holder, Holding
 
 _SECOND: Final = 1_000_000
-_MAX_MICROS: Final = 2**60  # 36,000 years: more would not fit in a column beside the time
+_MAX_MICROS: Final = 2**60  # 36,000 years: more, added to the current time, would overflow a column
 
 
 def micros(seconds: float) -> int:
@@ -26,12 +27,12 @@ def seconds(text: str | int) -> float:
 
 
 def key(claim: Claim) -> tuple[str, int, str, str]:
-    """How every verb is told which claim it is about."""
+    """The first arguments of a verb: which claim it is about."""
     return (claim.namespace, bucket(claim.name), claim.name, claim.id_hash)
 
 
 def holdings(namespace: str, rows: Iterable[Sequence[Any]]) -> list[Holding]:
-    """What `inspect` shows of rows as `lh_inspect_v1` gives them: holders, then the line, name by name."""
+    """The holdings in the rows of `lh_inspect_v1`: name by name, holders first, then the queue."""
     lock_states: dict[str, LockState] = {}
     now_by_name: dict[str, float] = {}
     for row in rows:
@@ -66,7 +67,7 @@ def holdings(namespace: str, rows: Iterable[Sequence[Any]]) -> list[Holding]:
 
 
 def add_entry(lock_state: LockState, entry: QueueEntry) -> None:
-    """Put a party where its state says it stands."""
+    """Add a queue entry to the collections that its state belongs in."""
     if entry.token:
         lock_state.holders[entry.token] = entry
         lock_state._next_expiry = min(lock_state._next_expiry, entry.until)

@@ -1,4 +1,4 @@
-"""Where a server is: its addresses, looked up by a thread, and how much of the time left each may have."""
+"""Name resolution in a thread, and how the time left is divided among a server's addresses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from leasehold.runtime.base import Runtime
 
 
 def split_deadline(runtime: Runtime, deadline: float, parts: int) -> float:
-    """When the first of so many has had its equal share of the time left."""
+    """The instant by which the first of `parts` has used its equal share of the time left."""
     now = runtime.now()
     return now + (deadline - now) / parts
 
 
 async def resolve(host: str, runtime: Runtime, deadline: float, server: str, engine: str) -> list[str]:
-    """The addresses of a host. A driver would look them up for as long as that takes, and stop the loop; and it would
-    wait for the first that is silent."""
+    """The addresses of a host. Raises `Unavailable` if there are none, or none by the deadline.
+
+    A driver would resolve the name without a deadline, block the event loop meanwhile, and spend all the time on the
+    first address if that does not answer."""
     if _is_ip_address(host):
         return [host]
     answer: list[list[str] | OSError] = []
@@ -33,9 +35,9 @@ async def resolve(host: str, runtime: Runtime, deadline: float, server: str, eng
     runtime.start_thread(look_up, "leasehold-look-up")
     await signal.wait(deadline - runtime.now())
     if not answer:
-        raise Unavailable(f"{server}: the address of {host} was not found in time", engine=engine)
+        raise Unavailable(f"{server}: host {host} was not resolved before the deadline", engine=engine)
     if isinstance(answer[0], OSError):
-        raise Unavailable(f"{server}: {host} has no address: {answer[0].strerror}", engine=engine)
+        raise Unavailable(f"{server}: cannot resolve host {host}: {answer[0].strerror}", engine=engine)
     return list(dict.fromkeys(answer[0]))
 
 

@@ -1,7 +1,7 @@
-"""One twin's connection: opened when first needed, one call at a time, opened anew after whatever closed it.
+"""The connection of one engine instance: opened when first needed, one call at a time, reopened after it was closed.
 
-The schema is made on the first call that finds it missing. No call pays for that otherwise: there is nothing to ask
-before, for a procedure that is there under its versioned name does what this version of Leasehold expects.
+The first call that finds the schema missing creates it. Other calls pay nothing for that, because there is nothing to
+check first: a procedure that exists under its versioned name does what this version of Leasehold expects.
 """
 
 from __future__ import annotations
@@ -26,23 +26,21 @@ from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
-_TICK: Final = 0.001  # seconds: servers are told in whole milliseconds how long they may wait for a lock
-_RECONNECT_INTERVAL: Final = 0.2  # seconds between tries to connect, of somebody in line
-_MAX_DRAINING: Final = 4  # connections that were given up, and the server not yet done with
+_TICK: Final = 0.001  # seconds: the lock timeout sent to a server is in whole milliseconds
+_RECONNECT_INTERVAL: Final = 0.2  # seconds between a waiter's attempts to connect
+_MAX_DRAINING: Final = 4  # connections that the client gave up and the server has not closed yet
 
 
 class SerialConnection(ABC):
-    """Subclasses know one server: how a session begins, what a verb is called, and how the schema is made."""
+    """Subclasses know one kind of server: how to open a session, the statement of a verb, how to create the schema."""
 
     def __init__(self, runtime: Runtime, engine: str, server_name: str) -> None:
         self._runtime, self._engine, self._server_name = runtime, engine, server_name
         self._fifo_lock = FifoLock(runtime, engine)
         self._session: SqlSession | None = None
-        self._unanswered: dict[str, SqlSession] = {}  # by mark: the connection on which its attempt is still on its way
-        self._draining: list[
-            DrainingSocket
-        ] = []  # of connections that were given up, until the server is done with them
-        self.server: DatabaseServer | None = None  # as last met
+        self._unanswered: dict[str, SqlSession] = {}  # by id hash: the session whose attempt has no answer yet
+        self._draining: list[DrainingSocket] = []  # of sessions given up, until the server has closed them
+        self.server: DatabaseServer | None = None  # as of the last connection
         self._closed = False
 
     @abstractmethod
@@ -53,31 +51,33 @@ class SerialConnection(ABC):
 
     @abstractmethod
     async def _create_schema(self, session: SqlSession, deadline: float) -> None:
-        """The schema is missing, or it is another version's."""
+        """Called when the schema is missing, or of another version."""
 
     @abstractmethod
     def _schema_missing(self, why: object) -> ConfigError: ...
 
     async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
-        """One verb, one trip: its rows, as text. Raises nothing but what Leasehold raises (E9). `claim`: whose attempt
-        this is; one in line may be kept waiting for a connection until the deadline, others are told at once."""
+        """One verb in one round trip: its rows, as text. Raises no driver exception (E9).
+
+        `claim`: the claim that attempts. If it is queued, a lost or refused connection is retried, at most until the
+        deadline; all other calls fail at once."""
         return await self._execute(self._statement(verb), values, deadline, claim)
 
     def decode_reply(self, row: Row) -> Row:
-        """The columns of an attempt's answer."""
+        """The columns of an attempt's reply."""
         return row
 
     async def ping(self, deadline: float) -> None:
         await self._execute(b"select 1", (), deadline)
 
     def compensate(self, id_hash: str, values: Sequence[Value]) -> None:
-        """Release a claim behind its attempt, if that is still on its way on a connection of ours. Never waits."""
+        """Send a release behind an attempt that has no answer yet, on the same connection. Never waits."""
         session = self._unanswered.pop(id_hash, None)
         if session is not None:
             self._track_draining(session.send_compensation(self._statement("release"), values))
 
     async def ensure_connected(self, deadline: float) -> DatabaseServer:
-        """Who is on the other side now, as far as that can be known; connects if need be."""
+        """The server that calls go to; connects if necessary. If that fails, the server of the last connection."""
         caller = self._fifo_lock.new_caller()
         try:
             await self._fifo_lock.acquire(caller, deadline)
@@ -91,7 +91,7 @@ class SerialConnection(ABC):
         return self.server
 
     def close(self) -> None:
-        """No call is cut short: whoever is in one closes what it used."""
+        """Does not interrupt a call: a caller that is in one closes the session when its call ends."""
         self._closed = True
         if self._fifo_lock.is_free:
             session, self._session = self._session, None
@@ -102,10 +102,8 @@ class SerialConnection(ABC):
 
     def _release_lock(self, caller: LockCaller, claim: Claim | None = None) -> None:
         if self._closed and claim is not None and self._session is not None and self._fifo_lock.is_held_by(caller):
-            self._unanswered[claim.id_hash], self._session = (
-                self._session,
-                None,
-            )  # its client is gone: it will be taken back
+            # The client is closed, so this attempt will be compensated.
+            self._unanswered[claim.id_hash], self._session = self._session, None
         self._fifo_lock.release(caller)
         if self._closed:
             self.close()
@@ -141,15 +139,15 @@ class SerialConnection(ABC):
                     if self._runtime.now() + _TICK >= deadline:
                         raise Unavailable(f"{self._server_name}: {conflict}", engine=self._engine) from conflict
                 except SqlConnectionLost as lost:
-                    # Whoever stands in line outlasts a restart: asked again, an attempt gives the same answer (E2).
+                    # A waiter survives a restart of the server: a repeated attempt gets the same answer (E2).
                     if claim is None or not claim.queue or self._runtime.now() >= deadline:
                         raise self._connection_lost(lost) from lost
                     earlier_loss = lost
         except BaseException as error:
             self._detach_unanswered(claim.id_hash if claim is not None else "")
-            if earlier_loss is not None and isinstance(error, ConfigError):  # what was lost before may have been done
+            if earlier_loss is not None and isinstance(error, ConfigError):  # the earlier call may have been applied
                 raise Unavailable(
-                    f"{self._connection_lost(earlier_loss)}; and since then: {error}", engine=self._engine
+                    f"{self._connection_lost(earlier_loss)}; the retry failed: {error}", engine=self._engine
                 ) from error
             raise
         finally:
@@ -172,17 +170,16 @@ class SerialConnection(ABC):
             raise (self._schema_missing(error) if isinstance(classified, SchemaMissing) else classified) from error
 
     def _connection_lost(self, lost: SqlConnectionLost) -> Unavailable:
-        return Unavailable(f"{self._server_name}: the connection was lost: {lost}", engine=self._engine)
+        return Unavailable(f"{self._server_name}: connection lost before the reply: {lost}", engine=self._engine)
 
     def _detach_unanswered(self, id_hash: str) -> None:
-        """The answer was not waited for: its connection is of no more use, but to take the call back by."""
+        """Take an unanswered session out of use. With an id hash it is kept, so that `compensate` can use it."""
         session = self._session
         if session is None or not session.unanswered:
             return
         self._session = None
-        for (
-            earlier
-        ) in self._unanswered.values():  # nobody took these back, and nobody will: whoever gives up does so at once
+        # Earlier ones will not be compensated any more: a caller that gives up does so at once.
+        for earlier in self._unanswered.values():
             self._track_draining(earlier.hang_up())
         self._unanswered.clear()
         if id_hash:
@@ -195,7 +192,8 @@ class SerialConnection(ABC):
             self._draining.append(draining)
 
     async def _await_drained(self, session: SqlSession, deadline: float) -> SqlSession:
-        """Wait until the server is done with what was given up there: the impatient must not use up its connections."""
+        """Wait while too many given-up sessions are open at this server: short timeouts must not exhaust its
+        connections."""
         try:
             while True:
                 for draining in [draining for draining in self._draining if draining.is_drained()]:
@@ -208,7 +206,8 @@ class SerialConnection(ABC):
                 left = deadline - self._runtime.now()
                 if left <= 0:
                     message = (
-                        f"{self._server_name} has not ended {len(still_draining)} earlier calls that were given up"
+                        f"{self._server_name} is still busy with {len(still_draining)} earlier calls "
+                        "that this client gave up; retry later"
                     )
                     raise Unavailable(message, engine=self._engine)
                 await self._runtime.wait_fd(still_draining[0].descriptor, min(left, _RECONNECT_INTERVAL))
@@ -217,8 +216,8 @@ class SerialConnection(ABC):
             raise
 
     async def _ensure_session(self, deadline: float, retry_until: float = 0.0) -> SqlSession:
-        """`retry_until`: whoever stands in line outlasts a restart or a fail-over, if that is over by then and by the
-        deadline."""
+        """The open session, or a new one. A waiter retries until `retry_until` or the deadline, whichever is first, so
+        that it survives a restart or a fail-over."""
         if self._closed:
             raise ConfigError("this client is closed: make a new one")
         if self._session is not None and self._session.usable():

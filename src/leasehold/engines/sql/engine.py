@@ -1,9 +1,10 @@
-"""The verbs of the engines on SQL servers: one stored procedure each, called in one trip and committed by itself.
+"""The verbs of the engines on SQL servers: one stored procedure, one round trip and one transaction each.
 
-What differs between servers is a `SerialConnection`, which carries a call and its rows, and an `SqlListener`, which
-hears wake-ups. The decisions are the server's own: what a verb reads, decides and writes there is one transaction, and
-nothing is compared here that was read before. So the safety argument is in each server's SQL: its `verbs.sql` says what
-a verb does under the lock of its bucket's row, its `line.sql` is the state machine."""
+Servers differ in their `SerialConnection`, which sends a call and returns its rows, and in their `SqlListener`, which
+receives wake-ups. The server makes all decisions: what a verb reads, decides and writes there is one transaction, and
+this module compares nothing that was read earlier. So the safety argument is in each server's SQL: `verbs.sql` says
+what a verb does under the lock of its bucket's row, and `lock_state.sql` is the state machine.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +26,17 @@ from leasehold.runtime.base import Runtime
 _GRANTED: Final = "1"
 _MISMATCH: Final = "2"
 
-SWEEP_EVERY: Final = 8  # attempts: what lapsed and nobody asks about leaves nothing
-_SWEEP_QUEUES_EVERY: Final = 64  # ... and lines whose waiters have all died
-_BATCH: Final = 100  # claims in one call: others get in between
-_COMPENSATION_TIMEOUT: Final = 5.0  # seconds the server may try to take back what nobody waits for
-_MAX_LOCK_TIMEOUT_MS: Final = 2**31 - 1  # milliseconds a server can count to
-_LISTENER_SHARE: Final = 0.5  # of a call's time: what is left must do for the call itself
-_POLL_INTERVAL: Final = 0.2  # a client that cannot be told looks about so often at the head of the line
+SWEEP_EVERY: Final = 8  # attempts: removes expired grants of names that no client asks for any more
+_SWEEP_QUEUES_EVERY: Final = 64  # attempts: removes queues whose waiters are all dead, too
+_BATCH: Final = 100  # claims in one call, so that other calls get in between
+_COMPENSATION_TIMEOUT: Final = 5.0  # seconds the server may wait for row locks in a compensation
+_MAX_LOCK_TIMEOUT_MS: Final = 2**31 - 1  # a server's largest lock timeout
+_LISTENER_SHARE: Final = 0.5  # of a call's time; the rest is for the call itself
+_POLL_INTERVAL: Final = 0.2  # seconds between the attempts of a queue's head that cannot be notified
 
 
 class SqlEngine:
-    """`best_traits`: what its server promises as it should be set up."""
+    """`best_traits`: what the server promises if it is configured as it should be."""
 
     name: ClassVar[str]
 
@@ -55,12 +56,12 @@ class SqlEngine:
             best_traits,
         )
         self._attempts = 0
-        self._never_applied: set[str] = set()  # marks of attempts that were never carried out
+        self._never_applied: set[str] = set()  # id hashes of attempts that the server never applied
         registry.engines.add(self)
 
     @property
     def traits(self) -> Traits:
-        """Durability is the server's setting, known after the first call; wake-ups may have turned out impossible."""
+        """Durability is a setting of the server, known after the first call; wake-ups may prove to be unavailable."""
         server, best_traits, push = self._connection.server, self._best_traits, not self._listener.unavailable
         durable = server is None or server.durable
         if durable and push is best_traits.push:
@@ -73,11 +74,11 @@ class SqlEngine:
         )
 
     async def _wakeup_address(self, will_wait: bool, deadline: float) -> str:
-        """Where this client can be told, after seeing that it can; empty: it cannot, and looks by itself."""
+        """Where to notify this client; starts the listener if necessary. Empty: the client cannot be notified, and
+        polls."""
         self._listener.check_same_server(self._connection.server)
-        if self._listener.address or not (
-            will_wait or self._best_traits.break_notice
-        ):  # who does not wait may still be told of a break
+        # A client that does not wait may still be notified of a break.
+        if self._listener.address or not (will_wait or self._best_traits.break_notice):
             return self._listener.address
         call_server = await self._connection.ensure_connected(deadline)
         now = self._runtime.now()
@@ -93,26 +94,24 @@ class SqlEngine:
         already_queued = claim.id_hash in self._registry.waiting
         if claim.queue:
             self._registry.shared["contended"] = True
-            self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
+            self._registry.add_waiter(claim, self._runtime)  # before the request is sent (E4)
         try:
             address = await self._wakeup_address(claim.queue, deadline)
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
             options = (micros(claim.delay), claim.queue, self._sweep_round(), self._lock_timeout_ms(deadline))
             (row,) = await self._connection.call("attempt", (*values, *options), deadline, claim)
         except (ConfigError, Unavailable) as error:
-            not_applied = (
-                isinstance(error, ConfigError) or self._connection.server is None
-            )  # refused, or no server was ever met
-            if (
-                not_applied and not already_queued
-            ):  # else it stands in line, or was given its turn, since it asked first
+            # Refused, or this client never reached a server.
+            not_applied = isinstance(error, ConfigError) or self._connection.server is None
+            # An earlier attempt of a queued claim was applied: it is queued, or has a reservation.
+            if not_applied and not already_queued:
                 self._never_applied.add(claim.id_hash)
             raise
         return _reply(claim, self._connection.decode_reply(row))
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            if not self.traits.push:  # only the head looks often; whoever is further back is in no hurry
+            if not self.traits.push:  # only the head of the queue polls often
                 pause = min(_POLL_INTERVAL * (1 + (busy.position or 0)), HEARTBEAT_INTERVAL) * (
                     0.5 + self._runtime.random()
                 )
@@ -151,7 +150,8 @@ class SqlEngine:
         replies: list[Alive | Gone] = [Gone()] * len(claims)
         for number, found, behind in rows:
             if found == "t":
-                replies[int(number or 0) - 1] = Alive(WAITER_TTL, 1 if behind == "t" else None)  # or further back
+                # Position 1 stands for any position but the head.
+                replies[int(number or 0) - 1] = Alive(WAITER_TTL, 1 if behind == "t" else None)
         return replies
 
     async def release(self, claim: Claim, deadline: float) -> bool:
@@ -159,7 +159,7 @@ class SqlEngine:
         try:
             rows = await self._connection.call("release", self._release_args(claim, deadline), deadline)
             return not rows or rows[0][0] == "t"
-        except ConfigError as error:  # the server was fit for use when the claim was granted: it may be so again
+        except ConfigError as error:  # the server was usable when it granted the claim, so a retry may succeed
             raise Unavailable(str(error), engine=self.name) from error
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
@@ -175,10 +175,10 @@ class SqlEngine:
 
     def forget(self, claim: Claim) -> None:
         self._registry.remove_waiter(claim.id_hash)
-        if claim.id_hash in self._never_applied:  # nothing was ever written
+        if claim.id_hash in self._never_applied:  # nothing to release
             self._never_applied.discard(claim.id_hash)
             return
-        self._registry.retry_release(claim)  # first: torn between, it is still owed
+        self._registry.retry_release(claim)  # first: if an interrupt comes between, the release is still pending
         self._connection.compensate(
             claim.id_hash, self._release_args(claim, self._runtime.now() + _COMPENSATION_TIMEOUT)
         )
@@ -202,7 +202,7 @@ class SqlEngine:
         return 1 if self._attempts % _SWEEP_QUEUES_EVERY else 2
 
     def _lock_timeout_ms(self, deadline: float) -> int:
-        """Milliseconds the server may wait for another's lock."""
+        """Milliseconds the server may wait for a row lock of another transaction."""
         return min(max(1, int((deadline - self._runtime.now()) * 1000)), _MAX_LOCK_TIMEOUT_MS)
 
 

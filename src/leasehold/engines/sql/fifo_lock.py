@@ -1,11 +1,11 @@
-"""Turns at one connection: one caller at a time, in the order they came, and nobody waits beyond its deadline.
+"""A first-in, first-out lock for one connection: one caller at a time, and no caller waits beyond its deadline.
 
-place = gate.place()
+caller = fifo_lock.new_caller()
 try:
-    await gate.enter(place, deadline)
+    await fifo_lock.acquire(caller, deadline)
     ...
 finally:
-    gate.leave(place)       # whatever happened, and wherever: also before the turn came
+    fifo_lock.release(caller)  # always, even if acquire() failed
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ class FifoLock:
             if self._current is None:
                 self._current = caller
                 return
-            if self._current.owner == caller.owner:  # a finaliser or signal handler, in the midst of its thread's call
+            if self._current.owner == caller.owner:  # a finaliser or signal handler, during its own thread's call
                 raise Reentered
             caller.signal = self._runtime.signal()
             self._waiting.append(caller)
         await caller.signal.wait(deadline - self._runtime.now())
         if self._current is not caller:
-            raise Unavailable("other calls of this client used the connection until the deadline", engine=self._engine)
+            raise Unavailable(
+                "other calls of this client kept the connection busy until the deadline", engine=self._engine
+            )
 
     def release(self, caller: LockCaller) -> None:
         with self._mutex:

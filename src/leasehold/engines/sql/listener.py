@@ -1,11 +1,12 @@
-"""Wake-ups: one session per client that hears them, read by a thread of its own.
+"""Wake-ups: one listening session per client, read by a thread of its own.
 
-A client's address, 16 hex digits made anew for every session, is what others tell it by. It keeps a lock of the
-server's, named by a hash of that, as its proof of life: the server frees it the moment the session ends, and whoever is
-about to give a turn looks at it first. So one whose process died is passed over at once, not after its turn is over.
+Other clients notify a client by its address: 16 hex digits, new for every session. As its proof of life the session
+holds a lock of the server, named by a hash of the address. The server frees that lock as soon as the session ends, and
+before a name is reserved for a waiter, the lock is checked. So a waiter whose process died is passed over at once, and
+not only after its reservation expires.
 
-Where nobody can be told (something between that hands our calls to other sessions, or no connection to be had) the
-client has no address. It asks again by itself: often at the head of the line, seldom further back.
+A client that cannot be notified has no address: a pooler or proxy hands its calls to other sessions, or no connection
+is available. It polls: often at the head of the queue, seldom further back.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from leasehold.errors import LeaseholdError
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime
 
-_RETRY_AFTER: Final = 5.0  # seconds until a session that could not be had is asked for again
+_RETRY_AFTER: Final = 5.0  # seconds after a failed attempt to open the listening session
 
 ListenLoop: TypeAlias = "Callable[[Runtime, ReferenceType[ClaimRegistry]], Coroutine[Any, Any, None]]"
 
 
 class SqlListener(ABC):
-    """A client's way to be told. Shared by both twins. Subclasses know one server."""
+    """Receives a client's notifications. Shared by its two engine instances. Subclasses know one kind of server."""
 
     def __init__(self, registry: ClaimRegistry, runtime: Runtime, engine: str, enabled: bool) -> None:
         self._registry_ref, self._runtime, self._engine = ref(registry), runtime, engine
@@ -39,30 +40,30 @@ class SqlListener(ABC):
         self._fifo_lock = FifoLock(runtime, engine)
         self._mutex = runtime.mutex()
         self._session: SqlSession | None = None
-        self._liveness_session: SqlSession | None = None  # one that `_start_listening` may need as well
+        self._liveness_session: SqlSession | None = None  # a second session that `_start_listening` may open
         self._retry_at = 0.0
         self._enabled = enabled
         self.unavailable = not enabled
-        self.address = ""  # empty: cannot be told anything
-        self._server_identity = ""  # of the server it is listened to at
+        self.address = ""  # empty: this client cannot be notified
+        self._server_identity = ""  # of the server that the session listens at
 
     @abstractmethod
     async def _open(self, runtime: Runtime, deadline: float) -> SqlSession:
-        """The session that will hear."""
+        """Open the session that will listen."""
 
     @abstractmethod
     async def _start_listening(
         self, session: SqlSession, address: str, runtime: Runtime, deadline: float
     ) -> ListenLoop:
-        """Have it be told what is said to an address. Gives what a thread is to do until the session ends, and then
-        raises OSError."""
+        """Subscribe the session to an address. The result is the loop that a thread runs until the session ends; it
+        then raises OSError."""
 
     @abstractmethod
     def _unusable_reason(self, server: DatabaseServer, call_server: DatabaseServer | None) -> str:
-        """Why what is said there would not reach us; empty: it does."""
+        """Why notifications would not reach this session; empty if they do."""
 
     async def ensure_listening(self, runtime: Runtime, deadline: float, call_server: DatabaseServer | None) -> str:
-        """This client's address, after seeing that it is listened to; empty if it has to look by itself."""
+        """This client's address, once its session listens; empty if it has to poll."""
         if self.address or not self._enabled or runtime.now() < self._retry_at:
             return self.address
         caller = self._fifo_lock.new_caller()
@@ -75,7 +76,7 @@ class SqlListener(ABC):
         return self.address
 
     async def _connect(self, runtime: Runtime, deadline: float, call_server: DatabaseServer | None) -> None:
-        self._retry_at = max(runtime.now() + _RETRY_AFTER, deadline)  # meanwhile others do without
+        self._retry_at = max(runtime.now() + _RETRY_AFTER, deadline)  # until then, other calls poll
         address = runtime.random_bytes(8).hex()
         try:
             session = await self._open(runtime, deadline)
@@ -93,13 +94,9 @@ class SqlListener(ABC):
             )
             self._server_identity = session.server.identity
             self._session, self.address, self.unavailable, self._retry_at = session, address, False, 0.0
-            self._wake_waiters()  # those who came meanwhile stand in line without an address
-        except (
-            LeaseholdError,
-            SqlServerError,
-            SqlConnectionLost,
-            RuntimeError,
-        ) as error:  # RuntimeError: no thread to be had
+            self._wake_waiters()  # claims that joined a queue meanwhile did so without an address
+        # RuntimeError: no thread could be started.
+        except (LeaseholdError, SqlServerError, SqlConnectionLost, RuntimeError) as error:
             session.close()
             self._close_liveness_session()
             self._set_unavailable(str(error))
@@ -110,11 +107,12 @@ class SqlListener(ABC):
 
     def _set_unavailable(self, why: str) -> None:
         if not self.unavailable:
-            self._log.warning("no wake-ups for this client, it has to look by itself: %s", why)
+            self._log.warning("push notifications unavailable, falling back to polling: %s", why)
         self.unavailable = True
 
     def check_same_server(self, call_server: DatabaseServer | None) -> None:
-        """See whether we still listen where calls are sent: not after a fail-over, nor without a proof of life."""
+        """End the listening session if calls now go to another server (a fail-over), or if its proof of life is
+        gone."""
         session = self._session
         if session is not None and (
             not self._is_liveness_session_alive()
@@ -124,18 +122,18 @@ class SqlListener(ABC):
             session.shutdown()
 
     def _is_liveness_session_alive(self) -> bool:
-        with self._mutex:  # several threads may look
+        with self._mutex:  # several threads may check at once
             return self._liveness_session is None or self._liveness_session.usable()
 
     def on_session_lost(self, session: SqlSession) -> None:
-        """The session has ended. Whoever waits may have missed its turn: all ask again, and are listened to again."""
+        """The session has ended, and wake-ups may have been missed: all waiters attempt again, which reconnects."""
         if self._session is session:
             self._session, self.address, self._retry_at = None, "", 0.0
             self._close_liveness_session()
             self._wake_waiters()
 
     def _wake_waiters(self) -> None:
-        """Have all who wait ask again."""
+        """Make all waiters attempt again."""
         if (registry := self._registry_ref()) is not None:
             for id_hash, _ in snapshot_items(registry.waiting):
                 registry.on_notification("head", id_hash, 0.0, None)
@@ -172,13 +170,14 @@ def _make_listen_thread(
     listener_ref: ReferenceType[SqlListener],
     registry: ReferenceType[ClaimRegistry],
 ) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
-    """Reads the session until it ends. Holds the client weakly: one that nobody has any more must be able to go."""
+    """A thread that reads the session until it ends. It holds the client weakly, so that an unused client can be
+    garbage-collected."""
 
     async def listen(runtime: Runtime) -> None:
         try:
             with suppress(OSError):
                 await listen_loop(runtime, registry)
-        finally:  # whatever ended it: a client that believes it is listened to would never look by itself
+        finally:  # always: a client that believes it is listening would never poll
             if (listener := listener_ref()) is not None:
                 listener.on_session_lost(session)
             session.close()
@@ -189,7 +188,7 @@ def _make_listen_thread(
 def deliver_notification(
     registry: ClaimRegistry, kind: object, id_hash: object, seconds: float, namespace: object, name: object
 ) -> None:
-    """Pass on what was said, if it is something we would say."""
+    """Pass a notification on to the registry; ignore one that Leasehold would not send."""
     if not (isinstance(id_hash, str) and isinstance(namespace, str) and isinstance(name, str)):
         return
     if kind == "go" or kind == "head" or kind == "lost":

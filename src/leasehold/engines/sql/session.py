@@ -1,4 +1,4 @@
-"""What a lane needs of a session with a server, whichever protocol it speaks; and what is left of one given up."""
+"""What a `SerialConnection` needs of a session, whatever its protocol; and sockets of given-up sessions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ Value: TypeAlias = "str | int | bool | Sequence[str] | Sequence[int] | None"
 
 
 class SchemaMissing(Exception):
-    """The schema is not there, or not this version of it. Never leaves the engine."""
+    """The schema does not exist, or not in this version. Never leaves the engine."""
 
 
 class TransactionConflict(Exception):
-    """The server undid the whole call, for it met another: it may be sent again. Never leaves the engine."""
+    """The server rolled the call back because it conflicted with another: it may be retried. Never leaves the
+    engine."""
 
 
 class SqlConnectionLost(Exception):
-    """The connection broke before the answer came. Never leaves the engine."""
+    """The connection broke before the reply arrived. Never leaves the engine."""
 
 
 class SqlServerError(Exception):
-    """The server answered with an error; the session may go on. Never leaves the engine."""
+    """The server replied with an error; the session may still be usable. Never leaves the engine."""
 
     def classify(self) -> LeaseholdError | SchemaMissing | TransactionConflict:
         raise NotImplementedError
@@ -39,42 +40,43 @@ def no_answer(server: str, engine: str, seconds: float) -> Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseServer:
-    """What a session says of the other side."""
+    """What a session knows about its server."""
 
-    direct: bool  # nothing between that hands our calls to other sessions: this one is ours for as long as it lives
-    identity: str  # the same for two sessions with one database of one running server
+    direct: bool  # no pooler or proxy in between hands calls to other sessions
+    identity: str  # equal for two sessions with the same database of the same running server
     durable: bool
 
 
 class SqlSession(Protocol):
     server: DatabaseServer
-    unanswered: bool  # something was sent, and its answer not read: of no more use but to `send_compensation`
+    unanswered: bool  # a request was sent and its reply not read: only `send_compensation` and `hang_up` may follow
 
     def usable(self) -> bool:
-        """False once the server has hung up. Asks nobody: what is found is what has arrived."""
+        """False once the server has closed the connection. Sends nothing: it only checks what has arrived."""
 
     async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
-        """All rows of one statement. Raises `SqlServerError` for an error of the server's, `SqlConnectionLost` when it
-        hung up; whatever is raised else, there was no answer, and this session is adrift."""
+        """All rows of one statement. Raises `SqlServerError` if the server replied with an error, `SqlConnectionLost`
+        if the connection broke. After any other exception the reply was not read, and the session is `unanswered`."""
 
     def send_compensation(self, statement: bytes, values: Sequence[Value]) -> DrainingSocket | None:
-        """Send one more statement behind what was not answered, and hang up. Never waits. The server carries out what
-        it received in order, so what takes a call back cannot overtake it."""
+        """Send one more statement behind the unanswered one, and hang up. Never waits. The server executes what it
+        receives in order, so a compensation cannot overtake its attempt."""
 
     def hang_up(self) -> DrainingSocket | None:
-        """Hang up, but see when the server has, too: it carries out what it was sent, for as long as that takes."""
+        """Close our side. The result shows when the server has closed its side: it first executes what it was sent,
+        however long that takes."""
 
     def shutdown(self) -> None:
-        """Wake whoever waits for this session on another thread: that one closes it."""
+        """Wake the thread that waits for this session; that thread closes it."""
 
     def close(self) -> None: ...
 
     def after_fork(self) -> None:
-        """In a forked child: not a byte of goodbye may go out on what is the parent's connection."""
+        """In a forked child: drop the session without sending a byte, because the connection is the parent's."""
 
 
 class DrainingSocket:
-    """What is left of a session we have hung up, until the server has as well."""
+    """The socket of a session that the client has closed and the server has not."""
 
     def __init__(self, descriptor: int, server_identity: str) -> None:
         self._socket, self.server_identity = socket.socket(fileno=os.dup(descriptor)), server_identity

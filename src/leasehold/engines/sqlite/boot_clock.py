@@ -1,4 +1,4 @@
-"""This machine, as far as a file of leases must know it: a clock, and whether two processes read the same one."""
+"""The clock of this machine, and whether two processes read the same one."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _EXHAUSTED_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def seconds_since_boot() -> float:
-    """The same instant for every process of the machine: never steps, counts suspend, begins anew at each boot."""
+    """The same instant for every process of the machine. Never steps, counts suspend, restarts at each boot."""
     return time.clock_gettime(time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
 
 
 @dataclass(frozen=True, slots=True)
 class BootClock:
-    """`boot` and `time_namespace` together name one running clock; `machine` tells a restart from another machine."""
+    """`boot` and `time_namespace` together identify one running clock. `machine` distinguishes a reboot from another
+    machine."""
 
     machine: str
     boot: str
-    time_namespace: str  # of time: a container may have one in which the clock is shifted
+    time_namespace: str  # a container may have one in which the clock is shifted
     now: Callable[[], float] = seconds_since_boot
-    wall: Callable[[], float] = time.time  # a floor for tokens, nothing else
+    wall: Callable[[], float] = time.time  # only a lower bound for tokens
 
     @classmethod
     def of_this_machine(cls) -> BootClock:
@@ -45,7 +46,7 @@ class BootClock:
 
     @property
     def clock_id(self) -> str:
-        """Two processes with one stamp agree on the time."""
+        """Two processes with the same id read the same clock."""
         return f"{self.boot} {self.time_namespace}"
 
 
@@ -53,9 +54,9 @@ def _read_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").strip()
     except OSError as error:
-        if error.errno in _EXHAUSTED_ERRNOS:  # it is there: taken for another machine, we would shut everybody else out
-            raise Unavailable(f"{path} cannot be read now: {error.strerror}", engine="sqlite") from error
-        return ""  # containers may lack one; the boot id alone then decides
+        if error.errno in _EXHAUSTED_ERRNOS:  # without this id we would look like another machine, and block all others
+            raise Unavailable(f"cannot read {path} now: {error.strerror}", engine="sqlite") from error
+        return ""  # containers may lack a machine id; then the boot id alone decides
 
 
 def _read_link(path: str) -> str:

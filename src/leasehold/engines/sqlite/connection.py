@@ -1,9 +1,10 @@
-"""One twin's connection to the file: opened when first needed, one transaction at a time, its errors mapped (E9).
+"""The connection of one engine instance: opened when first needed, one transaction at a time, errors mapped (E9).
 
-No connection is carried across a fork. SQLite has its POSIX locks per process but its idea of them in memory, per file:
-a child that inherits a connection, even if it never uses it and opens its own, believes in locks it does not have; once
-the parent closes, the log is removed beneath the child, and the two go on in worlds of their own (ran: each saw writes
-the other did not). So every connection is closed just before a fork, between transactions, and both sides open anew.
+No connection is carried across a fork. POSIX locks belong to a process, but SQLite keeps its view of them in memory,
+per file. So a child that inherits a connection believes it has locks that it does not have, even if it never uses that
+connection and opens its own. When the parent closes, SQLite removes the log while the child still uses it, and parent
+and child continue on separate data (tested: each saw writes that the other did not). So every connection is closed just
+before a fork, between transactions, and both processes open new ones.
 """
 
 from __future__ import annotations
@@ -31,18 +32,16 @@ _LOCKED_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLI
 _CORRUPT_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 _PERMISSION_CODES: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 
-_NEVER_CLOSED: list[sqlite3.Connection] = []  # for ever: closing these could remove files that others use
-_UNUSABLE_PATHS: set[str] = (
-    set()
-)  # files with a connection inherited from a parent: SQLite cannot be trusted with them here
+_NEVER_CLOSED: list[sqlite3.Connection] = []  # closing these could remove files that other connections use
+_UNUSABLE_PATHS: set[str] = set()  # a connection was inherited from the parent, so SQLite's view of its locks is wrong
 
 
 class DatabaseLocked(Exception):
-    """Another process is inside its transaction: ask again. Never leaves the engine."""
+    """Another process is in a transaction: try again. Never leaves the engine."""
 
 
 class ClockChanged(Exception):
-    """The file belongs to another clock than when it was opened: open it anew. Never leaves the engine."""
+    """The file's clock is not the one it was opened with: reopen it. Never leaves the engine."""
 
 
 class SqliteConnection:
@@ -50,20 +49,22 @@ class SqliteConnection:
         self._db: sqlite3.Connection | None = None
         self.path, self.durable, self.boot_clock = path, durable, boot_clock
         self._runtime = runtime
-        self._inodes: list[tuple[int, int]] = []  # which files were opened: their paths may name others by now
-        self._is_synchronous: bool | None = None  # whether the connection waits for the disk at each commit
+        self._inodes: list[tuple[int, int]] = []  # of the files that were opened: the paths may name others by now
+        self._is_synchronous: bool | None = None  # whether each commit waits for the disk
         self._file_check_at = 0.0
         self._frozen = False
         self._mutex: Mutex = runtime.mutex()
         _CONNECTIONS.add(self)
 
     def run_transaction(self, job: Callable[[sqlite3.Connection], T], write: bool = True, sync: bool = True) -> T:
-        """Run `job` as one transaction, all or nothing. Raises Occupied rather than wait.
+        """Run `job` as one transaction, all or nothing. Raises DatabaseLocked instead of waiting.
 
-        `sync=False`: a power cut may undo it (the next that syncs keeps it too), so it does not wait for the disk.
+        `sync=False`: do not wait for the disk. A power cut may undo the transaction until the next one that syncs.
         """
-        if self._mutex.held_by_me():  # a finaliser or signal handler, in the midst of this very thread's transaction:
-            raise Reentered  # to wait for that would keep the whole machine waiting, and in vain
+        # A finaliser or signal handler that interrupts this thread's own transaction would wait for it for ever, with
+        # SQLite's write lock held.
+        if self._mutex.held_by_me():
+            raise Reentered
         with self._mutex:
             try:
                 db = self._ensure_open()
@@ -72,26 +73,26 @@ class SqliteConnection:
             except sqlite3.Error as error:
                 raise self._map_error(error) from error
             except (OverflowError, UnicodeError) as error:
-                raise ConfigError(f"SQLite cannot store what was asked for: {error}") from error
+                raise ConfigError(f"SQLite cannot store a value of this call: {error}") from error
             except ClockChanged:
                 self._disconnect()
                 raise DatabaseLocked from None
 
     def _transact(self, db: sqlite3.Connection, job: Callable[[sqlite3.Connection], T], write: bool) -> T:
         try:
-            if db.in_transaction:  # Ctrl-C came once more, before the rollback below
+            if db.in_transaction:  # the last call was interrupted by Ctrl-C before it could roll back
                 db.execute("rollback")
             db.execute("begin immediate" if write else "begin")
             answer = job(db)
             db.execute("commit")
         finally:
-            if db.in_transaction:  # also when Ctrl-C came in between
+            if db.in_transaction:  # the job failed, or Ctrl-C came before the commit
                 with suppress(sqlite3.Error):
                     db.execute("rollback")
         return answer
 
     def open(self) -> None:
-        """See that the file is there and ours. Done by every transaction anyway."""
+        """Open the file if it is not open, and check that it is usable. Every transaction does this anyway."""
         if self._mutex.held_by_me():
             raise Reentered
         with self._mutex:
@@ -102,32 +103,35 @@ class SqliteConnection:
 
     def _ensure_open(self) -> sqlite3.Connection:
         if self.path in _UNUSABLE_PATHS:
-            raise ConfigError("this process was forked inside a transaction of its parent: it cannot use SQLite locks")
+            raise ConfigError(
+                "this process was forked inside a transaction of its parent, so it cannot use SQLite locks: "
+                "fork outside of Leasehold calls, or start the process with exec"
+            )
         now = self.boot_clock.now()
         if self._db is not None:
             if now < self._file_check_at or self._is_current():
                 return self._db
-            # Removed or replaced by somebody: locks in the old file would exclude nobody any more.
-            _log.warning("%s was replaced: leases in the old file are gone", self.path)
+            # The file was removed or replaced: other processes do not see locks in the old file any more.
+            _log.warning("%s was removed or replaced; the leases in the old file are lost", self.path)
         if _FORKS_IN_PROGRESS:
-            raise DatabaseLocked  # the child could not use what is opened now
+            raise DatabaseLocked  # a connection opened now would be inherited by the child
         self._close_replaced()
         try:
             location.prepare(self.path)
             self._db = self._connect()
-        except (BlockingIOError, FileNotFoundError) as error:  # being made, or removed, at this very moment
+        except (BlockingIOError, FileNotFoundError) as error:  # another process is creating or removing the file
             raise DatabaseLocked from error
         self._file_check_at = now + _FILE_CHECK_INTERVAL
         return self._db
 
     def _is_current(self) -> bool:
-        """Do the paths still name the files that were opened? SQLite removes none of them while one has them open."""
+        """Whether the paths still name the files that were opened. SQLite removes none of them while they are open."""
         self._file_check_at = self.boot_clock.now() + _FILE_CHECK_INTERVAL
         return location.inodes_match(self.path, self._inodes)
 
     def _close_replaced(self) -> None:
-        """Close every connection of this process whose files others no longer find: one opened beside it would share
-        the memory of its log. Raises Occupied while another thread is inside one."""
+        """Close every connection of this process to a file that was removed or replaced: a new connection would share
+        the old one's shared memory of the log. Raises DatabaseLocked while another thread uses such a connection."""
         for connection in _all_connections():
             if (
                 connection.path != self.path
@@ -149,12 +153,15 @@ class SqliteConnection:
                 connection._mutex.__exit__(None, None, None)
 
     def _connect(self) -> sqlite3.Connection:
-        # timeout=0: SQLite's own waiting knows no deadline of ours. check_same_thread: the guard sees to that.
+        # timeout=0: SQLite's own waiting ignores our deadlines. check_same_thread: the mutex ensures that instead.
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
-            db.execute("pragma page_size = 1024")  # of a new file: whole pages are written, and a verb changes two rows
+            db.execute("pragma page_size = 1024")  # small: SQLite writes whole pages, and a verb changes two rows
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
-                raise ConfigError(f"{self.path} is on a file system that cannot share memory, which SQLite's WAL needs")
+                raise ConfigError(
+                    f"{self.path} is on a file system without shared memory, which SQLite's WAL mode needs: "
+                    "choose a path on a local disk"
+                )
             self._is_synchronous = None
             self._set_synchronous(db, self.durable)
             clock_id = self._read_clock_id(db)
@@ -174,7 +181,7 @@ class SqliteConnection:
             self._is_synchronous = wanted
 
     def _read_clock_id(self, db: sqlite3.Connection) -> str:
-        """Whose clock the file has; empty if it is new or of another version. Most openings write nothing."""
+        """The id of the file's clock; empty if the file is new or has another version. Most openings write nothing."""
         try:
             row = db.execute("select version, clock_id from lh_meta").fetchone()
         except sqlite3.OperationalError as error:
@@ -184,19 +191,19 @@ class SqliteConnection:
         return str(row[1]) if row is not None and row[0] == schema.VERSION else ""
 
     def _map_error(self, error: sqlite3.Error) -> LeaseholdError | DatabaseLocked:
-        """The one mapping of what SQLite raises (E9)."""
+        """The only mapping of SQLite's errors (E9)."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in _LOCKED_CODES:
             return DatabaseLocked()
         if code in _CORRUPT_CODES:
-            return ConfigError(f"{self.path} is not a sound SQLite file ({error}): move it away to start anew")
+            return ConfigError(f"{self.path} is not a valid SQLite file ({error}): move it away to start a new one")
         if code in _PERMISSION_CODES and not location.is_writable(self.path):
-            return ConfigError(f"{self.path} cannot be written ({error}): choose another path or mend its permissions")
+            return ConfigError(f"{self.path} is not writable ({error}): choose another path or change its permissions")
         return Unavailable(f"{self.path}: {error}", engine="sqlite")
 
     def _disconnect(self, replaced: bool = False) -> None:
         db, self._db = self._db, None
-        if db is not None and replaced:  # closing it could remove the log of the new file, which has the same name
+        if db is not None and replaced:  # closing could remove the log of the new file, which has the same name
             _NEVER_CLOSED.append(db)
         elif db is not None:
             with suppress(sqlite3.Error):
@@ -212,20 +219,20 @@ class SqliteConnection:
     # ------------------------------------------------------------------ fork
 
     def freeze(self) -> None:
-        """Before a fork: finish, close, and let nobody begin until it is over."""
+        """Before a fork: wait for the running transaction, close, and block new ones until the fork is over."""
         acquire = getattr(self._mutex, "acquire", None)
         if self._mutex.held_by_me() or acquire is None or not acquire(timeout=_FORK_TIMEOUT):
-            return  # the forking thread itself is inside a transaction, or another is stuck in one
+            return  # the forking thread itself is in a transaction, or another thread is stuck in one
         self._frozen = True
         self._disconnect()
 
     def thaw(self) -> None:
-        if self._frozen and self._mutex.held_by_me():  # else frozen by another thread, which forks as well
+        if self._frozen and self._mutex.held_by_me():  # else another thread, which forks as well, has frozen it
             self._frozen = False
             self._mutex.__exit__(None, None, None)
 
     def after_fork(self) -> None:
-        """In the child."""
+        """In the child: never use or close an inherited connection."""
         if self._db is not None:
             _NEVER_CLOSED.append(self._db)
             _UNUSABLE_PATHS.add(self.path)
@@ -235,24 +242,22 @@ class SqliteConnection:
 
 
 _CONNECTIONS: WeakSet[SqliteConnection] = WeakSet()
-_FORKS_IN_PROGRESS: list[bool] = []  # one for each fork under way
+_FORKS_IN_PROGRESS: list[bool] = []  # one item per fork
 
 
 def _all_connections() -> list[SqliteConnection]:
     while True:
         try:
             return list(_CONNECTIONS)
-        except RuntimeError:  # another thread made one meanwhile
+        except RuntimeError:  # another thread created a connection meanwhile
             continue
 
 
 def _freeze_all() -> None:
-    _FORKS_IN_PROGRESS.append(
-        True
-    )  # first: a file that is made from here on is not among those frozen, and may not be opened
-    for connection in sorted(
-        _all_connections(), key=id
-    ):  # in one order: two threads that fork would wait for each other
+    # First, because a connection created from here on is not frozen below and must not open its file.
+    _FORKS_IN_PROGRESS.append(True)
+    # Sorted, because two threads that fork at once would deadlock if they froze in different orders.
+    for connection in sorted(_all_connections(), key=id):
         connection.freeze()
 
 

@@ -1,8 +1,8 @@
-"""The verbs of the SQLite engine: each is one immediate transaction, tried again until its deadline while another
-process is inside its own. SQLite's own waiting is off: it knows no deadline, and no jitter.
+"""The verbs of the SQLite engine. Each is one immediate transaction, retried until its deadline while another process
+is in a transaction. SQLite's own waiting is off: it has neither deadlines nor jitter.
 
 Atomicity: everything a verb reads, decides and writes happens under SQLite's one write lock, at one reading of the
-clock taken inside it. What is to be told is sent after COMMIT.
+clock taken while holding that lock. Notifications are sent after COMMIT.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
-Notifications: TypeAlias = "list[tuple[str, str, Notification]]"  # namespace, name, and what to tell
+Notifications: TypeAlias = "list[tuple[str, str, Notification]]"  # namespace, name, what to send
 Verb: TypeAlias = "Callable[[LockState, Context], tuple[T, list[Notification]]]"
 
 _RETRY_BASE: Final = 0.0003  # about one transaction
 _LONGEST_RETRY: Final = 0.01
-_BATCH: Final = 50  # renewals in one transaction: others get in between
-_SWEEP_EVERY: Final = 8  # attempts, and then this many names: what lapsed and nobody asks about leaves nothing
-_POLL_INTERVAL: Final = 0.2  # a client without a mailbox looks about so often
+_BATCH: Final = 50  # renewals per transaction: other processes get in between
+_SWEEP_EVERY: Final = 8  # attempts between sweeps, and names per sweep: removes expired names that are not used again
+_POLL_INTERVAL: Final = 0.2  # how often a client without a wake-up socket polls, on average
 
 
 class InFlightAttempt:
-    """An attempt on its way. Under asyncio it runs on, on the worker's thread, though its caller was cancelled."""
+    """An attempt that has not returned. Under asyncio the worker thread finishes it even if its caller is cancelled."""
 
     __slots__ = ("abandoned", "sync")
 
@@ -52,8 +52,8 @@ class InFlightAttempt:
 
 
 class NeedsSync(Exception):
-    """A grant in a transaction that a power cut may undo: begin again, and wait for the disk. Never leaves the engine.
-    A place in line needs no such care, or a thousand waiters would wait for the disk every few seconds."""
+    """A grant was decided in a transaction that a power cut may undo: repeat it and wait for the disk. Never leaves the
+    engine. Queueing does not wait for the disk, or a thousand waiters would sync every few seconds."""
 
 
 class SqliteEngine:
@@ -70,10 +70,10 @@ class SqliteEngine:
         registry.engines.add(self)
         self._attempts = 0
         self._sweep_cursor = ("", "")
-        # Verbs that found the file occupied. Together they ask as often as one alone would: fifty threads of each of
-        # twenty processes, each asking at its own pace, kept a busy machine from doing anything else.
+        # Verbs that found the file locked. Together they retry only as often as one verb alone would: with fifty
+        # threads in each of twenty processes, independent retries kept a busy machine from doing anything else.
         self._retrying: set[object] = set()
-        self._refused: set[str] = set()  # marks of attempts that the file was not fit for
+        self._refused: set[str] = set()  # id hashes of attempts that failed because the file is unusable
         self.traits = TRAITS if connection.durable else replace(TRAITS, survives="nothing")
 
     @property
@@ -117,7 +117,7 @@ class SqliteEngine:
         self._registry.remove_waiter(claim.id_hash)
         try:
             return await self._run_with_retry(deadline, self._release, claim)
-        except ConfigError as error:  # the file was fit for use when the claim was granted: it may be so again
+        except ConfigError as error:  # the file was usable when the claim was granted, and may become so again
             raise Unavailable(str(error), engine="sqlite") from error
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
@@ -133,9 +133,8 @@ class SqliteEngine:
         def read(db: sqlite3.Connection) -> None:
             db.execute("select token from lh_meta").fetchone()
 
-        await self._run_with_retry(
-            deadline, self._connection.run_transaction, read
-        )  # as a verb would: behind whoever is inside a transaction
+        # A write transaction, because a verb would have to wait for the write lock too.
+        await self._run_with_retry(deadline, self._connection.run_transaction, read)
 
     def forget(self, claim: Claim) -> None:
         self._registry.remove_waiter(claim.id_hash)
@@ -146,7 +145,7 @@ class SqliteEngine:
                 self._release(claim)
             except (DatabaseLocked, LeaseholdError):
                 self._registry.retry_release(claim)
-        else:  # a loop must not wait for a disk; the watchdog's thread may
+        else:  # a loop must not wait for the disk; the watchdog's thread may
             self._registry.retry_release(claim)
 
     def after_fork(self) -> None:
@@ -158,10 +157,10 @@ class SqliteEngine:
         if self._registry.remove_engine(self):
             self._wakeup_socket.close()
 
-    # ------------------------------------------------- the same, on a thread
+    # ------------------------------------ the same verbs, on a blocking thread
 
     async def _run_with_retry(self, deadline: float, verb: Callable[..., T], *args: object) -> T:
-        """The verb's answer, however often it takes; the last try begins before the deadline."""
+        """Run the verb, again and again while the file is locked. The last try starts before the deadline."""
         tries, retry_id = 0, object()
         try:
             while True:
@@ -178,7 +177,7 @@ class SqliteEngine:
         finally:
             self._retrying.discard(retry_id)
         raise Unavailable(
-            f"{self._connection.path} stayed locked by other processes until the deadline; "
+            f"{self._connection.path} was locked by other processes until the deadline; "
             "one of them may be stopped inside a transaction",
             engine="sqlite",
         )
@@ -192,7 +191,7 @@ class SqliteEngine:
 
         def decide(db: sqlite3.Connection) -> Grant | Busy:
             if in_flight.abandoned:
-                raise Unavailable("given up meanwhile", engine="sqlite")
+                raise Unavailable("the caller gave up before the attempt was made", engine="sqlite")
             grant = None if claim.queue else acquire_uncontended(db, self._boot_clock, claim, address)
             reply = grant or self._attempt_contended(db, notifications, claim, address, in_flight)
             self._attempts += 1
@@ -206,7 +205,7 @@ class SqliteEngine:
             in_flight.sync = True
             reply = self._connection.run_transaction(decide)
         self._send_notifications(notifications)
-        if in_flight.abandoned:  # its release may have been carried out before it
+        if in_flight.abandoned:  # the caller's release may have run before this attempt
             self._release(claim)
         return reply
 
@@ -274,7 +273,7 @@ class SqliteEngine:
     def _apply(
         self, db: sqlite3.Connection, notifications: Notifications, key: tuple[str, str, str], verb: Verb[T]
     ) -> T:
-        """Run one verb on the line of one name, as (a part of) one transaction."""
+        """Run one verb on the state of one name, as one transaction or a part of it."""
         namespace, name, id_hash = key
         lock_state = RowLockState(db, self._boot_clock, namespace, name, id_hash)
         answer, new_notifications = verb(
@@ -301,7 +300,8 @@ class SqliteEngine:
                 or notification.kind != "go"
             ):
                 continue
-            # It died since it was given its turn, a moment ago. If this cannot be said now, the turn ends in 3 s.
+            # The waiter died after the transaction reserved the name for it. If it cannot be passed over now, the
+            # reservation expires in 3 s.
             with suppress(DatabaseLocked, LeaseholdError):
                 verb = partial(LockState.notification_failed, id_hash=notification.id_hash)
                 self._connection.run_transaction(
@@ -314,12 +314,11 @@ class SqliteEngine:
 def open_with_clock(
     config: EngineConfig, runtime: Runtime, registry: ClaimRegistry, boot_clock: BootClock
 ) -> SqliteEngine:
-    """An engine on this host's clock; tests bring hosts of their own."""
+    """Open an engine with this clock; tests pass clocks of their own."""
     options = config.accept(durable=_parse_yes_no)
     wakeup_socket = registry.shared.get("sqlite")
-    if not isinstance(
-        wakeup_socket, WakeupSocket
-    ):  # the first of the twins; the path is resolved once, wherever the process goes
+    # The first of the client's two engine instances resolves the path, so a later chdir() does not matter.
+    if not isinstance(wakeup_socket, WakeupSocket):
         wakeup_socket = registry.shared["sqlite"] = WakeupSocket(resolve_path(config.target), runtime, registry)
     return SqliteEngine(
         runtime,
@@ -330,11 +329,11 @@ def open_with_clock(
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> SqliteEngine:
-    """`sqlite:///path?durable=yes`; with `durable=no`, what a power cut loses of the last moments is accepted."""
+    """Open `sqlite:///path?durable=yes`. With `durable=no`, a power cut may lose the last transactions."""
     return open_with_clock(config, runtime, registry, BootClock.of_this_machine())
 
 
 def _parse_yes_no(text: str) -> bool:
     if text not in ("yes", "no"):
-        raise ValueError(f"yes or no, not {text!r}")
+        raise ValueError(f"must be yes or no, not {text!r}")
     return text == "yes"

@@ -1,4 +1,4 @@
-"""Where a file of leases may live and who may use it. Everything that cannot work is refused here, before any grant."""
+"""Where a file of leases may be and who may use it. Unsuitable paths are refused here, before any grant."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Final
 
 from leasehold.errors import ConfigError, Unavailable
 
-# Locks on these are not seen by every machine that can write the file, or not at all.
+# On these, locks do not work, or are not visible to every machine that can write the file.
 _REMOTE_FILESYSTEMS: Final = frozenset(
     """
     9p afs beegfs ceph cifs coda davfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs prl_fs smb2 smb3 smbfs
     vboxsf virtiofs vmhgfs fuse.ceph fuse.davfs fuse.gcsfuse fuse.glusterfs fuse.grpcfuse fuse.juicefs fuse.osxfs
     fuse.rclone fuse.s3fs fuse.sshfs
-    """.split()  # noqa: SIM905  # a list of its own lines would be three times as long
+    """.split()  # noqa: SIM905  # one item per line would be three times as long
 )
 
 _TEMPORARY_PREFIX: Final = ".leasehold-"
@@ -28,54 +28,56 @@ _RESOURCE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFIL
 
 
 def resolve_path(target: str) -> str:
-    """The absolute path a URL means: `sqlite:///srv/x.db`, `sqlite://./x.db` from here, `sqlite://~/x.db` from home,
-    `sqlite://` in the user's state directory."""
+    """The absolute path of a URL: `sqlite:///srv/x.db`, `sqlite://./x.db` in the working directory, `sqlite://~/x.db`
+    in the home directory, `sqlite://` in the user's state directory."""
     if not target:
         state = os.environ.get("XDG_STATE_HOME", "")
-        if not os.path.isabs(state):  # the XDG rules have a relative one ignored
+        if not os.path.isabs(state):  # the XDG specification says to ignore a relative path
             state = "~/.local/state"
         target = f"{state}/leasehold/locks.db"
     if target.startswith("~/"):
         target = os.path.expanduser(target)
         if not os.path.isabs(target):
             raise ConfigError(
-                "this user has no home directory to keep a file of locks in: set HOME or XDG_STATE_HOME, or name a "
-                "file by the URL sqlite:///absolute/path.db"
+                "this user has no home directory for the lock file: set HOME or XDG_STATE_HOME, or name a file with "
+                "the URL sqlite:///absolute/path.db"
             )
     if not target.startswith(("/", "./", "../")) or target.endswith("/") or "\0" in target:
         raise ConfigError(
-            "a sqlite:// URL names a file: sqlite:///absolute/path.db, sqlite://./path.db from the working directory, "
-            "sqlite://~/path.db from home, or sqlite:// for the default; for locks within one process use memory://"
+            "a sqlite:// URL names a file: sqlite:///absolute/path.db, sqlite://./path.db in the working directory, "
+            "sqlite://~/path.db in the home directory, or sqlite:// for the default; for locks within one process use "
+            "memory://"
         )
     return os.path.abspath(target)
 
 
 def prepare(path: str) -> None:
-    """See that the file exists, for its owner alone, on a disk of this machine."""
+    """Create the file, readable by its owner only, if it does not exist. Raises ConfigError if it cannot hold locks,
+    for example on a file system that is not local."""
     folder = os.path.dirname(path)
     try:
         _make_folders(folder)
         if kind := remote_filesystem(folder):
             raise ConfigError(
-                f"{folder} is on a network or shared file system ({kind}), where SQLite's locks do not hold: "
-                "choose a path on a local disk, or an engine that serves several machines"
+                f"{folder} is on a network or shared file system ({kind}), where SQLite's locks are not reliable: "
+                "choose a path on a local disk, or an engine for several machines"
             )
         if not os.path.exists(path):
             with _removing_leftovers(path):
                 _create(path)
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ConfigError(f"{path} is not a file")
+            raise ConfigError(f"{path} is not a regular file: choose another path")
         _refuse_second_names(path)
     except BlockingIOError:
         raise
     except OSError as error:
         if error.errno in _RESOURCE_ERRNOS:
-            raise Unavailable(f"{path} cannot be made now: {error.strerror}", engine="sqlite") from error
+            raise Unavailable(f"{path} cannot be created now: {error.strerror}", engine="sqlite") from error
         raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}") from error
 
 
 def _make_folders(folder: str) -> None:
-    """Whatever is missing of it, for its owner alone. `os.makedirs` would open the ones between to everybody."""
+    """Create the missing folders, for their owner only. `os.makedirs` would make intermediate ones public."""
     if not os.path.isdir(folder):
         _make_folders(os.path.dirname(folder))
         with suppress(FileExistsError):
@@ -83,18 +85,18 @@ def _make_folders(folder: str) -> None:
 
 
 def _create(path: str) -> None:
-    """Make an empty file under another name first: whoever opens and closes a database's own file drops the locks
+    """Create an empty file under another name first: opening and closing the database file itself would drop the locks
     that SQLite has on it in this process."""
     handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=os.path.dirname(path))  # 0600
     os.close(handle)
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return  # somebody else was first
+        return  # another process created it first
     except OSError as error:
         if error.errno in _RESOURCE_ERRNOS:
             raise
-        os.replace(temporary, path)  # a file system without links: a race with another creator is then possible
+        os.replace(temporary, path)  # without hard links: another process that creates the file now would lose it
         return
     finally:
         with suppress(FileNotFoundError):
@@ -103,10 +105,11 @@ def _create(path: str) -> None:
 
 @contextmanager
 def _removing_leftovers(path: str) -> Iterator[None]:
-    """While a file is made, remove what is left of one that was removed. Whoever still has that open shares the memory
-    of its log, which a new file must not find. Raises BlockingIOError while another process does the same.
+    """Remove the log and shared memory of a removed database before a new one is created under its name. Processes that
+    still have the old database open use them; the new one must not. Raises BlockingIOError while another process does
+    the same.
 
-    The log goes last, for it is locked meanwhile: nobody may clear away what a faster one has just begun.
+    The log is removed last because it is locked meanwhile: a process must not remove what a faster one has created.
     """
     real = os.path.realpath(path)
     for locked_suffix in ("-wal", "-shm"):
@@ -119,7 +122,7 @@ def _removing_leftovers(path: str) -> Iterator[None]:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.exists(path) or not os.path.samestat(os.fstat(handle), os.stat(real + locked_suffix)):
-            raise BlockingIOError(errno.EAGAIN, "somebody else was first", path)
+            raise BlockingIOError(errno.EAGAIN, "another process was first", path)
         for suffix in ("-shm", "-wal"):
             with suppress(FileNotFoundError):
                 os.unlink(real + suffix)
@@ -129,32 +132,32 @@ def _removing_leftovers(path: str) -> Iterator[None]:
 
 
 def _refuse_second_names(path: str) -> None:
-    """SQLite finds the log of a file by its name: under two names one file has two logs, and two worlds."""
+    """SQLite finds the log by the name of the file: under two names, one file would have two logs and diverge."""
     real = os.path.realpath(path)
     folder, name = os.path.split(real)
     if len(os.fsencode(name)) > 240 or len(os.fsencode(real)) > 490:  # room for `-journal`; SQLite's own limit is 512
         raise ConfigError(f"{path} is too long a path for SQLite: choose a shorter one")
     if _is_mount_point(real):
-        raise ConfigError(f"{path} is mounted as a single file, apart from its log: mount its whole folder instead")
+        raise ConfigError(f"{path} is mounted as a single file, without its log: mount its whole folder instead")
     found = os.stat(real)
-    if found.st_nlink > 1:  # as for a moment while it is made, and for ever if its maker was killed then
+    if found.st_nlink > 1:  # for a moment while the file is created, and for ever if its creator was killed then
         for entry in os.scandir(folder):
             if entry.name.startswith(_TEMPORARY_PREFIX) and entry.inode() == found.st_ino:
                 with suppress(FileNotFoundError):
                     os.unlink(entry.path)
         if os.stat(real).st_nlink > 1:
-            raise ConfigError(f"{path} has a second name (a hard link), under which its locks do not hold: remove one")
+            raise ConfigError(f"{path} has a second name (a hard link), which breaks its locks: remove one name")
 
 
 def inodes(path: str) -> list[tuple[int, int]]:
-    """Which files these are: the database, its log, and the memory of its log. Raises OSError if one is missing."""
-    real = os.path.realpath(path)  # where SQLite has them, whatever links lead there
+    """The device and inode of the database, its log and its shared memory. Raises OSError if one is missing."""
+    real = os.path.realpath(path)  # where SQLite keeps them, even if `path` is a symbolic link
     found = [os.stat(real + suffix) for suffix in ("", "-wal", "-shm")]
     return [(each.st_dev, each.st_ino) for each in found]
 
 
 def inodes_match(path: str, known: list[tuple[int, int]]) -> bool:
-    """Are these files, or the first of them, still the ones that were known?"""
+    """Whether these files, or as many of them as are known, are still the known ones."""
     real = os.path.realpath(path)
     try:
         found = [os.stat(real + suffix) for suffix in ("", "-wal", "-shm")[: len(known)]]
@@ -164,11 +167,11 @@ def inodes_match(path: str, known: list[tuple[int, int]]) -> bool:
 
 
 def remote_filesystem(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
-    """The type of the file system if it is one that machines share; empty if local, or where one cannot tell."""
+    """The type of the file system if several machines may share it; empty if it is local or unknown."""
     real, longest, found = os.path.realpath(folder), -1, ""
     for mount_point, kind in _mounts(mounts):
         contains = mount_point == "/" or real == mount_point or real.startswith(mount_point + "/")
-        if contains and len(mount_point) >= longest:  # of two on one point, the later lies on top
+        if contains and len(mount_point) >= longest:  # of two mounts on one point, the later one is visible
             longest, found = len(mount_point), kind
     return found if found in _REMOTE_FILESYSTEMS else ""
 
@@ -178,7 +181,7 @@ def _is_mount_point(real: str) -> bool:
 
 
 def _mounts(mounts: str) -> Iterator[tuple[str, str]]:
-    """Where something is mounted, and the type of its file system; nothing where one cannot tell."""
+    """The mount points and the types of their file systems; nothing if the system does not list them."""
     try:
         lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -196,7 +199,7 @@ def _unescape(text: str) -> str:
 
 
 def is_writable(path: str) -> bool:
-    """False: this place is read-only for us, so no waiting helps."""
+    """False: the path is read-only for this process, so retrying does not help."""
     folder = os.path.dirname(path)
     try:
         read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

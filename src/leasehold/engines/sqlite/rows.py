@@ -1,8 +1,8 @@
 """One name's state on rows: loaded as far as a verb needs it, decided by `core/lock_state.py`, written back.
 
-`RowLockState` adds no decision to `LockState`. It loads every holder of the name, the entry of the claim that asks, and
-of the queue only the first waiter, then the next one whenever that one goes: a thousand waiters cost a verb no more
-than two. Nothing is written before `save`, except that expired waiters are deleted; all of it is one transaction.
+`RowLockState` adds no decision to `LockState`. It loads every holder of the name, the entry of the claim in question,
+and of the queue only the first waiter, then the next one whenever the first leaves: a thousand waiters cost a verb no
+more than two. Nothing is written before `save`, except that expired waiters are deleted; all of it is one transaction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WAITER_COLUMNS: Final = (
     "passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at"
 )
 
-# One statement for all that an uncontended verb reads.
+# Everything that an uncontended verb reads, in one statement.
 _SELECT_NAME: Final = f"""
     select m.clock_id, m.token, m.ticket, l.kind, l.grant_limit, l.scan_at, l.notified_id_hash, l.notified_recheck_at,
         g.granted_ttl, g.kind, g.grant_limit,
@@ -39,7 +39,7 @@ _SELECT_NAME: Final = f"""
     from lh_meta m
     left join lh_queue l on l.namespace = ?1 and l.name = ?2
     left join lh_grant g on g.namespace = ?1 and g.name = ?2"""
-_GRANT_OFFSET: Final = 11  # where the party's own columns begin
+_GRANT_OFFSET: Final = 11  # where the columns of the grant begin
 
 _SELECT_BY_ID_HASH: Final = f"select {_WAITER_COLUMNS} from lh_waiter where id_hash = ? and namespace = ? and name = ?"
 _SELECT_NEXT_WAITER: Final = f"""select {_WAITER_COLUMNS} from lh_waiter
@@ -60,7 +60,7 @@ _ALL_LOADED: Final = float("inf")
 
 
 class StoredEntry(NamedTuple):
-    """A party, and its row as it stands in the table: None, there is none yet."""
+    """An entry and its row as stored in the table; None: not stored yet."""
 
     entry: QueueEntry
     row: Row | None
@@ -90,14 +90,14 @@ class RowLockState(LockState):
         kind: Kind = "lock",
         limit: int = 1,
     ) -> None:
-        now = boot_clock.now()  # inside the transaction: decisions and their times have one order
+        now = boot_clock.now()  # inside the transaction, so that decisions and their times have the same order
         super().__init__(now, kind, limit)
         self._db, self._key, self._now = db, (namespace, name), now
         self._stored: list[StoredEntry] = []
-        self._loaded_tickets: set[int] = set()  # of waiters brought in: never twice, or one removed would come back
+        self._loaded_tickets: set[int] = set()  # a waiter is loaded only once, or a removed one would come back
         self._queue_row: Row | None = None
         rows = db.execute(_SELECT_NAME, self._key).fetchall()
-        if not rows or rows[0][0] != boot_clock.clock_id:  # or somebody emptied the tables
+        if not rows or rows[0][0] != boot_clock.clock_id:  # without rows: the tables were emptied
             raise ClockChanged
         first = rows[0]
         self._stored_counters = (first[1], first[2])
@@ -129,7 +129,7 @@ class RowLockState(LockState):
         return Context(self._now, issue_token, reachable)
 
     def save(self) -> None:
-        """Write what the verb has changed."""
+        """Write the changes of the verb."""
         db, key = self._db, self._key
         queued = self._queue_row is not None
         for entry, row, granted_ttl in self._stored:
@@ -163,7 +163,7 @@ class RowLockState(LockState):
         if new != self._queue_row:
             self._db.execute("replace into lh_queue values (?, ?, ?, ?, ?, ?, ?)", (*self._key, *new))
 
-    # ------------------------------------------- rows to parties and back
+    # ------------------------------------------- rows to entries and back
 
     def _load_holder(self, row: Row) -> None:
         entry = holder_from_row(row[_GRANT_OFFSET:])
@@ -194,7 +194,7 @@ class RowLockState(LockState):
             )
         return None
 
-    # ------------------------------------- where a line in a table differs
+    # --------------------------- where a queue in a table needs other code
 
     @property
     def idle(self) -> bool:
@@ -212,10 +212,10 @@ class RowLockState(LockState):
 
     def _leave_queue(self, entry: QueueEntry) -> None:
         if entry.state == WAITING:
-            position = super()._position(entry)  # among those brought in
+            position = super()._position(entry)  # among the loaded waiters
             if position < len(self.waiters) and self.waiters[position][1] is entry:
                 del self.waiters[position]
-            self._head()  # `waiters` must not look empty while the table has more
+            self._head()  # `waiters` must not be empty while the table has more
 
     def _expire_waiters(self, now: float) -> None:
         super()._expire_waiters(now)
@@ -232,7 +232,7 @@ class RowLockState(LockState):
         return entry
 
     def _position(self, entry: QueueEntry) -> int:
-        """How many wait before it: those in the table, corrected by what this verb has changed so far."""
+        """How many waiters are ahead: those in the table, corrected by what this verb has changed so far."""
         if self._queue_row is None:
             return super()._position(entry)
         (count,) = self._db.execute(_COUNT_AHEAD, (*self._key, entry.ticket)).fetchone()
@@ -279,8 +279,8 @@ def waiter_from_row(row: Row) -> QueueEntry:
 def holdings(
     db: sqlite3.Connection, boot_clock: BootClock, namespace: str, prefix: str, exact: bool
 ) -> Iterator[Holding]:
-    """Everything live, as one snapshot. Changes nothing: what is over is left out, what could go on is left to those
-    whose turn it is."""
+    """Everything live, as one snapshot. Changes nothing: expired entries are left out, and names that could be granted
+    are left to their waiters."""
     now = boot_clock.now()
     where = f"where namespace = ? and name {'=' if exact else '>='} ? order by name"
     grants = db.execute(
@@ -306,7 +306,8 @@ def holdings(
 def find_expired(
     db: sqlite3.Connection, now: float, after: tuple[str, str], max_names: int
 ) -> tuple[list[Row], tuple[str, str]]:
-    """Names with something over, among the next few after a place in the table, and where to go on from."""
+    """Names with expired grants, among the next few after `after` in the table, or with waiters that are overdue for a
+    scan; and where to continue."""
     grants = db.execute(
         "select namespace, name, max(until + delay) from lh_grant where (namespace, name) > (?, ?) "
         "group by namespace, name order by namespace, name limit ?",

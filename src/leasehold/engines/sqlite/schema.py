@@ -1,11 +1,11 @@
-"""The tables of the SQLite engine, made on first use.
+"""The tables of the SQLite engine, created on first use.
 
-Times are seconds of the host's boot clock. A name without holders and waiters has no row anywhere.
+Times are seconds of the host's boot clock. A name without holders and waiters has no row in any table.
 
     lh_meta    one row: schema version, the machine and clock the times belong to, the last token and ticket
-    lh_grant   one row per party that occupies a name: reserved, held, cooling; `life` is what it was last given
-    lh_waiter  one row per party in line: waiting, or passed over
-    lh_line    one row per name that has waiters: its kind, when to look for lapsed ones, what its head was told
+    lh_grant   one row per reservation or grant (reserved, held, cooling); `granted_ttl` is the ttl last granted
+    lh_waiter  one row per queued claim: waiting, or passed over
+    lh_queue   one row per name with waiters: its kind, when to scan for expired waiters, how its head was notified
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ SCHEMA: Final = (
 
 
 def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> None:
-    """Inside an immediate transaction: make the tables, and see whose clock the times in them are.
+    """Inside an immediate transaction: create the tables, and check which clock the times in them belong to.
 
-    Same boot and time namespace: ours. Another boot of this machine: the clock began anew, so every lease gets its full
-    ttl once more, never less. Another machine, or a shifted clock: its times cannot be read here, so nothing may live.
+    Same boot and time namespace: this clock. Another boot of this machine: the clock has restarted, so every lease gets
+    its full ttl again, never less. Another machine, or a shifted clock: its times mean nothing here, so the file is
+    refused unless it contains no claims.
     """
     if db.execute("select 1 from sqlite_schema where type = 'table' and name = 'lh_meta'").fetchone() is None:
         for statement in SCHEMA:
@@ -62,7 +63,10 @@ def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> 
         return
     version, machine, boot, clock_id = row
     if version > VERSION:
-        raise ConfigError(f"{path} was made by a newer Leasehold (schema {version}, this one knows {VERSION}): upgrade")
+        raise ConfigError(
+            f"{path} was created by a newer Leasehold (schema version {version}, this one supports {VERSION}): "
+            "upgrade Leasehold"
+        )
     if clock_id == boot_clock.clock_id:
         return
     now = boot_clock.now()
@@ -76,8 +80,8 @@ def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> 
     elif db.execute("select exists (select 1 from lh_grant) or exists (select 1 from lh_waiter)").fetchone()[0]:
         origin = "another time namespace of this machine" if boot == boot_clock.boot else "another machine"
         raise ConfigError(
-            f"{path} holds leases of {origin}, whose clock cannot be compared with this one: let every process use the "
-            "file from one machine and one time namespace; if that one is gone for good, remove the file"
+            f"{path} contains leases from {origin}, whose clock cannot be compared with this one: use the file only "
+            "from one machine and one time namespace; if the other one is gone for good, remove the file"
         )
     db.execute(
         "update lh_meta set machine = ?, boot = ?, clock_id = ?",

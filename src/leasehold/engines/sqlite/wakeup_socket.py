@@ -1,8 +1,9 @@
-"""Wake-ups between the processes of a machine: a unix datagram to the client whose turn it is.
+"""Wake-ups between the processes of a machine: a unix datagram to the client whose waiter is next.
 
-Each client binds one socket in a folder beside the file; its name is the client's address in the rows. Whether a client
-can be told is asked inside the transaction that decides (`is_reachable`): nobody listens behind a dead process's
-socket, so it is passed over at once. What there is to tell is sent after COMMIT (`send`), and never waited for long.
+Each client binds one socket in a folder next to the database; the socket's file name is the client's address in the
+rows. The transaction that decides checks whether a client can be notified (`is_reachable`): the socket of a dead
+process has no listener, so its waiters are passed over at once. Notifications are sent after COMMIT (`send`), and
+sending never blocks for long.
 """
 
 from __future__ import annotations
@@ -29,36 +30,36 @@ from leasehold.runtime.base import Mutex, Runtime
 
 _log = logging.getLogger("leasehold.sqlite")
 
-_MAX_PATH_BYTES: Final = 100  # of a socket's path, in bytes; 103 on macOS, 107 on Linux
-_SEND_TIMEOUT_US: Final = 20_000  # microseconds: a socket takes ten messages before its client has to read them
-_STALE_AFTER: Final = 60.0  # a socket is bound a moment after its file appears: leave young ones alone
+_MAX_PATH_BYTES: Final = 100  # of a socket's path; the limit is 103 on macOS, 107 on Linux
+_SEND_TIMEOUT_US: Final = 20_000  # microseconds: a socket buffers ten messages until its client has to read them
+_STALE_AFTER: Final = 60.0  # a socket accepts messages only a moment after its file appears: keep young files
 _UNREACHABLE_ERRNOS: Final = (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK, errno.ENOTDIR)
 
 
 class WakeupSocket:
-    """A client's mailbox, and its way to the others'. Shared by both twins."""
+    """A client's receiving socket, and its way to send to other clients. Shared by its two engine instances."""
 
     def __init__(self, path: str, runtime: Runtime, registry: ClaimRegistry) -> None:
-        self._folder = f"{os.path.realpath(path)}-wakeup"  # one folder for all, whatever links lead to the file
+        self._folder = f"{os.path.realpath(path)}-wakeup"  # the same for all, even if they use symbolic links
         self.database_path = path
         self._runtime, self._registry_ref = runtime, ref(registry)
-        self._mutex: Mutex = runtime.mutex()  # of the box
+        self._mutex: Mutex = runtime.mutex()  # for the receiving socket
         self._senders_mutex: Mutex = runtime.mutex()
         self._socket: socket.socket | None = None
-        self._senders: tuple[socket.socket, socket.socket] | None = None  # to ask, and to send
+        self._senders: tuple[socket.socket, socket.socket] | None = None  # to probe, and to send
         self._folder_fd = -1
         self._bind_count = 0
         self._unavailable = False
-        self.address = ""  # empty: cannot be told anything
+        self.address = ""  # empty: this client cannot be notified
 
     def ensure_bound(self, runtime: Runtime) -> str:
-        """This client's address, after seeing that mail still reaches it."""
+        """This client's address, after checking that its socket is still reachable; binds a new one if not."""
         if not self.is_reachable(self.address):
             self._bind(runtime)
         return self.address
 
     def is_reachable(self, address: str) -> bool:
-        """Does anybody listen there? Never sends, never waits."""
+        """Whether a client listens at this address. Never sends, never blocks."""
         if not address:
             return False
         try:
@@ -68,20 +69,20 @@ class WakeupSocket:
         return True
 
     def send(self, namespace: str, name: str, notification: Notification) -> bool:
-        """False: nobody is there. One that is there and does not read finds out by itself: every waiter looks around
-        now and then (E4)."""
+        """Send a notification. False: no client listens there. A client whose socket is full misses it, but every
+        waiter re-checks from time to time (E4)."""
         message = "\0".join(
             (notification.kind, notification.id_hash, repr(notification.seconds), namespace, name)
         ).encode()
         try:
             self._sender_sockets()[1].sendto(message, self._short_path(notification.client))
         except OSError as error:
-            _log.debug("a wake-up for %s could not be sent: %s", notification.id_hash[:16], error)
+            _log.debug("could not send a wake-up to %s: %s", notification.id_hash[:16], error)
             return error.errno not in _UNREACHABLE_ERRNOS
         return True
 
     def unlink_socket(self) -> None:
-        """Take the box out of the others' reach, as a cleaner of temporary files would. For rigs."""
+        """Delete the socket file, as a cleaner of temporary files would. For test rigs."""
         with suppress(OSError):
             os.unlink(self._socket_path(self.address))
 
@@ -90,7 +91,7 @@ class WakeupSocket:
             self._unbind()
 
     def after_fork(self) -> None:
-        """In the child: the parent's box is not ours, and a copy of it would make a dead parent look alive."""
+        """In the child: close the copy of the parent's socket, which would make a dead parent look alive."""
         self._mutex, self._senders_mutex = self._runtime.mutex(), self._runtime.mutex()
         self._unbind(forked=True)
 
@@ -98,7 +99,7 @@ class WakeupSocket:
         with suppress(OSError, AttributeError):
             self._unbind()
 
-    # -------------------------------------------------------------- the box
+    # -------------------------------------------------- the receiving socket
 
     def _bind(self, runtime: Runtime) -> None:
         registry = self._registry_ref()
@@ -110,7 +111,7 @@ class WakeupSocket:
             self._bind_count += 1
             address = f"{registry.client_id}{self._bind_count:x}"
             try:
-                # Known from the start: a child forked meanwhile must find its copy, to close it.
+                # Set at once: a child forked from here on must find its copy, to close it.
                 self._socket = sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._make_folder()
                 address = self._choose_address(address)
@@ -118,19 +119,19 @@ class WakeupSocket:
                 self._copy_permissions(self._socket_path(address), os.stat(self.database_path))
                 self._remove_stale_sockets()
                 runtime.start_thread(_make_listener(sock, self._registry_ref), "leasehold-wakeup")
-            except (OSError, RuntimeError) as error:  # RuntimeError: no thread to be had
+            except (OSError, RuntimeError) as error:  # RuntimeError: the thread could not be started
                 failed_socket, self._socket = self._socket, None
                 if failed_socket is not None:
                     with suppress(OSError):
                         os.unlink(self._socket_path(address))
                     failed_socket.close()
                 if not self._unavailable:
-                    _log.warning("no wake-ups for this client, it has to look by itself: %s", error)
+                    _log.warning("push notifications unavailable, falling back to polling: %s", error)
                 self._unavailable = True
                 return
             self._unavailable = False
             self.address = address
-        if rebound:  # whoever waits may have missed its turn, and is known by an address nobody reads
+        if rebound:  # waiters may have missed a wake-up, and are queued with an address that no longer works
             for id_hash, _ in snapshot_items(registry.waiting):
                 registry.on_notification("head", id_hash, 0.0, None)
 
@@ -141,15 +142,15 @@ class WakeupSocket:
                 self._copy_permissions(self._folder, os.stat(self.database_path), is_folder=True)
 
     def _copy_permissions(self, path: str, file_stat: os.stat_result, is_folder: bool = False) -> None:
-        """Make it as open to others as the file itself."""
+        """Give `path` the permissions of the database file."""
         mode = file_stat.st_mode & 0o666
         if mode & 0o060 and os.stat(path).st_gid != file_stat.st_gid:
-            with suppress(PermissionError):  # not of that group: others then find it closed
+            with suppress(PermissionError):  # this user is not in the group, so the group gets no access
                 os.chown(path, -1, file_stat.st_gid)
         os.chmod(path, mode | (mode & 0o444) >> 2 if is_folder else mode)
 
     def _choose_address(self, name: str) -> str:
-        """A name in the folder, so that every process finds it there by its own path; else a short absolute path."""
+        """A name in the folder, so that every process finds it through its own path; else a short absolute path."""
         if sys.platform == "linux" or len(os.fsencode(self._socket_path(name))) <= _MAX_PATH_BYTES:
             return name
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
@@ -169,7 +170,7 @@ class WakeupSocket:
         return f"/proc/self/fd/{self._folder_fd}/{address}"
 
     def _sender_sockets(self) -> tuple[socket.socket, socket.socket]:
-        """Two sockets: one that is connected to somebody sends to nobody else while that one's box is full."""
+        """Two sockets: one that is connected cannot send to another client while its peer's buffer is full."""
         if (senders := self._senders) is None:
             probe, sender = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
             sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pack("ll", 0, _SEND_TIMEOUT_US))
@@ -183,7 +184,7 @@ class WakeupSocket:
         return senders
 
     def _remove_stale_sockets(self) -> None:
-        """Remove what killed processes left."""
+        """Remove the socket files of killed processes."""
         for entry in list(os.scandir(self._folder))[:200]:
             with suppress(OSError):
                 is_stale = time.time() - entry.stat(follow_symlinks=False).st_ctime > _STALE_AFTER
@@ -198,7 +199,7 @@ class WakeupSocket:
             with suppress(OSError):
                 os.unlink(self._socket_path(address))
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # the listener ends, and closes it: in a child, the parent's would
+                sock.shutdown(socket.SHUT_RDWR)  # the listener ends and closes it; in a child, the parent's would end
         for each in self._senders or ():
             each.close()
         self._senders = None
@@ -208,7 +209,8 @@ class WakeupSocket:
 
 
 def _make_listener(sock: socket.socket, registry_ref: ref[ClaimRegistry]) -> Callable[[Runtime], Any]:
-    """Reads the box until it is shut. Holds the book weakly: a client nobody has any more must be able to go."""
+    """The thread that reads the socket until it is shut down. It refers to the registry weakly, so that a dropped
+    client can be garbage-collected."""
 
     async def listen(_: Runtime) -> None:
         with sock:
@@ -231,7 +233,7 @@ def _dispatch(registry: ClaimRegistry, message: bytes) -> None:
         kind, id_hash, seconds, namespace, name = message.decode().split("\0")
         delay = float(seconds)
     except ValueError:
-        return  # not ours
+        return  # not a message of ours
     if kind in ("go", "head", "lost"):
         unknown_claim = Claim(namespace, name, "", id_hash, Holder("stray"), WAITER_TTL)
         registry.on_notification(cast(Literal["go", "head", "lost"], kind), id_hash, delay, unknown_claim)

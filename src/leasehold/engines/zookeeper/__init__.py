@@ -1,14 +1,14 @@
 """The ZooKeeper engine: a queue of ephemeral sequential nodes.
 
-engine.py           the verbs
-attempt.py          one attempt: join the queue, see who is ahead, be granted, end a holder that expired
+engine.py           the engine's verbs
+attempt.py          one attempt: join the queue, check which nodes are ahead, become the holder, end an expired holder
 nodes.py            what a node's name and data say, and who may hold, given all names: pure
-slots.py            which permit of a semaphore a holder has: pure
+slots.py            which slot of a semaphore a holder gets: pure
 session_expiry.py   until when the session surely lives at the leader: pure
-session.py          what a client's two engine instances share: one connection, their nodes, their watches
-kazoo_adapter.py    kazoo without its retries, callback threads and goodbyes
-connection.py       its one thread: heartbeats, pipelined requests, and when to leave a silent server
-inspect.py          holders and waiters
+session.py          what a client's two engine instances share: one session, its nodes and its watches
+kazoo_adapter.py    kazoo without its retries, callback threads, long timeouts and blocking shutdown
+connection.py       the session's thread: heartbeats, pipelined requests, and when to leave a silent server
+inspect.py          holders and waiters below a prefix
 url.py              zookeeper:// URLs: hosts, credentials, TLS, ACLs
 """
 

@@ -1,13 +1,14 @@
-"""One attempt: a claim joins its line or looks where it stands, and is granted the name, or told what is in its way.
+"""One attempt: a claim joins its queue or checks its position, and gets a grant or a busy reply.
 
-    join       create2 own node | get children | get base        one flight: 3 requests
-    told       set own node | get children | get base            one flight; the set starts the ttl
-    waiting    watch the one before | look at who holds          one flight, then asleep
+    join       create2 own node | get children | get base        one pipeline: 3 requests
+    woken      set own node | get children | get base            one pipeline; the set starts the ttl
+    waiting    watch the node ahead | read the holders' nodes    one pipeline, then sleep
 
-Whoever holds is never asked to go by a clock alone. Its node is deleted by its version, once three things agree: its
-version has stood unchanged for the whole ttl by our own clock, the leader's clock says so too, and the leader still has
-that version when it deletes. The first alone is safe among honest clocks: the holder counts from before it wrote the
-version that we saw later. The second keeps one waiter's wrong clock from deciding. A renewal in between wins.
+No client ends a holder because of one clock alone. It deletes the holder's node, by version, only if three conditions
+agree: the version has been unchanged for the whole ttl by the client's own clock, the leader's clock says so too, and
+the leader still has that version when it deletes. The first alone is safe if clocks run at the right speed: the holder
+counts from before it wrote the version that the client saw later. The second keeps one waiter's wrong clock from
+deciding. If the holder renews in between, the renewal wins.
 """
 
 from __future__ import annotations
@@ -28,11 +29,9 @@ from leasehold.errors import ConfigError, Mismatch
 from leasehold.model import Busy, Claim, Grant
 from leasehold.runtime.base import Runtime
 
-LAST_SEQUENCE: Final = 2**31 - 10**6  # a server that has counted to 2^31 gives the same number again and again
-_PARENT_CACHE_TIME: Final = (
-    20.0  # seconds for which a line is taken to be there still: the server sweeps empty ones each minute
-)
-_DRAIN_POLL_INTERVAL: Final = 0.2  # how often to look whether a line out of numbers is empty
+LAST_SEQUENCE: Final = 2**31 - 10**6  # after 2^31 the server repeats the same number
+_PARENT_CACHE_TIME: Final = 20.0  # seconds for which a queue is assumed to exist: servers delete empty ones each minute
+_DRAIN_POLL_INTERVAL: Final = 0.2  # how often to check whether a queue out of sequence numbers is empty
 
 
 def queue_path(session: ZookeeperSession, namespace: str, name: str) -> str:
@@ -40,7 +39,7 @@ def queue_path(session: ZookeeperSession, namespace: str, name: str) -> str:
 
 
 class ZookeeperAttempt:
-    """Everything one attempt has found out so far."""
+    """One attempt, and what it has read so far."""
 
     def __init__(
         self, session: ZookeeperSession, runtime: Runtime, claim: Claim, asked_at: float, deadline: float
@@ -52,9 +51,9 @@ class ZookeeperAttempt:
         self._own_node: OwnNode | None = None
         self._queue = NodeQueue(())
         self._token_base = 0
-        self._slots: tuple[bytes, int] = (b"", 0)  # what the parent says of them, and its version
-        self._is_fresh = False  # the own node was written in the same flight that the line was read in
-        self._leader_time_ms = 0  # the leader's clock, in ms, when it last wrote for this visit
+        self._slots: tuple[bytes, int] = (b"", 0)  # the parent node's data and version
+        self._is_fresh = False  # the claim's node was written in the same pipeline in which the queue was read
+        self._leader_time_ms = 0  # the leader's clock, in ms, at the last write of this attempt
 
     async def run(self, woken: bool) -> Grant | Busy:
         session, claim = self._session, self._claim
@@ -62,7 +61,7 @@ class ZookeeperAttempt:
         if self._own_node is None and claim.id_hash in session.unconfirmed:
             self._own_node = await find_unconfirmed(session, self._runtime, claim, self._deadline)
         if self._own_node is not None:
-            # A semaphore's waiter does not write before it is its turn: whoever is behind it would be woken by that.
+            # A semaphore's waiter does not write its node before it may hold: that would wake the waiter behind it.
             await self._refresh(write=bool(self._own_node.token) or (woken and claim.kind == "lock"))
         mismatch_seen = False
         while True:
@@ -70,7 +69,7 @@ class ZookeeperAttempt:
                 return busy
             own_node = self._own_node or await self._join()
             index = self._queue.index(own_node.name)
-            if index is None:  # somebody ended it: it begins anew
+            if index is None:  # the node was deleted: join again
                 self._forget_node()
             elif self._queue.nodes[index].sequence > LAST_SEQUENCE:
                 await self._leave_exhausted_queue()
@@ -80,10 +79,10 @@ class ZookeeperAttempt:
                         await self._pipeline(Delete(own_node.path, -1))
                         self._forget_node()
                         raise Mismatch(claim.name, wanted=describe_kind(claim.kind, claim.limit), found=existing_kind)
-                    mismatch_seen = True  # one that is itself refused is gone in a moment: it fixes no kind
+                    mismatch_seen = True  # check twice: a claim that is itself about to be refused fixes no kind
                 await self._refresh(write=False)
             elif not self._queue.holds(index):
-                keeps_position = claim.queue or own_node.waits  # it stands in line already: it keeps its place (E2)
+                keeps_position = claim.queue or own_node.waits  # a queued claim keeps its position (E2)
                 if busy := await (self._stay_queued(index) if keeps_position else self._give_up()):
                     return busy
             elif not self._is_fresh:
@@ -91,13 +90,13 @@ class ZookeeperAttempt:
             elif grant := await self._grant(own_node):
                 return grant
 
-    # -------------------------------------------------------------- flights
+    # ------------------------------------------------------------- requests
 
     async def _pipeline(self, *requests: Any) -> list[Reply]:
         return await self._session.pipeline(self._runtime, requests, self._deadline)
 
     def _queue_reads(self) -> list[Any]:
-        """The slots before the line: a mark missing in the line but named in the slots must be one that is gone."""
+        """Reads the slots before the queue: only then is a claim that has a slot and is not in the queue gone."""
         reads = [GetChildren(self._parent, None), GetData(self._base_path, None)]
         return [GetData(self._parent, None), *reads] if self._claim.kind == "semaphore" else reads
 
@@ -119,7 +118,8 @@ class ZookeeperAttempt:
         self._session.leader_clock_offset = stat.mtime / 1000 - self._runtime.now()
 
     async def _join(self) -> OwnNode:
-        """Create the own node and read the line in one flight. Nothing is known of it until that is answered."""
+        """Create the claim's node and read the queue in one pipeline. Until that is answered, the node may or may not
+        exist."""
         session, claim, parent = self._session, self._claim, self._parent
         acl = session.url.acl
         data = nodes.encode_data(claim.holder, claim.ttl, False)
@@ -133,13 +133,13 @@ class ZookeeperAttempt:
             created = replies[len(parent_creates)]
             if created.error is None:
                 break
-            session.unconfirmed.discard(claim.id_hash)  # answered, and nothing made
+            session.unconfirmed.discard(claim.id_hash)  # answered: no node was created
             session.known_parents.pop(parent, None)
             created.get(NoNodeError)
             if parent_creates and isinstance(replies[0].error, NoNodeError):
                 await create_root(session, self._runtime, self._deadline)
             elif parent_creates and replies[0].error is not None:
-                replies[0].get(NodeExistsError)  # raises, unless it was there and swept away in between
+                replies[0].get(NodeExistsError)  # raises, unless the server just deleted an empty parent that existed
         path, stat = created.value
         own_node = self._own_node = session.own_nodes[claim.id_hash] = OwnNode(claim, path, stat, sent + claim.ttl)
         session.unconfirmed.discard(claim.id_hash)
@@ -152,14 +152,13 @@ class ZookeeperAttempt:
     async def _refresh(self, write: bool) -> None:
         own_node, claim, sent = self._own_node, self._claim, self._runtime.now()
         assert own_node is not None
-        if not write:  # a follower may be behind: a release answered to somebody else is to be seen all the same
+        if not write:  # sync first: a lagging follower must show a release that another client has seen confirmed
             self._is_fresh = False
             _, *read_replies = await self._pipeline(Sync(self._parent), *self._queue_reads())
             self._parse_queue(read_replies)
             return
-        life = (
-            max(claim.ttl, own_node.until - sent) if own_node.token else claim.ttl
-        )  # never shorter than was promised (E8)
+        # Never shorter than an earlier answer promised (E8).
+        life = max(claim.ttl, own_node.until - sent) if own_node.token else claim.ttl
         write_request = SetData(own_node.path, nodes.encode_data(claim.holder, life, False), -1)
         write_reply, *read_replies = await self._pipeline(write_request, *self._queue_reads())
         self._parse_queue(read_replies)
@@ -167,10 +166,10 @@ class ZookeeperAttempt:
             self._record_write(own_node, sent, life, False, stat)
             self._is_fresh = True
 
-    # -------------------------------------------------------------- answers
+    # -------------------------------------------------------------- replies
 
     async def _grant(self, own_node: OwnNode) -> Grant | None:
-        """None: the slots changed meanwhile, look again."""
+        """None: the slots changed meanwhile, so decide again."""
         claim = self._claim
         if claim.kind == "semaphore" and own_node.slot is None:
             data, version = self._slots
@@ -183,13 +182,13 @@ class ZookeeperAttempt:
             own_node.slot = slot
         token = own_node.token or self._token_base + own_node.created_zxid
         if token >= nodes.TOKEN_BOUND:
-            raise ConfigError(f"{nodes.TOKEN_BASE} is too high: with it tokens would not stay below 2^53")
+            raise ConfigError(f"{nodes.TOKEN_BASE} is too high: tokens would not stay below 2^53")
         own_node.token = token
         left = self._session.trusted_until(own_node) - self._asked_at
         return Grant(own_node.token, max(0.0, min(left, claim.ttl)), own_node.slot)
 
     async def _give_up(self) -> Busy | None:
-        """Asked once: leave nothing behind, and say who holds."""
+        """The claim does not wait: delete its node, and report the holder."""
         assert self._own_node is not None
         path = self._own_node.path
         holders = self._queue.holders
@@ -199,7 +198,7 @@ class ZookeeperAttempt:
         return await self._busy_reply(holders, holder_replies, None)
 
     async def _stay_queued(self, index: int) -> Busy | None:
-        """Watch whoever is in the way. None: somebody went meanwhile, decide again."""
+        """Watch the node that is in the way. None: a node is gone meanwhile, so decide again."""
         session, claim, own_node, queue = self._session, self._claim, self._own_node, self._queue
         assert own_node is not None
         position = queue.position(index)
@@ -207,8 +206,8 @@ class ZookeeperAttempt:
         is_semaphore_head = claim.kind == "semaphore" and position == 0
         target = self._parent if is_semaphore_head else f"{self._parent}/{queue.predecessor(index).name}"
         watch = session.watch(target, claim.id_hash)
-        # An ephemeral node has no children: watched for them, it tells of its end alone, not of its renewals. A waiter
-        # of a semaphore wants to know also that the one before it was let in: that one writes its node then.
+        # An ephemeral node has no children, so a child watch fires only when it is deleted, not when it is renewed. A
+        # semaphore's waiter must also know when the waiter ahead becomes a holder: that one writes its node then.
         by_data = claim.kind == "semaphore" and not is_semaphore_head
         watch_request = GetData(target, watch) if by_data else GetChildren(target, watch)
         sent = self._runtime.now()
@@ -227,7 +226,7 @@ class ZookeeperAttempt:
         return await self._busy_reply(holders, holder_replies, position)
 
     async def _leave_exhausted_queue(self) -> None:
-        """This line is out of numbers: nobody joins it any more, and once it is empty it begins anew."""
+        """The queue is out of sequence numbers: no claim joins it any more, and it is recreated once it is empty."""
         assert self._own_node is not None
         deleted, parent = await self._pipeline(Delete(self._own_node.path, -1), Exists(self._parent, None))
         deleted.get(NoNodeError)
@@ -244,7 +243,7 @@ class ZookeeperAttempt:
                 session.draining.pop(parent, None)
             elif names and not NodeQueue(names).nodes:
                 raise ConfigError(
-                    f"{parent} is out of numbers, and nodes in it that are not ours keep it from beginning anew"
+                    f"{parent} is out of sequence numbers; delete nodes in it that are not ours to have it recreated"
                 )
             elif names:
                 return Busy(_DRAIN_POLL_INTERVAL)
@@ -254,7 +253,7 @@ class ZookeeperAttempt:
                 session.known_parents.pop(parent, None)
         return None
 
-    # -------------------------------------------------------- who lapsed
+    # --------------------------------------------------- expired holders
 
     def _holder_reads(self, holders: list[ClaimNode]) -> list[Any]:
         return [GetData(f"{self._parent}/{node.name}", None) for node in holders]
@@ -262,7 +261,7 @@ class ZookeeperAttempt:
     async def _busy_reply(
         self, holders: list[ClaimNode], holder_replies: list[Reply], position: int | None
     ) -> Busy | None:
-        """What is in the way. None: something that was is gone now."""
+        """Report what is in the way. None: a holder is gone now, so decide again."""
         left = await self._delete_expired(holders, holder_replies) if not position else float("inf")
         if left is None:
             if self._own_node is not None:
@@ -277,7 +276,7 @@ class ZookeeperAttempt:
     async def _delete_expired(
         self, holders: list[ClaimNode], holder_replies: list[Reply] | None = None
     ) -> float | None:
-        """Delete those that nobody renews; None: there was one. Else the time until that may be so."""
+        """Delete a holder that has expired. None: a holder is gone now. Otherwise the seconds until one may expire."""
         if holder_replies is None:
             holder_replies = await self._pipeline(*self._holder_reads(holders))
         now, soonest = self._runtime.now(), float("inf")
@@ -293,7 +292,7 @@ class ZookeeperAttempt:
             if left <= 0:
                 expired.append((path, stat, life))
             else:
-                soonest = min(soonest, left, life)  # what a holder has left, for people; a look too early costs little
+                soonest = min(soonest, left, life)  # at most the ttl, as it is displayed; checking too early is cheap
         for path, stat, life in expired:
             if self._leader_time_ms == 0:
                 await self._read_leader_clock()
@@ -307,7 +306,7 @@ class ZookeeperAttempt:
         return soonest
 
     async def _read_leader_clock(self) -> None:
-        """Have the leader write for us, to read its clock. Changes nothing else."""
+        """Rewrite the claim's own node to learn the leader's clock. Changes nothing else."""
         own_node, claim = self._own_node, self._claim
         assert own_node is not None
         (write_reply,) = await self._pipeline(
@@ -318,24 +317,24 @@ class ZookeeperAttempt:
 
 
 async def create_root(session: ZookeeperSession, runtime: Runtime, deadline: float) -> None:
-    """The node all lines are in, and those above it."""
+    """Create the root node of all queues, and the nodes above it."""
     path, creates = "", []
     for part in (session.url.chroot + ROOT).split("/")[1:]:
         path += f"/{part}"
         creates.append(Create2(path, b"", session.url.acl, 0))
     replies = await session.pipeline(runtime, creates, deadline)
     if not isinstance(replies[-1].error, NodeExistsError | None):
-        for reply in replies:  # the first trouble is why; else those above may be there, and not ours to make
+        for reply in replies:  # raise the first error; nodes above the root may exist already
             reply.get(NodeExistsError)
 
 
 async def find_unconfirmed(
     session: ZookeeperSession, runtime: Runtime, claim: Claim, deadline: float
 ) -> OwnNode | None:
-    """The node of a claim whose create was never answered, by its mark.
+    """Find the node of a claim, by its id hash, if its create got no reply.
 
-    The sync is for a connection that moved to another server: a create sent by the old one is at the leader by then, or
-    will be refused there, for the session has moved; but the new server may not have heard of it yet.
+    The sync is for a connection that moved to another server. A create sent through the old server has reached the
+    leader by then, or the leader will refuse it because the session has moved. But the new server may not know it yet.
     """
     parent = queue_path(session, claim.namespace, claim.name)
     asked_at = runtime.now()

@@ -1,6 +1,6 @@
-"""One connection of a session: a thread that writes requests, reads answers, and leaves a server that falls silent.
+"""One connection of a session: a thread that writes requests, reads replies, and leaves a server that stops answering.
 
-A flight leaves in one write and its answers are read as they come, where kazoo would wake up and poll anew for each.
+Pipelined requests leave in one write and their replies are read as they arrive; kazoo would wake up and poll for each.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 _INT: Final = struct.Struct("!i")
 _TWO_INTS: Final = struct.Struct("!ii")
 
-# Shares of the session's timeout. Heart-beats are so far apart: the denser, the sooner a silent server is noticed, and
-# the longer a renewal is trusted.
+# The time between heartbeats, as a share of the session timeout. The shorter it is, the sooner a silent server is
+# noticed, and the longer a renewal is trusted.
 HEARTBEAT_SHARE: Final = 1 / 16
-# Asked, and nothing heard for so long: on to another server, while a lease has a fifth of the session left or more to
-# be renewed there. kazoo would wait for two thirds of the session, and begin to count anew with each request.
+# If no reply comes for this share, the client connects to another server, while a lease still has at least a fifth of
+# the session left to be renewed there. kazoo would wait for two thirds, and start counting again with each request.
 SILENCE_SHARE: Final = 1 / 6
-MIN_SILENCE: Final = 0.5  # seconds: a busy server, or a busy client, is not a silent one
+MIN_SILENCE: Final = 0.5  # seconds: a busy server or a busy client must not count as silent
 
-_UNKNOWN_ERROR: Final = -1  # what an error is taken for whose number kazoo does not know
+_UNKNOWN_ERROR: Final = -1  # replaces error codes that kazoo does not know
 
 
 class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """No worker threads: callbacks run where they are made."""
+    """No worker threads: callbacks run on the thread that triggers them."""
 
     connect_timeout = 5.0  # seconds for a server to accept a connection or a session, before the next one is tried
 
@@ -51,7 +51,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, reading: Any, writing: Any, _: Any, timeout: float | None = None
     ) -> tuple[list[Any], list[Any], Any]:
-        """One system call; kazoo's own makes and drops an epoll each time."""
+        """One `poll` call; kazoo's own method creates and closes an epoll object each time."""
         poll, by_fd = select.poll(), {}
         for flag, sockets in ((select.POLLIN, reading), (select.POLLOUT, writing)):
             for sock in sockets:
@@ -61,7 +61,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         return [sock for sock in reading if sock in ready], [sock for sock in writing if sock in ready], []
 
     def create_connection(self, address: tuple[str, int], timeout: float, hostname: str = "", **tls: Any) -> Any:
-        """As kazoo's own, but that nothing is left open when it fails."""
+        """As kazoo's own, but it closes the socket if it fails."""
         sock = socket.create_connection(address, min(timeout, self.connect_timeout))
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -82,19 +82,19 @@ def wrap_tls(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
 
 
 class SilenceTimer:
-    """For how long nothing was heard though something was asked. It stands where kazoo has the event of an unanswered
-    heart-beat, and is set when the server is to be given up."""
+    """Measures how long a request has been without any reply. It replaces kazoo's event for an unanswered ping, and
+    counts as set when the client should leave the server."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now, self._since = now, float("inf")
         self.max_silence = float("inf")
 
     def set(self) -> None:
-        """Something is asked."""
+        """A request was sent."""
         self._since = min(self._since, self._now())
 
     def clear(self) -> None:
-        """All was answered."""
+        """Every request was answered."""
         self._since = float("inf")
 
     def on_reply(self, pending: bool) -> None:
@@ -107,25 +107,26 @@ class SilenceTimer:
 
     def check(self) -> None:
         if self.is_set():
-            raise ConnectionDropped("the server fell silent")
+            raise ConnectionDropped("the server stopped answering")
 
 
 class KazooConnection(ConnectionHandler):  # type: ignore[misc]
-    """Tells its keeper when the session was confirmed or heard of, leaves a server that falls silent, and ends without
-    leaving a socket."""
+    """Reports confirmed sessions and heartbeats to its KazooAdapter, leaves a server that stops answering, and closes
+    its sockets when it ends."""
 
     client: KazooAdapter
     _xid: int
-    _read_buffer: bytearray | None = None  # what was read and not yet taken apart; None while connecting
-    _last_server: tuple[Any, ...] = ()  # the server that a connection was last made to
+    _read_buffer: bytearray | None = None  # received and not parsed yet; None while connecting
+    _last_server: tuple[Any, ...] = ()  # the server tried last
 
     def __init__(self, client: KazooAdapter, *args: Any, **kwargs: Any) -> None:
         super().__init__(client, *args, **kwargs)
         self.ping_outstanding = SilenceTimer(client.now)
-        self._pings_sent: deque[float] = deque()  # when those were sent that are not yet answered
+        self._pings_sent: deque[float] = deque()  # send times of the pings without a reply
 
     def _expand_client_hosts(self) -> list[tuple[Any, ...]]:
-        """As they come, but the last one tried at the end: it fell silent, or refused. A name may stand for several."""
+        """The servers in kazoo's order, but with the one tried last at the end: it refused or stopped answering. One
+        host name may resolve to several."""
         servers = super()._expand_client_hosts()
         self.handler.connect_timeout = self.client.connect_timeout(len(servers))
         return sorted(servers, key=lambda server: server == self._last_server)
@@ -140,7 +141,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
             raise
         self._read_buffer = bytearray()
         self.ping_outstanding.max_silence = max(self.client.negotiated_timeout * SILENCE_SHARE, MIN_SILENCE)
-        # kazoo sends a heart-beat after half of what it calls its read timeout.
+        # kazoo sends a ping after half of what it calls its read timeout.
         return self.client.negotiated_timeout * 1000 * HEARTBEAT_SHARE * 2, min(
             connect_timeout, self.ping_outstanding.max_silence * 1000
         )
@@ -164,10 +165,10 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         self.client.on_sent()
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
-        """All that is queued, in one write."""
-        self.ping_outstanding.check()  # here, too: with much to send there is no heart-beat
+        """Send all queued requests in one write."""
+        self.ping_outstanding.check()  # here, too: while there is much to send, kazoo sends no pings
         with suppress(OSError):
-            self._read_sock.recv(4096)  # the wake-ups, of which there is one for each
+            self._read_sock.recv(4096)  # drop the wake-up bytes: there is one per request
         queue, frames = self.client._queue, bytearray()
         while queue:
             request, pending_reply = queue.popleft()
@@ -180,7 +181,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         self.client.on_sent()
 
     def _read_socket(self, timeout: float) -> Any:
-        """All answers that have arrived."""
+        """Handle all replies that have arrived."""
         reply = None
         self._fill_buffer()
         while reply is None and self._has_whole_reply():
@@ -199,7 +200,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
                     return
 
     def _has_whole_reply(self) -> bool:
-        """Whether a whole answer has arrived."""
+        """Whether a complete reply has arrived."""
         buffer = self._read_buffer or b""
         return len(buffer) >= 4 and len(buffer) >= 4 + _INT.unpack_from(buffer)[0]
 
@@ -218,7 +219,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
     def zk_loop(self) -> None:
         try:
             super().zk_loop()
-        except Exception as error:  # a refused SASL handshake, an unknown answer: the next call begins anew
+        except Exception as error:  # a refused SASL handshake, an unknown reply: the next call connects again
             self.client.last_error = error
         finally:
             self.close()

@@ -1,5 +1,7 @@
-"""The verbs of the ZooKeeper engine. Each is one or a few flights of requests, tried again after a broken connection
-until its deadline: the claim's mark is in its node's name, so whatever was carried out is found again (E2, E6).
+"""The verbs of the ZooKeeper engine. Each is one or a few pipelines of requests.
+
+If the connection is lost, a verb is retried until its deadline. That is safe because a node's name contains the claim's
+id hash: a retry finds whatever was executed before (E2, E6).
 """
 
 from __future__ import annotations
@@ -27,30 +29,16 @@ from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
 
-TRAITS: Final = Traits(
-    liveness="session",
-    clock="engine",
-    fencing=True,
-    fair=True,
-    push=True,
-    shared=True,
-    max_limit=None,
-    slots=True,
-    outlives=False,
-    break_notice=False,
-    min_ttl=0.0,
-    ttl_step=0.0,
-    survives="minority",
-)
+TRAITS: Final = Traits(liveness="session", outlives=False, break_notice=False, survives="minority")
 
-_RETRY_DELAY: Final = 0.01  # a pause before a request that was lost is sent anew
+_RETRY_DELAY: Final = 0.01  # seconds before a verb is retried after the connection was lost
 _ENSEMBLE_CONFIG: Final = "/zookeeper/config"
-_REBASE_LEAD: Final = 10**13  # over two thousand elections
-_TOKEN_HEADROOM: Final = 2**40  # tokens to be left: over two hundred elections
+_REBASE_LEAD: Final = 10**13  # enough for over two thousand elections
+_TOKEN_HEADROOM: Final = 2**40  # tokens left below 2^53: enough for over two hundred elections
 
 
 class ZookeeperEngine:
-    listening = True  # a watch costs no connection of its own: every claim that waits may queue at once
+    listening = True  # a watch needs no connection of its own, so every claim that may wait joins the queue at once
 
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, session: ZookeeperSession) -> None:
         self._runtime, self._registry, self._session = runtime, registry, session
@@ -71,7 +59,7 @@ class ZookeeperEngine:
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            # Nobody tells the next but one that the next does not take its turn: it looks now and then.
+            # If the first waiter does not claim the free name, no watch notifies the second: it has to poll.
             await wait_for_wakeup(
                 self._runtime, waiter, busy, min(seconds, HEARTBEAT_INTERVAL) if (busy.position or 0) < 2 else seconds
             )
@@ -95,7 +83,7 @@ class ZookeeperEngine:
         self._registry.remove_waiter(claim.id_hash)
         try:
             return await self._retry_until(deadline, once)
-        except ConfigError as error:  # it was permitted when the claim was granted: it may be so again
+        except ConfigError as error:  # ZooKeeper permitted this when the claim was granted, and may permit it again
             raise Unavailable(str(error), engine="zookeeper") from error
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
@@ -109,7 +97,7 @@ class ZookeeperEngine:
             for path, reply in zip(paths, holder_replies, strict=True):
                 data, stat = reply.get(NoNodeError) or (b"", None)
                 if stat is not None and offset + stat.czxid == token and not nodes.parse_data(data).waits:
-                    (deleted,) = await self._pipeline(deadline, Delete(path, -1))  # a path names one claim for ever
+                    (deleted,) = await self._pipeline(deadline, Delete(path, -1))  # paths are never reused
                     return deleted.get(NoNodeError) is not None
             return False
 
@@ -122,7 +110,7 @@ class ZookeeperEngine:
         return await self._retry_until(deadline, once)
 
     async def ping(self, deadline: float) -> None:
-        """To the leader and back. Also learns whether this is an ensemble or one server."""
+        """One round trip to the leader. Also detects whether this is an ensemble or a single server."""
 
         async def once() -> None:
             synced, config = await self._pipeline(deadline, Sync("/"), GetData(_ENSEMBLE_CONFIG, None))
@@ -134,15 +122,15 @@ class ZookeeperEngine:
         await self._retry_until(deadline, once)
 
     async def rebase(self, floor: int, deadline: float) -> int:
-        """Have every new token exceed `floor`, after the ensemble's data were lost; without one, all that may have been
-        given. Gives the number that tokens now begin after. Never lowers it.
+        """Make every new token exceed `floor`, or, if that is 0, every token that may have been granted: for use after
+        the ensemble's data were lost. Returns the number after which tokens now begin. Never lowers it.
 
-        A transaction's number grows by 2^32 with each election: that many tokens are far ahead of any clock, so what is
-        not known is guessed well above it.
+        A zxid grows by 2^32 with each election, so tokens may be far ahead of any clock. An unknown floor is therefore
+        guessed well above the clock.
         """
         floor = floor or int(self._runtime.wall() * 1_000_000) + _REBASE_LEAD
         if not 0 < floor < nodes.TOKEN_BOUND - _TOKEN_HEADROOM:
-            raise ConfigError(f"tokens must stay below 2^53, which they would not if they began at {floor}")
+            raise ConfigError(f"tokens must stay below 2^53: they cannot begin at {floor}")
 
         async def once() -> int:
             while True:
@@ -166,11 +154,11 @@ class ZookeeperEngine:
     def forget(self, claim: Claim) -> None:
         own_node = self._session.own_nodes.get(claim.id_hash)
         if own_node is None and claim.id_hash not in self._session.unconfirmed:
-            self._registry.remove_waiter(claim.id_hash)  # whatever was sent was answered, and nothing is there
+            self._registry.remove_waiter(claim.id_hash)  # every request was answered, and the claim has no node
             return
-        self._registry.retry_release(claim)  # first: torn between, it is still owed
+        self._registry.retry_release(claim)  # first: if this method is interrupted, the release is still pending
         self._registry.remove_waiter(claim.id_hash)
-        if own_node is not None:  # else its node is to be looked for first: the watchdog does that
+        if own_node is not None:  # otherwise the watchdog has to find the node first
             self._session.delete_nowait(
                 claim.id_hash, own_node, lambda: self._registry.pending_releases.pop(claim.id_hash, None)
             )
@@ -182,7 +170,7 @@ class ZookeeperEngine:
         if self._registry.remove_engine(self):
             await self._session.close(self._runtime)
 
-    # --------------------------------------------------------------- flights
+    # -------------------------------------------------------------- requests
 
     @property
     def _base_path(self) -> str:
@@ -192,26 +180,26 @@ class ZookeeperEngine:
         return await self._session.pipeline(self._runtime, requests, deadline)
 
     async def _retry_until(self, deadline: float, verb: Callable[[], Awaitable[T]]) -> T:
-        """The verb's answer, however often the connection breaks meanwhile."""
+        """Run a verb again each time the connection is lost, until the deadline."""
         while True:
             try:
                 return await verb()
             except ZookeeperConnectionLost as lost:
                 left = deadline - self._runtime.now()
                 if left <= 0:
-                    raise Unavailable("the connection to ZooKeeper broke", engine="zookeeper") from lost
+                    raise Unavailable("the connection to ZooKeeper was lost", engine="zookeeper") from lost
                 await self._runtime.sleep(min(_RETRY_DELAY, left))
 
     async def _renew(self, claims: Sequence[Claim], deadline: float) -> list[Alive | Gone | Unavailable]:
-        """One flight for all. To each node that holds a write, which proves it there and starts its ttl anew; of each
-        line that claims wait in, a list."""
+        """One pipeline for all claims: a write to each held node, which proves that the node exists and restarts its
+        ttl, and a list of each queue in which claims wait."""
         asked_at = self._runtime.now()
         session, replies = self._session, dict[int, Alive | Gone | Unavailable]()
         held: list[tuple[int, OwnNode, float]] = []
         queued: list[tuple[int, OwnNode, str]] = []
         for index, claim in enumerate(claims):
             if not claim.token and claim.id_hash in session.unconfirmed:
-                replies[index] = Unavailable("its attempt has not been answered yet", engine="zookeeper")
+                replies[index] = Unavailable("the claim's attempt is not answered yet", engine="zookeeper")
                 continue
             own_node = session.own_nodes.get(claim.id_hash) or await find_unconfirmed(
                 session, self._runtime, claim, deadline
@@ -219,9 +207,8 @@ class ZookeeperEngine:
             if own_node is None or claim.token != own_node.token:
                 replies[index] = Gone("unknown")
             elif claim.token:
-                held.append(
-                    (index, own_node, max(claim.ttl, own_node.until - asked_at))
-                )  # never shorter than was promised (E8)
+                # Never shorter than an earlier answer promised (E8).
+                held.append((index, own_node, max(claim.ttl, own_node.until - asked_at)))
             else:
                 queued.append((index, own_node, queue_path(session, claim.namespace, claim.name)))
         writes = [
@@ -246,7 +233,7 @@ class ZookeeperEngine:
         return Alive(max(0.0, self._session.trusted_until(own_node) - asked_at))
 
     def _queued_answer(self, own_node: OwnNode, queue: NodeQueue) -> Alive | Gone:
-        """A place lasts as long as its session; without one, its turn has come."""
+        """A queued claim lives as long as its session. A position of None means that it may claim the name now."""
         if (index := queue.index(own_node.name)) is None:
             self._session.forget_node(own_node.claim.id_hash)
             return Gone("unknown")
@@ -266,7 +253,7 @@ class ZookeeperEngine:
         ended = still_held = False
         for node in queue.by_id_hash(claim.id_hash):
             path, version = f"{parent}/{node.name}", -1
-            if not claim.id:  # a stray gives up a place or a turn, never a grant
+            if not claim.id:  # from a late wake-up: ends a queued claim or a reservation, never a grant
                 (reply,) = await self._pipeline(deadline, GetData(path, None))
                 data, stat = reply.get(NoNodeError) or (b"", None)
                 if stat is None or (node in queue.holders and not nodes.parse_data(data).waits):
@@ -284,6 +271,6 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Zoo
     """`zookeeper://host:port,host:port/chroot`; the options are in `url.py`."""
     url = parse_url(config)
     session = registry.shared.get("zookeeper")
-    if not isinstance(session, ZookeeperSession):  # the first of the twins
+    if not isinstance(session, ZookeeperSession):  # the client's first engine instance
         session = registry.shared["zookeeper"] = ZookeeperSession(url, runtime, registry, config.call_timeout)
     return ZookeeperEngine(runtime, registry, session)

@@ -1,7 +1,7 @@
-"""What stands in the lines, for people. Nothing is decided by it, and nothing is changed.
+"""`inspect`: holders and waiters, display only. It decides nothing and changes nothing.
 
-Not one moment's picture: lines are read one flight after the other. Ages are by the leader's clock as last seen by this
-client, or, if it never wrote anything, by its own.
+The result is not a snapshot of one moment: queues are read one after the other. Ages are by the leader's clock as this
+client last saw it, or by the client's own clock if it has never written anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.engines.zookeeper.session import ZookeeperSession
 from leasehold.model import Holder, Holding
 from leasehold.runtime.base import Runtime
 
-_BATCH: Final = 200  # requests in one flight
+_BATCH: Final = 200  # requests in one pipeline
 _UNKNOWN_HOLDER: Final = Holder("unknown")
 
 
@@ -35,7 +35,7 @@ async def list_holdings(
         return found
 
     root = session.url.chroot + ROOT
-    # The sync is for a follower that is behind: what was answered to anybody before this is to be seen.
+    # The sync makes a lagging follower catch up, so that this sees everything that was confirmed to any client before.
     _, root_reply, base = await ask(
         [Sync(root), GetChildren(root, None), GetData(session.url.chroot + TOKEN_BASE, None)]
     )

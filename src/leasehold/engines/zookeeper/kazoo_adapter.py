@@ -1,8 +1,8 @@
-"""kazoo, with what a lock cannot use taken off: its retries, its callback threads, its patience, its goodbyes.
+"""kazoo without what a lock cannot use: its retries, callback threads, long timeouts and blocking shutdown.
 
-One thread per session remains: it writes requests, reads answers, and runs our callbacks, which only note and signal.
-Requests go to kazoo's own queue, below its convenience calls: those add results and hops of their own. What is used of
-kazoo's inside is all in this file and in connection.py.
+One thread per session remains. It writes requests, reads replies, and runs our callbacks, which only record and signal.
+Requests are put into kazoo's own queue directly: its public methods would add result objects and thread switches. Only
+this file and connection.py use kazoo's private attributes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from leasehold.engines.zookeeper.connection import KazooConnection, KazooHandler
 from leasehold.engines.zookeeper.url import ZookeeperUrl
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 
-# kazoo's own log says something of every try to connect: it is there for whoever sets its level. Never what is below
-# INFO: there kazoo shows requests, passwords among them.
+# kazoo logs every connection attempt: set this logger's level to see it. Records below INFO are always dropped, because
+# kazoo logs requests there, with passwords.
 _log = logging.getLogger("leasehold.zookeeper.kazoo")
 _log.setLevel(logging.ERROR)
 _log.addFilter(lambda record: record.levelno >= logging.INFO)
@@ -41,25 +41,24 @@ _log.addFilter(lambda record: record.levelno >= logging.INFO)
 EPHEMERAL_SEQUENTIAL: Final = 3
 CONTAINER: Final = 4
 
-_CONNECT_SHARE: Final = 1 / 3  # of the session's timeout: to try each server once
+_CONNECT_SHARE: Final = 1 / 3  # of the session timeout, in which each server is tried once
 
-_INHERITED_ADAPTERS: list[
-    KazooAdapter
-] = []  # of a parent, kept for ever: collected, their sockets would be closed with a warning
+# Adapters of the parent process, kept for ever: if they were collected, their sockets would be closed with a warning.
+_INHERITED_ADAPTERS: list[KazooAdapter] = []
 
 
 class ZookeeperConnectionLost(Exception):
-    """The connection broke with a request on its way: neither yes nor no. Never leaves the engine."""
+    """The connection was lost with a request in flight: its outcome is unknown. Never leaves the engine."""
 
 
 class CreateContainer(Create2):  # type: ignore[misc]
-    """A node that the server itself removes, without a race, some time after the last of its children is gone."""
+    """A container node: the server deletes it, without a race, some time after its last child is gone."""
 
     type = 19
 
 
 class Reply:
-    """The answer to one request. Set by the session's thread."""
+    """The reply to one request. The session's thread sets it."""
 
     __slots__ = ("done", "error", "on_done", "value")
 
@@ -74,7 +73,7 @@ class Reply:
         self._finish()
 
     def set_exception(self, error: Exception) -> None:
-        if not self.done:  # kazoo says twice that a connection is closed
+        if not self.done:  # kazoo reports a closed connection twice
             self.error = error
             self._finish()
 
@@ -84,26 +83,26 @@ class Reply:
             self.on_done(self)
 
     def get(self, *expected: type[Exception]) -> Any:
-        """The value; None for an error that was to be expected. Anything else is raised as what it means here (E9)."""
+        """The value, or None for an expected error. Any other error is mapped and raised (E9)."""
         if self.error is None or isinstance(self.error, expected):
             return self.value
         raise map_error(self.error) from self.error
 
 
 def map_error(error: Exception) -> LeaseholdError | ZookeeperConnectionLost:
-    """The one mapping of what kazoo raises (E9)."""
+    """The one mapping of kazoo's errors (E9)."""
     if isinstance(error, ConnectionLoss | SessionExpiredError | SessionMovedError | OperationTimeoutError):
         return ZookeeperConnectionLost()
     if isinstance(error, NoAuthError):
         return ConfigError(
-            "ZooKeeper does not permit this: the nodes below /lh1 belong to another user, see acl= and the credentials"
+            "ZooKeeper does not permit this: nodes below /lh1 belong to another user; check acl= and the credentials"
         )
     if isinstance(error, AuthFailedError | SASLException):
         return ConfigError("ZooKeeper refused the credentials of this URL")
     name = type(error).__name__.removesuffix("Error")
     if isinstance(error, ZookeeperError):
-        return Unavailable(f"ZooKeeper answered {name}", engine="zookeeper")
-    return Unavailable(f"ZooKeeper gave an answer that cannot be read ({name})", engine="zookeeper")
+        return Unavailable(f"ZooKeeper reported the error {name}", engine="zookeeper")
+    return Unavailable(f"ZooKeeper sent an invalid reply ({name})", engine="zookeeper")
 
 
 def is_write(request: Any) -> bool:
@@ -111,7 +110,7 @@ def is_write(request: Any) -> bool:
 
 
 class KazooAdapter(KazooClient):  # type: ignore[misc]
-    """One session's connection. Callbacks come from its thread, and must not wait."""
+    """The connection of one session. Callbacks run on its thread and must not block."""
 
     def __init__(
         self,
@@ -152,7 +151,7 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
         self.add_listener(on_state_change)
 
     def open(self) -> None:
-        """Start its thread. Raises what the system does when it has no descriptor or thread left."""
+        """Start the thread. Raises OSError or RuntimeError if the system has no descriptor or thread left."""
         try:
             self.start_async()
         except BaseException:
@@ -160,12 +159,12 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
             raise
 
     def connect_timeout(self, servers: int) -> float:
-        """For each of so many, so that all can be tried while a lease lasts."""
+        """The timeout for each of `servers`, so that all can be tried before a lease ends."""
         return max(0.2, min(self._call_timeout, self.negotiated_timeout * _CONNECT_SHARE / max(1, servers)))
 
     @property
     def session_id(self) -> int:
-        """The session's number, which the server writes on every node of it."""
+        """The session's id, which the server stores as `ephemeralOwner` of every node of the session."""
         return int(self._session_id or 0)
 
     @property
@@ -173,7 +172,7 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
         return isinstance(self.last_error, AuthFailedError | SASLException)
 
     def submit(self, requests: Sequence[Any], replies: Sequence[Reply]) -> None:
-        """Have them sent together. A connection that is gone answers at once."""
+        """Send the requests together. If the connection is closed, every reply fails at once."""
         self._queue.extend(zip(requests, replies, strict=True))
         try:
             self._connection._write_sock.send(b"\0")
@@ -183,22 +182,23 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
 
     def unwatch(self, path: str, watcher: object) -> None:
         for table in (self._child_watchers, self._data_watchers):
-            table.get(path, set()).discard(watcher)  # never an entry more: its thread may be going through them
+            table.get(path, set()).discard(watcher)  # must not add a key: kazoo's thread may be iterating over it
 
     def close_session(self) -> None:
-        """End the session at the server, if that can be said; its thread then ends by itself. Never waits."""
+        """Ask the server, if connected, to end the session; the thread then ends. Never waits."""
         self._stopped.set()
         self._queue.append((CloseInstance, None))
         with suppress(OSError, AttributeError):
             self._connection._write_sock.send(b"\0")
 
     def shutdown_socket(self) -> None:
-        """The goodbye was not answered: its thread must end all the same."""
+        """Make the thread end even if the server did not answer `close_session`."""
         with suppress(OSError, AttributeError):
             self._connection._socket.shutdown(2)
 
     def after_fork(self) -> None:
-        """In a child: the parent's sockets become the null device, without a goodbye; its thread is not here."""
+        """In a forked child, where the thread does not exist: replace the parent's sockets by the null device, and send
+        nothing."""
         null_device = os.open(os.devnull, os.O_RDWR)
         for sock in (self._connection._socket, self._connection._read_sock, self._connection._write_sock):
             with suppress(OSError, AttributeError, ValueError):

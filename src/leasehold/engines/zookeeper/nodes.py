@@ -1,11 +1,12 @@
-"""What a node's name and data say, and who may hold a name, given the names of all nodes in its line. Pure.
+"""What a node's name and data say, and who may hold a name, given the names of all nodes in its queue. Pure.
 
-    /lh1/<namespace>:<name>/<kind>-<mode>-<mark>-<sequence>       l-x-3f...-0000000007, s3-x-..., l-r-...
+    /lh1/<namespace>:<name>/<kind>-<mode>-<id hash>-<sequence>    l-x-3f...-0000000007, s3-x-..., l-r-...
 
-The server numbers the nodes of a line as they come, and a node that is gone never comes back. Safety follows: whoever
-has its own node in a list, and nothing in its way among the lower numbers, holds the name, and goes on doing so until
-its node is gone (E1). A list may be old, but not older than the own node in it: a lower number missing there was
-created before, so it is over. The number orders; it is never a token, for it begins anew with the line.
+The server numbers the nodes of a queue in the order of their creation, and a deleted node never comes back. Safety
+follows: if a claim's own node is in a list and no node with a lower number conflicts with it, the claim holds the name
+until its node is gone (E1). A list may be stale, but it is not older than the claim's own node in it: a lower number
+that is missing there was created earlier, so its node is gone. The number only orders the queue. It is never a token,
+because it starts again when the queue's parent node is created again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from leasehold.errors import ConfigError
 from leasehold.model import Claim, Holder, Kind, Mode
 
 ROOT: Final = f"/{FORMAT}"
-TOKEN_BASE: Final = f"{ROOT}/base"  # what is added to every token; no name's node is called so, they all have a colon
-TOKEN_BOUND: Final = 2**53  # every token is below: a number that every language can hold
+TOKEN_BASE: Final = f"{ROOT}/base"  # added to every token; the nodes of names have a colon, so they cannot collide
+TOKEN_BOUND: Final = 2**53  # every token is lower, so that every language can represent it exactly
 _NODE_NAME: Final = re.compile(r"(l|s[1-9][0-9]{0,9})-(x|r)-([0-9a-f]+)-([0-9]{10})")
 
 
 class ClaimNode(NamedTuple):
-    """One claim's node, by its name."""
+    """One claim's node, parsed from its name."""
 
     sequence: int
     name: str
@@ -46,7 +47,7 @@ def kind_code(claim: Claim) -> str:
 
 
 def name_prefix(claim: Claim) -> str:
-    """What the name of a claim's node begins with; the server adds the number."""
+    """The name of a claim's node without the sequence number, which the server appends."""
     return f"{kind_code(claim)}-{'r' if claim.mode == 'shared' else 'x'}-{claim.id_hash}-"
 
 
@@ -56,7 +57,7 @@ def parse_name(name: str) -> ClaimNode | None:
 
 
 class NodeQueue:
-    """The nodes of one name by number. What is not a node of ours is not seen."""
+    """The nodes of one name, ordered by sequence number. Nodes that are not ours are ignored."""
 
     __slots__ = ("_holder_count", "nodes")
 
@@ -65,7 +66,7 @@ class NodeQueue:
         self._holder_count = self._count_holders()
 
     def _count_holders(self) -> int:
-        """How many from the front hold the name, or may as soon as they look. The first fixes the kind."""
+        """How many nodes at the front hold the name, or will at their next attempt. The first node fixes the kind."""
         if not self.nodes:
             return 0
         first = self.nodes[0]
@@ -92,16 +93,16 @@ class NodeQueue:
         return index < self._holder_count
 
     def position(self, index: int) -> int:
-        """How many wait before it."""
+        """How many waiters are ahead of the node at `index`."""
         return index - self._holder_count
 
     def mismatch(self, index: int) -> str | None:
-        """What the line is a line for, when that is not what the node at this place means."""
+        """The kind of this queue, if the node at `index` is of another kind."""
         first = self.nodes[0]
         return None if first.kind == self.nodes[index].kind else describe_kind(*first.kind_and_limit)
 
     def predecessor(self, index: int) -> ClaimNode:
-        """Whose end a waiter waits for: a reader the last writer before it, all others whoever is before them."""
+        """The node whose end a waiter waits for: for a reader the last writer ahead, otherwise the node just ahead."""
         node = self.nodes[index]
         if node.kind == "l" and node.mode == "r":
             return next(earlier for earlier in reversed(self.nodes[:index]) if earlier.mode == "x")
@@ -109,7 +110,7 @@ class NodeQueue:
 
 
 class NodeData(NamedTuple):
-    """What a node's data say. `waits`: it stood in line, and has not looked since its turn came."""
+    """What a node's data say. `waits`: the claim was queued, and has not claimed the name since it became first."""
 
     ttl: float
     waits: bool
@@ -117,7 +118,7 @@ class NodeData(NamedTuple):
 
     @property
     def life(self) -> float:
-        """How long it may leave its node untouched before somebody else ends it."""
+        """How long the node may stay unwritten before another client may delete it."""
         return min(self.ttl, WAITER_TTL) if self.waits else self.ttl
 
 
@@ -126,7 +127,7 @@ def encode_data(holder: Holder, ttl: float, waits: bool) -> bytes:
 
 
 def parse_data(data: bytes) -> NodeData:
-    """Whatever stands there: what cannot be read lives until its session ends."""
+    """A node with invalid data lives until its session ends."""
     try:
         fields: dict[str, Any] = json.loads(data)
         label, host, pid, purpose = fields["holder"]
@@ -139,12 +140,12 @@ def parse_data(data: bytes) -> NodeData:
 
 def parse_base(data: bytes) -> int:
     if not data.isdigit() or len(data) > 16:
-        raise ConfigError(f"{TOKEN_BASE} must hold a number of at most 16 digits: without it no token can be made")
+        raise ConfigError(f"{TOKEN_BASE} must hold a number of at most 16 digits: every token depends on it")
     return int(data)
 
 
 def name_of(namespace: str, node_name: str) -> str | None:
-    """The name that a node of the root is the line of; None: of another namespace, or nothing of ours."""
+    """The name whose queue is below this child of the root. None: of another namespace, or not ours."""
     encoded_namespace, _, encoded_name = node_name.partition(":")
     if encoded_namespace != encode(namespace):
         return None

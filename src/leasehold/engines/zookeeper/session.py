@@ -1,8 +1,9 @@
-"""What the twins of a client share: one session, and with it one connection, their nodes, and their watches.
+"""What a client's two engine instances share: one session, and with it one connection, their nodes and their watches.
 
-The session owns every node the client has in a line; when it ends, they are gone. Requests of one session are carried
-out in the order they were sent, whichever twin sent them, and those of one flight arrive together: so a list asked for
-with a create sees that create, and a release sent after an attempt nobody waited for finds what it made.
+The session owns every node the client has in a queue; when the session ends, its nodes are gone. The server executes
+the requests of one session in the order they were sent, no matter which instance sent them, and those of one pipeline
+arrive together. So a list sent with a create sees the created node, and a release sent after an abandoned attempt finds
+the node that the attempt created.
 """
 
 from __future__ import annotations
@@ -30,16 +31,14 @@ T = TypeVar("T")
 
 _log = logging.getLogger("leasehold.zookeeper")
 
-_SWEEP_SHARE: Final = 1 / 16  # of the session's timeout, between two looks for what is over
-_MAX_ELECTIONS: Final = 3  # each lets a session begin anew: so many of its timeouts it may outlast a silence
+_SWEEP_SHARE: Final = 1 / 16  # of the session timeout, between two sweeps
+_MAX_ELECTIONS: Final = 3  # each election restarts the session timeout, so a silent session may last this many of them
 _CLOSE_TIMEOUT: Final = 0.5  # seconds for the server to confirm that the session is over
-_MAX_REMEMBERED: Final = (
-    1_000  # lines, and nodes of others, that are remembered; forgetting one costs a request or a wait
-)
+_MAX_REMEMBERED: Final = 1_000  # entries of a cache; forgetting one costs a request or a wait
 
 
 def remember(cache: dict[str, T], path: str, value: T) -> None:
-    """Enter it as the newest, and forget the oldest."""
+    """Add an entry as the newest one, and drop the oldest ones over the limit."""
     cache.pop(path, None)
     cache[path] = value
     while len(cache) > _MAX_REMEMBERED:
@@ -47,21 +46,21 @@ def remember(cache: dict[str, T], path: str, value: T) -> None:
 
 
 class OwnNode:
-    """A node of this session, by its claim's mark."""
+    """A node of this session: the claim's own node."""
 
     __slots__ = ("claim", "created_zxid", "name", "path", "session_id", "slot", "token", "until", "waits")
 
     def __init__(self, claim: Claim, path: str, stat: Any, until: float) -> None:
         self.claim, self.path, self.created_zxid, self.session_id = claim, path, stat.czxid, stat.ephemeralOwner
         self.name = path.rpartition("/")[2]
-        self.token = 0  # made when it is first seen to hold, and never again
+        self.token = 0  # set once, when the claim is first seen to hold the name
         self.slot: int | None = None
-        self.until = until  # nobody else ends it before
-        self.waits = False  # what its data say
+        self.until = until  # no other client deletes the node before this instant
+        self.waits = False  # as in the node's data
 
 
 class NodeWatch:
-    """One watch upon one node, for all claims of this client that wait for it. Calls come from the session's thread."""
+    """One watch on one node, for all claims of this client that wait for it. The session's thread calls it."""
 
     __slots__ = ("_session", "id_hashes", "path")
 
@@ -70,7 +69,7 @@ class NodeWatch:
         self.path, self.id_hashes = path, set[str]()
 
     def __call__(self, _event: object) -> None:
-        """It changed, or the connection is gone and with it the watch: whoever waits looks again."""
+        """The node changed, or the watch was lost with the connection: wake the waiters, so that they check again."""
         if session := self._session():
             session.on_watch_fired(self)
             for id_hash in list(self.id_hashes):
@@ -85,22 +84,21 @@ class ZookeeperSession:
         self._reset()
 
     def _reset(self) -> None:
-        """As if nothing had ever been sent."""
+        """Set the state of a client that has sent nothing."""
         self._mutex = self._runtime.mutex()
         self._kazoo: KazooAdapter | None = None
-        self._connection_waiters: set[Signal] = set()  # who waits for a connection, or for its end
+        self._connection_waiters: set[Signal] = set()  # calls that wait for a connection, or for its end
         self._connected = False
         self.expiry = SessionExpiry()
         self.own_nodes: dict[str, OwnNode] = {}
-        self.unconfirmed: set[str] = set()  # marks whose node may be there: the answer to its create never came
+        self.unconfirmed: set[str] = set()  # id hashes of claims whose create got no reply: the node may exist
         self.watches: dict[str, NodeWatch] = {}  # by path
-        self._watch_by_id_hash: dict[str, NodeWatch] = {}  # by mark
-        self.known_parents: dict[str, float] = {}  # lines that were there when last used
-        self.draining: dict[str, int] = {}  # lines out of numbers, by the transaction that made them
-        self.seen_versions: dict[
-            str, tuple[int, float]
-        ] = {}  # nodes of others: a version, and since when it is unchanged
-        self.leader_clock_offset = 0.0  # the leader's wall clock less our own clock, when it last wrote for us
+        self._watch_by_id_hash: dict[str, NodeWatch] = {}
+        self.known_parents: dict[str, float] = {}  # queues by path, and when they were last known to exist
+        self.draining: dict[str, int] = {}  # queues out of sequence numbers, and the zxid that created them
+        # Nodes of other clients by path: the version, and since when it is unchanged.
+        self.seen_versions: dict[str, tuple[int, float]] = {}
+        self.leader_clock_offset = 0.0  # the leader's wall clock minus our own clock, at our last write
         self._sweep_at = self._sweep_every = 0.0
 
     # ------------------------------------------------------------- requests
@@ -108,14 +106,15 @@ class ZookeeperSession:
     async def pipeline(
         self, runtime: Runtime, requests: Sequence[Any], deadline: float, *, creates: str | None = None
     ) -> list[Reply]:
-        """Send all at once and wait for all answers. `ZookeeperConnectionLost`: the connection broke; `Unavailable`:
-        the deadline. `creates`: the mark whose node is made by it, and in doubt from the moment it is sent."""
+        """Send all requests at once and wait for all replies. Raises `ZookeeperConnectionLost` if the connection is
+        lost, and `Unavailable` at the deadline. `creates`: the id hash of the claim whose node this creates; it counts
+        as unconfirmed from the moment of sending."""
         kazoo = await self._wait_connected(runtime, deadline)
         sent, signal = runtime.now(), runtime.signal()
         with self._mutex:
             heartbeat = self.expiry.provable_heartbeat(sent)
         replies = [Reply() for _ in requests]
-        last = replies[-1]  # answers come in the order of their requests
+        last = replies[-1]  # replies come in the order of their requests
         last.on_done = lambda _: signal.set()
         if creates is not None:
             self.unconfirmed.add(creates)
@@ -131,11 +130,11 @@ class ZookeeperSession:
         with self._mutex:
             self.expiry.on_answered(sent, runtime.now())
             if any(is_write(request) and reply.error is None for request, reply in zip(requests, replies, strict=True)):
-                self.expiry.confirm(heartbeat)  # an error may be a follower's own: an operation it throttled, say
+                self.expiry.confirm(heartbeat)  # not by errors: a follower itself may refuse, e.g. when it throttles
         return replies
 
     async def _wait_connected(self, runtime: Runtime, deadline: float) -> KazooAdapter:
-        """The keeper, once it is connected: what is sent before that would be carried out at nobody knows what time."""
+        """The adapter, once it is connected: a request queued before that could be executed at any later time."""
         if self._connected and (kazoo := self._kazoo):
             return kazoo
         signal = runtime.signal()
@@ -143,15 +142,14 @@ class ZookeeperSession:
         try:
             while True:
                 with self._mutex:
-                    if (
-                        self.registry.closed or not self.registry.engines
-                    ):  # a call that was under way when the client was closed
+                    # The client may have been closed during this call.
+                    if self.registry.closed or not self.registry.engines:
                         raise ConfigError("this client is closed: make a new one")
                     kazoo = self._kazoo or self._connect()
                 if self._connected:
                     return kazoo
                 if kazoo.credentials_refused:
-                    self._on_kazoo_ended(kazoo)  # the next call tries anew
+                    self._on_kazoo_ended(kazoo)  # the next call connects again
                     raise ConfigError("ZooKeeper refused the credentials of this URL") from kazoo.last_error
                 left = deadline - runtime.now()
                 if left <= 0:
@@ -163,12 +161,12 @@ class ZookeeperSession:
     def _timeout_error(self) -> Unavailable:
         error = self._kazoo.last_error if self._kazoo is not None else None
         why = f" ({error})" if error is not None else ""
-        return Unavailable(f"ZooKeeper at {self.url.hosts} gave no answer in time{why}", engine="zookeeper")
+        return Unavailable(f"ZooKeeper at {self.url.hosts} did not answer in time{why}", engine="zookeeper")
 
     # --------------------------------------------------------------- watches
 
     def watch(self, path: str, id_hash: str) -> NodeWatch:
-        """What to send along with a read, so that this claim is woken. One per node, however many wait for it."""
+        """The watch to send with a read, so that this claim is woken. All waiters for one node share one watch."""
         with self._mutex:
             if (last := self._watch_by_id_hash.get(id_hash)) and last.path != path:
                 self._unsubscribe(last, id_hash)
@@ -185,7 +183,7 @@ class ZookeeperSession:
                 del self.watches[watch.path]
 
     def _unsubscribe(self, watch: NodeWatch, id_hash: str) -> None:
-        """A watch that nobody waits for must not stay for as long as its node does."""
+        """Remove the watch with its last waiter: otherwise it would stay until its node is gone."""
         watch.id_hashes.discard(id_hash)
         if not watch.id_hashes:
             if self.watches.get(watch.path) is watch:
@@ -194,7 +192,7 @@ class ZookeeperSession:
                 self._kazoo.unwatch(watch.path, watch)
 
     def unchanged_for(self, path: str, version: int, now: float) -> float:
-        """For how long this node has been seen with this version, by our own clock."""
+        """For how long this client has seen the node with this version, by its own clock."""
         last_seen = self.seen_versions.get(path)
         if last_seen is None or last_seen[0] != version:
             last_seen = (version, now)
@@ -202,7 +200,7 @@ class ZookeeperSession:
         return now - last_seen[1]
 
     def forget_node(self, id_hash: str) -> None:
-        """Nothing of this claim is left at the server."""
+        """Forget a claim that has no node at the server any more."""
         self.own_nodes.pop(id_hash, None)
         self.unconfirmed.discard(id_hash)
         with self._mutex:
@@ -214,8 +212,8 @@ class ZookeeperSession:
         return self._kazoo.session_id if self._kazoo is not None else 0
 
     def trusted_until(self, own_node: OwnNode) -> float:
-        """Until when its node surely stands. `ZookeeperConnectionLost`: its session is over, whatever an earlier answer
-        may have said."""
+        """Until when the node surely exists. Raises `ZookeeperConnectionLost` if its session is over, whatever an
+        earlier reply said."""
         with self._mutex:
             end = min(own_node.until, self.expiry.expires_at(own_node.session_id))
         if end == float("-inf"):
@@ -225,8 +223,9 @@ class ZookeeperSession:
     # ------------------------------------- from the session's own thread
 
     def _connect(self) -> KazooAdapter:
-        """Its callbacks know this session weakly: a dropped client must not be kept alive by its own connection. What a
-        keeper says that is not this session's any more, a goodbye above all, is not about its nodes."""
+        """Open a connection. Its callbacks hold only a weak reference, so that the connection does not keep an unused
+        client alive. Callbacks of a replaced adapter, above all that it has closed, do not concern the current nodes
+        and are ignored."""
         session_ref = ref(self)
 
         def weak_callback(method: Callable[..., None]) -> Callable[..., None]:
@@ -250,7 +249,7 @@ class ZookeeperSession:
             kazoo.open()
         except (OSError, RuntimeError) as error:
             self._kazoo = None
-            raise Unavailable(f"no connection to ZooKeeper can be made: {error}", engine="zookeeper") from error
+            raise Unavailable(f"cannot connect to ZooKeeper: {error}", engine="zookeeper") from error
         return kazoo
 
     def _on_session_confirmed(self, sent: float, timeout: float, session_id: int) -> None:
@@ -264,11 +263,12 @@ class ZookeeperSession:
             self.expiry.on_answered(sent, self.now())
 
     def _sweep(self) -> None:
-        """End what nobody answers for any more. A session keeps its nodes for as long as it lives, and whoever asks but
-        once cannot tell how long a node has stood there: so a lease that lapsed, and a place that was given up while
-        the server could not be told, are ended by the client they were of.
+        """Delete this client's nodes that are no longer in use. A session keeps its nodes while it lives, and a client
+        that tries only once cannot know for how long a node has been unchanged. So the client itself deletes its
+        expired leases, and the queue entries that it gave up while the server was unreachable.
 
-        `until` is past: a lease was trusted for less, and an attempt that nobody knows of has reached its deadline.
+        It does so after `until`: no lease is trusted for longer, and an attempt that is not in the registry has reached
+        its deadline by then.
         """
         now = self.now()
         if now < self._sweep_at or not self._connected:
@@ -279,7 +279,7 @@ class ZookeeperSession:
                 self.delete_nowait(id_hash, own_node)
 
     def delete_nowait(self, id_hash: str, own_node: OwnNode, on_deleted: Callable[[], object] = lambda: None) -> None:
-        """Send it without waiting; whatever is not answered is left as it is."""
+        """Send a delete without waiting. Without a reply nothing is forgotten."""
 
         def on_reply(reply: Reply) -> None:
             if reply.error is None or isinstance(reply.error, NoNodeError):
@@ -294,13 +294,13 @@ class ZookeeperSession:
         if state == KazooState.LOST:
             self._on_session_ended()
         if not self._connected:
-            self.registry.connection_lost("the connection to ZooKeeper broke")
+            self.registry.connection_lost("the connection to ZooKeeper was lost")
         if state == KazooState.SUSPENDED:
-            _log.warning("the connection to ZooKeeper at %s broke; connecting anew", self.url.hosts)
+            _log.warning("lost the connection to ZooKeeper at %s; reconnecting", self.url.hosts)
         self._wake()
 
     def _on_session_ended(self) -> None:
-        """The session has ended, and its nodes with it."""
+        """The session has ended, so its nodes are gone."""
         self.own_nodes.clear()
         self.unconfirmed.clear()
 
@@ -313,12 +313,12 @@ class ZookeeperSession:
         for signal in list(self._connection_waiters):
             signal.set()
 
-    # ------------------------------------------------------------- its end
+    # ------------------------------------------------------------- closing
 
     async def close(self, runtime: Runtime) -> None:
-        """End the session, and with it whatever it still holds. Waits a moment for the server to confirm."""
+        """End the session, and with it everything it still holds. Waits a moment for the server to confirm."""
         signal = runtime.signal()
-        with self._mutex:  # whoever opens one just now found the client open
+        with self._mutex:  # a call that checked that the client is open may just be connecting
             kazoo = self._kazoo
         if kazoo is None:
             return
@@ -339,5 +339,5 @@ class ZookeeperSession:
 
     def __del__(self) -> None:
         kazoo = getattr(self, "_kazoo", None)
-        if kazoo is not None and not sys.is_finalizing():  # nothing is released at exit
+        if kazoo is not None and not sys.is_finalizing():  # at interpreter exit nothing is released
             kazoo.close_session()

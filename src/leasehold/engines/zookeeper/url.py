@@ -1,4 +1,4 @@
-"""The URL of an ensemble: where it is, who we are, and who may touch what we make there."""
+"""zookeeper:// URLs: the hosts, the credentials, TLS, and the ACL of the nodes that the client creates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id
 from leasehold.config import EngineConfig, check_seconds
 from leasehold.errors import ConfigError
 
-DEFAULT_SESSION_TIMEOUT: Final = (
-    40.0  # the longest that a server grants unless told otherwise: twenty ticks of two seconds
-)
-_MAX_SESSION_TIMEOUT: Final = 2_000_000  # it is sent as milliseconds, in 32 bits
+DEFAULT_SESSION_TIMEOUT: Final = 40.0  # the longest that servers grant by default: twenty ticks of two seconds
+_MAX_SESSION_TIMEOUT: Final = 2_000_000  # seconds: sent as milliseconds in 32 bits
 _PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 
 
@@ -23,7 +21,7 @@ _PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 class ZookeeperUrl:
     hosts: str
     chroot: str  # empty, or an absolute path
-    session_timeout: float  # the timeout to ask for
+    session_timeout: float  # the timeout to request
     acl: tuple[ACL, ...]
     options: dict[str, Any] = field(repr=False)  # for kazoo: credentials, SASL, TLS
 
@@ -57,10 +55,10 @@ def parse_url(config: EngineConfig) -> ZookeeperUrl:
 def _credentials(user: str, accepted: dict[str, Any]) -> dict[str, Any]:
     name, colon, password = user.partition(":")
     if user and not (name and colon):
-        raise ConfigError("credentials in a zookeeper:// URL are user:password@")
+        raise ConfigError("credentials in a zookeeper:// URL must be user:password@")
     if "sasl" not in accepted:
         if "sasl_service" in accepted:
-            raise ConfigError("the option sasl_service goes with sasl=DIGEST-MD5 or sasl=GSSAPI")
+            raise ConfigError("the option sasl_service needs sasl=DIGEST-MD5 or sasl=GSSAPI")
         return {"auth_data": [("digest", user)]} if user else {}
     try:
         import puresasl  # noqa: F401
@@ -77,10 +75,10 @@ def _tls_options(accepted: dict[str, Any]) -> dict[str, Any]:
     files = {theirs: accepted[ours] for ours, theirs in names.items() if ours in accepted}
     if not accepted.get("tls", False):
         if files or "verify" in accepted:
-            raise ConfigError("ca, cert, key, key_password and verify go with tls=yes")
+            raise ConfigError("the options ca, cert, key, key_password and verify need tls=yes")
         return {}
     if ("cert" in accepted) != ("key" in accepted):
-        raise ConfigError("cert and key go together")
+        raise ConfigError("the options cert and key must be given together")
     verify = accepted.get("verify", True)
     return {"use_ssl": True, "verify_certs": verify, "check_hostname": verify, **files}
 
@@ -91,13 +89,13 @@ def _check_hosts(hosts: str) -> None:
     except ValueError:
         found = []
     if not found or any(not host or "/" in host for host, _ in found):
-        raise ConfigError('the hosts of a zookeeper:// URL are "host:port,host:port"; a port is a number')
+        raise ConfigError('the hosts of a zookeeper:// URL must be "host:port,host:port" with numeric ports')
 
 
 def _parse_chroot(path: str) -> str:
     path = path.rstrip("/")
     if any(part in ("", ".", "..") for part in path.split("/")[1:]) or "\0" in path:
-        raise ConfigError("the path of a zookeeper:// URL is a node's: no empty part, no dots alone")
+        raise ConfigError('the path of a zookeeper:// URL must be a valid node path, without empty, "." or ".." parts')
     return path
 
 
@@ -105,13 +103,13 @@ def _parse_session_timeout(text: str) -> float:
     seconds = float(text)
     check_seconds("session", seconds, allow_zero=False)
     if seconds > _MAX_SESSION_TIMEOUT:
-        _raise_expected(f"at most {_MAX_SESSION_TIMEOUT} seconds")
+        _raise_expected(f"must be at most {_MAX_SESSION_TIMEOUT} seconds")
     return seconds
 
 
 def _parse_bool(text: str) -> bool:
     if text not in ("yes", "no"):
-        _raise_expected("yes or no")
+        _raise_expected("must be yes or no")
     return text == "yes"
 
 
@@ -122,11 +120,11 @@ def _parse_acl(text: str) -> list[ACL]:
         scheme, _, remainder = entry.partition(":")
         identity, _, letters = remainder.rpartition(":")
         if not scheme or not letters or set(letters) - set(_PERMISSIONS):
-            _raise_expected("scheme:id:permissions, such as world:anyone:cdrw, permissions being letters of cdrwa")
+            _raise_expected("must be scheme:id:permissions with letters of cdrwa, such as world:anyone:cdrw")
         acls.append(ACL(sum(_PERMISSIONS[letter] for letter in set(letters)), Id(scheme, identity)))
         permitted |= set(letters)
-    if not permitted >= set("cdrw"):  # a node that nobody may delete stays in its line for as long as its session
-        _raise_expected("an acl that lets somebody create, delete, read and write: all of cdrw")
+    if not permitted >= set("cdrw"):  # a node that no user may delete blocks its queue until its session ends
+        _raise_expected("must grant all of create, delete, read and write: cdrw")
     return acls
 
 

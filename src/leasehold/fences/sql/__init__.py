@@ -1,1 +1,1 @@
-"""SQL tables over DB-API connections: a fence row for any statements, a fence column for rows that have one."""
+"""Fences for SQL databases over DB-API: a fence row for any statements, a fence column for rows of one table."""

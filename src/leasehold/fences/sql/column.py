@@ -1,4 +1,4 @@
-"""A fence column: each row has its own mark, compared and raised by the very statement that writes the row."""
+"""A fence column: each row has its own highest token, compared and raised by the statement that writes the row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class _BaseSQLColumn(ColumnOperations):
     def __init__(
         self, connection: Any, table: str, *, key: str = "id", fence: str = "fence", dialect: str | None = None
     ) -> None:
-        """`key`: the column that names a row. `fence`: the column of the mark, a bigint; NULL and 0: never used."""
+        """`key`: the column that identifies a row. `fence`: the column of the highest token, a bigint; NULL or 0 before
+        the first use."""
         self._table, self._key, self._fence = check_identifier(table), check_identifier(key), check_identifier(fence)
         self._db = DbApiConnection(connection, dialect)
 
@@ -55,14 +56,15 @@ class _BaseSQLColumn(ColumnOperations):
 
 
 class SQLColumn(_BaseSQLColumn):
-    """Rows of a table that has a column for the mark, over a blocking DB-API connection. Each call is a transaction."""
+    """Fences rows of a table with a column for the highest token. For blocking DB-API connections; each call is a
+    transaction."""
 
     def claim(self, lease: Shown, key: Any, /) -> None:
-        """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
+        """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
         run_sync(self._db.run_in_transaction(self.claim_row(lease, key)))
 
     def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
-        """Some columns of a row, to decide a write by: older holders write no more."""
+        """Columns of a row, to base a write on. Older holders are refused from now on."""
         return run_sync(self._db.run_in_transaction(self.read_row(lease, key, columns)))
 
     def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
@@ -70,19 +72,19 @@ class SQLColumn(_BaseSQLColumn):
         run_sync(self._db.run_in_transaction(self.write_row(lease, key, values)))
 
     def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
-        """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
+        """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
         return run_sync(self._db.run_in_transaction(self.take_row(lease, key, amounts)))
 
 
 class AsyncSQLColumn(_BaseSQLColumn):
-    """As `SQLColumn`, for connections of psycopg's asyncio side, aiomysql and aiosqlite."""
+    """Like `SQLColumn`, for asyncio connections of psycopg, aiomysql and aiosqlite."""
 
     async def claim(self, lease: Shown, key: Any, /) -> None:
-        """Raise the mark of a row. Raises `StaleToken`, as all of these do; `LookupError`: there is no such row."""
+        """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
         await self._db.run_in_transaction(self.claim_row(lease, key))
 
     async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
-        """Some columns of a row, to decide a write by: older holders write no more."""
+        """Columns of a row, to base a write on. Older holders are refused from now on."""
         return await self._db.run_in_transaction(self.read_row(lease, key, columns))
 
     async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
@@ -90,5 +92,5 @@ class AsyncSQLColumn(_BaseSQLColumn):
         await self._db.run_in_transaction(self.write_row(lease, key, values))
 
     async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
-        """Take off what is there: `take(lease, "teapot", quantity=1)`. False: not as much is left."""
+        """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
         return await self._db.run_in_transaction(self.take_row(lease, key, amounts))

@@ -1,8 +1,8 @@
-"""What a fence column does, step by step, whoever runs the statements: a DB-API connection or SQLAlchemy.
+"""The steps of a fence column, the same for DB-API connections and for SQLAlchemy.
 
-The update that writes also compares: `... and fence <= :token`. When it touches none, the row is locked and looked at.
-It is not there; or its mark is higher: stale; or else the update is repeated, under the lock: another one has just
-inserted the row, or MySQL did not count a row that did not change.
+The update that writes also compares: `... and fence <= :token`. If it changes no row, the row is locked and read. Then
+the row is missing, or its highest token is higher and the token is stale. Otherwise the update is repeated under the
+lock: another client has just inserted the row, or MySQL did not count a row that did not change.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ _FENCE_COLUMN = "a fence column"
 class ColumnOperations(ABC):
     @abstractmethod
     def resource_of(self, key: Any) -> str:
-        """The row, for people."""
+        """The row's name in errors."""
 
     @abstractmethod
     def is_fence_column(self, column: str) -> bool:
-        """Whether it is the column of the mark, by whatever spelling."""
+        """Whether this is the fence column, in any spelling."""
 
     @abstractmethod
     async def update(self, key: Any, token: int, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
-        """Where the mark is not higher: raise it, set columns, take off columns that have as much. Rows touched."""
+        """If the highest token is not above `token`: raise it, set `sets`, and subtract `takes` where enough is left.
+        Returns the row count."""
 
     @abstractmethod
     async def read_locked(self, key: Any, columns: Sequence[str], shared: bool) -> Sequence[Any] | None:
-        """The mark and some columns of a row, locked; None: no such row."""
+        """Lock a row and read its highest token and columns; None if the row is missing."""
 
     async def claim_row(self, lease: Shown, key: Any) -> None:
         await self._update_row(lease, key, {}, {})
 
     async def write_row(self, lease: Shown, key: Any, values: Mapping[str, Any]) -> None:
         if not values:
-            raise ConfigError("write() needs the columns to be written: write(lease, key, count=9)")
+            raise ConfigError("write() needs columns to set, such as write(lease, key, count=9)")
         self._refuse_fence_column(values)
         await self._update_row(lease, key, values, {})
 
     async def take_row(self, lease: Shown, key: Any, amounts: Mapping[str, Any]) -> bool:
         if not amounts or any(amount < 0 for amount in amounts.values()):
-            raise ConfigError("take() needs columns and what to take off them: take(lease, key, quantity=1)")
+            raise ConfigError("take() needs columns and amounts of at least 0, such as take(lease, key, quantity=1)")
         self._refuse_fence_column(amounts)
         amounts = {column: amount for column, amount in amounts.items() if amount}
-        if (
-            await self._update_row(lease, key, {}, amounts) or not amounts
-        ):  # MySQL does not count a row without a change
+        # Without amounts a count of 0 is a success, too: MySQL does not count a row that did not change.
+        if await self._update_row(lease, key, {}, amounts) or not amounts:
             return True
-        await self._update_row(lease, key, {}, {})  # "not enough" is a read that may decide something
+        await self._update_row(lease, key, {}, {})  # the caller may decide a write from "not enough": see rule 3
         return False
 
     async def read_row(self, lease: Shown, key: Any, columns: Sequence[str]) -> tuple[Any, ...]:
         if not columns:
-            raise ConfigError('read() needs the columns to be read: read(lease, key, "count")')
+            raise ConfigError('read() needs columns to read, such as read(lease, key, "count")')
         token_info = refuse_slot(token_for_read(lease), _FENCE_COLUMN)
         if not token_info.shared:
             await self._update_row(lease, key, {}, {})
@@ -81,9 +81,7 @@ class ColumnOperations(ABC):
 
     def _refuse_fence_column(self, columns: Iterable[str]) -> None:
         if any(map(self.is_fence_column, columns)):
-            raise ConfigError(
-                "the column of the mark is the fence's own: it would fall, and let holders of the past in"
-            )
+            raise ConfigError("the fence column cannot be written directly: lowering it would let stale holders write")
 
     def _raise_missing(self, key: Any) -> NoReturn:
-        raise LookupError(f"{self.resource_of(key)} is not there: insert it first, with fence 0")
+        raise LookupError(f"{self.resource_of(key)} does not exist: insert the row first, with 0 in its fence column")

@@ -1,4 +1,4 @@
-"""A DB-API connection, blocking or asyncio, seen as one: run a statement, make a transaction."""
+"""One interface to blocking and asyncio DB-API connections: run a statement, run a transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DbApiConnection:
         self.dialect = dialects.dialect_of(connection, dialect)
 
     async def run(self, statement: str, values: Values) -> tuple[int, list[Any]]:
-        """One of our own statements: how many rows it touched, and those it gives, each as a list of columns."""
+        """Run a statement of the fence. Returns the row count, and the rows as lists of columns."""
         text, parameters = dialects.render(statement, values, self.dialect.style)
         cursor = await self.execute(text, parameters)
         rows = [_columns(row) for row in await maybe_await(cursor.fetchall())] if cursor.description else []
@@ -29,24 +29,24 @@ class DbApiConnection:
         return count, rows
 
     async def execute(self, statement: str, parameters: Any) -> Any:
-        """A cursor that has run the caller's statement."""
+        """Run the caller's statement. Returns its cursor."""
         cursor = await maybe_await(self.connection.cursor())
-        # Drivers take a % for a placeholder as soon as there are parameters, if only an empty list.
+        # If there are parameters, even an empty list, drivers read a % as a placeholder.
         await maybe_await(cursor.execute(statement) if parameters is None else cursor.execute(statement, parameters))
         return cursor
 
     async def begin(self) -> None:
-        """A transaction of the fence's own, so that what it reads is not older than its mark."""
+        """Begin a transaction of the fence's own, so that its reads are not older than its check."""
         await maybe_await(dialects.refresh_status(self.dialect, self.connection))
         if dialects.in_transaction(self.dialect, self.connection):
             raise ConfigError(
-                "a transaction is open on this connection: commit it first. To fence a transaction of your own, "
+                "this connection already has an open transaction: commit it first. To fence your own transaction, "
                 "make claim(lease) its first statement"
             )
         if statement := dialects.begin_statement(self.dialect, self.connection):
             try:
                 await maybe_await((await self.execute(statement, None)).close())
-            except BaseException:  # cancelled, it may have begun all the same, and would keep everybody out
+            except BaseException:  # if cancelled, it may have begun anyway, and would keep its locks
                 await self.rollback()
                 raise
 
@@ -58,11 +58,11 @@ class DbApiConnection:
             raise
 
     async def rollback(self) -> None:
-        with suppress(Exception):  # the connection is lost, and the transaction with it: what went wrong before counts
+        with suppress(Exception):  # the connection is lost, and so the transaction: the first error is the one to raise
             await maybe_await(self.connection.rollback())
 
     async def run_in_transaction(self, work: Coroutine[Any, Any, T]) -> T:
-        """`work` as one transaction: committed, or after any error rolled back."""
+        """Run `work` as one transaction: committed at its end, rolled back after any error."""
         try:
             await self.begin()
         except BaseException:

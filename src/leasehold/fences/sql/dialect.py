@@ -1,6 +1,6 @@
-"""What differs between databases: how a mark is raised, how a transaction begins, how a parameter is written.
+"""How databases differ: how to raise the highest token, begin a transaction, and write a parameter.
 
-Statements are written with `:name` and turned into the driver's own style.
+Statements here use `:name` parameters, which are rewritten in the driver's own style.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _AUTOCOMMIT: Final = 2
 class FenceDialect(NamedTuple):
     name: DialectName
     style: Literal["?", "%s"]
-    resource_type: str  # the type of a resource's name: compared byte by byte
-    table_suffix: str  # what the statement that makes the table ends with
-    raise_token: str  # in one statement, insert on first use; never lowers
-    zero_rows_means_stale: bool  # a count of 0 rows after it means stale; MySQL also counts 0 when nothing changes
-    select_token: str  # with its suffix, the mark as it is now, not as an older snapshot of the transaction has it
-    lock_row: str  # suffix: nobody else changes it before the transaction ends
+    resource_type: str  # the type of the column `resource`, compared byte by byte
+    table_suffix: str  # the end of the `create table` statement
+    raise_token: str  # raises the highest token, or inserts it on first use; never lowers it
+    zero_rows_means_stale: bool  # raise_token counts 0 rows only if stale; MySQL counts 0 if nothing changes, too
+    select_token: str  # with a suffix, reads the current highest token instead of the transaction's older snapshot
+    lock_row: str  # suffix: no other transaction changes the row before this one ends
     share_row: str
 
 
@@ -46,8 +46,8 @@ _DIALECTS: Final[dict[DialectName, FenceDialect]] = {
     "postgresql": FenceDialect(
         "postgresql", "%s", 'varchar(255) collate "C"', "", _UPSERT, True, _SELECT, " for update", " for share"
     ),
-    # Repeatable read would show the mark of an older snapshot: only a locking read sees the newest. And only InnoDB has
-    # transactions that keep a row locked, whatever the server's usual engine is.
+    # At repeatable read, a plain read shows the highest token of an older snapshot: only a locking read is current. The
+    # table must be InnoDB, whatever the server's default: other engines do not keep rows locked for a transaction.
     "mysql": FenceDialect(
         "mysql",
         "%s",
@@ -73,25 +73,25 @@ _MODULES: Final[dict[str, DialectName]] = {
 def dialect_by_name(name: str) -> FenceDialect:
     alias = "mysql" if name == "mariadb" else name
     if alias not in _DIALECTS:
-        raise ConfigError(f"fences know the SQL of sqlite, postgresql and mysql (mariadb), not of {name}")
+        raise ConfigError(f"unknown SQL dialect {name!r}: use sqlite, postgresql or mysql (mariadb)")
     return _DIALECTS[alias]
 
 
 def dialect_of(connection: Any, name: str | None) -> FenceDialect:
-    """By the module that the connection's class, or one above it, comes from; or as said."""
+    """The dialect `name`, or else the one of the driver module that defines the connection's class or a base class."""
     if name is not None:
         return dialect_by_name(name)
     for kind in type(connection).__mro__:
         if found := _MODULES.get(kind.__module__.partition(".")[0]):
             return _DIALECTS[found]
     raise ConfigError(
-        f"{type(connection).__module__} is not known: pass dialect= sqlite, postgresql or mysql. "
-        f"Known: {', '.join(_MODULES)}"
+        f"unknown database driver {type(connection).__module__!r} (known: {', '.join(_MODULES)}): "
+        "pass dialect= sqlite, postgresql or mysql"
     )
 
 
 def sql_schema(dialect: str, table: str = TABLE) -> str:
-    """The statement that makes the table of fence rows, for your migrations."""
+    """The statement that creates the table of fence rows, for your migrations."""
     chosen = dialect_by_name(dialect)
     return (
         f"create table if not exists {check_identifier(table)} (resource {chosen.resource_type} not null, "
@@ -100,14 +100,14 @@ def sql_schema(dialect: str, table: str = TABLE) -> str:
 
 
 def check_identifier(identifier: str) -> str:
-    """A name of a table or column goes into the statement as it is, so it must be a plain one."""
+    """Refuse a table or column name that is not a plain identifier: it is put into statements without quotes."""
     if not isinstance(identifier, str) or not IDENTIFIER.fullmatch(identifier):
-        raise ConfigError(f"{identifier!r} is no plain name of a table or column")
+        raise ConfigError(f"{identifier!r} is not a plain table or column name: use letters, digits and _")
     return identifier
 
 
 def render(statement: str, values: Values, style: str) -> tuple[str, Sequence[Any]]:
-    """A statement with `:name` in the driver's own style, with its parameters in order."""
+    """The statement with its `:name` parameters in the driver's style, and their values in order."""
     order: list[Any] = []
 
     def substitute(match: re.Match[str]) -> str:
@@ -118,9 +118,10 @@ def render(statement: str, values: Values, style: str) -> tuple[str, Sequence[An
 
 
 def in_transaction(dialect: FenceDialect, connection: Any) -> bool:
-    """Whether statements have been run on this connection that are neither committed nor rolled back."""
+    """Whether this connection has statements that are neither committed nor rolled back."""
     if dialect.name == "sqlite":
-        always = getattr(connection, "autocommit", None) is False  # of Python 3.12: one is always open, if empty
+        # Python 3.12 with autocommit=False: a transaction is always open, even an empty one.
+        always = getattr(connection, "autocommit", None) is False
         return bool(connection.in_transaction) and not always
     if dialect.name == "postgresql":
         return bool(connection.info.transaction_status)
@@ -128,9 +129,9 @@ def in_transaction(dialect: FenceDialect, connection: Any) -> bool:
 
 
 def is_autocommit(dialect: FenceDialect, connection: Any) -> bool:
-    """Whether a statement run now would be a transaction of its own, over before the next one."""
+    """Whether the next statement would be a transaction of its own."""
     if dialect.name == "sqlite":
-        mode = getattr(connection, "autocommit", None)  # of Python 3.12, where it may leave all to isolation_level
+        mode = getattr(connection, "autocommit", None)  # Python 3.12; isolation_level decides if it is LEGACY
         return not connection.in_transaction and (
             mode is True or (mode is not False and connection.isolation_level is None)
         )
@@ -140,7 +141,7 @@ def is_autocommit(dialect: FenceDialect, connection: Any) -> bool:
 
 
 def begin_statement(dialect: FenceDialect, connection: Any) -> str | None:
-    """What to say before the first statement, if the driver does not."""
+    """The statement that begins a transaction; None if the driver or an open transaction makes it unnecessary."""
     if dialect.name == "sqlite":
         return None if connection.in_transaction else "begin immediate"
     if dialect.name == "postgresql":
@@ -149,8 +150,8 @@ def begin_statement(dialect: FenceDialect, connection: Any) -> str | None:
 
 
 def refresh_status(dialect: FenceDialect, connection: Any) -> Any:
-    """Whatever has to be awaited before the server's status is as it is now. Drivers of MySQL do not note it when rows
-    were read, and a query is enough to open a transaction where nothing is committed by itself."""
+    """Await the result before reading `server_status`. MySQL drivers do not update it when rows are read, and without
+    autocommit a query is enough to open a transaction."""
     if dialect.name == "mysql" and not connection.server_status & _AUTOCOMMIT:
         return connection.ping(reconnect=False)
     return None

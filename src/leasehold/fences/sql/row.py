@@ -1,7 +1,7 @@
-"""A fence row: any statements of a transaction, fenced by its first one.
+"""A fence row: the first statement of a transaction fences all others.
 
-Raising the mark changes the row, and the database keeps a changed row locked until the transaction ends. So between
-this check and the commit nobody with another token comes in, whatever the statements touch.
+Raising the highest token changes the row, and the database keeps a changed row locked until the transaction ends. So
+between the check and the commit no other token passes, whatever the statements change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leasehold.runtime.base import maybe_await, run_sync
 async def check_and_raise(
     run: Any, dialect: FenceDialect, table: str, resource: str, lease: Shown, token_info: Pass
 ) -> None:
-    """Compare and raise the mark in the transaction that `run` works in. Raises `StaleToken`; then roll back."""
+    """Compare and raise the highest token in the transaction of `run`. After `StaleToken`, roll back."""
     values = {
         "resource": resource,
         "slot": NO_SLOT if token_info.slot is None else token_info.slot,
@@ -38,8 +38,8 @@ async def check_and_raise(
 
 class _BaseSQLFence:
     def __init__(self, connection: Any, resource: str, *, table: str = TABLE, dialect: str | None = None) -> None:
-        """`connection`: of sqlite3, psycopg or PyMySQL (asyncio: aiosqlite, psycopg, aiomysql). `table`: made once, by
-        `create()` or by `sql_schema()` in your migrations."""
+        """`connection`: of sqlite3, psycopg or PyMySQL (asyncio: aiosqlite, psycopg, aiomysql). `table`: create it
+        once, by `create()` or with `sql_schema()` in your migrations."""
         self.resource = check_resource(resource)
         self._table = check_identifier(table)
         self._db = DbApiConnection(connection, dialect)
@@ -58,8 +58,8 @@ class _BaseSQLFence:
         token_info = token_for_write(lease)
         if is_autocommit(self._db.dialect, self._db.connection):
             raise ConfigError(
-                "there is no transaction on this connection, and none begins by itself: a claim would be over before "
-                "what it is to guard. Begin one first, or use write() or transaction()"
+                "claim() needs an open transaction: in autocommit mode its lock would be released immediately. "
+                "Begin a transaction first, or use write() or transaction()"
             )
         await self._check_and_raise(lease, token_info)
 
@@ -89,7 +89,7 @@ class _BaseSQLFence:
 
 
 class _BaseTransaction:
-    """One transaction that begins with the fence."""
+    """A transaction whose first statement is the fence."""
 
     def __init__(self, fence: _BaseSQLFence, lease: Shown) -> None:
         self._fence, self._lease, self._db = fence, lease, fence._db
@@ -134,49 +134,49 @@ class AsyncTransaction(_BaseTransaction):
 
 
 class SQLFence(_BaseSQLFence):
-    """A row in a table of marks, for whatever a transaction of a blocking DB-API connection does."""
+    """Fences any statements of a transaction with a row in a fence table, for blocking DB-API connections."""
 
     def create(self) -> None:
-        """Make the table of marks, if it is not there."""
+        """Create the fence table if it does not exist."""
         run_sync(self._create())
 
     def claim(self, lease: Shown) -> None:
-        """Raise the mark in your own transaction, as its first statement; committed with it. After `StaleToken` roll
-        back. (MySQL at repeatable read shows what was read before once more: hence the first.)"""
+        """Raise the highest token as the first statement of your own transaction; it is committed with it. After
+        `StaleToken`, roll back. It must be the first, because MySQL at repeatable read repeats earlier reads."""
         run_sync(self._claim(lease))
 
     def read(self, lease: Shown, statement: str, parameters: Any = None) -> list[Any]:
-        """The rows of a query, to decide a write by: older holders write no more. A transaction of its own."""
+        """The rows of a query, to base a write on. Older holders are refused from now on. Runs its own transaction."""
         return run_sync(self._read(lease, statement, parameters))
 
     def write(self, lease: Shown, statement: str, parameters: Any = None) -> int:
-        """Run a statement, and give the number of rows it touched. A transaction of its own, committed."""
+        """Run a statement in its own transaction, commit it, and return the row count."""
         return run_sync(self._write(lease, statement, parameters))
 
     def transaction(self, lease: Shown) -> Transaction:
-        """`with fence.transaction(lease) as cursor:` any statements; committed at the end, rolled back on an error."""
+        """`with fence.transaction(lease) as cursor:` runs any statements; commits, or rolls back on an error."""
         return Transaction(self, lease)
 
 
 class AsyncSQLFence(_BaseSQLFence):
-    """As `SQLFence`, for connections of psycopg's asyncio side, aiomysql and aiosqlite."""
+    """Like `SQLFence`, for asyncio connections of psycopg, aiomysql and aiosqlite."""
 
     async def create(self) -> None:
-        """Make the table of marks, if it is not there."""
+        """Create the fence table if it does not exist."""
         await self._create()
 
     async def claim(self, lease: Shown) -> None:
-        """Raise the mark in your own transaction, as its first statement; see `SQLFence.claim`."""
+        """Raise the highest token as the first statement of your own transaction; see `SQLFence.claim`."""
         await self._claim(lease)
 
     async def read(self, lease: Shown, statement: str, parameters: Any = None) -> list[Any]:
-        """The rows of a query, to decide a write by: older holders write no more. A transaction of its own."""
+        """The rows of a query, to base a write on. Older holders are refused from now on. Runs its own transaction."""
         return await self._read(lease, statement, parameters)
 
     async def write(self, lease: Shown, statement: str, parameters: Any = None) -> int:
-        """Run a statement, and give the number of rows it touched. A transaction of its own, committed."""
+        """Run a statement in its own transaction, commit it, and return the row count."""
         return await self._write(lease, statement, parameters)
 
     def transaction(self, lease: Shown) -> AsyncTransaction:
-        """`async with fence.transaction(lease) as cursor:` any statements; committed at the end, or rolled back."""
+        """`async with fence.transaction(lease) as cursor:` runs any statements; commits, or rolls back on an error."""
         return AsyncTransaction(self, lease)

@@ -1,10 +1,10 @@
-"""Where records are kept: URL scheme to store, and a store within a transaction of your own.
+"""Where records are kept: URL scheme to store, and a store within your own transaction.
 
-    client.once("invoice-42", send)                                    # beside the client's own locks
+    client.once("invoice-42", send)                                    # next to the client's own locks
     client.once("invoice-42", send, store="postgresql://host/shop")    # in a database
     client.once("invoice-42", send, store=stores.within(connection))   # committed with what `send` does
 
-A module is imported on first use, so a driver nobody asked for is never loaded.
+A module is imported on first use, so a driver that is not needed is never loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "mariadb": "leasehold.records.stores.mysql",
 }
 
-# The module of a store that needs a driver -> the extra that brings it.
+# The module of a store that needs a driver -> the extra that installs it.
 EXTRAS: Final[dict[str, str]] = {
     "leasehold.records.stores.redis": "redis",
     "leasehold.records.stores.postgresql": "postgresql",
@@ -51,14 +51,14 @@ _DRIVERS: Final[dict[str, str]] = {
 
 
 class ClosableStore(Store, Protocol):
-    """A store with connections of its own."""
+    """A store with its own connections."""
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close the connections."""
 
 
 def open_store(config: EngineConfig, runtime: Runtime, *, same_url: bool) -> ClosableStore:
-    """The store that a URL names. `same_url`: the URL is that of an engine, whose other options are none of ours."""
+    """The store that a URL names. `same_url`: the URL is that of an engine, and its other options are ignored."""
     module = _module(config)
     if not same_url:
         return cast(ClosableStore, module.open(config, runtime))
@@ -70,33 +70,34 @@ def _module(config: EngineConfig) -> Any:
     name = BUILT_IN.get(config.scheme)
     if name is None:
         known = ", ".join(f"{scheme}://" for scheme in sorted(BUILT_IN))
-        raise ConfigError(f"{config.scheme}:// keeps no records: pass store= one of {known}, or a store of your own")
+        raise ConfigError(f"{config.scheme}:// keeps no records: pass store= with one of {known}, or your own store")
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if name not in EXTRAS or (error.name or "").startswith("leasehold"):
             raise
         hint = f'pip install "leasehold[{EXTRAS[name]}]"'
-        raise ConfigError(f"a store at {config.scheme}:// needs {error.name}, not installed: {hint}") from error
+        raise ConfigError(f"a {config.scheme}:// store needs {error.name}, which is not installed: {hint}") from error
 
 
 def within(connection: object) -> Store:
-    """A store on a connection of yours, inside the transaction it is in: the record is written when you commit,
-    together with all else you did, or not at all.
+    """A store inside the open transaction of your connection: the record is committed together with everything else in
+    that transaction, or not at all.
 
-    For connections of sqlite3, psycopg (both kinds), PyMySQL, and in asyncio aiosqlite and aiomysql. Of SQLAlchemy,
-    pass `session.connection().connection.driver_connection`. The table must be there: see `schema`. Errors of your
-    driver stay its own: they are not turned into errors of Leasehold.
+    Takes connections of sqlite3, psycopg (blocking and async) and PyMySQL, in asyncio also of aiosqlite and aiomysql.
+    With SQLAlchemy, pass `session.connection().connection.driver_connection`. The table must already exist: see
+    `schema`. Errors of your driver are raised unchanged, not as errors of Leasehold. A call without an open transaction
+    raises `ConfigError`.
     """
     package = type(connection).__module__.partition(".")[0]
     if package not in _DRIVERS:
-        raise ConfigError(f"within() knows connections of {', '.join(_DRIVERS)}; not {type(connection).__name__}")
+        raise ConfigError(f"within() takes connections of {', '.join(_DRIVERS)}, not {type(connection).__name__}")
     factory: Callable[[object], Store] = import_module(_DRIVERS[package]).within
     return factory(connection)
 
 
 def schema(dialect: str) -> str:
-    """The statements that make the table: `sqlite`, `postgresql` or `mysql`. Repeating them is harmless."""
+    """The SQL statements that create the table, for `sqlite`, `postgresql` or `mysql`. Repeating them is harmless."""
     if dialect not in ("sqlite", "postgresql", "mysql"):
-        raise ConfigError(f"there is a schema for sqlite, postgresql and mysql, not for {dialect!r}")
+        raise ConfigError(f"dialect must be sqlite, postgresql or mysql, not {dialect!r}")
     return ";\n".join(import_module(f"leasehold.records.stores.{dialect}").DIALECT.schema) + ";\n"

@@ -1,4 +1,4 @@
-"""Records within one process: `memory://` for one client, `memory://name` for all that say the same name."""
+"""Records within one process: `memory://` for one client, `memory://name` for all clients with the same name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHARED: dict[str, MemoryStore] = {}
 
 
 class MemoryStore:
-    """A dictionary behind a guard: the reference for the others."""
+    """A dictionary behind a mutex: the reference for the other stores."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._mutex, self._pid = runtime.mutex(), os.getpid()
         self._records: dict[str, tuple[Record, float]] = {}
-        self._sweep_at = 1000  # records; whether some are over is looked at when there are so many
+        self._sweep_at = 1000  # expired records are removed when there are this many
 
     def read(self, key: str, seconds: float) -> Record | None:
         with self._own_mutex():
@@ -41,12 +41,12 @@ class MemoryStore:
             return True
 
     def _own_mutex(self) -> Mutex:
-        if self._pid != os.getpid():  # forked, perhaps while another thread was inside
+        if self._pid != os.getpid():  # forked, perhaps while another thread held the mutex
             self._mutex, self._pid = self._runtime.mutex(), os.getpid()
         return self._mutex
 
     def close(self) -> None:
-        """There is nothing to let go: a store of one client goes with it, one with a name stays."""
+        """Nothing to close: a store of one client goes with it, a store with a name stays."""
 
 
 def open(config: EngineConfig, runtime: Runtime) -> MemoryStore:

@@ -1,4 +1,4 @@
-"""Records in a table of MySQL or MariaDB: `mysql://user:password@host:3306/database`."""
+"""Records in a MySQL or MariaDB table: `mysql://user:password@host:3306/database`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DIALECT: Final = StoreDialect(
         f"primary key (name), key {TABLE}_until (until)) engine = InnoDB",
     ),
     now="(unix_timestamp(sysdate(6)) + 0e0)",
-    # Not `insert ignore`, which also ignores what does not fit; and no row count, which a flag of the client changes.
+    # Not `insert ignore`, which also ignores values that do not fit; nor the row count, which a client flag changes.
     insert=INSERT,
     sweep="delete from {table} where until <= {now} limit 100",
     paramstyle=r"%(\1)s",
     lock_suffix=" for update",
-    blob="unhex(:data)",  # bytes as such are more than some pairs of drivers can escape
+    blob="unhex(:data)",  # hex, because some drivers cannot escape bytes
     encode_data=bytes.hex,
     is_duplicate_key=lambda error: isinstance(error, pymysql.IntegrityError) and _code(error) == ER.DUP_ENTRY,
     is_missing_table=lambda error: isinstance(error, pymysql.ProgrammingError) and _code(error) == ER.NO_SUCH_TABLE,
@@ -64,7 +64,7 @@ class MysqlStore(SqlStore):
         return pymysql.connect(autocommit=True, charset="utf8mb4", **self._connect_arguments, **timeouts)
 
     def set_timeout(self, connection: Any, seconds: float) -> None:
-        # The driver sets its socket by these before every read and write; it has no public name for them.
+        # PyMySQL applies these to its socket before every read and write; they have no public names.
         connection._read_timeout = connection._write_timeout = seconds
 
     def map_error(self, error: Exception) -> LeaseholdError | None:
@@ -72,7 +72,7 @@ class MysqlStore(SqlStore):
             return None
         code = _code(error)
         error_type = ConfigError if code in _CONFIG_ERRORS or code == CR.CR_AUTH_PLUGIN_CANNOT_LOAD else Unavailable
-        return error_type(f"the store in MySQL: {error.args[-1] if error.args else 'no answer'}")
+        return error_type(f"MySQL store: {error.args[-1] if error.args else 'no answer'}")
 
 
 def open(config: EngineConfig, runtime: Runtime) -> MysqlStore:
@@ -83,7 +83,7 @@ def open(config: EngineConfig, runtime: Runtime) -> MysqlStore:
     except ValueError:
         raise ConfigError(f"this {config.scheme}:// URL cannot be read: is the port a number?") from None
     if not parts.path.strip("/"):
-        raise ConfigError("a store in MySQL needs a database: mysql://user:password@host/database")
+        raise ConfigError("a MySQL store needs a database: mysql://user:password@host/database")
     connect_arguments = {
         "host": parts.hostname or "localhost",
         "port": port,
@@ -100,10 +100,10 @@ def within(connection: Any) -> TransactionStore:
 
 def _check_in_transaction(connection: Any) -> None:
     if connection.get_autocommit() and not _server_status(connection) & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
-        raise ConfigError("within() needs a transaction: this connection commits every statement by itself")
+        raise ConfigError("within() needs an open transaction: this connection is in autocommit mode")
 
 
 def _server_status(connection: Any) -> int:
-    """What the server last said. The two drivers keep it in different places, or only with an answer."""
+    """The server's last status. PyMySQL and aiomysql keep it in different places, or only with a result."""
     result = getattr(connection, "_result", None)
     return int(getattr(connection, "server_status", 0) or 0) | int(getattr(result, "server_status", 0) or 0)

@@ -1,4 +1,4 @@
-"""Records in a table of PostgreSQL: `postgresql://user:password@host/database`, with options as libpq knows them."""
+"""Records in a PostgreSQL table: `postgresql://user:password@host/database`, with the options of libpq."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table, TransactionStore
 from leasehold.runtime.base import Runtime
 
-# Ours to decide: deadlines are per call, and text is UTF-8.
+# The store sets the two that are left out: deadlines are per call, and text is UTF-8.
 OPTIONS: Final = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults()) - {
     "client_encoding",
     "connect_timeout",
@@ -34,18 +34,11 @@ DIALECT: Final = StoreDialect(
     lock_suffix=" for update",
     is_missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable),
 )
-_CONFIG_ERRORS: Final = (
-    "08P01",
-    "0A",
-    "22",
-    "28",
-    "3D",
-    "42",
-)  # classes of SQLSTATE: asking again would change nothing
+_CONFIG_ERRORS: Final = ("08P01", "0A", "22", "28", "3D", "42")  # SQLSTATEs and classes that a retry would not change
 
 
 class DeadlineConnection(psycopg.Connection[Any]):
-    """A connection on which nothing waits past a deadline. The driver knows none of its own."""
+    """A connection on which nothing waits past a deadline. psycopg itself has no deadlines."""
 
     deadline = 0.0
 
@@ -61,7 +54,7 @@ class PostgresqlStore(SqlStore):
         self._conninfo = conninfo
 
     def connect(self, seconds: float) -> DeadlineConnection:
-        """To the first host that takes us; of the time left, each gets an equal share."""
+        """Connect to the first host that accepts; each gets an equal share of the time left."""
         deadline = time.monotonic() + seconds
         hosts = conninfo_attempts(conninfo_to_dict(self._conninfo))
         for hosts_left in range(len(hosts), 0, -1):
@@ -85,11 +78,11 @@ class PostgresqlStore(SqlStore):
         if not isinstance(error, psycopg.Error):
             return None
         error_type = ConfigError if (error.sqlstate or "").startswith(_CONFIG_ERRORS) else Unavailable
-        return error_type(f"the store in PostgreSQL: {str(error) or 'no answer in time'}")
+        return error_type(f"PostgreSQL store: {str(error) or 'no answer in time'}")
 
 
 def _connect_within(params: Any, seconds: float) -> pq.abc.PGconn:
-    """Connected, within so many seconds: psycopg counts whole ones, and no less than two."""
+    """Connect within `seconds`: psycopg itself counts whole seconds, and at least two."""
     deadline = time.monotonic() + seconds
     pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
     while True:
@@ -112,7 +105,7 @@ def open(config: EngineConfig, runtime: Runtime) -> PostgresqlStore:
     try:
         conninfo_to_dict(conninfo)
     except psycopg.Error:
-        raise ConfigError("this postgresql:// URL cannot be read") from None  # its text would show the password
+        raise ConfigError("this postgresql:// URL cannot be read") from None  # psycopg's text would show the password
     return PostgresqlStore(conninfo, runtime)
 
 
@@ -122,4 +115,4 @@ def within(connection: Any) -> TransactionStore:
 
 def _check_in_transaction(connection: Any) -> None:
     if connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE:
-        raise ConfigError("within() needs a transaction: this connection commits every statement by itself")
+        raise ConfigError("within() needs an open transaction: this connection is in autocommit mode")

@@ -1,7 +1,7 @@
 """Records as keys of one Redis server: `redis://`, `rediss://`, `redis+unix://`.
 
-Redis removes by itself those whose time is over. A record is lost when Redis loses its last writes: in a crash without
-`appendfsync always`, in a fail-over, by eviction. What was done is then done again.
+Redis deletes expired records itself. A record is lost if Redis loses its last writes: in a crash without `appendfsync
+always`, in a fail-over, by eviction. The work is then done again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from leasehold.runtime.base import Runtime
 OPTIONS: Final = frozenset({"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
 
 _VERSION_LENGTH: Final = 32  # characters in front of the data
-# KEYS: the record. ARGV: the edition it must have, empty for none; the new value; milliseconds, 0 for ever.
+# KEYS: the record. ARGV: the version it must have, empty for none; the new value; milliseconds to keep it, 0 for ever.
 _WRITE: Final = """
 if redis.call('getrange', KEYS[1], 0, 31) ~= ARGV[1] then return 0 end
 if ARGV[3] == '0' then redis.call('set', KEYS[1], ARGV[2])
@@ -63,7 +63,7 @@ class RedisStore:
         self._pool.disconnect()
 
     def _execute(self, deadline: float, *command: object) -> object:
-        if self._runtime.now() >= deadline:  # it stood behind others, who found out the same
+        if self._runtime.now() >= deadline:  # the worker thread was busy with calls that got no answer
             raise Unavailable("the store did not answer in time", engine="redis")
         try:
             reply: object = self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -79,10 +79,10 @@ def _redis_key(key: str) -> str:
 def _map_error(error: redis.RedisError) -> LeaseholdError:
     if isinstance(error, redis.exceptions.ClusterError):
         return ConfigError(
-            "the store in Redis: this is a node of a cluster, which keeps no records; pass another store="
+            "Redis store: the server is a node of a cluster, where records cannot be kept; pass another store="
         )
     error_type = ConfigError if isinstance(error, _CONFIG_ERRORS) else Unavailable
-    return error_type(f"the store in Redis: {error}")
+    return error_type(f"Redis store: {error}")
 
 
 def open(config: EngineConfig, runtime: Runtime) -> RedisStore:
@@ -94,7 +94,7 @@ def open(config: EngineConfig, runtime: Runtime) -> RedisStore:
             url,
             socket_timeout=config.call_timeout,
             socket_connect_timeout=config.call_timeout,
-            retry=Retry(NoBackoff(), 0),  # a write whose answer was lost is resolved above, by its edition
+            retry=Retry(NoBackoff(), 0),  # `RecordAccess.swap` resolves lost answers by the record's version
         )
     except (ValueError, TypeError):  # their texts may hold a part of the password
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Records in a table with a unique key, in whatever database: two verbs as single statements, each atomic by itself.
+"""Records in a table with a unique key, in any SQL database: read and write are single statements, each one atomic.
 
-The same statements serve two stores. `SqlStore` has connections of its own, each statement committed by itself; under
-asyncio they run on the runtime's worker thread, for the drivers block. `TransactionStore` runs them in a transaction of
-the caller's, on the caller's connection, plain or async: the record is then committed together with the work."""
+The same statements serve two stores. `SqlStore` has its own connections, in autocommit mode; under asyncio they run on
+the runtime's worker thread, because the drivers block. `TransactionStore` runs the statements in the caller's
+transaction, on the caller's connection, plain or async: the record is then committed together with the work."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 TABLE: Final = "leasehold_records"
 
 _MAX_IDLE: Final = 8  # connections kept for the next call
-_SWEEP_PROBABILITY: Final = 1 / 16  # how often a new record has those that are over removed
+_SWEEP_PROBABILITY: Final = 1 / 16  # how often the write of a new record also removes expired ones
 
-_PARENT_CONNECTIONS: list[Any] = []  # for ever: connections of a forked process's parent, which must not see a goodbye
-
+# Connections that a forked child inherited, kept for ever: closing one would end it at the server for the parent.
+_PARENT_CONNECTIONS: list[Any] = []
 
 INSERT: Final = "insert into {table} (name, version, data, until) values (:key, :version, {blob}, {now} + :keep)"
 SWEEP: Final = (
@@ -35,21 +35,19 @@ SWEEP: Final = (
 
 @dataclass(frozen=True)
 class StoreDialect:
-    """What differs between databases. Statements name their values as `:key`, `:edition`, `:data`, `:was`, `:keep`."""
+    """What differs between databases. Statements name their values as `:key`, `:version`, `:data`, `:was`, `:keep`."""
 
     name: str
     schema: tuple[str, ...]
     now: str  # seconds since 1970, at the moment of the statement
-    paramstyle: str  # what becomes of `:key`
-    is_missing_table: Callable[[Exception], bool]  # the table is not there
-    insert: str = INSERT + " on conflict (name) do nothing"  # of a key that may be there
-    is_duplicate_key: Callable[[Exception], bool] | None = None  # knows the error that says so, where no row count does
+    paramstyle: str  # what replaces `:key`
+    is_missing_table: Callable[[Exception], bool]  # whether the error means that the table does not exist
+    insert: str = INSERT + " on conflict (name) do nothing"  # of a key that may exist
+    is_duplicate_key: Callable[[Exception], bool] | None = None  # whether an error means that the key exists
     sweep: str = SWEEP
-    blob: str = ":data"  # the data, which `bound` may have made a text of
+    blob: str = ":data"  # the data, which `encode_data` may have made a text
     encode_data: Callable[[bytes], object] = bytes
-    lock_suffix: str = (
-        ""  # ends a read of a row that is there: not of a snapshot, and nobody else writes until the commit
-    )
+    lock_suffix: str = ""  # makes a read see the newest row, not a snapshot, and lock it until the commit
 
     def render(self, statement: str) -> str:
         for placeholder, replacement in (("{now}", self.now), ("{table}", TABLE), ("{blob}", self.blob)):
@@ -69,7 +67,7 @@ class QueryResult(NamedTuple):
 
 
 async def execute(connection: Any, statement: str, values: dict[str, Any]) -> QueryResult:
-    """One statement on any driver: its calls give a value, or something to be awaited."""
+    """Execute one statement on any driver, whose calls return values or awaitables."""
     cursor = await maybe_await(connection.cursor())
     try:
         await maybe_await(cursor.execute(statement, values))
@@ -82,7 +80,7 @@ async def execute(connection: Any, statement: str, values: dict[str, Any]) -> Qu
 
 
 class Table:
-    """The two verbs on one connection."""
+    """Read and write on one connection."""
 
     def __init__(self, dialect: StoreDialect) -> None:
         self.dialect = dialect
@@ -99,7 +97,7 @@ class Table:
         values = {"key": key, "version": record.version, "data": data, "keep": keep, "was": expected_version}
         if expected_version:
             return (await execute(connection, self._replace, values)).row_count == 1
-        # In this order: MySQL locks the gap where a row is not found, and with it the keys that others would insert.
+        # Insert first: an update that finds no row makes MySQL lock the gap, and so the keys that others would insert.
         return (
             await self._try_insert(connection, values)
             or (await execute(connection, self._revive, values)).row_count == 1
@@ -118,19 +116,18 @@ class Table:
 
 
 class TransactionStore:
-    """A store inside the caller's transaction. Nothing is begun, committed or rolled back here.
+    """A store inside the caller's transaction. It never begins, commits or rolls back.
 
-    A row that is there is locked as it is read. One that is not there has nothing to lock: it may have been written
-    after the transaction's snapshot was taken. Whoever then inserts it is refused, and from then on reads past that.
+    A row that exists is locked when it is read. A missing row cannot be locked: another transaction may have written it
+    after this transaction's snapshot. Then the insert is refused, and later reads of the key bypass the snapshot.
     """
 
-    in_caller_transaction: Final = (
-        True  # what it locks stays so until the commit: no look before the key's lock is held
-    )
+    # Its row locks last until the commit: no read before the key's lock is held.
+    in_caller_transaction: Final = True
 
     def __init__(self, table: Table, connection: Any, check: Callable[[Any], None]) -> None:
         self._table, self._connection, self._check = table, connection, check
-        self._refused_key = ""  # the key whose last write was
+        self._refused_key = ""  # the key whose last write was refused
 
     async def read(self, key: str, seconds: float) -> Record | None:
         self._check(self._connection)
@@ -146,7 +143,7 @@ class TransactionStore:
 
 
 class SqlStore:
-    """A store with connections of its own, opened when needed and kept for the next call."""
+    """A store with its own connections, opened when needed and kept for the next call."""
 
     table: ClassVar[Table]
     max_idle: ClassVar[int] = _MAX_IDLE
@@ -156,21 +153,21 @@ class SqlStore:
         self._idle: list[Any] = []
         self._pid = os.getpid()
 
-    # What a database's module writes.
+    # Each database's module implements these three.
 
     def connect(self, seconds: float) -> Any:
-        """A new connection on which every statement is committed by itself."""
+        """A new connection in autocommit mode."""
         raise NotImplementedError
 
     def set_timeout(self, connection: Any, seconds: float) -> None:
-        """See that whatever runs on it next ends within so many seconds."""
+        """Limit the next statement on this connection to `seconds`."""
         raise NotImplementedError
 
     def map_error(self, error: Exception) -> LeaseholdError | None:
-        """What an error of the driver means; None: it is none of the driver's."""
+        """What an error of the driver means; None: it is not the driver's."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------- the verbs
+    # ------------------------------------------------------- read and write
 
     async def read(self, key: str, seconds: float) -> Record | None:
         return await self._call(lambda connection: self.table.read(connection, key), seconds)
@@ -196,7 +193,7 @@ class SqlStore:
 
     def _run_with_connection(self, work: Callable[[Any], Coroutine[Any, Any, T]], deadline: float) -> T:
         remaining = deadline - self._runtime.now()
-        if remaining <= 0:  # it stood behind others, who found out the same
+        if remaining <= 0:  # the worker thread was busy with calls that got no answer
             raise Unavailable("the store did not answer in time", engine=self.table.dialect.name)
         connection: Any = None
         try:
@@ -209,11 +206,11 @@ class SqlStore:
                 self._create_table(connection, deadline)
                 result = run_sync(self._run_with_timeout(connection, work, deadline))
         except BaseException as error:
-            # Whatever became of it, an answer may still be on its way: the next call must not read it as its own.
+            # An answer may still be on its way: the next call must not read it as its own.
             if connection is not None:
                 with suppress(Exception):
                     connection.close()
-            self.close()  # the others may be of before a restart, too
+            self.close()  # the idle ones may also date from before a restart
             mapped = self.map_error(error) if isinstance(error, Exception) else None
             if mapped is None:
                 raise
@@ -226,7 +223,7 @@ class SqlStore:
         return work(connection)
 
     def _create_table(self, connection: Any, deadline: float) -> None:
-        """Make the table. Several may do so at once, and some databases then refuse all but one."""
+        """Create the table. If several clients do so at once, some databases refuse all but one."""
         for statement in self.table.dialect.schema:
             with suppress(Exception):
                 run_sync(self._run_with_timeout(connection, lambda conn: execute(conn, statement, {}), deadline))  # noqa: B023

@@ -1,7 +1,7 @@
-"""Records in a table of any SQLite file: `sqlite:///path`, beside an application's own tables or in a file of its own.
+"""Records in a table of any SQLite file: `sqlite:///path`, next to an application's own tables or in a separate file.
 
-A connection is opened for each call, and closed: none is ever carried across a fork. Of the file itself nothing is
-changed but our table: its journal mode is its owner's business.
+Each call opens and closes a connection, so none is ever carried across a fork. Nothing in the file is changed except
+our table: the journal mode is up to the file's owner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIALECT: Final = StoreDialect(
     paramstyle=r":\1",
     is_missing_table=lambda error: "no such table" in str(error),
 )
-_RECORDS_SUFFIX: Final = ".records"  # the file of an engine's locks is for locks: records go into one next to it
+_RECORDS_SUFFIX: Final = ".records"  # the file of an engine contains only locks: records go into a file next to it
 _CONFIG_ERRORS: Final = (
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN,
@@ -49,8 +49,8 @@ class SqliteStore(SqlStore):
     def connect(self, seconds: float) -> sqlite3.Connection:
         try:
             location.prepare(self._path)
-        except BlockingIOError as error:  # being made at this very moment
-            raise Unavailable(f"{self._path} is being made", engine="sqlite") from error
+        except BlockingIOError as error:
+            raise Unavailable(f"another process is creating {self._path}", engine="sqlite") from error
         return sqlite3.connect(self._path, timeout=seconds, isolation_level=None, check_same_thread=False)
 
     def set_timeout(self, connection: Any, seconds: float) -> None:
@@ -61,7 +61,7 @@ class SqliteStore(SqlStore):
             return None
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         error_type = ConfigError if code in _CONFIG_ERRORS else Unavailable
-        return error_type(f"the store {self._path}: {error}")
+        return error_type(f"SQLite store {self._path}: {error}")
 
 
 def open(config: EngineConfig, runtime: Runtime) -> SqliteStore:
@@ -79,6 +79,6 @@ def within(connection: Any) -> TransactionStore:
 
 
 def _check_in_transaction(connection: Any) -> None:
-    # Python begins a transaction by itself before a statement that writes, unless it was told not to.
+    # Unless `isolation_level` is None, Python begins a transaction before a statement that writes.
     if connection.isolation_level is None and not connection.in_transaction:
-        raise ConfigError("within() needs a transaction: execute `begin immediate` first, or the record stands alone")
+        raise ConfigError("within() needs an open transaction: execute `begin immediate` first")

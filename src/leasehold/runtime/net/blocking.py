@@ -1,11 +1,11 @@
-"""Requests and answers over one connection: bytes out, replies in the order of the requests. This is the blocking form.
+"""Requests and replies over one connection, blocking: bytes out, replies in the order of the requests.
 
-A `SocketStream` belongs to one caller at a time: it sends, and waits for the reply on the caller's thread. What the
-bytes mean is the parser's affair: any protocol that answers in order can bring one. Its twin for asyncio is in
-`loopstream.py`.
+A `SocketStream` belongs to one caller at a time: it sends, and waits for the reply on the caller's thread. A parser
+gives the bytes their meaning, so any protocol that replies in order can use it. The asyncio twin is in
+`event_loop.py`.
 
-Errors are the standard library's: `TimeoutError` at the deadline, `OSError` for a connection that is no more. A stream
-that raised either, or was left in the middle of a call by anything else, is not to be used again.
+Errors are the standard library's: `TimeoutError` at the deadline, `OSError` for a broken connection. Do not use a
+stream again after either error, or after any other exception interrupted a call.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
 READ_SIZE: Final = 65_536
-_USUAL_REPLY_SIZE: Final = 448  # bytes that an answer fits in as a rule, and the interpreter has at hand without malloc
-MAX_REPLY_SIZE: Final = 64 * 1024 * 1024  # of one reply, in bytes: more is nobody's honest answer
+_USUAL_REPLY_SIZE: Final = 448  # bytes: nearly every reply fits, and the interpreter allocates this without malloc
+MAX_REPLY_SIZE: Final = 64 * 1024 * 1024  # bytes: no legitimate reply is larger
 WOULD_BLOCK: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-_TIMEOUT_SLACK: Final = 0.02  # a timeout set for one call serves the next, if that waits no longer than this too much
+_TIMEOUT_SLACK: Final = 0.02  # seconds a call may wait too long, so that a timeout already set need not be set again
 
 WOKEN: Final = object()  # instead of a reply: see `SelfPipe`
 
@@ -31,7 +31,7 @@ Clock: TypeAlias = Callable[[], float]
 
 
 class SocketAddress(NamedTuple):
-    """Where to connect. Holds no secret: it may be shown."""
+    """Where to connect. Contains no secret, so it may be shown."""
 
     host: str = ""
     port: int = 0
@@ -42,16 +42,16 @@ class SocketAddress(NamedTuple):
 
 
 class Parser(Protocol):
-    """Cuts a stream of bytes into replies."""
+    """Splits a stream of bytes into replies."""
 
     def feed(self, data: bytes, /) -> object: ...
 
     def gets(self) -> Any:
-        """The next reply that is whole; False: there is none yet."""
+        """The next complete reply; False: there is none yet."""
 
 
 class SelfPipe:
-    """Calls a thread away from the stream it listens to: that is its own to write to, nobody else's."""
+    """Wakes a thread that listens to a stream, so that this thread can write to it: no other thread may."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -61,12 +61,13 @@ class SelfPipe:
             finalize(self, sock.close).atexit = False
 
     def set(self) -> None:
-        """From any thread."""
-        with suppress(OSError):  # it is full: enough nudges are on their way
+        """Wake the thread. From any thread."""
+        with suppress(OSError):  # the pipe is full, so a wake-up is pending already
             self._writer.send(b"!")
 
     def wait_woken(self, sock: socket.socket, seconds: float) -> bool:
-        """Wait until there is something to read, or a nudge, which is taken; TimeoutError: neither in so long."""
+        """Wait until `sock` is readable (False) or a wake-up arrives, which is consumed (True). TimeoutError: neither
+        within `seconds`."""
         if isinstance(sock, ssl.SSLSocket) and sock.pending():
             return False
         poll = select.poll()
@@ -74,7 +75,7 @@ class SelfPipe:
             poll.register(each, select.POLLIN)
         readable = [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
         if not readable:
-            raise TimeoutError("nothing was said")
+            raise TimeoutError("nothing was received in time")
         if self._reader.fileno() not in readable:
             return False
         with suppress(OSError):
@@ -87,14 +88,14 @@ class SelfPipe:
 
 
 class BaseConnection:
-    """How a connection ends, whoever uses it in whatever way."""
+    """How a connection ends, the same for every kind of connection."""
 
     __slots__ = ("__weakref__", "_sock")
 
     _sock: socket.socket
 
     def shutdown(self) -> None:
-        """End it, from any thread: whoever reads from it hears of it as if the other side had, and closes it."""
+        """End the connection, from any thread. Its reader sees it as closed by the server, and closes the socket."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -108,16 +109,16 @@ class BaseConnection:
 
 
 class ReplyReader:
-    """Takes replies off a socket that never blocks."""
+    """Reads replies from a socket that never blocks."""
 
     __slots__ = ("_parser", "_size")
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
-        self._size = 0  # of the reply that is coming in
+        self._size = 0  # of the incomplete reply
 
     def read_available(self, sock: socket.socket) -> Iterator[Any]:
-        """Those that are whole by now. Raises what ends the connection."""
+        """The replies that are complete by now. Raises the error that ends the connection."""
         try:
             data = sock.recv(READ_SIZE)
             while isinstance(sock, ssl.SSLSocket) and sock.pending():
@@ -125,26 +126,26 @@ class ReplyReader:
         except WOULD_BLOCK:
             return
         if not data:
-            raise ConnectionResetError("it closed the connection")
+            raise ConnectionResetError("the server closed the connection")
         self._size += len(data)
         self._parser.feed(data)
         while (reply := self._parser.gets()) is not False:
             self._size = 0
             yield reply
         if self._size > MAX_REPLY_SIZE:
-            raise ConnectionAbortedError("its answer is larger than any could be")
+            raise ConnectionAbortedError("the reply exceeds 64 MiB")
 
 
 class SocketStream(BaseConnection):
-    """A connection of one caller at a time. Its timeout is the interpreter's, which counts on when a signal interrupts
-    a call: one of the kernel's would begin anew each time."""
+    """A connection of one caller at a time. It uses the interpreter's timeout, which continues when a signal interrupts
+    a call; a kernel timeout (SO_RCVTIMEO) would restart each time."""
 
     __slots__ = ("_clock", "_is_plain", "_parser", "_timeout")
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._parser, self._clock = sock, parser, clock
-        self._timeout = float("-inf")  # what the socket was told: nothing yet
-        self._is_plain = not isinstance(sock, ssl.SSLSocket)  # its descriptor can be written to
+        self._timeout = float("-inf")  # as last set on the socket; not yet
+        self._is_plain = not isinstance(sock, ssl.SSLSocket)  # os.write() to the descriptor is possible
         finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
 
     def call(self, data: bytes, deadline: float) -> Any:
@@ -154,7 +155,7 @@ class SocketStream(BaseConnection):
             self._set_timeout(left)
         self._write(data, deadline)
         self._parser.feed(self._sock.recv(_USUAL_REPLY_SIZE) or self._raise_closed())
-        reply = self._parser.gets()  # it is whole as a rule
+        reply = self._parser.gets()  # nearly always complete
         return reply if reply is not False else self.read(deadline, timeout_is_set=False)
 
     def calls(self, data: bytes, count: int, deadline: float) -> list[Any]:
@@ -169,17 +170,17 @@ class SocketStream(BaseConnection):
         self._write(data, deadline)
 
     def _write(self, data: bytes, deadline: float) -> None:
-        """The socket itself would ask the kernel first whether it takes any: it does, as a rule."""
+        """Write without the poll() that `socket.send` makes first: the kernel nearly always accepts the data."""
         try:
             sent = os.write(self._sock.fileno(), data) if self._is_plain else 0
         except BlockingIOError:
             sent = 0
         if sent < len(data):
             self._sock.sendall(data[sent:])
-            self._set_timeout(deadline - self._clock())  # that may have taken a while
+            self._set_timeout(deadline - self._clock())  # sendall may have taken a while
 
     def read(self, deadline: float, timeout_is_set: bool = True) -> Any:
-        """`timeout_is_set`: the socket knows the deadline already."""
+        """The next reply. `timeout_is_set`: the socket's timeout already matches the deadline."""
         parser, size = self._parser, 0
         while (reply := parser.gets()) is False:
             if not timeout_is_set:
@@ -190,13 +191,13 @@ class SocketStream(BaseConnection):
                 self._raise_closed()
             size += len(data)
             if size > MAX_REPLY_SIZE:
-                raise ConnectionAbortedError("its answer is larger than any could be")
+                raise ConnectionAbortedError("the reply exceeds 64 MiB")
             parser.feed(data)
         return reply
 
     def listen(self, seconds: float, self_pipe: SelfPipe | None = None) -> Any:
-        """The next thing it says unasked; TimeoutError: nothing in so many seconds, and the stream is still good.
-        NUDGED: somebody nudged whoever listens."""
+        """The next message that the server pushes. TimeoutError: none within `seconds`; the stream is still usable.
+        Returns WOKEN if another thread has woken this one through the self-pipe."""
         if self_pipe is not None and (reply := self._parser.gets()) is not False:
             return reply
         if self_pipe is not None and self_pipe.wait_woken(self._sock, seconds):
@@ -205,16 +206,16 @@ class SocketStream(BaseConnection):
         return self.read(self._clock() + seconds)
 
     def _raise_closed(self) -> NoReturn:
-        raise ConnectionResetError("it closed the connection")
+        raise ConnectionResetError("the server closed the connection")
 
     def _set_timeout(self, seconds: float) -> None:
         if seconds <= 0:
-            raise TimeoutError("no time left")
+            raise TimeoutError("the deadline has passed")
         self._timeout = seconds
         self._sock.settimeout(seconds)
 
     def send_and_close(self, data: bytes) -> None:
-        """Send what can be sent at once, behind what was sent before, and hang up."""
+        """Send what the kernel accepts at once, behind the earlier requests, and close."""
         with suppress(OSError):
             self._sock.settimeout(0)
             self._sock.send(data)
@@ -224,17 +225,17 @@ class SocketStream(BaseConnection):
 def connect_blocking(
     address: SocketAddress, tls: ssl.SSLContext | None, parser: Parser, clock: Clock, deadline: float
 ) -> SocketStream:
-    """Connect, on the caller's thread. Looking up a name is the system's affair, and knows no deadline."""
+    """Connect, on the caller's thread. The system resolves the host name, without a deadline."""
     return SocketStream(connect_socket(address, tls, clock, deadline), parser, clock)
 
 
 def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Clock, deadline: float) -> socket.socket:
     candidates = resolve_address(address)
-    error: OSError = ConnectionRefusedError("it has no address")
+    error: OSError = ConnectionRefusedError("the host has no address")
     for number, (family, target) in enumerate(candidates):
         left = deadline - clock()
         if left <= 0:
-            raise TimeoutError("no connection")
+            raise TimeoutError("could not connect in time")
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(left / (len(candidates) - number))
@@ -257,18 +258,18 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
 
 
 def resolve_address(address: SocketAddress) -> list[tuple[int, Any]]:
-    """The family and the address of each way to it. OSError: there is none."""
+    """The family and address of each way to reach the host. OSError: there is none."""
     if address.path:
         return [(socket.AF_UNIX, address.path)]
     try:
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a label that is empty, or too long
-        raise OSError(f"it is no name of a host: {error}") from error
+    except UnicodeError as error:  # a label that is empty or too long
+        raise OSError(f"not a valid host name: {error}") from error
     return [(info[0], info[4]) for info in infos]
 
 
 def _redirect_to_devnull(descriptor: int) -> None:
-    """In a forked child: the connection is the parent's. No goodbye may leave on it from here."""
+    """In a forked child: the connection belongs to the parent, so the child must not send anything on it."""
     if descriptor < 0:
         return
     null = os.open(os.devnull, os.O_RDWR)

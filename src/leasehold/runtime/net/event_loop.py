@@ -1,8 +1,8 @@
-"""Requests and answers over one connection, for asyncio: see `streams.py` for what a stream is.
+"""Requests and replies over one connection, asyncio: the twin of `blocking.py`.
 
-A `LoopStream` is shared by all tasks of a loop. While answers are awaited, writes of one turn of the loop leave
-together; one timer watches all deadlines, and a caller that gave up leaves its slot in the order of replies: nobody
-gets the answer of another.
+A `LoopStream` is shared by all tasks of a loop. While replies are pending, the requests of one loop iteration are sent
+together. One timer watches all deadlines. A caller that gives up leaves its entry in the queue of pending replies, so
+no caller gets the reply of another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leasehold.runtime.net.blocking import (
 
 
 class _PendingReply:
-    """Who waits for the next so many replies; 0: for one, as it is."""
+    """A caller that waits for the next `count` replies as a list; count 0: for one reply, not in a list."""
 
     __slots__ = ("count", "deadline", "future", "replies")
 
@@ -37,8 +37,8 @@ class _PendingReply:
 
 
 class LoopStream(BaseConnection):
-    """A connection on the bare socket. A transport of asyncio's could neither be let go after its loop was closed, nor
-    left alone in a forked child."""
+    """A connection on a plain socket. An asyncio transport could neither be dropped after its loop was closed, nor left
+    untouched in a forked child."""
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._reply_reader, self._clock = sock, ReplyReader(parser), clock
@@ -47,29 +47,29 @@ class LoopStream(BaseConnection):
         self._outgoing: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
-        self._waiting_to_write = False  # the kernel took no more: the loop says when it does
-        self._error: BaseException | None = None  # why it is no more
-        self.usable = True  # False: not to be given any new request
+        self._waiting_to_write = False  # the kernel's buffer was full: the loop calls _flush when it has room
+        self._error: BaseException | None = None  # what ended the connection
+        self.usable = True  # False: send no new requests here
         sock.setblocking(False)
         self._loop.add_reader(sock, _read_if_alive, ref(self))
         self._finalizer = finalize(self, _close_socket, self._loop, sock)
         self._finalizer.atexit = False
 
     def call(self, data: bytes, deadline: float) -> asyncio.Future[Any]:
-        """Have one request sent; its reply is awaited."""
+        """Send one request; await the result for its reply."""
         return self._send_request(data, 0, deadline)
 
     def calls(self, data: bytes, count: int, deadline: float) -> asyncio.Future[list[Any]]:
-        """Have many requests sent at once; all their replies are awaited together."""
+        """Send many requests at once; await the result for all their replies."""
         return self._send_request(data, count, deadline)
 
     @property
     def open(self) -> bool:
-        """False: nothing that was asked here can be answered any more."""
+        """False: no pending request can be answered any more."""
         return self._error is None
 
     def post(self, data: bytes, deadline: float, callback: Callable[[Any], None]) -> bool:
-        """Send, and let nobody wait; `done` gets the reply, or the error instead of one. False: it cannot be sent."""
+        """Send without waiting; `callback` gets the reply or the error. False: the request cannot be sent."""
         if self._error is not None or self._loop.is_closed():
             return False
 
@@ -77,7 +77,7 @@ class LoopStream(BaseConnection):
             callback(future.exception() or future.result())
 
         self._send_request(data, 0, deadline).add_done_callback(on_done)
-        self._flush()  # the loop may not turn again
+        self._flush()  # the loop may not run again
         return True
 
     def _send_request(self, data: bytes, count: int, deadline: float) -> asyncio.Future[Any]:
@@ -98,13 +98,14 @@ class LoopStream(BaseConnection):
         return future
 
     def _send_now(self, data: bytes) -> None:
-        """Nobody's answer is awaited: nobody gains if this one waits for the next turn, which would cost it a tenth."""
+        """Send at once if no reply is pending: there is nothing to batch with, and the next loop iteration would cost
+        the call a tenth of its time."""
         self._outgoing.append(data)
         try:
             self._flush()
-        except BaseException as error:  # how much of it was sent is not known
-            self._pending.clear()  # its own, which nobody gets to see
-            self._close_with(ConnectionAbortedError(f"torn in the midst of a request: {error!r}"))
+        except BaseException as error:  # it is not known how much was sent
+            self._pending.clear()  # only this request's own entry; its future is never returned
+            self._close_with(ConnectionAbortedError(f"sending a request was interrupted: {error!r}"))
             raise
 
     # --------------------------------------------------- called by the loop
@@ -135,12 +136,12 @@ class LoopStream(BaseConnection):
         try:
             for reply in self._reply_reader.read_available(self._sock):
                 self._on_reply(reply)
-        except Exception as error:  # whatever the parser calls it
+        except Exception as error:  # parsers raise errors of their own
             self._close_with(error)
 
     def _on_reply(self, reply: Any) -> None:
         if not self._pending:
-            raise ConnectionAbortedError("it answered what nobody asked")
+            raise ConnectionAbortedError("the server sent a reply without a request")
         pending = self._pending[0]
         if pending.count:
             pending.replies.append(reply)
@@ -151,7 +152,7 @@ class LoopStream(BaseConnection):
         if not pending.future.done():
             pending.future.set_result(reply)
 
-    # ----------------------------------------------------------- its ends
+    # ------------------------------------------------- deadlines and closing
 
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
@@ -160,18 +161,18 @@ class LoopStream(BaseConnection):
         self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._expire_overdue)
 
     def _expire_overdue(self) -> None:
-        """Give up what is over. The connection is not given new requests: it may be dead. It is kept while somebody can
-        still be answered on it, and what was asked before keeps its place in the order of replies."""
+        """Fail the requests whose deadline has passed. The connection may be dead, so it gets no new requests. It stays
+        open while others wait for replies; the failed requests keep their position in the order of replies."""
         now, self._timer, self._timer_at = self._clock(), None, float("inf")
         for pending in self._pending:
             if not pending.future.done() and pending.deadline <= now:
-                pending.future.set_exception(TimeoutError("no answer"))
+                pending.future.set_exception(TimeoutError("no reply in time"))
                 self.usable = False
         deadlines = [pending.deadline for pending in self._pending if not pending.future.done()]
         if deadlines:
             self._set_timer(min(deadlines))
         elif not self.usable:
-            self._loop.call_soon(self._close_unused)  # whoever gave up goes first: it may have a last word to send
+            self._loop.call_soon(self._close_unused)  # later: the failed callers may first send a compensation
 
     def _close_unused(self) -> None:
         if all(pending.future.done() for pending in self._pending):
@@ -192,30 +193,31 @@ class LoopStream(BaseConnection):
                 future.set_exception(error)
 
     def send_and_close(self, data: bytes) -> None:
-        """Send what can be sent at once, behind what was sent before, and hang up."""
+        """Send what the kernel accepts at once, behind the earlier requests, and close."""
         if data and self._error is None and not self._loop.is_closed():
             self._outgoing.append(data)
             self._flush()
         self.close()
 
     def close(self) -> None:
-        self._close_with(ConnectionAbortedError("it was closed here"))
+        self._close_with(ConnectionAbortedError("the client closed the connection"))
 
     def after_fork(self) -> None:
-        """The selector is the parent's too: nothing may be taken out of it, so only the descriptor is replaced."""
+        """The selector is shared with the parent, so the socket must stay registered: only replace its descriptor."""
         self._finalizer.detach()
-        self._error, self.usable = ConnectionAbortedError("it is the parent's"), False
+        self._error, self.usable = ConnectionAbortedError("the connection belongs to the parent process"), False
         super().after_fork()
 
 
 def _read_if_alive(stream: ref[LoopStream]) -> None:
-    """A connection nobody has any more is not kept by its loop."""
+    """The loop refers to the stream weakly, so it does not keep a dropped connection alive."""
     if (known := stream()) is not None:
         known._read()
 
 
 def _close_socket(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-    """From any thread, where the collector may run; a loop must not watch a descriptor that is closed."""
+    """Close the socket in its loop, which must not watch a closed descriptor. The garbage collector may call this from
+    any thread."""
 
     def close() -> None:
         loop.remove_reader(sock)
@@ -230,14 +232,14 @@ def _close_socket(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
             close()
         else:
             loop.call_soon_threadsafe(close)
-    except RuntimeError:  # the loop is closed, and watches nothing
+    except RuntimeError:  # the loop is closed and watches nothing
         sock.close()
 
 
 async def connect_in_loop(
     address: SocketAddress, tls: ssl.SSLContext | None, parser: Parser, clock: Clock, deadline: float
 ) -> LoopStream:
-    """Connect, without blocking the running loop: on a thread, where looking up a name can take its time."""
+    """Connect without blocking the running loop: on a thread, because resolving the host name may block."""
     loop = asyncio.get_running_loop()
     connecting = loop.run_in_executor(None, connect_socket, address, tls, clock, deadline)
     try:

@@ -1,12 +1,12 @@
-"""Questions to several servers at once, from one thread: each is asked before any answer is waited for.
+"""Requests to several servers at once, from one thread: all are sent before the caller waits for any answer.
 
-A `NonblockingConnection` is a connection to one server that never blocks: connecting, the handshake of TLS and signing
-in are steps that `poll` tells it to take, so that a server which does not answer costs the others nothing. A
-`ConnectionGroup` has one strand to each server and belongs to one caller at a time. Its twin for asyncio is `gathering`
-in `loopscatter.py`.
+A `NonblockingConnection` is a connection to one server that never blocks: connecting, the TLS handshake and signing in
+are steps driven by `poll`, so a server that does not answer does not delay the others. A `ConnectionGroup` has one
+connection to each server and belongs to one caller at a time. The asyncio twin is `gather_answers` in
+`fanout_event_loop.py`.
 
-A strand whose answer nobody waits for any more is not to be used again: an answer still to come must never be taken for
-another's.
+If the caller gives up a pending answer, its connection is not used again: an answer that still arrives must never be
+taken for the answer to a later request.
 """
 
 from __future__ import annotations
@@ -30,35 +30,34 @@ from leasehold.runtime.net.blocking import (
     resolve_address,
 )
 
-_LONGEST_POLL: Final = 1_000_000.0  # seconds: the system counts milliseconds in 32 bits
+_LONGEST_POLL: Final = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
 
-AnswersByServer: TypeAlias = dict[
-    int, Any
-]  # by number of the server: a list of replies, or the exception instead of one
+# By the number of the server: a list of replies, or the exception instead.
+AnswersByServer: TypeAlias = dict[int, Any]
 
 
 class FanoutRequests(NamedTuple):
-    first: Mapping[int, bytes]  # by number of the server
-    later: Mapping[int, bytes] = {}  # for those not worth asking, unless the others do not decide it
-    compensation: Callable[[], bytes] = bytes  # what is sent behind a question that was given up
+    first: Mapping[int, bytes]  # by the number of the server
+    later: Mapping[int, bytes] = {}  # sent only if the first servers do not decide the outcome
+    compensation: Callable[[], bytes] = bytes  # sent right behind a request that was given up
 
 
 class WaitPolicy(NamedTuple):
-    """How long a question is waited for."""
+    """How long the caller waits for answers."""
 
-    all_until: float  # until this instant for all answers
-    deadline: float  # until this one for enough of them
-    decided: Callable[[AnswersByServer], bool]  # whether they are enough
+    all_until: float  # wait for all answers until this instant
+    deadline: float  # then wait for enough answers until this one
+    decided: Callable[[AnswersByServer], bool]  # whether the answers are enough
 
     def wait_until(self, now: float, answers: AnswersByServer) -> float:
         return self.all_until if now < self.all_until or self.decided(answers) else self.deadline
 
     def needs_more(self, now: float, answers: AnswersByServer, waiting: Collection[int]) -> bool:
-        """Whether those asked first are too slow, or too few, to decide it."""
+        """Whether the servers asked first are too slow, or too few, to decide the outcome."""
         return (now >= self.all_until or not waiting) and not self.decided(answers)
 
     def combined_with(self, known: AnswersByServer) -> WaitPolicy:
-        """The same, for a question to the others once these have answered."""
+        """The same policy for a request to the other servers, when these have answered already."""
         return self._replace(decided=lambda new_answers: self.decided(known | new_answers))
 
 
@@ -69,27 +68,25 @@ class FanoutServer(Protocol):
     tls: ssl.SSLContext | None
 
     def handshake(self) -> tuple[bytes, int, Callable[[list[Any]], None]]:
-        """What is said first on a connection, how many replies it has, and who is given them: raises if they are no
-        reason to go on."""
+        """The first bytes to send on a connection, the number of replies to them, and a function that checks those
+        replies: it raises if the connection cannot be used."""
 
 
 class NonblockingConnection(BaseConnection):
-    """A connection to one server, from before it is made."""
+    """A connection to one server, from the first connection attempt on."""
 
     def __init__(self, server: FanoutServer, parser: Parser) -> None:
         self._server, self._reply_reader = server, ReplyReader(parser)
         self._targets = resolve_address(server.address)
-        self._outgoing = b""  # not taken by the kernel yet
-        self._first_request = b""  # to be sent once it is open
+        self._outgoing = b""  # not accepted by the kernel yet
+        self._first_request = b""  # to be sent once the connection is open
         self._handshake_replies = 0
         self.replies: list[Any] = []
-        self.expected_replies = 0  # replies to what was asked last; they are all that is in `replies`
-        self.open = self.has_answered = False  # served: it has answered before
+        self.expected_replies = 0  # to the last request; `replies` holds only those
+        self.open = self.has_answered = False
         self._in_tls_handshake = False
-        self._error: OSError = ConnectionRefusedError("it has no address")
-        self._current_socket: list[
-            socket.socket
-        ] = []  # the socket of the moment, for when the strand is dropped without a close
+        self._error: OSError = ConnectionRefusedError("the host has no address")
+        self._current_socket: list[socket.socket] = []  # for the finaliser, if the connection is dropped without close
         self._sock = self._start_connecting()
         finalize(self, _close_all, self._current_socket).atexit = False
 
@@ -104,7 +101,7 @@ class NonblockingConnection(BaseConnection):
 
     @property
     def request_sent(self) -> bool:
-        """Whether all of the last question has left: whatever is sent now comes behind it."""
+        """Whether the last request was sent completely, so that what is sent now arrives behind it."""
         return self.open and not self._outgoing
 
     def send_request(self, data: bytes, count: int) -> None:
@@ -115,7 +112,7 @@ class NonblockingConnection(BaseConnection):
             self._first_request = data
 
     def advance(self) -> None:
-        """Do what can be done at once. Raises what ends the connection."""
+        """Do what is possible without blocking. Raises the error that ends the connection."""
         if not self.open and not self._handshake_replies:
             self._continue_connecting()
         elif self._outgoing:
@@ -124,7 +121,7 @@ class NonblockingConnection(BaseConnection):
             self._read()
 
     def _start_connecting(self) -> socket.socket:
-        """Begin to connect to the next address of the server."""
+        """Start connecting to the next address of the server."""
         while self._targets:
             family, target = self._targets.pop(0)
             sock = socket.socket(family, socket.SOCK_STREAM)
@@ -181,7 +178,7 @@ class NonblockingConnection(BaseConnection):
             self._send(self._first_request)
 
     def send_and_close(self, data: bytes) -> None:
-        """Send what can be sent at once, behind what was asked, and hang up. What was not asked yet never is."""
+        """Send what the kernel accepts at once, but only behind a request that was sent completely, and close."""
         if data and self.request_sent:
             with suppress(OSError):
                 self._sock.send(data)
@@ -189,20 +186,20 @@ class NonblockingConnection(BaseConnection):
 
 
 class ConnectionGroup:
-    """A strand to each of several servers, as far as there is one."""
+    """Connections to several servers, at most one to each."""
 
     def __init__(self, servers: Sequence[FanoutServer], parser: Callable[[], Parser], clock: Clock) -> None:
         self._servers, self._parser, self._clock = servers, parser, clock
         self._connections: dict[int, NonblockingConnection] = {}
-        self._server_by_fd: dict[int, int] = {}  # by descriptor
+        self._server_by_fd: dict[int, int] = {}
         self._poll = select.poll()
 
     def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:
-        """Ask each its question, and wait for `count` replies of each, as long as the limit says.
+        """Send each server its request, and wait for `count` replies from each, as long as the policy says.
 
-        A connection that had served before and breaks is made anew, and the question repeated, once. Who has not
-        answered by the end was sent the regret behind the question, if that had left. Who is not in what is returned
-        was not asked.
+        If a connection that has answered before breaks, it is reopened and the request is sent again, once. A server
+        that has not answered by the end is sent the compensation behind the request, if that was sent completely.
+        Servers missing from the result were not asked.
         """
         answers: AnswersByServer = {}
         waiting: dict[int, bytes] = {}
@@ -223,7 +220,7 @@ class ConnectionGroup:
         finally:
             for number in waiting:
                 self.drop(number, requests.compensation())
-                answers[number] = TimeoutError("no answer in time")
+                answers[number] = TimeoutError("no reply in time")
         return answers
 
     def _send_all(
@@ -234,13 +231,13 @@ class ConnectionGroup:
             self._send(number, data, count, answers, waiting)
 
     def send(self, number: int, data: bytes) -> None:
-        """Send it as soon as there is a connection; what is said back is heard."""
+        """Send `data` as soon as the connection is open; `receive` returns what the server sends back."""
         connection = self._connections.get(number) or self._connect(number)
         connection.send_request(data, 0)
         self._poll.modify(connection.fd, connection.events)
 
     def receive(self, seconds: float) -> list[tuple[int, Any]]:
-        """What they say, each with its number; an exception: that connection is no more."""
+        """The messages of all servers, each with the server's number; an exception: that connection is closed."""
         received: list[tuple[int, Any]] = []
         for fd, _ in self._poll.poll(max(0.0, min(seconds, _LONGEST_POLL)) * 1000):
             number = self._server_by_fd[fd]
@@ -273,8 +270,8 @@ class ConnectionGroup:
         try:
             connection.advance()
             if connection.open and len(connection.replies) > count:
-                raise ConnectionAbortedError("it answered what nobody asked")
-        except Exception as error:  # whatever the parser or the host calls it
+                raise ConnectionAbortedError("the server sent a reply without a request")
+        except Exception as error:  # parsers and handshakes raise errors of their own
             self._on_error(number, error, count, answers, waiting)
             return
         if connection.fd != fd or connection.events != before:
@@ -302,7 +299,7 @@ class ConnectionGroup:
         return connection
 
     def _register(self, number: int, connection: NonblockingConnection, fd: int) -> None:
-        if connection.fd != fd:  # another address of the same server; the kernel may give it the same descriptor
+        if connection.fd != fd:  # a new socket, to another address of the server; it may also get the same descriptor
             del self._server_by_fd[fd]
             with suppress(KeyError):
                 self._poll.unregister(fd)

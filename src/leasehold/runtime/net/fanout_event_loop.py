@@ -1,4 +1,4 @@
-"""Questions to several servers at once, from one task: see `scatter.py` for what that is for."""
+"""Requests to several servers at once, from one task: the asyncio twin of `fanout_blocking.py`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from leasehold.runtime.net.fanout_blocking import AnswersByServer, FanoutRequest
 async def gather_answers(
     send: Callable[[int, bytes], Awaitable[Any]], requests: FanoutRequests, policy: WaitPolicy, clock: Clock
 ) -> AnswersByServer:
-    """Ask each its question, and wait for the answers as long as the limit says. A connection still being made by then
-    is given up. Who is not in what is returned was not asked.
+    """Send each server its request, and wait for the answers as long as the policy says. A connection that is still
+    being opened by then is given up. Servers missing from the result were not asked.
 
-    The answers to requests on their way are futures, and need no task; only where a connection is to be made first does
-    one run for that server.
+    Answers to requests already sent are futures and need no task. A task runs only for a server to which a connection
+    must be opened first.
     """
     run = _FanoutRun(send, requests.later, policy, clock)
     try:
@@ -27,7 +27,7 @@ async def gather_answers(
         await run.finished
     finally:
         run.cancel()
-    return run.answers | dict.fromkeys(run.waiting, TimeoutError("no answer in time"))
+    return run.answers | dict.fromkeys(run.waiting, TimeoutError("no reply in time"))
 
 
 class _FanoutRun:
@@ -52,7 +52,7 @@ class _FanoutRun:
     def _on_answer(self, number: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
             return
-        answer = future.exception() or future.result()  # taken here, also when nobody waits any more
+        answer = future.exception() or future.result()  # retrieved even after the end, or asyncio would log a warning
         if self.finished.done():
             return
         self.answers[number] = answer
@@ -61,7 +61,7 @@ class _FanoutRun:
             self.check()
 
     def check(self) -> None:
-        """End it, or see when to look again."""
+        """End the wait, or set the timer for the next check."""
         now = self._clock()
         if self._later and self._policy.needs_more(now, self.answers, self.waiting):
             later, self._later = self._later, {}
@@ -83,7 +83,7 @@ class _FanoutRun:
             self.finished.set_result(None)
 
     def cancel(self) -> None:
-        """Nobody waits any more. A loop that was closed under the round takes no call, and runs nothing of it."""
+        """Stop: the caller no longer waits. If the loop was closed meanwhile, it accepts no calls and runs nothing."""
         if self._loop.is_closed():
             return
         self.finish()

@@ -1,7 +1,7 @@
-"""What a conformance case is: a coroutine function, what it needs of an engine and its rig, and what it shows.
+"""What a conformance case is: a coroutine function, what it needs from an engine and its rig, and what it tests.
 
-Cases are chosen by traits, so that a skip always names a trait, or an ability of the rig. Words are those of
-`require=`, and four more for the traits that a user does not require but an engine promises all the same.
+Cases are chosen by traits, so a skip always names a trait or an ability of the rig. The names are those of `require=`,
+and four more for traits that an engine promises but a user cannot require.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Run: TypeAlias = Callable[[CaseContext], Awaitable[None]]
 
 
 class Requirement(NamedTuple):
-    """A promise by its short name: which field of `Traits` makes it, and when."""
+    """Which field of `Traits` makes a promise, and for which values."""
 
     field: str
     promised: Callable[[Traits], bool]
@@ -40,7 +40,7 @@ CASE_REQUIREMENTS: Final[dict[str, Requirement]] = {
     "semaphore": Requirement("max_limit", lambda traits: traits.max_limit is None or traits.max_limit > 1),
     "ttl": Requirement("liveness", lambda traits: traits.liveness == "ttl"),
     "session": Requirement("liveness", lambda traits: traits.liveness == "session"),
-    "rounding": Requirement("min_ttl", lambda _: True),  # with ttl_step: what becomes of a ttl is always promised
+    "rounding": Requirement("min_ttl", lambda _: True),  # with ttl_step; every engine declares its rounding
 }
 ROUNDING_FIELD: Final = "ttl_step"
 
@@ -48,24 +48,24 @@ ROUNDING_FIELD: Final = "ttl_step"
 @dataclass(frozen=True)
 class Case:
     run: Run
-    needs: frozenset[str]  # words that the engine's traits must promise
+    needs: frozenset[str]  # requirements that the engine's traits must meet
     rig: frozenset[str]  # abilities that the rig must have
-    shows: tuple[str, ...]  # the numbers of the contract
-    slow: bool  # lets more than a few seconds pass
+    shows: tuple[str, ...]  # the rules of the contract that it tests, as E-numbers
+    slow: bool  # takes more than a few seconds unless the rig can advance the clock
 
     @property
     def name(self) -> str:
         return getattr(self.run, "__name__", repr(self.run))
 
     def unmet_requirement(self, traits: Traits, rig: type[Rig]) -> str | None:
-        """Why this case cannot run there, by the name of what is missing; None: it can."""
+        """Why this case cannot run there: the missing trait or ability; None: it can run."""
         for requirement in sorted(self.needs):
             if not CASE_REQUIREMENTS[requirement].promised(traits):
                 return f"the engine does not promise the trait {requirement!r}"
         return self.missing_ability(rig)
 
     def missing_ability(self, rig: type[Rig]) -> str | None:
-        """The same, as far as it can be known without the engine."""
+        """The same for abilities only, which are known without opening the engine."""
         for ability in sorted(self.rig):
             if not rig.can(ability):
                 return f"the rig does not have the ability {ability!r}"
@@ -83,14 +83,14 @@ def case(
     slow: bool = False,
     into: dict[str, Case] = CASES,
 ) -> Callable[[Run], Run]:
-    """Enter a coroutine function of one argument, the `CaseContext`, among the cases; its name is the case's name."""
+    """Register a coroutine function as a case. It takes one argument, the `CaseContext`, and names the case."""
 
     def enter(run: Run) -> Run:
         new = Case(run, frozenset(needs), frozenset(rig), shows, slow)
         unknown = [requirement for requirement in new.needs if requirement not in CASE_REQUIREMENTS]
         unknown += [ability for ability in new.rig if not hasattr(Rig, f"can_{ability}")]
-        assert not unknown, f"{new.name} needs what no engine or rig could declare: {unknown}"
-        assert new.name not in into, f"two cases are called {new.name}"
+        assert not unknown, f"{new.name} needs unknown traits or abilities: {unknown}"
+        assert new.name not in into, f"two cases have the name {new.name}"
         into[new.name] = new
         return run
 
@@ -98,7 +98,7 @@ def case(
 
 
 def unexercised_promises(traits: Traits, rig: type[Rig], cases: Collection[Case]) -> list[str]:
-    """Promises of an engine that no case puts to the test there."""
+    """Promises of an engine that no case tests with this rig."""
     chosen = [case for case in cases if case.unmet_requirement(traits, rig) is None]
     tested = {requirement for case in chosen for requirement in case.needs}
     found = [

@@ -1,7 +1,7 @@
-"""One run of one conformance case: a rig, a runtime, and all that a case written once needs to run on either.
+"""One run of one conformance case: a rig, a runtime, and what a case that is written once needs to run in both modes.
 
-Cases work on two levels: a `EngineDriver` is one machine at the seam, a `UnifiedClient` is a client seen through its
-face, blocking or asyncio, as users see it."""
+Cases work on two levels: an `EngineDriver` calls the engine interface directly; a `UnifiedClient` uses the public API,
+blocking or asyncio, as users do."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from leasehold.testing.faulty import Faults
 
 T = TypeVar("T")
 
-TIMEOUT: Final = 10.0  # for what must happen, but takes as long as a busy machine makes it take
+TIMEOUT: Final = 10.0  # for events that must happen, however busy the machine is
 _POLL: Final = 0.005
 
 
 class BackgroundTask(Generic[T]):
-    """Something a case has running beside itself: a thread, or a task."""
+    """Work that a case runs in the background: a thread, or a task."""
 
     def __init__(self, work: Coroutine[Any, Any, T], mode: RuntimeName, timeout: float) -> None:
         self._work, self._timeout = work, timeout
@@ -58,7 +58,7 @@ class BackgroundTask(Generic[T]):
         return self.done()
 
     async def result(self, beyond: float = 0.0) -> T:
-        """What it gave, or the error it ended with; `beyond`: seconds it may take on top of our patience."""
+        """Its result, or raise its error; `beyond`: seconds it may take in addition to the timeout."""
         seconds = beyond + self._timeout
         assert await self.finished(seconds), f"still running after {seconds} s"
         if self._error is not None:
@@ -79,7 +79,7 @@ class CaseContext:
         self._background_tasks: list[BackgroundTask[Any]] = []
 
     async def traits(self) -> Traits:
-        """As they are once the engine has been asked."""
+        """The engine's traits, read after a first call: some engines know them only then."""
         if self._traits is None:
             engine = self.driver().engine
             await engine.ping(self.runtime.now() + CALL_TIMEOUT)
@@ -91,7 +91,7 @@ class CaseContext:
         return self._seats[-1]
 
     def client(self, faults: Faults | None = None, **arguments: Unpack[ClientArguments]) -> UnifiedClient:
-        """A client of the face that is under test, on a machine of its own."""
+        """A client of the API under test, with a client path of its own."""
         given: ClientArguments = {
             "namespace": self.namespace,
             "ttl": self.rig.ttl,
@@ -110,7 +110,7 @@ class CaseContext:
         return task
 
     async def until(self, what: Callable[[], bool | Awaitable[bool]], why: str, beyond: float = 0.0) -> None:
-        """Poll until it is so; an assertion that says `why` if that takes longer than our patience, and `beyond`."""
+        """Poll until `what()` is true; an AssertionError with `why` if that takes longer than timeout plus `beyond`."""
         seconds = beyond + self.timeout
         end = time.monotonic() + seconds
         while not await maybe_await(what()):
@@ -118,7 +118,7 @@ class CaseContext:
             await self.runtime.sleep(_POLL)
 
     async def wait_until_connected(self, caller: UnifiedClient) -> None:
-        """It is connected: a first call may take longer than a short call_timeout allows."""
+        """Wait until the client is connected: its first call may take longer than a short call_timeout."""
 
         async def answers() -> bool:
             try:
@@ -130,7 +130,7 @@ class CaseContext:
         await self.until(answers, "the engine answers")
 
     async def assert_unavailable(self, call: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
-        """The call ends as Unavailable, so soon. The best of three: a stall of this machine says nothing of it."""
+        """The call raises Unavailable within `seconds`. Best of three, because this machine may stall."""
 
         async def try_it() -> None:
             await call()
@@ -143,10 +143,10 @@ class CaseContext:
             took.append(time.monotonic() - began)
             if took[-1] < seconds:
                 return
-        raise AssertionError(f"{what} took {min(took):.2f} s to find out that nobody answers, not {seconds} s")
+        raise AssertionError(f"{what} took {min(took):.2f} s to raise Unavailable, not {seconds} s")
 
     async def pass_time(self, seconds: float) -> None:
-        """Travel where the rig can, else let it pass."""
+        """Advance the rig's clock if it can, else sleep."""
         if self.rig.can_advance_clock:
             self.rig.advance_clock(seconds)
         else:

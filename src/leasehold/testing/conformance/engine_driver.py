@@ -1,4 +1,4 @@
-"""One machine at the seam: an engine without recipe or watchdog, so nothing happens but what a case asks for."""
+"""One client at the engine interface: no client code and no watchdog, so the engine gets only the calls of the case."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClaimFields(TypedDict, total=False):
 
 
 class EngineDriver:
-    """Its verbs with a deadline each, and what a case mostly wants to say about their answers."""
+    """The engine's verbs, each with a deadline, and the usual assertions about their answers."""
 
     def __init__(self, trial: CaseContext) -> None:
         machine = trial.rig.client_path()
@@ -71,25 +71,25 @@ class EngineDriver:
         return reply
 
     async def acquire(self, claim: Claim) -> Claim:
-        """The claim as its holder has it: with the token of its grant, to renew it by."""
+        """Acquire, and return the claim with the token of its grant, as a renewal needs it."""
         return claim._replace(token=(await self.granted(claim)).token)
 
     async def refused_before(self, claim: Claim, instant: float) -> None:
-        """Busy, asked now; a machine too slow to ask before the instant has nothing to say about it."""
+        """An attempt now answers busy. If the machine is too slow to ask before `instant`, a grant is correct too."""
         reply = await self.attempt(claim)
         assert isinstance(reply, Busy) or self.now() >= instant, f"{claim.name} was granted too early: {reply}"
         if isinstance(reply, Grant):
             await self.release(claim)
 
     async def granted_within(self, claim: Claim, seconds: float) -> Grant:
-        """Granted once so much time has passed, or sooner."""
+        """The claim is granted after `seconds`, or sooner."""
         if self.context.rig.can_advance_clock:
             await self.context.pass_time(seconds)
             return await self.granted(claim)
         found: list[Grant] = []
 
         async def asked() -> bool:
-            with suppress(Mismatch):  # so long as a dead holder of another kind is not over
+            with suppress(Mismatch):  # while the grant of a dead holder of another kind has not expired
                 reply = await self.attempt(claim)
                 found.extend([reply] if isinstance(reply, Grant) else [])
             return bool(found)

@@ -1,6 +1,7 @@
-"""The rig of the memory engine: a shared store behind links that can be cut, paused and killed, and a clock that jumps.
+"""The rig of the memory engine: a shared server behind transports that can be cut, paused and killed, and a clock that
+can be advanced.
 
-The store, the engine and everything above are the real ones; only the link between them is ours.
+The server, the engine and everything above are production code; only the transport between them belongs to the rig.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from leasehold.testing.conformance.rig import ClientPath, Rig
 
 class MemoryRig(Rig):
     scheme = "memory"
-    ttl: ClassVar[float] = 10.0  # travelled, not waited for: no stall of the machine can use it up
+    ttl: ClassVar[float] = 10.0  # long, so that no stall uses it up: cases advance the clock instead of waiting
     can_cut = can_pause = can_kill = can_advance_clock = can_count = True
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class MemoryRig(Rig):
 
 
 class MemoryMachine(ClientPath):
-    """All links of one client: the caller's and the watchdog's."""
+    """All transports of one client: the caller's and the watchdog's."""
 
     def __init__(self, rig: MemoryRig) -> None:
         super().__init__("memory://rig", self._open)
@@ -82,7 +83,7 @@ class MemoryMachine(ClientPath):
             self.rig.server.notify_callbacks.pop(client, None)
 
     def wake_sleepers(self) -> None:
-        """The clock has jumped: whoever sleeps on it looks at it again."""
+        """After the clock was advanced: wake all sleepers, so that they read it again."""
         for registry in self._registries:
             registry.wake_watchdog(0.0)
             for waiter in list(registry.waiting.values()):
@@ -100,7 +101,8 @@ class MemoryMachine(ClientPath):
         self.rig.server.notify_callbacks.pop(client, None)
 
     def reconnect(self) -> None:
-        """After a kill, at the next call: be told again, and have all waiters ask, who may have missed their turn."""
+        """At the next call after a kill: register for notifications again, and let all waiters retry, since they may
+        have missed a wake-up."""
         if self.killed:
             self.killed = False
             self.rig.server.notify_callbacks.update(self._listeners)
@@ -111,7 +113,7 @@ class MemoryMachine(ClientPath):
 
 @dataclass(eq=False)
 class QueuedRequest:
-    """A request sent to a paused engine: carried out when it goes on, though nobody may be waiting any more."""
+    """A request sent to a paused engine: carried out on resume, even if its caller has given up."""
 
     verb: str
     args: tuple[Any, ...]
@@ -128,7 +130,7 @@ class QueuedRequest:
 
 
 class BreakableTransport:
-    """How one twin of an engine reaches the store, or does not."""
+    """How one engine instance reaches the server, or fails to."""
 
     def __init__(self, machine: MemoryMachine, runtime: Runtime) -> None:
         self._machine, self._rig, self._runtime = machine, machine.rig, runtime

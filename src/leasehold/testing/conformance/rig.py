@@ -1,9 +1,9 @@
-"""How an engine joins the conformance suite: a rig makes it, gives machines onto it, and hurts it on demand.
+"""How an engine joins the conformance suite: a rig opens it, connects clients to it, and injects faults.
 
-An engine author writes one subclass of `Rig`, and one of `ClientPath` where clients can be parted from the engine one
-by one (a proxy per client, for a server). What a rig cannot do it does not declare, and the cases that need it are
-skipped with the name of that ability. Rigs are made anew for every case: one that needs a server starts it once per
-process and keeps it, each case has a namespace of its own."""
+An engine author writes one subclass of `Rig`, and one of `ClientPath` if single clients can be cut off from the engine
+(for a server: a proxy per client). A rig declares what it can do; cases that need an ability it does not declare are
+skipped with the name of that ability. Every case gets a new rig and its own namespace. A rig that needs a server starts
+it once per process and keeps it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ R = TypeVar("R", bound="type[Rig]")
 
 
 class Absent(Exception):
-    """What this rig needs is not installed here. Raised by a rig's constructor: a skip, or in CI a failure."""
+    """Software that this rig needs is not installed. Raised by a rig's constructor: a skip, or a failure in CI."""
 
 
 class ClientArguments(TypedDict, total=False):
-    """What `Client` and `AsyncClient` take, but for what the rig decides."""
+    """The arguments of `Client` and `AsyncClient`, except those that the rig decides."""
 
     namespace: str
     holder: str | None
@@ -42,74 +42,74 @@ class ClientArguments(TypedDict, total=False):
 
 
 class ClientPath:
-    """One client's own way to the engine, so that it can be hurt alone."""
+    """One client's own path to the engine, so that it alone can be cut off."""
 
     def __init__(self, url: str, opener: Opener | None = None) -> None:
         self.url = url
         self.opener = opener or engines.opener(url.partition("://")[0])
 
     def cut(self) -> None:
-        """From now on nothing of this machine reaches the engine and nothing comes back, wake-ups included. Silent:
-        calls find out at their deadline, and to the engine the client looks as reachable as before."""
+        """From now on nothing reaches the engine on this path and nothing comes back, wake-ups included. Silently:
+        calls notice at their deadline, and to the engine the client still looks reachable."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Undo `cut`. What was lost stays lost."""
+        """Undo `cut`. Lost messages stay lost."""
         raise NotImplementedError
 
     def kill_session(self) -> None:
-        """Drop the session, or the connections, wake-ups first: the engine knows that it cannot tell this client
-        anything. The client finds out when it next uses them, and connects anew."""
+        """Drop the session or the connections, the one for wake-ups first: the engine knows that it cannot notify this
+        client. The client notices when it next uses them, and reconnects."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of proxies and the like; clients are closed by then."""
+        """Close proxies and similar resources. Clients are closed before."""
 
 
 class Rig(ABC):
-    """One engine for one case."""
+    """The engine for one case."""
 
     scheme: ClassVar[str]
-    ttl: ClassVar[float] = 2.0  # what cases use that let it pass; long against the engine's own delays
-    main_rig: ClassVar[type[Rig] | None] = None  # the main rig of an engine that this one runs in yet another way
-    short_call: ClassVar[float] = 0.2  # a call_timeout for cases that let it pass; long against an answer
+    ttl: ClassVar[float] = 2.0  # for cases in which it expires; long compared to the engine's own delays
+    main_rig: ClassVar[type[Rig] | None] = None  # for a further setup of the same engine: its main rig
+    short_call: ClassVar[float] = 0.2  # a call_timeout for cases in which it passes; long compared to a round trip
 
-    # What a case may ask for by name: `@case(rig={"cut"})`.
-    can_cut: ClassVar[bool] = False  # and mend
+    # What a case may require by name: `@case(rig={"cut"})`.
+    can_cut: ClassVar[bool] = False  # and restore
     can_pause: ClassVar[bool] = False  # and resume
-    can_kill: ClassVar[bool] = False  # kill_session
+    can_kill: ClassVar[bool] = False  # kill_session()
     can_advance_clock: ClassVar[bool] = False
-    can_count: ClassVar[bool] = False  # residue
+    can_count: ClassVar[bool] = False  # residue()
     can_restart: ClassVar[bool] = False
-    can_lose_minority: ClassVar[bool] = False  # and regain
+    can_lose_minority: ClassVar[bool] = False  # and restart_lost_members
 
     def __init__(self) -> None:
         self._machines: list[tuple[object, ClientPath]] = []
 
-    # ------------------------------------------------- what an author writes
+    # ----------------------------------------- what an engine author writes
 
     @abstractmethod
     def client_path(self) -> ClientPath:
-        """A new machine onto the engine."""
+        """A new path to the engine, for one client."""
 
     def clock(self) -> float:
-        """The clock of every machine. A rig that travels moves it."""
+        """The clock of every client. A rig with `can_advance_clock` moves it."""
         return boot_clock()
 
     def pause(self) -> None:
-        """The whole engine falls silent (SIGSTOP). Requests sent meanwhile may be carried out after `resume`."""
+        """The whole engine stops answering (SIGSTOP). Requests sent meanwhile may be carried out after `resume`."""
         raise NotImplementedError
 
     def resume(self) -> None:
         raise NotImplementedError
 
     def advance_clock(self, seconds: float) -> None:
-        """Move the clocks of the engine and of all machines at once."""
+        """Advance the clocks of the engine and of all clients at once."""
         raise NotImplementedError
 
     def residue(self, namespace: str) -> int:
-        """How many things (keys, rows, nodes) the engine keeps for this namespace, whether or not `inspect` shows
-        them; the fixed number of token counters apart."""
+        """How many items (keys, rows, nodes) the engine keeps for this namespace, whether or not `inspect` shows them,
+        except for a fixed number of token counters."""
         raise NotImplementedError
 
     def restart(self) -> None:
@@ -117,11 +117,11 @@ class Rig(ABC):
         raise NotImplementedError
 
     def lose_minority(self) -> None:
-        """Kill as many members as the engine claims to survive."""
+        """Kill as many members as the engine promises to survive."""
         raise NotImplementedError
 
     def restart_lost_members(self) -> None:
-        """Start the lost members again."""
+        """Restart the lost members."""
         raise NotImplementedError
 
     # ------------------------------------------------------- what cases use
@@ -134,18 +134,18 @@ class Rig(ABC):
         return Threads(self.clock) if name == "blocking" else Loop(self.clock)
 
     def join(self, who: object, machine: ClientPath) -> None:
-        """Remember whose machine this is, for `cut(who)` and its like."""
+        """Remember which client or driver uses this path, for `cut(who)`, `restore(who)` and `kill_session(who)`."""
         self._machines.append((who, machine))
 
     def client(self, faults: Faults | None = None, **arguments: Unpack[ClientArguments]) -> Client:
-        """A blocking client on a machine of its own, through `faults` if any."""
+        """A blocking client with a path of its own, through `faults` if any."""
         machine, runtime = self.client_path(), Threads(self.clock)
         client = Client(machine.url, engine=_opener(machine, faults), runtime=runtime, **arguments)
         self.join(client, machine)
         return client
 
     def async_client(self, faults: Faults | None = None, **arguments: Unpack[ClientArguments]) -> AsyncClient:
-        """Its asyncio twin."""
+        """An asyncio client with a path of its own, through `faults` if any."""
         machine, runtime = self.client_path(), Loop(self.clock)
         client = AsyncClient(machine.url, engine=_opener(machine, faults), runtime=runtime, **arguments)
         self.join(client, machine)
@@ -164,7 +164,7 @@ class Rig(ABC):
         return next(machine for owner, machine in self._machines if owner is who)
 
     def restore_all(self) -> None:
-        """Undo whatever a case did and left so."""
+        """Undo the faults that a case has left."""
         if self.can_pause:
             self.resume()
         if self.can_cut:
@@ -172,7 +172,7 @@ class Rig(ABC):
                 machine.restore()
 
     def close(self) -> None:
-        """Give back what this rig took. A server shared by rigs stays up."""
+        """Release the resources of this rig. A server shared by rigs stays up."""
         for _, machine in self._machines:
             machine.close()
 
@@ -181,15 +181,15 @@ def _opener(machine: ClientPath, faults: Faults | None) -> Opener:
     return machine.opener if faults is None else faulty(machine.opener, faults)
 
 
-# By name, because an engine may have several: as one server, as a cluster. A text is imported on first use, so that no
-# rig loads a driver nobody asked for.
+# By name, because an engine may have several rigs: one server, a cluster. A string is imported on first use, so that a
+# rig loads its driver only when it is used.
 RIGS: Final[dict[str, str | type[Rig]]] = {
     "memory": "leasehold.testing.conformance.memory_rig:MemoryRig",
 }
 
 
 def rig_type(name: str) -> type[Rig]:
-    """The rig of that name."""
+    """The rig with this name."""
     rig = RIGS[name]
     if isinstance(rig, str):
         module, _, attribute = rig.partition(":")
@@ -198,7 +198,7 @@ def rig_type(name: str) -> type[Rig]:
 
 
 def register(name: str) -> Callable[[R], R]:
-    """Class decorator: make a rig known to `conformance(name)` and to the meta-test."""
+    """Class decorator: register a rig under a name for `conformance_tests(name)` and the meta-test."""
 
     def enter(rig: R) -> R:
         RIGS[name] = rig

@@ -1,12 +1,12 @@
 """The conformance suite, as an engine author uses it in a test file:
 
-    from leasehold.testing import conformance
+    from leasehold.testing import conformance_tests
 
-    test_conformance = conformance("memory")
+    test_conformance = conformance_tests("memory")
 
-One test per case and runtime, called `memory-blocking-<case>` and `memory-asyncio-<case>`. A case that asks for a
-trait the engine does not promise, or for an ability its rig does not have, is skipped by the name of that. An absent
-server is a skip too, but where `$CI` is set a failure: there a skip would go unseen.
+One test per case and runtime, called `memory-blocking-<case>` and `memory-asyncio-<case>`. A case is skipped if it
+needs a trait that the engine does not promise, or an ability that its rig does not have; the skip names it. An absent
+server is a skip too, but a failure if `$CI` is set, where a skip would go unnoticed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.rig import RUNTIMES, Absent, Rig, RuntimeName, rig_type
 
 if "leasehold.testing.conformance.cases" not in sys.modules:
-    pytest.register_assert_rewrite("leasehold.testing.conformance.cases")  # for a readable failure
+    pytest.register_assert_rewrite("leasehold.testing.conformance.cases")  # for readable failures
 
 
 class Skipped(Exception):
-    """This case is not for this engine; says which trait or ability is missing."""
+    """This case cannot run on this engine; names the missing trait or ability."""
 
 
 def run_case(case: Case, trial: CaseContext) -> None:
-    """Run one case to its end, on this thread or in a loop of its own. Raises what the case raises, or `Skipped`."""
+    """Run one case, on this thread or in a new event loop. Raises what the case raises, or `Skipped`."""
     if trial.mode == "blocking":
         run_sync(_run(case, trial))
     else:
@@ -49,7 +49,7 @@ async def _run(case: Case, trial: CaseContext) -> None:
 
 
 def all_cases() -> list[Case]:
-    import leasehold.testing.conformance.cases  # enters them  # noqa: F401
+    import leasehold.testing.conformance.cases  # registers them  # noqa: F401
 
     return list(CASES.values())
 
@@ -57,7 +57,7 @@ def all_cases() -> list[Case]:
 def conformance_tests(
     rig: str | type[Rig], *, name: str | None = None, cases: Iterable[Case] | None = None
 ) -> Callable[[Case, RuntimeName], None]:
-    """A test function over all cases and both runtimes. `rig` is a registered name, or a rig class of your own."""
+    """A test function over all cases and both runtimes. `rig` is a registered name or a `Rig` class of your own."""
     rig_class = rig_type(rig) if isinstance(rig, str) else rig
     label = name or (rig if isinstance(rig, str) else rig_class.scheme)
     chosen = list(all_cases() if cases is None else cases)
@@ -78,7 +78,7 @@ def conformance_tests(
 
 
 def rig_or_skip(rig_class: type[Rig]) -> Rig:
-    """A rig, or a skip that says what is absent; in CI a failure."""
+    """A rig; if its software is absent, a skip that names it, or a failure in CI."""
     try:
         return rig_class()
     except Absent as absent:
@@ -88,8 +88,8 @@ def rig_or_skip(rig_class: type[Rig]) -> Rig:
 
 
 def _pytest_marks(case: Case, rig: type[Rig]) -> list[pytest.MarkDecorator]:
-    """Cases that let a heart-beat pass are quick where the rig travels, and elsewhere among the long fault runs; so are
-    those that run on the engine's main rig as well."""
+    """Slow cases are quick if the rig can advance the clock; otherwise they belong to the long fault runs. So do cases
+    that also run on the engine's main rig."""
     if case.missing_ability(rig):
         return [pytest.mark.skip(reason=f"{rig.scheme}: {case.missing_ability(rig)}")]
     if (main := rig.main_rig) and case.missing_ability(main) is None and not _is_long(case, main):

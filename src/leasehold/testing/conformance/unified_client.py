@@ -1,4 +1,4 @@
-"""The two faces of a client as one, for code that is written once and runs on both."""
+"""The blocking and the asyncio client behind one interface, for code that is written once and runs on both."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _with_default_wait(options: LockArguments) -> LockArguments:
 
 
 async def _result_of(value: object) -> Any:
-    """The answer of a method, or of its twin that is to be awaited."""
+    """The result of a blocking method, or of its asyncio twin, which must be awaited."""
     return await maybe_await(value)
 
 
 class UnifiedClient:
-    """A client and its calls, all to be awaited; in blocking mode none of them suspends."""
+    """A client whose calls are all awaited; in blocking mode none of them suspends."""
 
     def __init__(self, client: Client | AsyncClient) -> None:
         self.client = client
@@ -41,7 +41,7 @@ class UnifiedClient:
     def traits(self) -> Traits:
         return self.client.traits
 
-    # Unless told otherwise these wait for a while, not for ever: a case must end also where an engine is wrong.
+    # By default these wait for a limited time, not for ever: a case must end even if the engine is wrong.
 
     def lock(self, name: str = "job", **options: Unpack[LockArguments]) -> AnyLock:
         return self.client.lock(name, **_with_default_wait(options))
@@ -78,7 +78,7 @@ class UnifiedClient:
 
     @asynccontextmanager
     async def hold(self, lock: AnyLock) -> AsyncIterator[AnyLease]:
-        """The body of a `with` or an `async with`."""
+        """Hold the lock for the body, by `with` or `async with`."""
         if isinstance(lock, Lock):
             with lock as lease:
                 yield lease
@@ -88,7 +88,7 @@ class UnifiedClient:
 
     @asynccontextmanager
     async def hold_all(self, multilock: AnyMultiLock) -> AsyncIterator[AnyLeases]:
-        """The same of several locks as one."""
+        """The same for a multilock."""
         if isinstance(multilock, MultiLock):
             with multilock as leases:
                 yield leases
@@ -108,7 +108,7 @@ class UnifiedClient:
         return term
 
     async def observe(self, election: AnyElection, seconds: float) -> list[Term]:
-        """Every term that an observer sees for so long."""
+        """Every term that an observer sees within `seconds`."""
         if isinstance(election, Election):
             return list(election.observe(seconds=seconds))
         return [term async for term in election.observe(seconds=seconds)]

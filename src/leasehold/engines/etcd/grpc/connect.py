@@ -1,4 +1,5 @@
-"""A socket to a member of the cluster, with or without TLS, by a deadline. Blocks: it is called aside."""
+"""Connect to a cluster member by a deadline: HTTP/2 over TLS with ALPN `h2` (RFC 9113, sections 3.2 and 9.2), or over
+plain TCP by prior knowledge (section 3.3). Blocks, so under asyncio it runs on a worker thread."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-# In memory, with what came in and what is to go out: no SSL socket may be read and written by two threads at once.
+# TLS in memory, with its incoming and outgoing bytes: two threads must not read and write one SSL socket at once.
 Tls: TypeAlias = "tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]"
 
 
 def open_socket(addresses: Sequence[str], port: int, now: Callable[[], float], deadline: float) -> socket.socket:
-    """The first of a host's numbers that answers, each in its share of the time: one that is silent must not use up all
-    of it. Raises OSError."""
-    error: OSError = ConnectionRefusedError("it has no address")
+    """Connect to the first address that accepts. Each gets its share of the time, so that a silent one cannot use up
+    all of it. Raises OSError."""
+    error: OSError = ConnectionRefusedError("the host has no address")
     for index, address in enumerate(addresses):
         timeout = (deadline - now()) / (len(addresses) - index)
         try:
@@ -27,7 +28,7 @@ def open_socket(addresses: Sequence[str], port: int, now: Callable[[], float], d
 def tls_handshake(
     sock: socket.socket, context: ssl.SSLContext, host: str, now: Callable[[], float], deadline: float
 ) -> Tls:
-    """Raises OSError."""
+    """Raises OSError, even if the server does not negotiate HTTP/2."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname=host)
     while True:
@@ -43,5 +44,5 @@ def tls_handshake(
             incoming.write(data)
     sock.sendall(outgoing.read())
     if tls.selected_alpn_protocol() != "h2":
-        raise ConnectionError("the other side does not speak HTTP/2")
+        raise ConnectionError("the server does not support HTTP/2")
     return tls, incoming, outgoing

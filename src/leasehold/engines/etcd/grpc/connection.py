@@ -1,11 +1,12 @@
-"""gRPC over HTTP/2 on one plain socket: many calls at once, streams among them, read by one thread.
+"""One HTTP/2 connection for gRPC (RFC 9113): preface (section 3.4), streams and flow control (5), frames (6), error
+codes (7), requests and trailers (8.1). It carries many calls and streams at once, and one thread reads it.
 
-Why not grpcio: its core has threads and locks of its own, and does not survive a fork. A child with a new channel hung
-or crashed whenever a call or a stream was open at that moment, and now and then when all had been closed just before. A
-socket of ours is let go in the child, and that is all.
+Why not grpcio: its core has threads and locks of its own, and does not survive a fork. A forked child with a new
+channel hung or crashed if a call or stream was open at the fork, and sometimes even if all had just been closed. With
+our own socket the child only closes its copy of the descriptor.
 
-Whoever calls writes its frames itself, under the guard; the reader hands out what comes back. A connection is never
-mended: whatever is wrong with it (`fail`) ends it and every call on it, and the next call opens another.
+Callers write their frames themselves, while they hold the mutex; the reader thread passes the replies on. A connection
+is never repaired: any error (`fail`) ends it and every call on it, and the next call opens a new one.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from leasehold.engines.etcd.url import Endpoint
 from leasehold.errors import Reentered
 from leasehold.runtime.base import Mutex, Runtime
 
-_WINDOW_UPDATE_AFTER: Final = 1 << 20  # bytes read before the peer is told that it may send so many more
-_SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MAX_INT31)  # no pushes; a window that never fills
-_CANCEL: Final = 8
-_MAX_HEADER_BLOCK: Final = 1 << 16  # of one call, as sent; etcd's have a hundred bytes
-_MAX_ERROR_TEXT: Final = 500  # of what it says about an error, which people will read
-_SEND_TIMEOUT: Final = 0.1  # that a caller waits for a full socket: an event loop may be the one that waits
-_PING_AFTER: Final = 6.0  # of silence with calls open; etcd takes offence at less than 5
+_WINDOW_UPDATE_AFTER: Final = 1 << 20  # bytes received before the client sends a WINDOW_UPDATE
+_SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MAX_INT31)  # ENABLE_PUSH 0, and the largest window
+_CANCEL: Final = 8  # error code (section 7)
+_MAX_HEADER_BLOCK: Final = 1 << 16  # bytes per call, compressed; etcd sends about a hundred
+_MAX_ERROR_TEXT: Final = 500  # bytes of the server's error text that are kept
+_SEND_TIMEOUT: Final = 0.1  # seconds to wait for a full socket: short, because the wait may block an event loop
+_PING_AFTER: Final = 6.0  # seconds without a byte while calls are open; etcd refuses pings less than 5 s apart
 _PING_TIMEOUT: Final = 4.0
 
 
 class GrpcConnection:
-    """`open` first. `tick` is called on the reader's thread, now and then and after everything heard."""
+    """Call `open` first. The reader thread calls `tick` after every read and every poll timeout."""
 
     def __init__(self, runtime: Runtime, authority: str, tls: bool) -> None:
         self._now = runtime.now
@@ -58,19 +59,19 @@ class GrpcConnection:
             0,
         )
         self._buffer = bytearray()
-        self._partial_headers: tuple[int, int, bytearray] | None = None  # headers that go on in the next frame
+        self._partial_headers: tuple[int, int, bytearray] | None = None  # headers without END_HEADERS yet
         self._received_at = self._now()
         self._pinged_at: float | None = None
-        self.bytes_received = 0  # bytes so far: whether there is any life in it
+        self.bytes_received = 0  # shows callers whether the server sends anything at all
         self.failure: str | None = None
-        self.going_away = False  # the peer takes no new calls
+        self.going_away = False  # the server sent GOAWAY: no new calls
         self.tick: Callable[[], float | None] | None = None
-        self._has_reader = False  # by a thread, which then is the one to close the socket
+        self._has_reader = False  # a reader thread runs, and closes the socket
 
     def open(
         self, endpoint: Endpoint, addresses: Sequence[str], context: ssl.SSLContext | None, deadline: float
     ) -> None:
-        """Connect to one of these numbers of it; blocks until then at most. Raises OSError."""
+        """Connect to one of the endpoint's addresses. Blocks until `deadline` at most. Raises OSError."""
         sock = connect.open_socket(addresses, endpoint.port, self._now, deadline)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -90,13 +91,13 @@ class GrpcConnection:
     # ------------------------------------------------------------- callers
 
     def start(self, stream: GrpcStream, path: str, metadata: list[Header], body: bytes | None, end: bool) -> None:
-        """Send the headers of a call, and its (first) message. Never waits. Raises Broken."""
-        if self._mutex.held_by_me():  # a signal handler, in the midst of this very thread's frame
+        """Send the headers of a call and its (first) message, without waiting for a reply. Raises ConnectionBroken."""
+        if self._mutex.held_by_me():  # a signal handler interrupted this thread while it wrote a frame
             raise Reentered
         block = self._method_header_block(path) + b"".join(encode_literal(*header) for header in metadata)
         with self._mutex:
             if self.failure is not None or self.going_away:
-                raise ConnectionBroken(self.failure or "this connection takes no new calls")
+                raise ConnectionBroken(self.failure or "the connection accepts no new calls")
             stream.stream_id, self._next_stream_id = self._next_stream_id, self._next_stream_id + 2
             stream.send_window = self._initial_stream_window
             self._streams[stream.stream_id] = stream
@@ -108,7 +109,7 @@ class GrpcConnection:
             )
 
     def _method_header_block(self, path: str) -> bytes:
-        """The headers that are the same in every call of a method."""
+        """The headers that are the same in every call of a method, encoded once."""
         if (block := self._header_blocks.get(path)) is None:
             block = self._header_prefix + encode_literal(b":path", path.encode())
             block += b"".join(encode_literal(*header) for header in frames.COMMON_HEADERS)
@@ -116,7 +117,7 @@ class GrpcConnection:
         return block
 
     def send(self, stream: GrpcStream, body: bytes) -> None:
-        """A further message of a call that was not ended."""
+        """Send a further message of a call that is still open. Raises ConnectionBroken."""
         if self._mutex.held_by_me():
             raise Reentered
         with self._mutex:
@@ -126,7 +127,7 @@ class GrpcConnection:
             self._write(self._sendable_frames(stream))
 
     def cancel(self, stream: GrpcStream) -> None:
-        """Nobody waits for this call any more. It may be carried out all the same."""
+        """Stop waiting for this call. The server may execute it nevertheless."""
         stream.on_end(GrpcStatus(frames.CANCELLED))
         if self._mutex.held_by_me():
             return
@@ -136,17 +137,17 @@ class GrpcConnection:
                     self._write(encode_frame(frames.RST_STREAM, 0, stream.stream_id, struct.pack(">I", _CANCEL)))
 
     def fail(self, reason: str) -> None:
-        """End it, and all calls on it."""
+        """End the connection and all calls on it."""
         self.failure = self.failure or reason
         self._close_socket()
         for stream in list(self._streams.values()):
             stream.on_end(GrpcStatus(frames.UNAVAILABLE, self.failure))
 
     def close_descriptor(self) -> None:
-        """In a forked child: the parent goes on using it, so no goodbye, only our descriptor."""
+        """In a forked child: close our copy of the descriptor and send nothing; the parent still uses the socket."""
         if self._socket is not None:
             self._socket.close()
-        self.failure, self._socket = "it belongs to the parent of this forked process", None
+        self.failure, self._socket = "the connection belongs to the parent of this forked process", None
 
     def __del__(self) -> None:
         if getattr(self, "_socket", None) is not None:
@@ -160,7 +161,7 @@ class GrpcConnection:
             self._socket.close()
 
     def _sendable_frames(self, stream: GrpcStream) -> bytes:
-        """As much of what a call has to send as both windows allow."""
+        """As much of the call's unsent data as both flow-control windows allow."""
         out = bytearray()
         while stream.unsent:
             size = min(len(stream.unsent), self._send_window, stream.send_window, frames.MAX_DATA_FRAME)
@@ -175,7 +176,7 @@ class GrpcConnection:
         return bytes(out)
 
     def _write(self, data: bytes) -> None:
-        """Under the guard. A frame sent by half would garble all that follow."""
+        """The caller holds the mutex. A partly sent frame would corrupt the connection, so any error ends it."""
         try:
             if self._tls is not None:
                 self._tls[0].write(data)
@@ -185,27 +186,27 @@ class GrpcConnection:
                 try:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
-                    poll = select.poll()  # not select(): a descriptor may have any number
+                    poll = select.poll()  # not select(): the descriptor may be 1024 or higher
                     poll.register(self._socket, select.POLLOUT)
                     if not poll.poll(_SEND_TIMEOUT * 1000):
-                        raise ConnectionError("the other side takes nothing any more") from None
+                        raise ConnectionError("the server does not read what is sent to it") from None
         except (OSError, ValueError) as error:
             self.fail(_error_text(error))
             raise ConnectionBroken(self.failure) from error
         except BaseException:
-            self.fail("interrupted in the midst of a frame")
+            self.fail("interrupted while writing a frame")
             raise
 
     # -------------------------------------------------------------- reader
 
     def make_reader(self) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
-        """What the reading thread runs, until the connection is broken or nobody has it any more."""
+        """What the reader thread runs until the connection fails or is garbage-collected."""
         assert self._socket is not None
         self._has_reader = True
         return _make_reader(self._socket, ref(self))
 
     def receive(self, data: bytes) -> None:
-        """Bytes from the socket."""
+        """Handle bytes from the socket."""
         self.bytes_received += len(data)
         self._received_at, self._pinged_at = self._now(), None
         try:
@@ -215,7 +216,7 @@ class GrpcConnection:
             while len(self._buffer) >= 9:
                 size = int.from_bytes(self._buffer[:3], "big")
                 if size > frames.MAX_FRAME:
-                    raise ProtocolError("a frame longer than was allowed")
+                    raise ProtocolError("frame longer than 1 MiB")
                 if len(self._buffer) < 9 + size:
                     return
                 frame_type, flags, stream_id = (
@@ -227,7 +228,7 @@ class GrpcConnection:
                 del self._buffer[: 9 + size]
                 self._on_frame(frame_type, flags, stream_id & 0x7FFFFFFF, body)
         except (ProtocolError, struct.error, IndexError, ssl.SSLError) as error:
-            self.fail(f"this is not HTTP/2 as gRPC speaks it: {error}")
+            self.fail(f"the server sent invalid HTTP/2: {error}")
         except ConnectionBroken:
             return
 
@@ -243,7 +244,7 @@ class GrpcConnection:
         return bytes(out)
 
     def ping_if_idle(self) -> None:
-        """Nothing was heard for a while: see that the other side still lives, while anybody waits for it."""
+        """If calls are open and nothing was received for a while, ping the server, and fail if it does not reply."""
         if not self._streams or self._now() - self._received_at < _PING_AFTER:
             return
         if self._pinged_at is None:
@@ -251,7 +252,7 @@ class GrpcConnection:
             with self._mutex, suppress(ConnectionBroken):
                 self._write(encode_frame(frames.PING, 0, 0, bytes(8)))
         elif self._now() - self._pinged_at > _PING_TIMEOUT:
-            self.fail("the other side has fallen silent")
+            self.fail("the server did not answer a ping")
 
     def poll_timeout(self) -> float:
         """How long the reader may sleep."""
@@ -261,7 +262,7 @@ class GrpcConnection:
 
     def _on_frame(self, frame_type: int, flags: int, stream_id: int, body: bytes) -> None:
         if self._partial_headers is not None and frame_type != frames.CONTINUATION:
-            raise ProtocolError("headers that do not go on")
+            raise ProtocolError("expected a CONTINUATION frame")
         if frame_type == frames.DATA:
             self._on_data(self._streams.get(stream_id), stream_id, flags, body)
         elif frame_type == frames.HEADERS:
@@ -269,7 +270,7 @@ class GrpcConnection:
             self._on_headers(stream_id, flags, bytearray(body[5:] if flags & frames.PRIORITY else body))
         elif frame_type == frames.CONTINUATION:
             if self._partial_headers is None or self._partial_headers[0] != stream_id:
-                raise ProtocolError("headers that go on without a beginning")
+                raise ProtocolError("CONTINUATION frame without a HEADERS frame")
             headers_stream_id, first_flags, block = self._partial_headers
             block += body
             self._on_headers(headers_stream_id, first_flags | flags & frames.END_HEADERS, block)
@@ -287,7 +288,7 @@ class GrpcConnection:
         elif frame_type == frames.GOAWAY:
             self._on_goaway(struct.unpack_from(">I", body)[0] & frames.MAX_INT31)
         elif frame_type == frames.PUSH_PROMISE:
-            raise ProtocolError("a push, which was not allowed")
+            raise ProtocolError("PUSH_PROMISE frame although push is disabled")
 
     def _on_data(self, stream: GrpcStream | None, stream_id: int, flags: int, body: bytes) -> None:
         self._unacked_bytes += len(body)
@@ -311,7 +312,7 @@ class GrpcConnection:
 
     def _on_headers(self, stream_id: int, flags: int, block: bytearray) -> None:
         if len(block) > _MAX_HEADER_BLOCK:
-            raise ProtocolError("headers that do not end")
+            raise ProtocolError("header block longer than 64 KiB")
         if not flags & frames.END_HEADERS:
             self._partial_headers = (stream_id, flags, block)
             return
@@ -368,7 +369,7 @@ def _error_text(error: Exception) -> str:
 def _make_reader(
     sock: socket.socket, connection: ref[GrpcConnection]
 ) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
-    """Holds the connection weakly: one nobody has any more must be able to go. Then its socket wakes this thread."""
+    """Holds only a weak reference, so that an unused connection can be collected; its `__del__` wakes this thread."""
 
     async def read(_: Runtime) -> None:
         poll = select.poll()

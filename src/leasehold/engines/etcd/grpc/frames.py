@@ -1,4 +1,8 @@
-"""The pieces of gRPC over HTTP/2: frames, the messages inside them, and one call as it goes along."""
+"""HTTP/2 frames and flags (RFC 9113, sections 4.1 and 6), and gRPC's messages and calls inside them.
+
+gRPC's own framing (PROTOCOL-HTTP2 in the grpc repository): each message has a 5-byte prefix, one byte "compressed" and
+four bytes length, and a call ends with trailers that carry `grpc-status` and `grpc-message`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from leasehold.runtime.base import Signal
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 1, 1, 4, 8, 32
 
-OK, CANCELLED, UNKNOWN, UNAVAILABLE, UNAUTHENTICATED = 0, 1, 2, 14, 16  # of gRPC's codes
+OK, CANCELLED, UNKNOWN, UNAVAILABLE, UNAUTHENTICATED = 0, 1, 2, 14, 16  # gRPC status codes
 
-PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # section 3.4
 MAX_INT31: Final = (1 << 31) - 1
 DEFAULT_WINDOW: Final = 65_535
-MAX_DATA_FRAME: Final = 16_384  # of a frame we send; also the least that a peer may limit us to
+MAX_DATA_FRAME: Final = 16_384  # bytes in a frame we send; no peer may set a lower limit (section 4.2)
 MAX_FRAME: Final = 1 << 20
 _MAX_MESSAGE: Final = 1 << 26
 
@@ -45,11 +49,11 @@ class GrpcStatus(NamedTuple):
 
 
 class ConnectionBroken(Exception):
-    """The connection is of no more use. Whether a call on it was carried out is not known. Never leaves the engine."""
+    """The connection failed. A call on it may or may not have been executed. Never leaves the engine."""
 
 
 class GrpcStream:
-    """One call: what was said back so far, and how it ended."""
+    """One call: the messages received so far, and its status once it ended."""
 
     def __init__(self, signal: Signal | None) -> None:
         self.stream_id = 0
@@ -72,17 +76,17 @@ class GrpcStream:
                 self._signal.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Until something was said or it is over. False: neither."""
+        """Wait for a message or the end of the call. False: neither came in time."""
         assert self._signal is not None
         return await self._signal.wait(seconds)
 
     def feed(self, data: bytes) -> None:
-        """Bytes of messages; each is led by a flag (compressed, which nobody asked for) and its length."""
+        """Handle the payload of DATA frames. Compressed messages are refused: the client never asks for compression."""
         self._buffer += data
         while len(self._buffer) >= 5:
             flag, size = struct.unpack_from(">BI", self._buffer)
             if flag or size > _MAX_MESSAGE:
-                raise ProtocolError("a message that is compressed, or longer than any of ours")
+                raise ProtocolError("gRPC message is compressed or longer than 64 MiB")
             if len(self._buffer) < 5 + size:
                 return
             message = bytes(self._buffer[5 : 5 + size])

@@ -1,7 +1,10 @@
 """Header compression of HTTP/2 (RFC 7541), as far as a gRPC client needs it.
 
-What is sent is written out plainly, which every peer must accept. What comes back may use everything: both tables, and
-the Huffman code, which is canonical, so that the lengths of its codes are all there is to keep.
+Sections used: integers and strings (5.1, 5.2), header fields and table size updates (6), the tables (2.3, 4, appendix
+A) and the Huffman code (appendix B).
+
+Requests use never-indexed literals only, which every peer must accept. Replies may use everything: both tables and the
+Huffman code. That code is canonical, so the lengths of its codes define it.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ class Header(NamedTuple):
 
 
 class ProtocolError(ValueError):
-    """The peer does not speak HTTP/2: nothing that comes after this can be understood."""
+    """The peer violated HTTP/2. Nothing it sends afterwards can be parsed."""
 
 
-_MAX_TABLE_SIZE: Final = 4096  # of the dynamic table: what a peer may use unless told otherwise, which it never is
-_ENTRY_OVERHEAD: Final = 32
+_MAX_TABLE_SIZE: Final = 4096  # bytes of the dynamic table: HTTP/2's default, which our settings never change
+_ENTRY_OVERHEAD: Final = 32  # section 4.1
 
 _STATIC_ENTRIES: Final = (
     ":authority", ":method=GET", ":method=POST", ":path=/", ":path=/index.html", ":scheme=http", ":scheme=https",
@@ -38,7 +41,7 @@ _STATIC_TABLE: Final = tuple(
 )
 assert len(_STATIC_TABLE) == 61
 
-# The length of each symbol's code, in base 32, from 0 to 255 and the end mark.
+# Appendix B: the code length of each symbol as a base-32 digit, for 0 to 255 and the end-of-string symbol.
 _CODE_LENGTHS: Final = (
     "dnsssssssoussussssssssusssssssss6aacd68baa8b8666555666666678f6cad67777777777777777777777878djde6f56565666577666567"
     "655677777fbedskmkkmmmnmnnnnnonoomnonnnnlmnmnnomlkmmnnlnmmolmnnllmlnmnnkmmmnmmnqqkjmnmpqqqrrqopjlqrrqrollqqsrrrkokl"
@@ -62,7 +65,7 @@ _END_OF_STRING: Final = 256
 
 
 def encode_literal(name: bytes, value: bytes) -> bytes:
-    """One header as it is sent: a literal that no table ever learns, so that a password stays out of them."""
+    """One header as a never-indexed literal (section 6.2.3), so that a password gets into no table."""
     return b"\x10" + _encode_string(name) + _encode_string(value)
 
 
@@ -83,7 +86,7 @@ def _encode_integer(value: int, bits: int) -> bytes:
 
 
 class HeaderDecoder:
-    """Reads the header blocks of one connection, in order: each may refer to what came before."""
+    """Decodes the header blocks of one connection in order: each may refer to entries of earlier blocks."""
 
     def __init__(self) -> None:
         self._dynamic_table: deque[Header] = deque()
@@ -99,7 +102,7 @@ class HeaderDecoder:
             elif first_byte & 224 == 32:
                 self._max_size, offset = _read_integer(block, offset, 5)
                 if self._max_size > _MAX_TABLE_SIZE:
-                    raise ProtocolError("a header table larger than was allowed")
+                    raise ProtocolError("dynamic header table larger than 4096 bytes")
                 self._evict()
             else:
                 indexed = bool(first_byte & 64)
@@ -120,7 +123,7 @@ class HeaderDecoder:
         try:
             return self._dynamic_table[index - len(_STATIC_TABLE) - 1]
         except IndexError:
-            raise ProtocolError(f"no header has the number {index}") from None
+            raise ProtocolError(f"header index {index} is not in the table") from None
 
     def _add_to_table(self, header: Header) -> None:
         self._dynamic_table.appendleft(header)
@@ -145,17 +148,17 @@ def _read_integer(block: bytes, offset: int, bits: int) -> tuple[int, int]:
         value += (byte & 127) << shift
         if byte < 128:
             return value, offset
-    raise ProtocolError("a number that does not end")
+    raise ProtocolError("header integer is truncated or too long")
 
 
 def _read_string(block: bytes, offset: int) -> tuple[bytes, int]:
     if offset >= len(block):
-        raise ProtocolError("a header without a text")
+        raise ProtocolError("header block ends before a string")
     is_huffman = block[offset] & 128
     size, offset = _read_integer(block, offset, 7)
     text = block[offset : offset + size]
     if len(text) < size:
-        raise ProtocolError("a header cut short")
+        raise ProtocolError("header string is truncated")
     return (_decode_huffman(text) if is_huffman else text), offset + size
 
 
@@ -167,11 +170,11 @@ def _decode_huffman(text: bytes) -> bytes:
             symbol = _HUFFMAN_CODES.get((length, code))
             if symbol is not None:
                 if symbol == _END_OF_STRING:
-                    raise ProtocolError("the end mark inside a text")
+                    raise ProtocolError("end-of-string symbol inside a Huffman string")
                 out.append(symbol)
                 code = length = 0
             elif length > 30:
-                raise ProtocolError("no letter has this code")
-    if length > 7 or code != (1 << length) - 1:  # what fills the last byte is the beginning of the end mark
-        raise ProtocolError("a text that ends inside a letter")
+                raise ProtocolError("invalid Huffman code")
+    if length > 7 or code != (1 << length) - 1:  # padding is the first bits of the end-of-string code, all ones
+        raise ProtocolError("invalid padding of a Huffman string")
     return bytes(out)

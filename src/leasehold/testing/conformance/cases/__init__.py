@@ -1,4 +1,4 @@
-"""The conformance cases, by what they are about. Importing this package enters them all into `CASES`."""
+"""The conformance cases, by subject. Importing this package registers them all in `CASES`."""
 
 from leasehold.testing.conformance.case import CASES
 from leasehold.testing.conformance.cases import (

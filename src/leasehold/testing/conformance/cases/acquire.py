@@ -1,4 +1,4 @@
-"""E1, E2, E3, E8: who is granted a name, by which token, and for how long."""
+"""E1, E2, E3, E8: which claim is granted a name, with which token, and for how long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def exclusive_grant_excludes_other_claims(t: CaseContext) -> None:
     mine, theirs = seat.claim(), other.claim()
     grant = await seat.granted(mine)
     busy = await other.busy(theirs)
-    assert (busy.position, busy.token) == (None, grant.token), "not queued, and told who is in the way"
+    assert (busy.position, busy.token) == (None, grant.token), "not queued, and the answer names the holder"
     assert busy.holder == mine.holder
     assert busy.left is not None
     assert 0 < busy.left <= grant.ttl
@@ -34,7 +34,7 @@ async def busy_attempt_leaves_no_claim_behind(t: CaseContext) -> None:
     held, tried = await holder.acquire(holder.claim()), other.claim()
     await other.busy(tried)
     await holder.release(held)
-    assert not await holder.inspect(), "an unqueued claim that was refused must not be in line"
+    assert not await holder.inspect(), "a refused attempt without queue=True must not be queued"
     await other.gone(tried)
 
 
@@ -48,7 +48,7 @@ async def repeated_attempt_gets_the_same_grant(t: CaseContext) -> None:
         assert (again.token, again.slot) == (first.token, first.slot)
     held = [holding for holding in await driver.inspect() if holding.state == "held"]
     assert [holding.token for holding in held] == [first.token]
-    assert await driver.release(claim), "once for all the times it was asked for"
+    assert await driver.release(claim), "one release ends the grant, however often it was attempted"
     await other.granted(other.claim())
 
 
@@ -143,8 +143,8 @@ async def granted_ttl_is_rounded_as_traits_declare(t: CaseContext) -> None:
     for number, asked in enumerate((0.3, 1.0, 2.5, 7.25)):
         made = granted_ttl(asked, traits.min_ttl, traits.ttl_step)
         grant = await driver.granted(driver.claim(f"job-{number}", ttl=asked))
-        least = 0.5 * made if traits.liveness == "ttl" else 0.0  # a session may be shorter than the ttl asked for
-        assert least < grant.ttl <= made + 0.001, f"asked {asked}, told {grant.ttl}, not {made}"
+        least = 0.5 * made if traits.liveness == "ttl" else 0.0  # a session may be shorter than the ttl requested
+        assert least < grant.ttl <= made + 0.001, f"requested a ttl of {asked}, got {grant.ttl}, not {made}"
 
 
 @case(needs={"engine-clock"}, shows=("E3", "E8"))
@@ -196,4 +196,5 @@ async def idle_name_accepts_any_kind(t: CaseContext) -> None:
         await driver.release(held)
         await other.release(waiter)
     await driver.granted(driver.claim())
-    await other.granted_within(other.claim(kind="semaphore", limit=2), 1.1 * t.rig.ttl)  # the lapsed fix none either
+    # An expired grant does not fix the kind of its name either.
+    await other.granted_within(other.claim(kind="semaphore", limit=2), 1.1 * t.rig.ttl)

@@ -1,4 +1,4 @@
-"""The promises as users meet them, through `Client` and `AsyncClient`: exclusion, the line, waiting, who holds."""
+"""The promises as users see them, through `Client` and `AsyncClient`: exclusion, queueing, waiting, who holds."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def lock_has_at_most_one_holder(t: CaseContext) -> None:
         for _ in range(5):
             async with client.hold(client.lock(wait=_LONG)) as lease:
                 holders.append(lease)
-                assert holders == [lease], "somebody else is inside"
+                assert holders == [lease], "the lock has another holder too"
                 tokens.append(lease.token)
-                await t.runtime.sleep(0.001)  # give the others their chance
+                await t.runtime.sleep(0.001)  # let the other workers run
                 lease.check()
                 holders.remove(lease)
 
@@ -74,7 +74,7 @@ async def waiters_are_granted_in_arrival_order(t: CaseContext) -> None:
     tasks = []
     for number in range(6):
         tasks.append(t.spawn(work(number, clients[number % 3])))
-        await t.until(partial(_has_waiters, clients[0], number + 1), f"waiter {number} stands in line")
+        await t.until(partial(_has_waiters, clients[0], number + 1), f"waiter {number} is queued")
     await clients[0].release(lease)
     for task in tasks:
         await task.result(_LONG)
@@ -104,7 +104,7 @@ async def acquire_without_wait_fails_at_once_naming_the_holder(t: CaseContext) -
         assert fact in str(error)
     assert await other.try_acquire(other.lock()) is None
     assert await other.locked(other.lock())
-    assert [holding.state for holding in await other.inspect()] == ["held"], "a try leaves nothing in line"
+    assert [holding.state for holding in await other.inspect()] == ["held"], "a try leaves no waiter behind"
     assert await holder.release(lease)
     assert not await other.locked(other.lock())
     taken = await other.try_acquire(other.lock())
@@ -116,13 +116,13 @@ async def acquire_without_wait_fails_at_once_naming_the_holder(t: CaseContext) -
 async def acquire_gives_up_at_its_wait_and_leaves_the_queue(t: CaseContext) -> None:
     holder, other = t.client(), t.client()
     lease = await holder.acquire()
-    for _ in range(2):  # the second time the client listens already, and queues at once
+    for _ in range(2):  # the second time the client is already listening and queues at once
         began = time.monotonic()
         with pytest.raises(NotAcquired) as caught:
             await other.acquire(wait=0.3)
         assert 0.29 <= time.monotonic() - began < 0.3 + 1.5
         assert caught.value.waited >= 0.29
-        await t.until(lambda: _has_waiters(holder, 0), "who gave up is out of line")
+        await t.until(lambda: _has_waiters(holder, 0), "the waiter that gave up has left the queue")
     lease.check()
     await holder.release(lease)
 
@@ -151,15 +151,15 @@ async def closing_client_withdraws_its_pending_acquires(t: CaseContext) -> None:
             lease = await closing.acquire(name)
             granted.append(lease)
             await closing.release(lease)
-            await t.runtime.sleep(0.001)  # an engine may answer at once, and a loop serve nobody else
+            await t.runtime.sleep(0.001)  # if the engine answers at once, this loop would starve the other tasks
 
     tasks = [t.spawn(closing.acquire("held")) for _ in range(4)]
     tasks += [t.spawn(hammer(f"free-{number}")) for number in range(4)]  # type: ignore[arg-type]  # it never returns
-    await t.until(lambda: _has_waiters(watcher, 4), "four stand in line")
-    await t.until(lambda: len(granted) >= 4, "the others get their grants")
+    await t.until(lambda: _has_waiters(watcher, 4), "four waiters are queued")
+    await t.until(lambda: len(granted) >= 4, "the other tasks get their grants")
     await closing.close()
     states = [(holding.name, holding.state) for holding in await watcher.inspect()]
-    assert states == [("held", "held")], "close() has waited for those who left"
+    assert states == [("held", "held")], "close() has waited until every waiter left the queue"
     for task in tasks:
         with pytest.raises(ConfigError, match="closed"):
             await task.result()
@@ -181,7 +181,7 @@ async def tokens_rise_across_clients(t: CaseContext) -> None:
 async def readers_share_and_writers_do_not(t: CaseContext) -> None:
     one, other = t.client(), t.client()
     reading = [await client.acquire_lock(client.read("doc", wait=_LONG)) for client in (one, other)]
-    assert await other.try_acquire(other.lock("doc")) is None, "a lock and the write side are the same"
+    assert await other.try_acquire(other.lock("doc")) is None, "a lock of the same name counts as a writer"
     for client, lease in zip((one, other), reading, strict=True):
         await client.release(lease)
     writing = await one.acquire_lock(one.write("doc", wait=_LONG))

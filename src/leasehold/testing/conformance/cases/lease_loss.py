@@ -1,4 +1,4 @@
-"""How a lease is lost, as its holder learns it: broken, cut off, held for too long. Always told, and never too late."""
+"""How a holder learns that its lease is lost: broken, cut off, held for too long. Always, and never too late."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.unified_client import AnyLease, UnifiedClient
 
 _LONG: Final = 30.0
-_UNRENEWED_TTL: Final = 300.0  # the ttl of a lease that is not renewed while a case runs: what it learns, it was told
+_UNRENEWED_TTL: Final = 300.0  # so long that no renewal falls into a case: its holder learns only from notifications
 _GRACE: Final = 0.5  # what a call may take beyond its deadline, on every engine
 
 
 async def _assert_lost(client: UnifiedClient, lease: AnyLease) -> str:
-    """Lost in every way a holder can ask; gives the reason."""
+    """The lease is lost by every method a holder can call; returns the reason."""
     with pytest.raises(LeaseLost) as caught:
         lease.check()
     assert caught.value.reason == lease.lost_reason
@@ -49,7 +49,7 @@ async def holder_is_notified_of_break(t: CaseContext) -> None:
     lease = await holder.acquire(ttl=_UNRENEWED_TTL)
     lease.on_lost(lost.append)
     assert await operator.break_lock("job", lease.token)
-    await t.until(lambda: lease.state is LeaseState.LOST, "the holder is told, though it renews nothing")
+    await t.until(lambda: lease.state is LeaseState.LOST, "the holder is notified without a renewal")
     assert await _assert_lost(holder, lease) == "broken"
     await t.until(lambda: lost == [lease], "the callback ran, once")
 
@@ -61,8 +61,8 @@ async def broken_lease_raises_at_end_of_with_block(t: CaseContext) -> None:
     async def work() -> None:
         async with holder.hold(holder.lock(ttl=_UNRENEWED_TTL)) as lease:
             assert await operator.break_lock("job", lease.token)
-            await t.until(lambda: not lease.held, "the holder is told")
-            await t.runtime.sleep(0)  # where the body is cancelled, if it can be
+            await t.until(lambda: not lease.held, "the holder is notified")
+            await t.runtime.sleep(0)  # where asyncio cancels the body
 
     with pytest.raises(LeaseLost) as caught:
         await work()
@@ -75,7 +75,7 @@ async def delay_covers_the_time_until_holder_is_notified(t: CaseContext) -> None
     lease = await holder.acquire(ttl=_UNRENEWED_TTL, delay=t.rig.ttl)
     assert await operator.break_lock("job", lease.token)
     broken = operator.now()
-    await t.until(lambda: not lease.held, "the holder is told")
+    await t.until(lambda: not lease.held, "the holder is notified")
     granted = await operator.try_acquire(operator.lock())
     assert granted is None or operator.now() >= broken + t.rig.ttl
 
@@ -87,7 +87,7 @@ async def max_hold_ends_a_lease(t: CaseContext) -> None:
     assert lease.remaining <= 0.3
     await t.until(lambda: lease.state is LeaseState.LOST, "held for as long as max_hold allows")
     assert await _assert_lost(holder, lease) == "max_hold"
-    await holder.release(lease)  # nobody else may have it before: it still lives at the engine
+    await holder.release(lease)  # until then the grant lives at the engine, and no other client can acquire the name
     await other.release(await other.acquire(wait=_LONG))
 
 
@@ -98,16 +98,16 @@ async def cut_off_holder_is_at_risk_then_lost_before_next_grant(t: CaseContext) 
     await t.wait_until_connected(holder)
     lease = await holder.acquire()
     successor = t.spawn(other.acquire(wait=_LONG))
-    await t.until(lambda: _has_waiters(other), "the successor stands in line")
+    await t.until(lambda: _has_waiters(other), "the successor is queued")
     t.rig.cut(holder.client)
     await t.pass_time(0.4 * t.rig.ttl)  # a renewal is due
-    await t.until(lambda: "at_risk" in {event.kind for event in events}, "it is told that the renewal failed")
+    await t.until(lambda: "at_risk" in {event.kind for event in events}, "an event reports that the renewal failed")
     assert lease.state in (LeaseState.AT_RISK, LeaseState.LOST)  # LOST already, if this machine is slow
     await t.pass_time(0.6 * t.rig.ttl)
-    await t.until(lambda: not lease.held or successor.done(), "it reaches its local deadline")
-    assert not lease.held, "somebody else holds the name, and this lease still says that it does"
+    await t.until(lambda: not lease.held or successor.done(), "the lease reaches its local deadline")
+    assert not lease.held, "another client holds the name, and this lease still says that it is held"
     assert await _assert_lost(holder, lease) == "unreachable"
-    await t.until(lambda: "lost" in {event.kind for event in events}, "it is told that the lease is lost")
+    await t.until(lambda: "lost" in {event.kind for event in events}, "an event reports that the lease is lost")
     next_lease = await successor.result(t.rig.ttl)
     assert await other.release(next_lease)
 
@@ -129,11 +129,11 @@ async def client_calls_end_in_time_when_cut_off(t: CaseContext) -> None:
     }
     for verb, call in calls.items():
         await t.assert_unavailable(call, t.rig.short_call + _GRACE, verb)
-    assert lease.held, "no answer is no reason to give it up"
-    assert not await client.release(lease), "not confirmed, and not raised either"
+    assert lease.held, "an unanswered call does not end the lease"
+    assert not await client.release(lease), "the release is not confirmed, and raises nothing"
     assert lease.state is LeaseState.RELEASED
     t.rig.restore(client.client)
-    await t.until(lambda: _has_no_holdings(other), "what was owed is given back once the engine answers")
+    await t.until(lambda: _has_no_holdings(other), "the pending release is sent once the engine answers")
 
 
 @case(rig={"pause"}, shows=("E6", "E8"))
@@ -145,7 +145,7 @@ async def late_grant_is_released_not_returned(t: CaseContext) -> None:
     with pytest.raises(Unavailable):
         await client.acquire(ttl=ttl, wait=0)
     t.rig.resume()
-    await t.until(lambda: _has_no_holdings(other), "the attempt that landed late is given back", _LONG)
+    await t.until(lambda: _has_no_holdings(other), "the late grant is released", _LONG)
 
 
 @case(rig={"pause"}, shows=("E4", "E6"))
@@ -153,7 +153,7 @@ async def waiter_survives_a_pause_of_the_engine(t: CaseContext) -> None:
     holder, other = t.client(call_timeout=_LONG), t.client(call_timeout=_LONG)
     lease = await holder.acquire(ttl=_LONG)
     waiting = t.spawn(other.acquire(wait=_LONG, ttl=_LONG))
-    await t.until(lambda: _has_waiters(holder), "the waiter stands in line")
+    await t.until(lambda: _has_waiters(holder), "the waiter is queued")
     t.rig.pause()
     releasing = t.spawn(holder.release(lease))
     await t.runtime.sleep(0.05)
@@ -170,13 +170,13 @@ async def cut_off_waiter_leaves_no_queue_entry(t: CaseContext) -> None:
     await t.wait_until_connected(other)
     lease = await holder.acquire(ttl=_LONG)
     waiting = t.spawn(other.acquire(wait=0.5))
-    await t.until(lambda: _has_waiters(holder), "the waiter stands in line")
+    await t.until(lambda: _has_waiters(holder), "the waiter is queued")
     t.rig.cut(other.client)
     with pytest.raises((NotAcquired, Unavailable)):
         await waiting.result()
     t.rig.restore(other.client)
     await holder.release(lease)
-    await t.until(lambda: _has_no_holdings(holder), "the place it could not give up is given back later", _LONG)
+    await t.until(lambda: _has_no_holdings(holder), "the waiter leaves the queue once its client is reconnected", _LONG)
 
 
 async def _has_waiters(client: UnifiedClient) -> bool:

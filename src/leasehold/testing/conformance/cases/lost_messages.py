@@ -1,6 +1,6 @@
-"""Every call's request and answer lost, repeated and delayed, one after the other.
+"""The request or the answer of every call lost, repeated or delayed, one call at a time.
 
-Nobody is granted twice, and nothing is left once what is owed has been answered.
+No name is granted twice, and nothing is left behind once the pending releases are confirmed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def _has_no_holdings(client: UnifiedClient) -> bool:
 
 
 async def _scenario(t: CaseContext, subject: UnifiedClient, other: UnifiedClient) -> None:
-    """Take a free name, be refused a held one, wait for it, renew, break, and give all up; whatever fails, go on."""
+    """Acquire a free name, be refused a held one, wait for it, renew, break, release all; continue after failures."""
     with suppress(Unavailable):
         lease = await subject.acquire("free", wait=0, ttl=_LONG)
         try:
@@ -46,7 +46,7 @@ async def _scenario(t: CaseContext, subject: UnifiedClient, other: UnifiedClient
     with pytest.raises((NotAcquired, Unavailable)):
         await subject.acquire("taken", wait=0, ttl=_LONG)
     waiting = t.spawn(subject.acquire("taken", wait=_LONG, ttl=_LONG))
-    await t.until(lambda: _is_done_or_queued(waiting.done, other), "the waiter stands in line, or was not answered")
+    await t.until(lambda: _is_done_or_queued(waiting.done, other), "the waiter is queued, or has failed")
     theirs.check()
     await other.release(theirs)
     with suppress(Unavailable):
@@ -118,7 +118,7 @@ async def pending_release_is_retried_until_confirmed(t: CaseContext) -> None:
     lease = await client.acquire(ttl=_LONG)
     faults.next("release", *[drop_request] * 3)
     assert not await client.release(lease), "not confirmed"
-    await t.until(lambda: _has_no_holdings(other), "the release is repeated")
+    await t.until(lambda: _has_no_holdings(other), "the release is retried")
     assert [verb for verb, _ in faults.struck] == ["release"] * 3
 
 
@@ -127,10 +127,10 @@ async def unanswered_attempt_is_released_in_the_background(t: CaseContext) -> No
     faults = Faults()
     client, other = t.client(faults), t.client()
     faults.next("attempt", drop_answer)
-    faults.next("forget", drop_request)  # the release could not be sent at once: it is owed
+    faults.next("forget", drop_request)  # the release cannot be sent at once and becomes pending
     with pytest.raises(Unavailable):
         await client.acquire(ttl=_LONG, wait=0)
-    await t.until(lambda: _has_no_holdings(other), "the grant nobody was told of is given back")
+    await t.until(lambda: _has_no_holdings(other), "the grant whose answer was lost is released")
 
 
 @case(needs={"push"}, shows=("E4",))
@@ -138,9 +138,9 @@ async def spurious_wakeup_grants_nothing(t: CaseContext) -> None:
     faults = Faults()
     client, other = t.client(faults), t.client()
     theirs = await other.acquire(ttl=_LONG)
-    faults.always("wait", drop_answer)  # woken for nothing
+    faults.always("wait", drop_answer)  # spurious wake-ups
     waiting = t.spawn(client.acquire(wait=_LONG))
-    await t.until(lambda: len(faults.calls) > 20, "it asks again and again, and is let in by none of it")
+    await t.until(lambda: len(faults.calls) > 20, "the waiter retries again and again")
     assert not waiting.done()
     faults.clear()
     await other.release(theirs)

@@ -1,4 +1,4 @@
-"""Recipes over several names or several candidates: multilock, deadlocks, election, as users meet them."""
+"""Several names or several candidates, as users see them: multilock, deadlocks, election."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ async def multilock_acquires_all_names_or_none(t: CaseContext) -> None:
     for wait in (0, 0.3):
         with pytest.raises(NotAcquired) as caught:
             async with other.hold_all(other.multilock(["c", "a", "b"], wait=wait)):
-                pytest.fail("it began without all of them")
+                pytest.fail("the body ran without all locks")
         assert caught.value.name == "b"
-        await t.until(lambda: _has_names(observer, {"b"}), "what was taken before is given back")
+        await t.until(lambda: _has_names(observer, {"b"}), "the locks acquired before are released")
     await holder.release(held)
     async with other.hold_all(other.multilock(["c", "a", "b"])) as leases:
         assert await _has_names(observer, {"a", "b", "c"})
         assert list(leases) == ["c", "a", "b"]
         assert leases.held
         leases.check()
-    await t.until(lambda: _has_names(observer, set()), "all of them are given back")
+    await t.until(lambda: _has_names(observer, set()), "all locks are released")
 
 
 async def _has_names(client: UnifiedClient, expected: set[str]) -> bool:
@@ -49,7 +49,7 @@ async def multilocks_in_any_order_do_not_deadlock(t: CaseContext) -> None:
         for _ in range(3):
             async with client.hold_all(client.multilock(names, wait=_LONG)):
                 for name in names:
-                    assert inside.setdefault(name, number) == number, f"two have {name}"
+                    assert inside.setdefault(name, number) == number, f"{name} has two holders"
                 await t.runtime.sleep(0.001)
                 for name in names:
                     del inside[name]
@@ -66,13 +66,13 @@ async def multilock_is_lost_when_one_lease_is_lost(t: CaseContext) -> None:
     async def work() -> None:
         async with client.hold_all(client.multilock(["a", "b"])) as leases:
             await operator.break_lock("b", leases["b"].token)
-            await t.until(lambda: not leases.held, "the loss is told", t.rig.ttl)
+            await t.until(lambda: not leases.held, "the multilock is lost", t.rig.ttl)
             assert leases["a"].held
 
     with pytest.raises(LeaseLost) as caught:
         await work()
     assert caught.value.name == "b"
-    await t.until(lambda: _has_names(operator, set()), "the other one is given back")
+    await t.until(lambda: _has_names(operator, set()), "the other lock is released")
 
 
 @case(needs={"fair"}, shows=("E4",))
@@ -86,7 +86,7 @@ async def deadlock_is_reported_with_its_victim(t: CaseContext) -> None:
         try:
             async with client.hold(client.lock(first, wait=_LONG)):
                 ready.append(first)
-                await t.until(lambda: len(ready) == 3, "all have their first")
+                await t.until(lambda: len(ready) == 3, "each task holds its first lock")
                 async with client.hold(client.lock(second, wait=_LONG)):
                     pass
         except LeaseLost:
@@ -96,7 +96,7 @@ async def deadlock_is_reported_with_its_victim(t: CaseContext) -> None:
         return bool(await observer.deadlocks())
 
     tasks = [t.spawn(acquire_both(number)) for number in range(3)]
-    await t.until(deadlock_reported, "the circle is named")
+    await t.until(deadlock_reported, "the deadlock is reported")
     (deadlock,) = await observer.deadlocks()
     assert {wait.name for wait in deadlock.waits} == {"a", "b", "c"}
     assert len({wait.waiter.owner for wait in deadlock.waits}) == 3
@@ -125,7 +125,7 @@ async def chain_of_waiters_is_not_reported_as_deadlock(t: CaseContext) -> None:
 
     tasks = [t.spawn(hold_b_and_wait_for_a())]
     await t.until(lambda: has_waiters(1), "the first waits")
-    tasks.append(t.spawn(wait_for_b()))  # by the same client: another thread or task is another owner
+    tasks.append(t.spawn(wait_for_b()))  # the same client, but another thread or task, and thus another owner
     await t.until(lambda: has_waiters(2), "the second waits")
     assert await holder.deadlocks() == []
     await holder.release(held)
@@ -140,7 +140,7 @@ async def election_observer_sees_each_term_once_in_order(t: CaseContext) -> None
     led: list[tuple[int, str]] = []
 
     async def lead() -> None:
-        for number in (0, 1, 1):  # each for no longer than it takes to say so
+        for number in (0, 1, 1):  # each leads only for a moment
             term = await clients[number].campaign(elections[number])
             led.append((term.token, term.holder))
             leader = await observer.leader(observer.election("boss"))
@@ -149,12 +149,12 @@ async def election_observer_sees_each_term_once_in_order(t: CaseContext) -> None
             assert await clients[number].resign(elections[number])
 
     leading = t.spawn(lead())
-    in_view = max(TERM_VISIBLE, (await t.traits()).min_ttl)  # an engine keeps nothing for less than that
+    in_view = max(TERM_VISIBLE, (await t.traits()).min_ttl)  # an engine keeps no grant for less
     seen = await observer.observe(observer.election("boss"), 4 * in_view)
     await leading.result(_LONG)
     tokens = [term.token for term in seen]
     assert tokens == sorted(set(tokens))
-    if not any(term.missed for term in seen):  # a machine too busy to look says so
+    if not any(term.missed for term in seen):  # on a busy machine the observer may miss terms, and says so
         assert [(term.token, term.holder.label) for term in seen] == led[: len(seen)]
         assert len(seen) == 3
 
@@ -168,5 +168,5 @@ async def broken_leader_is_succeeded_by_next_candidate(t: CaseContext) -> None:
     assert await operator.break_lock("boss", term.token)
     after = await following.result(_LONG)
     assert after.token > term.token
-    await t.until(lambda: not term.held, "the first is told", t.rig.ttl)
+    await t.until(lambda: not term.held, "the first leader has lost its term", t.rig.ttl)
     assert await second.resign(candidate)

@@ -1,6 +1,6 @@
-"""What `once` makes of an engine's locks: one runner at a time, a dead one followed, a late one refused.
+"""`once` on an engine's locks: one runner at a time, a dead runner is replaced, a late result is refused.
 
-The store is one of memory: these cases are about the engine. Stores have tests of their own.
+The store is in memory because these cases test the engine. Stores have their own tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ async def concurrent_once_calls_run_the_function_once(t: CaseContext) -> None:
 
     async def work() -> int:
         ran.append(1)
-        await t.runtime.sleep(0.01)  # give the others their chance
+        await t.runtime.sleep(0.01)  # let the other tasks run
         return len(ran)
 
     tasks = [t.spawn(client.once("order", work, store=store)) for client in clients * 3]
@@ -57,19 +57,19 @@ async def cut_off_once_runner_is_replaced_and_its_result_refused(t: CaseContext)
 
     async def slow() -> str:
         is_running[0] = True
-        await t.until(lambda: is_replaced[0], "somebody else has taken over", 30.0 + t.rig.ttl)
+        await t.until(lambda: is_replaced[0], "another runner has taken over", 30.0 + t.rig.ttl)
         return "late"
 
     async def quick() -> str:
         return "second"
 
     late = t.spawn(first.once("order", slow, store=store))
-    await t.until(lambda: is_running[0], "the first runs it")
+    await t.until(lambda: is_running[0], "the first runner has started")
     t.rig.cut(first.client)
     successor = t.spawn(second.once("order", quick, store=store))
     await t.pass_time(t.rig.ttl)
     assert await successor.result(30.0 + t.rig.ttl) == "second"
     is_replaced[0] = True
-    with pytest.raises((StaleToken, LeaseLost)):  # LeaseLost where losing the lease ends the body
+    with pytest.raises((StaleToken, LeaseLost)):  # LeaseLost if losing the lease cancels the function
         await late.result(30.0)
     assert await second.once("order", slow, store=store) == "second"

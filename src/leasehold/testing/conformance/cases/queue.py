@@ -1,4 +1,4 @@
-"""E4 and E7: the line of waiters, how one is woken, and how long a place is kept for one not heard of."""
+"""E4 and E7: the queue, how a waiter is woken, and how long a waiter keeps its position without a heartbeat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.engine_driver import EngineDriver
 
-_LONG = 60.0  # a wait that must be cut short by a wake-up, or the case fails
+_LONG = 60.0  # a wait that a wake-up must end early, or the case fails
 
 
 @case(shows=("E4",))
@@ -24,7 +24,7 @@ async def wait_without_wakeup_returns_in_time(t: CaseContext) -> None:
     await other.engine.wait(waiter, busy, 0.3)
     assert time.monotonic() - began < 0.3 + t.timeout
     again = await other.busy(waiter)
-    assert again.position == 0, "a wait never grants, and costs nobody a place"
+    assert again.position == 0, "a wait never grants, and no waiter loses its position by it"
 
 
 @case(needs={"push"}, shows=("E4",))
@@ -68,7 +68,7 @@ async def waiter_retries_when_holder_expires(t: CaseContext) -> None:
     await holder.granted(holder.claim())
     waiter = other.waiter()
     waiting = t.spawn(_wait_for(other, waiter))
-    await t.until(lambda: _has_waiters(holder, 1), "the waiter stands in line")
+    await t.until(lambda: _has_waiters(holder, 1), "the waiter is queued")
     await t.pass_time(1.1 * t.rig.ttl)
     await waiting.result()
 
@@ -83,7 +83,7 @@ async def grants_follow_queue_order(t: CaseContext) -> None:
     while waiters:
         for driver, waiter in reversed(waiters):
             await driver.busy(waiter)
-        await t.driver().busy(drivers[0].claim())  # a newcomer is not let past the line, held or free
+        await t.driver().busy(drivers[0].claim())  # a newcomer does not overtake the queue, held or free
         await holder.release(held)
         await t.driver().busy(drivers[0].claim())
         for driver, waiter in reversed(waiters[1:]):
@@ -101,8 +101,8 @@ async def waiter_without_heartbeat_loses_its_position(t: CaseContext) -> None:
     assert (await other.busy(kept)).position == 1
     for _ in range(4):
         await t.pass_time(HEARTBEAT_INTERVAL - 1)
-        assert isinstance((await other.renew(kept))[0], Alive), "a renewal keeps the place of a queued claim"
-    assert (await other.busy(kept)).position == 0, "nobody else is left in line"
+        assert isinstance((await other.renew(kept))[0], Alive), "a renewal keeps a queued claim in the queue"
+    assert (await other.busy(kept)).position == 0, "the silent waiter has left the queue"
     await silent.gone(lost)
     await holder.release(held)
     await other.granted(kept)
@@ -121,7 +121,7 @@ async def renewal_keeps_queue_position_and_grants_nothing(t: CaseContext) -> Non
         assert alive.position in (None, 0)
     await holder.release(held)
     await other.alive(waiter)
-    assert not [h for h in await other.inspect() if h.state == "held"], "its turn came, but it has not claimed it"
+    assert not [h for h in await other.inspect() if h.state == "held"], "reserved for the waiter, but not granted"
     await other.granted(waiter)
 
 
@@ -133,16 +133,16 @@ async def passed_over_waiter_keeps_its_position(t: CaseContext) -> None:
     for driver, waiter in ((silent, first), (other, second), (last, third)):
         await driver.busy(waiter)
     await holder.release(held)
-    await t.pass_time(1.2 * RESERVATION_TTL)  # its turn, which it does not claim
-    if isinstance(await other.attempt(second), Grant):  # engines that reserve pass it over
-        assert (await silent.busy(first)).position == 0, "back at its old place"
+    await t.pass_time(1.2 * RESERVATION_TTL)  # the first waiter does not use its reservation
+    if isinstance(await other.attempt(second), Grant):  # engines with reservations pass it over
+        assert (await silent.busy(first)).position == 0, "back at its old position"
         assert (await last.busy(third)).position == 1
         await other.release(second)
     await silent.granted(first)
     await silent.release(first)
-    reserves = (await t.traits()).liveness == "ttl"  # else a turn not taken is over when the place lapses
+    reserves = (await t.traits()).liveness == "ttl"  # else the waiter is dropped when its queue entry expires
     await t.until(
-        lambda: _is_granted(last, third), "the last in line is served too", RESERVATION_TTL if reserves else WAITER_TTL
+        lambda: _is_granted(last, third), "the last waiter is granted too", RESERVATION_TTL if reserves else WAITER_TTL
     )
 
 
@@ -155,7 +155,7 @@ async def unreachable_waiter_returns_to_its_position(t: CaseContext) -> None:
         await driver.busy(waiter)
     t.rig.kill_session(disconnected)
     await holder.release(held)
-    if isinstance(await other.attempt(second), Grant):  # passed over at once, unless it had connected anew by then
+    if isinstance(await other.attempt(second), Grant):  # passed over at once, unless it had already reconnected
         assert (await disconnected.busy(first)).position == 0
         await other.release(second)
     assert isinstance(await last.attempt(third), Busy)
@@ -174,7 +174,7 @@ async def queue_position_ends_with_its_session(t: CaseContext) -> None:
     t.rig.kill_session(dead)
     await waiting.result()
     assert (await other.busy(second)).position == 0
-    assert (await dead.busy(first)).position == 1, "it joins anew, at the end"
+    assert (await dead.busy(first)).position == 1, "it joins the queue again, at the end"
     await holder.release(held)
     await other.granted(second)
 
@@ -185,12 +185,11 @@ async def silent_first_waiter_delays_the_queue_only_briefly(t: CaseContext) -> N
     held, waiter = await holder.acquire(holder.claim(ttl=_LONG)), other.waiter()
     await silent.busy(silent.waiter())
     waiting = t.spawn(_wait_for(other, waiter))
-    await t.until(lambda: _has_waiters(holder, 2), "both stand in line")
+    await t.until(lambda: _has_waiters(holder, 2), "both waiters are queued")
     await holder.release(held)
     await t.pass_time(1.2 * RESERVATION_TTL)
-    await waiting.result(
-        0.0 if t.rig.can_advance_clock else WAITER_TTL
-    )  # engines that do not reserve: when its place lapses
+    # Engines without reservations grant the next waiter only when the silent one's queue entry expires.
+    await waiting.result(0.0 if t.rig.can_advance_clock else WAITER_TTL)
 
 
 async def _is_granted(driver: EngineDriver, claim: Claim) -> bool:
@@ -198,12 +197,12 @@ async def _is_granted(driver: EngineDriver, claim: Claim) -> bool:
 
 
 async def _wait_for(driver: EngineDriver, waiter: Claim) -> None:
-    """Ask and wait in turn until it is granted, as a recipe does, but never unprompted."""
+    """Attempt and wait until granted, as client code does, but retry only after a wake-up."""
     while True:
         try:
             reply = await driver.attempt(waiter)
         except Unavailable:
-            continue  # the clock jumped in the midst of this call: its outcome is unknown, so it is asked again (E2)
+            continue  # the clock jumped during this call: its outcome is unknown, so repeat it (E2)
         if isinstance(reply, Grant):
             return
         await driver.engine.wait(waiter, reply, _LONG)

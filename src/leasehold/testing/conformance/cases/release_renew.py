@@ -1,4 +1,4 @@
-"""E5 and E6: what is answered about a claim, and what is left of one that has ended."""
+"""E5 and E6: what the engine answers about a claim, and what is left of a claim that has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def release_removes_every_trace(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     held, waiter = await holder.acquire(holder.claim()), other.waiter()
     await other.busy(waiter)
-    assert not await other.release(waiter), "it left the line; no grant ended"
+    assert not await other.release(waiter), "the waiter left the queue; no grant ended"
     assert [holding.state for holding in await other.inspect()] == ["held"]
     assert await holder.release(held)
     assert not await holder.inspect()
@@ -26,7 +26,7 @@ async def repeated_release_is_harmless(t: CaseContext) -> None:
     assert await holder.release(first)
     assert not await holder.release(first)
     second = await other.acquire(other.claim())
-    assert not await holder.release(first), "the next holder is not its own to release"
+    assert not await holder.release(first), "it must not release the next holder's grant"
     await other.alive(second)
 
 
@@ -57,15 +57,14 @@ async def forgotten_claim_leaves_no_trace(t: CaseContext) -> None:
     await other.busy(waiter)
     for driver, claim in ((other, waiter), (holder, held)):
         driver.engine.forget(claim)
-        for pending in list(
-            driver.registry.pending_releases.values()
-        ):  # not sent at once: the watchdog would repeat it
+        # There is no watchdog to retry a release that could not be sent at once.
+        for pending in list(driver.registry.pending_releases.values()):
             await driver.release(pending.claim)
 
     async def has_no_holdings() -> bool:
         return not await other.inspect()
 
-    await t.until(has_no_holdings, "what was forgotten is gone")
+    await t.until(has_no_holdings, "the forgotten claims are gone")
 
 
 @case(needs={"ttl"}, shows=("E5",))
@@ -73,7 +72,7 @@ async def renewal_after_expiry_answers_gone(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     held = await holder.acquire(holder.claim())
     await t.pass_time(1.1 * t.rig.ttl)
-    await t.until(lambda: _is_gone(holder, held), "the lapsed grant is gone, though nobody else has asked")
+    await t.until(lambda: _is_gone(holder, held), "the expired grant is gone, even without another attempt")
     await other.granted(other.claim())
     await holder.gone(held)
 
@@ -121,7 +120,7 @@ async def break_ends_only_the_grant_with_its_token(t: CaseContext) -> None:
     assert await operator.break_(first)
     await holder.gone(first)
     second = await other.acquire(other.claim())
-    assert not await operator.break_(first), "an old token hits nobody"
+    assert not await operator.break_(first), "an old token breaks no grant"
     assert not await operator.break_(second._replace(token=second.token + 1))
     assert not await operator.break_(second._replace(name="other"))
     await other.alive(second)
@@ -169,7 +168,7 @@ async def delay_keeps_name_busy_after_break(t: CaseContext) -> None:
     broken = other.now()
     assert await other.break_(held)
     await t.pass_time(0.5 * t.rig.ttl)
-    await other.break_(held)  # told twice, it must not end sooner
+    await other.break_(held)  # repeating the break must not end the delay sooner
     await other.refused_before(other.claim(), broken + t.rig.ttl)
     await other.granted_within(other.claim(), 0.6 * t.rig.ttl)
 
@@ -205,9 +204,7 @@ async def idle_name_leaves_no_data_behind(t: CaseContext) -> None:
         await holder.renew(held, waiter)
         await holder.break_(held)
         await holder.inspect(f"job-{number}", exact=True)
-    await t.until(
-        lambda: t.rig.residue(t.namespace) == 0, "nothing is left, once a server that sweeps by itself did so"
-    )
+    await t.until(lambda: t.rig.residue(t.namespace) == 0, "nothing is left, at the latest after the server's sweep")
 
 
 @case(needs={"ttl"}, rig={"count"}, shows=("E6",))
@@ -216,8 +213,8 @@ async def expired_names_are_swept_eventually(t: CaseContext) -> None:
     for number in range(20):
         await driver.granted(driver.claim(f"lapses-{number}"))
     await t.pass_time(1.1 * t.rig.ttl)
-    for number in range(40):  # whoever comes by cleans up: no sweeper of its own is asked of an engine
+    for number in range(40):  # any later call may sweep: an engine need not have a background sweeper
         claim = driver.claim(f"passes-by-{number}")
         await driver.granted(claim)
         await driver.release(claim)
-    await t.until(lambda: t.rig.residue(t.namespace) == 0, "what lapsed is swept away")
+    await t.until(lambda: t.rig.residue(t.namespace) == 0, "the expired names are swept")

@@ -1,4 +1,4 @@
-"""E1 beyond the plain lock: readers beside readers, permits with slots, many names at once."""
+"""E1 beyond the plain lock: readers together with readers, permits with slots, many names at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def queued_writer_is_not_starved_by_readers(t: CaseContext) -> None:
     behind = late.waiter(mode="shared")
     assert (await late.busy(behind)).position == 1
     await reader.release(reading)
-    assert isinstance(await late.attempt(behind), Busy), "the writer came first"
+    assert isinstance(await late.attempt(behind), Busy), "the writer is ahead in the queue"
     await writer.granted(wants)
     await writer.release(wants)
     await late.granted(behind)
@@ -78,7 +78,7 @@ async def semaphore_slot_has_one_holder_at_a_time(t: CaseContext) -> None:
     claims = [driver.claim(kind="semaphore", limit=limit) for driver in drivers]
     slots = [(await driver.granted(claim)).slot for driver, claim in zip(drivers, claims, strict=True)]
     assert sorted(slot for slot in slots if slot is not None) == list(range(limit))
-    assert (await drivers[0].granted(claims[0])).slot == slots[0], "asked again, it keeps its slot"
+    assert (await drivers[0].granted(claims[0])).slot == slots[0], "a repeated attempt keeps its slot"
     await drivers[1].release(claims[1])
     assert (await drivers[1].granted(drivers[1].claim(kind="semaphore", limit=limit))).slot == slots[1]
 
@@ -108,13 +108,13 @@ ODD_NAMES = (
 @case(shows=("E1",))
 async def unusual_names_never_collide(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
-    held = [await holder.acquire(holder.claim(name, ttl=60.0)) for name in ODD_NAMES]  # however slow the machine
+    held = [await holder.acquire(holder.claim(name, ttl=60.0)) for name in ODD_NAMES]  # long enough for a slow machine
     for claim in held:
         assert (await other.busy(other.claim(claim.name))).token == claim.token
     assert sorted(holding.name for holding in await other.inspect()) == sorted(ODD_NAMES)
     for prefix in ("a/", "x", "%", "é", "*", "_"):
         found = sorted(holding.name for holding in await other.inspect(prefix))
-        assert found == sorted(name for name in ODD_NAMES if name.startswith(prefix)), f"by the prefix {prefix!r}"
+        assert found == sorted(name for name in ODD_NAMES if name.startswith(prefix)), f"with the prefix {prefix!r}"
     for claim in held[::7]:
         assert [holding.name for holding in await other.inspect(claim.name, exact=True)] == [claim.name]
     for claim in held:
@@ -173,7 +173,7 @@ async def grants_survive_a_restart_of_the_engine(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     held = await holder.acquire(holder.claim(ttl=60.0))
     t.rig.restart()
-    await t.until(lambda: _answers_busy(other), "the engine is back, and the name is still held")
+    await t.until(lambda: _answers_busy(other), "the engine answers again, and the name is still held")
     assert await holder.release(held)
     assert (await other.granted(other.claim())).token > held.token
 
@@ -184,7 +184,7 @@ async def grants_survive_the_loss_of_a_minority(t: CaseContext) -> None:
     held = await holder.acquire(holder.claim(ttl=60.0))
     t.rig.lose_minority()
     try:
-        await t.until(lambda: _answers_busy(other), "the engine goes on, and the name is still held")
+        await t.until(lambda: _answers_busy(other), "the engine continues, and the name is still held")
         assert await holder.release(held)
         assert (await other.granted(other.claim())).token > held.token
     finally:
@@ -192,7 +192,7 @@ async def grants_survive_the_loss_of_a_minority(t: CaseContext) -> None:
 
 
 async def _answers_busy(driver: EngineDriver) -> bool:
-    """Whether the engine can be asked again; if so, it must not grant."""
+    """Whether the engine answers again; if so, it must answer busy."""
     try:
         await driver.busy(driver.claim())
     except Unavailable:

@@ -1,4 +1,4 @@
-"""E5 and E9: an engine that does not answer. No verb guesses, none outlasts its deadline, none raises anything else."""
+"""E5 and E9: an engine that does not answer. Every verb raises Unavailable by its deadline; no verb guesses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def _every_verb_is_unavailable(driver: EngineDriver) -> None:
 
     async def renew() -> None:
         replies = await driver.engine.renew([held, claim], deadline())
-        assert [type(reply) for reply in replies] == [Unavailable, Unavailable], "it cannot tell"
+        assert [type(reply) for reply in replies] == [Unavailable, Unavailable], "the state of the claims is unknown"
         raise replies[0]  # type: ignore[misc]
 
     await driver.context.assert_unavailable(renew, _DEADLINE + _GRACE, "renew")
@@ -49,7 +49,7 @@ async def engine_calls_end_unavailable_in_time_when_cut_off(t: CaseContext) -> N
     await _every_verb_is_unavailable(driver)
     await other.granted(other.claim("elsewhere"))
     t.rig.restore(driver)
-    await t.until(lambda: _is_answered(driver), "the client finds back by itself")
+    await t.until(lambda: _is_answered(driver), "the client reconnects automatically")
 
 
 @case(rig={"cut"}, shows=("E5", "E9"))
@@ -66,7 +66,7 @@ async def engine_calls_end_unavailable_in_time_when_paused(t: CaseContext) -> No
     t.rig.pause()
     await _every_verb_is_unavailable(driver)
     t.rig.resume()
-    await t.until(lambda: _is_answered(driver), "the engine goes on")
+    await t.until(lambda: _is_answered(driver), "the engine continues")
     await other.alive(held)
 
 
@@ -78,7 +78,7 @@ async def attempt_sent_to_paused_engine_is_ended_by_release(t: CaseContext) -> N
     with pytest.raises(Unavailable):
         await driver.engine.attempt(claim, driver.now() + 0.1)
     t.rig.resume()
-    await t.until(lambda: _is_answered(driver), "the engine goes on")
+    await t.until(lambda: _is_answered(driver), "the engine continues")
     await driver.release(claim)  # whether or not it had been granted
     await other.granted(other.claim())
 
@@ -90,7 +90,7 @@ async def cut_off_holder_expires_and_is_gone_when_reconnected(t: CaseContext) ->
     t.rig.cut(holder)
     await other.granted_within(other.claim(), 1.1 * t.rig.ttl)
     t.rig.restore(holder)
-    await t.until(lambda: _is_answered(holder), "the client finds back by itself")
+    await t.until(lambda: _is_answered(holder), "the client reconnects automatically")
     await holder.gone(held)
 
 
