@@ -1,4 +1,4 @@
-"""Ways to have `Idempotency-Key` answer wrongly, or not at all: each was tried, and what it showed is mended."""
+"""Attempts to make `Idempotency-Key` answer wrongly or not at all. The bugs they found are fixed."""
 
 import asyncio
 
@@ -23,13 +23,13 @@ from leasehold.http.idempotency import IdempotencyKey
     ids=lambda error: type(error).__name__,
 )
 def test_leasehold_error_raised_by_application_is_passed_through(http, error):
-    """An application may use locks itself: what it raises is a crash, and no answer about the key."""
+    """An application may use locks itself: an error that it raises is a crash, not an answer about the key."""
 
     async def app(scope, receive, send):
         raise error
 
     async def work(app, _):
-        for _ in range(2):  # it may be asked again
+        for _ in range(2):  # the request may be sent again
             with pytest.raises(type(error)) as raised:
                 await http.post(app)
             assert raised.value is error
@@ -38,7 +38,7 @@ def test_leasehold_error_raised_by_application_is_passed_through(http, error):
 
 
 def test_response_extensions_are_hidden_from_application(http):
-    """Servers offer to send files themselves: such an answer could be neither held back nor kept."""
+    """Servers offer to send files themselves. Such a response could neither be held back nor stored."""
 
     async def app(scope, receive, send):
         offered.append(sorted(scope["extensions"]))
@@ -60,7 +60,7 @@ def test_response_extensions_are_hidden_from_application(http):
 
 
 def test_same_key_with_other_host_is_422(http):
-    """One application may serve several shops: a key of one is never answered with the answer of another."""
+    """One application may serve several shops: a key of one must never get the response of another."""
 
     async def work(app, shop):
         assert (await http.post(app, more=[(b"Host", b"one.example")]))[0] == 201
@@ -113,7 +113,7 @@ def test_methods_option_accepts_lower_case(http):
 
 @pytest.mark.parametrize("who", [None, 7, b"ann"])
 def test_who_that_returns_no_string_is_config_error(http, who):
-    """Nobody in particular is no text: what stands for everybody would let them meet."""
+    """A caller without an identity has no string. A shared default would mix the keys of different callers."""
 
     async def work(app, shop):
         with pytest.raises(ConfigError, match="who"):
@@ -127,7 +127,7 @@ def test_body_split_into_other_chunks_is_the_same_request(http):
     async def work(app, shop):
         assert (await http.post(app, chunks=[b"a", b"", b"bc"]))[0] == 201
         assert (await http.post(app, b"abc"))[1].get(b"idempotency-replayed") == b"true"
-        assert (await http.post(app, chunks=[b"ab", None])) is None, "broken off: nothing is answered"
+        assert (await http.post(app, chunks=[b"ab", None])) is None, "the sender hung up, so there is no response"
         assert shop.orders == [b"abc"]
 
     http.served(work)
@@ -139,7 +139,7 @@ def test_similar_keys_are_different_and_two_key_headers_are_400(http):
             assert (await http.post(app, key=key))[0] == 201
         assert len(shop.orders) == 7
         for more in ([(b"idempotency-key", b"k")], [(b"IDEMPOTENCY-KEY", b"other")]):
-            assert (await http.post(app, key=b"k", more=more))[0] == 400, "two headers: which one?"
+            assert (await http.post(app, key=b"k", more=more))[0] == 400, "two key headers are ambiguous"
 
     http.served(work)
 
@@ -165,8 +165,20 @@ def test_one_of_fifty_concurrent_tasks_is_executed(http):
     asyncio.run(main())
 
 
+def test_first_requests_of_new_client_may_be_concurrent(http, tmp_path):
+    """On SQLite, whose calls run on a worker thread that the first lock of the client once replaced."""
+
+    async def main():
+        async with leasehold.AsyncClient(f"sqlite://{tmp_path}/locks.db?durable=no", call_timeout=30) as client:
+            app = IdempotencyKey(http.Shop(), client)
+            answers = await asyncio.gather(*(http.post(app, key=b"k%d" % number) for number in range(20)))
+            assert [status for status, _, _ in answers] == [201] * 20
+
+    asyncio.run(main())
+
+
 def test_cancelled_request_frees_its_key(http):
-    """Some servers cancel the request when its sender hangs up."""
+    """Some servers cancel a request when its sender hangs up."""
 
     async def main():
         gate = asyncio.Event()

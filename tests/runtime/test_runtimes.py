@@ -1,8 +1,9 @@
-"""The two real runtimes: waking from any thread, calling what blocks, guards that know their owner."""
+"""The two real runtimes: signals set from any thread, blocking calls, mutexes that know their owner."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from leasehold.runtime.base import maybe_await, run_sync
+from leasehold.runtime.base import maybe_await, restarting, run_sync
 from leasehold.runtime.loop import Loop
 from leasehold.runtime.threads import ThreadMutex, Threads
 
@@ -25,6 +26,25 @@ def test_run_sync_runs_to_the_end_and_refuses_to_suspend() -> None:
     assert run_sync(plain()) == 7
     with pytest.raises(AssertionError, match="use the runtime, not asyncio"):
         run_sync(suspends())
+
+
+def test_restarting_thread_runs_again_even_if_logging_fails() -> None:
+    class BrokenLogger(logging.Logger):
+        def error(self, *_: object, **__: object) -> None:
+            errors.append(_)
+            raise OSError("disk full")
+
+    errors: list[tuple[object, ...]] = []
+    runs: list[int] = []
+
+    async def start(_runtime: object) -> None:
+        runs.append(1)
+        if len(runs) < 3:
+            raise ValueError("injected")
+
+    run_sync(restarting(start, BrokenLogger("broken"), "a thread")(Threads()))
+    assert len(runs) == 3
+    assert len(errors) == 2
 
 
 def test_maybe_await_accepts_value_or_awaitable() -> None:
@@ -51,9 +71,9 @@ def test_signal_consumed_without_sleep_does_not_end_next_wait() -> None:
     async def main() -> None:
         signal = Loop().signal()
         signal.set()
-        assert await signal.wait(10)  # at once: what the loop was asked to do for it comes after this
+        assert await signal.wait(10)  # returns before the loop runs the callback that set() scheduled
         asyncio.get_running_loop().call_later(0.05, signal.set)
-        assert await signal.wait(10), "it says that the time passed"
+        assert await signal.wait(10), "the wait ended without the second set()"
 
     asyncio.run(main())
 
@@ -71,7 +91,7 @@ def test_loop_signal_is_set_from_any_thread_even_after_loop_closed() -> None:
         assert await signal.wait(0)
 
     asyncio.run(main())
-    signals[0].set()  # nobody is left to be told: no error
+    signals[0].set()  # no loop is left to wake: no error
 
 
 def test_call_does_not_block_loop_and_close_stops_worker() -> None:
@@ -91,7 +111,7 @@ def test_call_does_not_block_loop_and_close_stops_worker() -> None:
         assert name.startswith("leasehold-call")
         assert len(ticks) > 3
         runtime.close()
-        assert await runtime.call(lambda: 5) == 5  # it may be used again
+        assert await runtime.call(lambda: 5) == 5  # a closed runtime can be used again
         runtime.close()
         runtime.close()
 
@@ -130,7 +150,7 @@ def test_owner_is_thread_or_task_and_never_reused() -> None:
         assert loop.interrupt() is not None
         done = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(lambda: done.set_result((loop.owner(), loop.interrupt())))
-        assert await done == (runtime.owner(), None)  # no task there: the thread owns it
+        assert await done == (runtime.owner(), None)  # outside a task the thread is the owner
 
     asyncio.run(main())
 
@@ -178,7 +198,7 @@ def test_wait_fd_waits_for_readable_or_writable_descriptor(runtime: Threads | Lo
             assert await runtime.wait_fd(right.fileno(), 10, read=False, write=True)
             right.shutdown(socket.SHUT_RDWR)
             left.recv(1)
-            assert await runtime.wait_fd(left.fileno(), 10), "a hang-up is something to read"
+            assert await runtime.wait_fd(left.fileno(), 10), "a hang-up makes the descriptor readable"
 
     if runtime.blocking:
         run_sync(main())
@@ -200,8 +220,23 @@ def test_cancelled_wait_fd_removes_its_reader() -> None:
     asyncio.run(main())
 
 
+def test_first_bind_keeps_calls_already_queued_in_this_loop() -> None:
+    runtime = Loop()
+
+    async def main() -> None:
+        may_finish = threading.Event()
+        calls = [asyncio.create_task(runtime.call(may_finish.wait, 30)) for _ in range(3)]
+        await asyncio.sleep(0)
+        threading.Timer(0.1, may_finish.set).start()  # bind() must not wait for it, but would not hang either
+        assert runtime.bind()
+        assert await asyncio.gather(*calls) == [True] * 3
+
+    asyncio.run(main())
+    runtime.close()
+
+
 def test_calls_of_closed_loop_finish_before_next_loop_is_bound() -> None:
-    """Else a call that nobody waits for any more lands after all that was done to give it up."""
+    """Otherwise an abandoned call could take effect after the release that was to undo it."""
     runtime, began, may_finish, done = Loop(), threading.Event(), threading.Event(), []
 
     def slow() -> None:

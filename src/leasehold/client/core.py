@@ -67,8 +67,7 @@ class ClientCore:
 
     def engine(self) -> Engine:
         """The engine, opened again if the event loop changed. Raises `ConfigError` once the client is closed."""
-        if not self.runtime.bind():
-            self.rebind_loop()
+        self.bind_loop()
         return self.engine_unless_closed()
 
     def engine_unless_closed(self) -> Engine:
@@ -83,6 +82,12 @@ class ClientCore:
             await self.engine().ping(self.deadline())
             self._traits_confirmed = True
         check_required(required, self.traits, self.engine_name)
+
+    def bind_loop(self) -> None:
+        """Follow the caller into its event loop. Every use of the engine or store begins with this: doing it later
+        would end calls that were started before."""
+        if not self.runtime.bind():
+            self.rebind_loop()
 
     def rebind_loop(self) -> None:
         """Start over: the previous event loop is closed, and its tasks and connections are gone."""
@@ -117,6 +122,9 @@ class ClientCore:
 
     def send_release(self, claim: Claim, now: float) -> Coroutine[Any, Any, bool]:
         """Send a release. If it raises `Unavailable`, the caller passes it to `retry_release`."""
+        if not self.runtime.bind():  # the lease is from a loop that is closed now
+            self.rebind_loop()
+            self.in_flight.add(claim.id_hash)  # again: `rebind_loop` removed it with those of the closed loop
         return self._engine.release(claim, timing.call_deadline(now, self.options.call_timeout, claim.ttl))
 
     def retry_release(self, claim: Claim, error: Unavailable) -> None:
@@ -192,8 +200,7 @@ class ClientCore:
         """
         if self._fully_closed:
             return
-        if not self.runtime.bind():
-            self.rebind_loop()
+        self.bind_loop()
         self.closed = True
         until = self.deadline()
         for lease in self.leases():

@@ -38,6 +38,7 @@ class RecordAccess:
 
     async def read(self, key: str) -> Record | None:
         """Read the record. Retried once, because the connection may have been stale."""
+        self.core.bind_loop()
         seconds = self.core.options.call_timeout
         began = self.core.runtime.now()
         try:
@@ -58,6 +59,7 @@ class RecordAccess:
         replaced that version since, the outcome is unknown: raises `Unavailable` if `what` names the record, else
         returns None.
         """
+        self.core.bind_loop()
         runtime, seconds = self.core.runtime, self.core.options.call_timeout
         new = Record(runtime.random_bytes(16).hex(), data)
         for tries in range(_TRIES):
@@ -91,6 +93,8 @@ def open_records(client: BaseClient, store: Store | str | None) -> RecordAccess:
         if not callable(getattr(store, "read", None)) or not callable(getattr(store, "write", None)):
             raise ConfigError(f"store must be a URL or an object with read() and write(), not {store!r}")
         return RecordAccess(core, store)
+    if store is not None and not store.strip():
+        raise ConfigError("store is empty: pass a URL or a store, or leave it out to use the client's own")
     store_url = _CLIENT_URL if store is None else store
     open_store = client._open_stores.get(store_url)
     if open_store is None:

@@ -131,7 +131,8 @@ class Loop:
                 "or close the first loop before using the client in the next"
             )
         first, self._loop = self._loop is None, running
-        self._end_worker(wait=True)  # calls started by the old loop end before its connections are dropped
+        if not first:  # else the worker, if there is one, runs calls of this very loop
+            self._end_worker(wait=True)  # calls started by the old loop end before its connections are dropped
         return first
 
     async def sleep(self, seconds: float) -> None:
