@@ -1,6 +1,6 @@
-"""Late at the Redis engine: requests that arrive after they were given up, deadlines among signals, a clock set back.
+"""Regressions of the Redis engine: requests that arrive after the client gave up, signals, a clock set back.
 
-Each of these did harm once. On servers of its own.
+Each test starts its own servers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def url(server, options: str = "") -> str:
     return f"redis://127.0.0.1:{server.port}{options}"
 
 
-# -------------------------------------------------------------- the clock
+# ------------------------------------------------------------------ clock
 
 
 @pytest.mark.parametrize("min_hold", [0.0, 0.3])
@@ -42,22 +42,27 @@ def test_released_name_is_free_after_clock_goes_back(start_redis, min_hold) -> N
         lease = one.lock("job", ttl=60, min_hold=min_hold).acquire()
         waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
         waiter.start()
-        poll(lambda: len(one.inspect()) == 2, 10, lambda: "it stands in line")
+        poll(lambda: len(one.inspect()) == 2, 10, lambda: "the claim is queued")
         server.set_clock(-3600)
         lease.release()
         waiter.join(10)
         assert not waiter.is_alive(), one.inspect()
-        assert not server.ask("EXISTS", *lock_keys("", "job")[1:]), "for an hour"
+        assert not server.ask("EXISTS", *lock_keys("", "job")[1:]), "the keys would stay for an hour"
 
 
 # ---------------------------------------------------------- late requests
 
 
 class DelayingProxy:
-    """Passes everything on; told to hold, keeps requests back on the connections there are, and delivers them later."""
+    """Forwards everything. After `hold` it keeps back the requests of the open connections until `deliver`.
+
+    `garble_next`: the next reply is replaced by what no Redis sends. Later requests of that connection are kept back:
+    they are `sent_after_garbling`, complete once the client has closed the connection (`garbled_is_closed`).
+    """
 
     def __init__(self, port: int) -> None:
         self._port, self._may_forward, self._sockets = port, [], []
+        self.garble_next, self.sent_after_garbling, self.garbled_is_closed = False, b"", threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._start_thread(self._run)
@@ -84,6 +89,13 @@ class DelayingProxy:
                 data = source.recv(65_536)
             except OSError:
                 data = b""
+            if may_forward is None and data and self.garble_next:
+                self.garble_next, data = False, b"?no reply of a Redis server\r\n"
+                self.hold()
+            if may_forward is not None and not may_forward.is_set():
+                self.sent_after_garbling += data
+                if not data:
+                    self.garbled_is_closed.set()
             if may_forward is not None:
                 may_forward.wait()
             with suppress(OSError):
@@ -106,12 +118,14 @@ class DelayingProxy:
 
 @pytest.fixture(params=["", "?min_replicas=1"], ids=["plain", "min_replicas"])
 def delayed_server(request, start_redis):
-    """A server, a proxy that can hold back requests, and the URL that leads through it."""
+    """A server, a proxy that can hold back requests, and a URL through the proxy."""
     server = start_redis()
     if request.param:
         start_redis(primary=server)
-        poll(lambda: "state=online" in server.info("replication").get("slave0", ""), 30, lambda: "the replica is there")
-        Client(url(server, request.param), call_timeout=10).lock("warm").acquire().release()  # it confirms
+        poll(
+            lambda: "state=online" in server.info("replication").get("slave0", ""), 30, lambda: "the replica is online"
+        )
+        Client(url(server, request.param), call_timeout=10).lock("warm").acquire().release()  # the replica confirms
     proxy = DelayingProxy(server.port)
     yield server, proxy, f"redis://127.0.0.1:{proxy.port}{request.param}"
     proxy.close()
@@ -122,8 +136,8 @@ def check_attempt_is_undone(server, proxy) -> None:
     assert not server.ask("EXISTS", counter), "the attempt has not arrived yet"
     proxy.deliver()
     with Client(url(server)) as other:
-        poll(lambda: server.ask("EXISTS", counter), 10, lambda: "now it has")
-        poll(lambda: not other.inspect(), 5, lambda: "nobody has it, long before its ttl is over")
+        poll(lambda: server.ask("EXISTS", counter), 10, lambda: "the late attempt has arrived")
+        poll(lambda: not other.inspect(), 5, lambda: "the late attempt is released, long before its ttl is over")
 
 
 def test_late_attempt_is_followed_by_its_release(delayed_server) -> None:
@@ -136,9 +150,25 @@ def test_late_attempt_is_followed_by_its_release(delayed_server) -> None:
         poll(
             lambda: not client._core.registry.pending_releases,
             10,
-            lambda: "the release is answered, on another connection",
+            lambda: "the release is confirmed on another connection",
         )
         check_attempt_is_undone(server, proxy)
+
+
+def test_repeated_attempt_is_not_released_by_its_first_connection(delayed_server) -> None:
+    """After an unreadable reply the attempt is repeated with the same id on another connection. A release that the
+    client sent behind the first attempt arrived later and ended the repeated grant, while its holder trusted it."""
+    server, proxy, proxy_url = delayed_server
+    with Client(proxy_url, call_timeout=5) as client, Client(url(server)) as other:
+        client.lock("warm").acquire().release()
+        proxy.garble_next = True
+        lease = client.lock("job", ttl=60).acquire(wait=0)
+        assert not proxy.garble_next
+        assert proxy.garbled_is_closed.wait(30)
+        assert proxy.sent_after_garbling == b""
+        proxy.deliver()
+        assert other.lock("job").try_acquire() is None
+        lease.verify()
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["timed out", "cancelled"])

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from copy import copy
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from leasehold.engines.redis.server import RedisEndpoint
+from leasehold.engines.redis.server import CONNECTION_ERRORS, RedisEndpoint
 from leasehold.engines.redis.server_settings import Unreachable
 from leasehold.engines.registry import snapshot_items
 from leasehold.errors import LeaseholdError
@@ -119,7 +119,10 @@ class BlockingPool:
         self, stream: SocketStream, error: BaseException | None = None, compensation: Compensation = None
     ) -> None:
         self._all.pop(id(stream), None)
-        if compensation is not None:
+        # After a broken connection or an unreadable reply the executor repeats the attempt with the same id, on another
+        # connection: a compensation on this one could arrive later and release the repeated grant.
+        repeated = isinstance(error, CONNECTION_ERRORS) and not isinstance(error, TimeoutError)
+        if compensation is not None and not repeated:
             stream.send_and_close(compensation())
         else:
             stream.close()
