@@ -1,4 +1,4 @@
-"""The Redlock engine on nodes whose clocks are wrong, or step."""
+"""The Redlock engine on nodes whose clocks are wrong or jump."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_one_node_with_wrong_clock_does_not_affect_locks(nodes_with_fake_clock, 
             with other.lock("job", wait=5) as lease:
                 tokens.append(lease.token)
         assert tokens == sorted(set(tokens))
-        assert tokens[-1] < (time.time() + 86_400) * 1e6, "one that is far ahead does not use up the tokens"
+        assert tokens[-1] < (time.time() + 86_400) * 1e6, "a clock far ahead does not use up the tokens"
 
 
 def test_one_node_with_wrong_clock_does_not_set_tickets(nodes_with_fake_clock, wait_until) -> None:
-    """Else all who saw its line once would say ever after that they came a year later than they did, and each of the
-    other nodes would make of that what its own clock allows: no two of them the same."""
+    """Otherwise a client that saw this node's queue would propose tickets a year ahead from then on. Each other node
+    would clamp them to its own clock, so that one claim had different tickets."""
     nodes_with_fake_clock.all[2].set_clock(365 * 86_400)
     with Client(nodes_with_fake_clock.url) as holder, Client(nodes_with_fake_clock.url) as other:
         lease = holder.lock("job", ttl=60).acquire()
         waiter_thread = threading.Thread(target=lambda: other.lock("job", wait=60).acquire().release())
         waiter_thread.start()
         wait_until(lambda: sum(h.state == "waiting" for h in holder.inspect()) == 1)
-        assert other.lock("job").try_acquire() is None  # and sees the line
+        assert other.lock("job").try_acquire() is None  # and sees the queue
         lease.release()
         waiter_thread.join(20)
         for client in (holder, other):
@@ -58,7 +58,7 @@ def test_one_node_with_wrong_clock_does_not_set_tickets(nodes_with_fake_clock, w
 
 
 def test_client_clock_moves_tokens_at_most_a_minute_ahead(nodes_with_fake_clock, make_driver) -> None:
-    """From where a node that forgets could not go on."""
+    """A node that lost its data restarts from its own clock, and would stay below tokens that are far ahead."""
     driver = make_driver(nodes_with_fake_clock.url)
     driver.engine._proposals._wall = lambda: time.time() + 3600
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_clock_jump_of_a_minority_ends_no_lease(nodes_with_fake_clock) -> None:
         lease = client.lock("job", ttl=30).acquire()
         nodes_with_fake_clock.all[0].set_clock(60)
         nodes_with_fake_clock.all[1].set_clock(60)
-        assert other.lock("job").try_acquire() is None, "two of five let go: not enough for another"
+        assert other.lock("job").try_acquire() is None, "two of five nodes are no majority for another claim"
         lease.renew()
         assert lease.release()
 

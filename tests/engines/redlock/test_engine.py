@@ -1,6 +1,7 @@
-"""The Redlock engine on five servers: what it can be asked for, who gets a split vote, and in which order.
+"""The Redlock engine on five servers: supported locks, split votes, order of grants.
 
-Crowds, forks and loops are in test_crowds.py, what each server is asked and told in test_redis_costs.py.
+Threads, forks and event loops are tested in tests/engines/test_concurrency.py, commands and messages in
+tests/engines/redis/test_costs.py.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def test_only_exclusive_locks_can_be_built(url) -> None:
         with pytest.raises(Unsupported, match="fair"):
             client.lock("job", require={"fair"})
         with pytest.raises(Unsupported, match="survives-minority"):
-            client.lock("job", require={"survives-minority"}).acquire()  # these servers keep no log
+            client.lock("job", require={"survives-minority"}).acquire()  # these servers have no persistence
         client.lock("job", require={"fencing", "push", "break-notice", "outlives"}).acquire().release()
 
 
@@ -58,7 +59,7 @@ def test_majority_grants_name_held_by_plain_client_on_one_node(url, servers) -> 
 
 
 def test_simultaneous_attempts_grant_at_most_one_and_leave_no_keys(url, servers, wait_until) -> None:
-    """All at once, so that votes are split: whoever has no majority gives back what it got."""
+    """Simultaneous attempts split the vote. A client without a majority must release the votes it got."""
     clients = [Client(url) for _ in range(8)]
     barrier = threading.Barrier(len(clients))
     results = []
@@ -86,7 +87,7 @@ def test_simultaneous_attempts_grant_at_most_one_and_leave_no_keys(url, servers,
 
 
 def test_waiters_are_granted_in_arrival_order(url, wait_until) -> None:
-    """As good as the clocks of the clients: here that is one."""
+    """The order depends on the clocks of the clients. Here all waiters share one client."""
     order: list[int] = []
     with Client(url) as client:
         lock, threads = client.lock("hot", wait=60), []

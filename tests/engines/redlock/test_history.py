@@ -1,4 +1,4 @@
-"""Processes contend for one name while nodes of the redlock are killed and paused; their histories are judged."""
+"""Processes contend for one name while Redlock nodes are killed and paused; a checker judges their history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = SUPPORT / "redlock_child.py"
 
 
 def check_history(events: list[tuple[float, int, str, int | None]]) -> int:
-    """Told to the checker in the order of the machine's one clock. Gives the number of grants."""
+    """Pass the events to the checker, ordered by the machine's clock. Returns the number of grants."""
     clock = [0.0]
     history = History(lambda: clock[0])
     operations, grants = {}, 0
@@ -32,7 +32,7 @@ def check_history(events: list[tuple[float, int, str, int | None]]) -> int:
         elif what == "fails":
             operations[process_number].unknown(
                 details[0]
-            )  # of several that come at once all may be refused, and what they got given back
+            )  # if claims arrive together, a split vote may refuse them all
         elif what == "holds":
             operations[process_number].ok(token=details[0])
             grants += 1
@@ -46,7 +46,7 @@ def check_history(events: list[tuple[float, int, str, int | None]]) -> int:
 
 
 def inject_faults(nodes: RedlockNodes, rng: random.Random, end: float) -> int:
-    """At most two of the five at a time, for longer or shorter than the ttl."""
+    """Kill or pause one or two of five nodes at a time, for more or less than the ttl. Returns the number of faults."""
     fault_count = 0
     while time.monotonic() < end:
         chosen_nodes = rng.sample(nodes.all, rng.choice([1, 2]))
@@ -64,7 +64,7 @@ def inject_faults(nodes: RedlockNodes, rng: random.Random, end: float) -> int:
 
 def contend(child, seconds: float, seed: int, processes: int) -> None:
     rig_or_skip(RedlockRig)
-    nodes = RedlockNodes(*AOF_ALWAYS)  # they do not forget: then there are never two
+    nodes = RedlockNodes(*AOF_ALWAYS)  # nodes that never lose data: then two claims never hold the name
     try:
         kinds = ["blocking", "asyncio"]
         children = [
@@ -79,10 +79,10 @@ def contend(child, seconds: float, seed: int, processes: int) -> None:
         ]
         grants = check_history(events)
         tokens = [what[0] for _, _, kind, *what in sorted(events, key=lambda event: event[0]) if kind == "holds"]
-        assert tokens == sorted(set(tokens)), "in the order of the grants"
+        assert tokens == sorted(set(tokens)), "tokens rise in the order of the grants"
         assert grants > 10 * seconds / 5
-        if seconds > 10:  # a place that a node did not see given up is over after three beats
-            poll(lambda: not nodes.remaining_keys(), 3 * WAITER_TTL + 5, lambda: "nothing is left")
+        if seconds > 10:  # a queued claim whose release a node missed expires after three heartbeat intervals
+            poll(lambda: not nodes.remaining_keys(), 3 * WAITER_TTL + 5, lambda: "no key is left")
         print(f"{grants} grants, {fault_count} nodes hurt, {processes} processes, {seconds} s")
     finally:
         nodes.close()

@@ -1,4 +1,4 @@
-"""The Redlock engine where one thing overtakes another: offers and releases, interrupts and answers, turns."""
+"""The Redlock engine when messages are late or out of order: rejoins and releases, answers, reservations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture
 def nodes():
-    rig_or_skip(RedlockRig)  # a skip where there is no Redis
+    rig_or_skip(RedlockRig)  # skips if Redis is not installed
     nodes = RedlockNodes()
     yield nodes
     nodes.close()
@@ -34,7 +34,7 @@ def proxied_nodes(nodes):
 
 
 def run_before_script(engine, script, action, monkeypatch) -> None:
-    """Have something else happen just before an engine asks a script, once."""
+    """Run `action` once, just before the engine first calls `script`."""
     original_round, done = engine._broadcaster.run_round, []
 
     async def round_(requested_script, *args, **kwargs):
@@ -50,10 +50,10 @@ def run_before_script(engine, script, action, monkeypatch) -> None:
 
 
 def test_answer_after_an_interrupt_is_not_used_for_another_claim(nodes, make_driver, monkeypatch) -> None:
-    """Ctrl-C while the nodes that did not answer are given up: what they still say is about another claim, and name."""
+    """Ctrl-C while the engine undoes the attempt on silent nodes: their late answers belong to that claim and name."""
     driver, other = make_driver(nodes.url), make_driver(nodes.url)
-    driver.engine._proposals._lead = 1_000_000  # whenever they carry it out, they agree to the token proposed
-    assert driver.release(driver.acquire(driver.claim("first")))  # connected
+    driver.engine._proposals._lead = 1_000_000  # so high that late nodes, too, answer with the proposed token
+    assert driver.release(driver.acquire(driver.claim("first")))  # connects
     other.acquire(other.claim("second"))
     nodes.pause(0, 1, 2)
 
@@ -66,15 +66,15 @@ def test_answer_after_an_interrupt_is_not_used_for_another_claim(nodes, make_dri
             run_sync(driver.engine.attempt(driver.claim("first"), driver.deadline(0.3)))
     nodes.resume()
     for node in driver.engine._nodes:
-        node.on_answer()  # none of them rests
+        node.on_answer()  # ends its back-off
     assert isinstance(driver.attempt(driver.claim("second")), Busy)
 
 
-# ---------------------------------------------------------- offers and releases
+# --------------------------------------------------------- rejoins and releases
 
 
 def test_rejoin_during_release_leaves_no_grant(nodes, wait_until, monkeypatch) -> None:
-    """The release of another thread overtakes the offer to a node that forgot."""
+    """The release of another thread overtakes the rejoin to a node that lost its data."""
     with Client(nodes.url) as client:
         lease = client.lock("job", ttl=60).acquire()
         engine, released = client._core._engine, []
@@ -87,7 +87,7 @@ def test_rejoin_during_release_leaves_no_grant(nodes, wait_until, monkeypatch) -
 
 
 def hold_back(proxy, script) -> list:
-    """Keep what a connection sends from a request of the script on, until what is put into the list is called."""
+    """Hold back requests from the first call of `script` on. Calling the item of the returned list forwards them."""
     held, forward = [], proxy._forward
 
     def forward_unless_held(link, side) -> None:
@@ -102,7 +102,7 @@ def hold_back(proxy, script) -> list:
 
 
 def claim_queued_on_all_nodes_free_on_most(nodes, driver, other):
-    """Nodes that heard of the last release later than others still have the winner in line."""
+    """A claim that waits on all nodes after its predecessor was released on all nodes but the first."""
     previous_claim = other.acquire(other.claim(ttl=2.0))
     claim = driver.claim(queue=True, ttl=60.0)
     assert isinstance(driver.attempt(claim), Busy)
@@ -116,7 +116,7 @@ def claim_queued_on_all_nodes_free_on_most(nodes, driver, other):
 
 
 def test_late_rejoin_after_release_leaves_no_grant(nodes, proxied_nodes, make_driver, wait_until) -> None:
-    """The winner offers its part to a node that was late. The offer is on its way until all is over."""
+    """The new holder sends a rejoin to the node that was late. The rejoin arrives only after the release."""
     url, proxies = proxied_nodes
     driver, other = make_driver(url), make_driver(nodes.url)
     claim = claim_queued_on_all_nodes_free_on_most(nodes, driver, other)
@@ -125,22 +125,22 @@ def test_late_rejoin_after_release_leaves_no_grant(nodes, proxied_nodes, make_dr
     claim = driver.acquire(claim)
     assert held
     assert driver.release(claim)
-    wait_until(lambda: nodes.remaining_keys() == [], 10)  # also what the first holder had there, by its ttl
+    wait_until(lambda: nodes.remaining_keys() == [], 10)  # the previous holder's last vote has expired, too
     before = nodes.all[0].calls()["evalsha"]
     held[0]()
     wait_until(lambda: nodes.all[0].calls()["evalsha"] > before)
     wait_until(lambda: nodes.remaining_keys() == [], 3)
 
 
-# ------------------------------------------------------------ answers that are lost
+# --------------------------------------------------- lost answers, missed releases
 
 
 def test_single_attempt_with_lost_answer_leaves_no_claim(nodes, proxied_nodes, make_driver, wait_until) -> None:
-    """The node took it, and the connection broke: nobody knows, and the claim is answered by the others."""
+    """One node votes for the claim, but its answer is lost. The other nodes answer that the name is busy."""
     url, proxies = proxied_nodes
     driver, other = make_driver(url), make_driver(nodes.url)
     nodes.pause(0)
-    other.acquire(other.claim(ttl=60.0))  # of the other four
+    other.acquire(other.claim(ttl=60.0))  # on the other four
     nodes.resume()
     wait_until(lambda: not lock_keys(nodes.all[0]))
     run_sync(driver.engine.ping(driver.deadline()))
@@ -148,7 +148,7 @@ def test_single_attempt_with_lost_answer_leaves_no_claim(nodes, proxied_nodes, m
     def cut(outward: bool, data: bytes) -> None:
         if not outward and data.startswith(b"*2"):
             proxies[0].reset()
-            proxies[0]._target = ("127.0.0.1", 1)  # nobody there
+            proxies[0]._target = ("127.0.0.1", 1)  # no server there
 
     proxies[0].watch = cut
     assert isinstance(driver.attempt(driver.claim(ttl=60.0)), Busy)
@@ -158,7 +158,7 @@ def test_single_attempt_with_lost_answer_leaves_no_claim(nodes, proxied_nodes, m
 
 
 def test_missed_releases_are_sent_compactly_after_long_downtime(nodes, wait_until) -> None:
-    """What it missed is sent on every new connection until it answers: with the script in each, that took 120 MB."""
+    """Each new connection sends all missed releases until the node answers: with the script in each, 120 MB."""
     with Client(nodes.url) as client:
         client.ping()
         nodes.all[0].kill()
@@ -172,11 +172,11 @@ def test_missed_releases_are_sent_compactly_after_long_downtime(nodes, wait_unti
         wait_until(lambda: not node.missed_releases, 10)
 
 
-# -------------------------------------------------------------------------- turns
+# ------------------------------------------------------------------- reservations
 
 
 def test_majority_reservation_is_not_delayed_by_recheck_times(nodes, make_driver) -> None:
-    """A majority gave it its turn. What the others say, and what was said before, is no reason to sleep on."""
+    """A majority reserved the name for the waiter. Later re-check times of other nodes must not delay its attempt."""
     driver, other = make_driver(nodes.url), make_driver(nodes.url)
     other.acquire(other.claim())
     claim = driver.claim(queue=True)

@@ -1,4 +1,4 @@
-"""How the nodes of a redlock are reached, and what is asked of them: URLs, passwords, rights, TLS, settings."""
+"""Connecting to Redlock nodes: URLs, passwords, permissions, TLS, and the settings that the engine requires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 PASSWORD = "pa:ss/w@rd,?%"
 QUOTED = "pa%3Ass%2Fw%40rd%2C%3F%25"
 
-# As in docs/guarantees/redlock.md: what Leasehold needs, and no more.
+# The permissions that docs/guarantees/redlock.md documents.
 RIGHTS = (
     "resetkeys ~lh1:* resetchannels &lh1:* -@all "
     "+evalsha +eval +time +get +set +del +exists +pexpireat +zadd +zrange +zrem +zcount "
@@ -35,7 +35,7 @@ RIGHTS = (
 
 @pytest.fixture
 def start_nodes():
-    rig_or_skip(RedlockRig)  # a skip where there is no Redis
+    rig_or_skip(RedlockRig)  # skips if Redis is not installed
     started = []
 
     def run(*options: str, **kwargs) -> RedlockNodes:
@@ -113,7 +113,7 @@ def test_one_server_under_two_addresses_is_refused(start_nodes) -> None:
     asyncio.run(main())
 
 
-# --------------------------------------------------------------- who may ask
+# ----------------------------------------------- authentication, permissions
 
 
 def test_password_is_required_and_never_shown(start_nodes, caplog) -> None:
@@ -255,7 +255,7 @@ def test_tls_works_with_ca_certificate_and_fails_without(tmp_path) -> None:
                 with client.lock("job") as lease:
                     lease.renew()
             leases = [client.lock(f"name-{number}", ttl=60).acquire() for number in range(150)]
-            assert len(client.inspect()) == 150, "an answer of many records"
+            assert len(client.inspect()) == 150, "a reply of many TLS records"
             for lease in leases:
                 lease.release()
 
@@ -283,7 +283,7 @@ def test_tls_works_with_ca_certificate_and_fails_without(tmp_path) -> None:
     ],
 )
 def test_nodes_that_are_not_redis_are_left_out(start_nodes, text) -> None:
-    """Two of five places are something else altogether: the others decide."""
+    """Two of the five addresses are not Redis servers: the other three decide."""
     with serve_fixed_reply(text) as first_port, serve_fixed_reply(text) as second_port:
         url = f"{start_nodes().url},127.0.0.1:{first_port},127.0.0.1:{second_port}"
         with Client(url, call_timeout=2) as client:

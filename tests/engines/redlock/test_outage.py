@@ -1,6 +1,7 @@
-"""The Redlock engine hurt: nodes killed, stopped, emptied, cut off, their clocks wrong. On servers of its own.
+"""The Redlock engine while nodes are killed, paused, restarted empty, cut off or full.
 
-What a majority suffers as one server does is in test_redis_hurt.py.
+Each test starts its own nodes. Faults that apply to a single Redis server, too, are in
+tests/engines/redis/test_outage_also_redlock.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from harness.rigs.redlock import RedlockRig
+from harness.servers.proxy import Proxy
 from harness.servers.redlock import RedlockNodes, lock_keys
 from leasehold import AsyncClient, Client, LeaseLost, NotAcquired, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
@@ -19,7 +21,7 @@ from tests.support.foreign_clients import Waiter
 
 @pytest.fixture
 def nodes():
-    rig_or_skip(RedlockRig)  # a skip where there is no Redis
+    rig_or_skip(RedlockRig)  # skips if Redis is not installed
     nodes = RedlockNodes()
     yield nodes
     nodes.close()
@@ -27,11 +29,20 @@ def nodes():
 
 @pytest.fixture
 def proxied_nodes(nodes):
-    """A URL, and the proxies on the way to each node."""
+    """A URL that leads through proxies, and the proxy of each node."""
     url, proxies = nodes.proxied()
     yield url, proxies
     for proxy in proxies:
         proxy.close()
+
+
+@pytest.fixture
+def url_with_slow_node(nodes):
+    """A URL that leads to node 1 through a slow network."""
+    proxy = Proxy(nodes.all[1].port)
+    proxy.watch = lambda _from_client, _data: time.sleep(0.05)
+    yield nodes.url.replace(f":{nodes.all[1].port}", f":{proxy.port}")
+    proxy.close()
 
 
 def has_waiters(client: Client, count: int = 1) -> bool:
@@ -53,7 +64,7 @@ def test_locks_work_with_two_of_five_nodes_down(nodes, wait_until) -> None:
         began = time.monotonic()
         assert first.release()
         second = waiter.wait_granted()
-        assert waiter.granted_at - began < 2, "woken by the three that are left"
+        assert waiter.granted_at - began < 2, "woken by the three remaining nodes"
         assert second.token > first.token
         assert other.break_lock("job", token=second.token)
         began = time.monotonic()
@@ -77,14 +88,14 @@ def test_nothing_is_granted_with_three_of_five_nodes_down(nodes, wait_until, sil
                 other.lock("job").acquire(wait=5)
             assert time.monotonic() - began < 0.5 + 0.5
             assert str(nodes.all[0].port) in str(error.value)
-            assert str(nodes.all[4].port) not in str(error.value), "that one answered"
+            assert str(nodes.all[4].port) not in str(error.value), "this node answered"
         assert lease.wait_lost(5)
         assert lease.lost_reason == "unreachable"
         nodes.resume()
         for node in nodes.all[:3]:
             if not node.running:
                 node.start()
-        wait_until(lambda: nodes.remaining_keys() == [], 8)  # long before the ttl of what was asked for
+        wait_until(lambda: nodes.remaining_keys() == [], 8)  # long before the attempts' ttl of 60 s
         with other.lock("job", wait=10) as again:
             assert again.token > lease.token
 
@@ -113,10 +124,10 @@ def test_restarted_nodes_take_part_again(nodes, wait_until) -> None:
 
 
 def test_node_restarted_empty_rejoins_the_lease(nodes, wait_until) -> None:
-    """At the next renewal: else a lease would be lost by restarts that were never of a majority."""
+    """At the next renewal. Otherwise a lease would be lost although a majority of nodes never restarted at once."""
     with Client(nodes.url) as client, Client(nodes.url) as other:
         lease = client.lock("job", ttl=3).acquire()
-        for node in nodes.all:  # one after the other, all of them
+        for node in nodes.all:  # all nodes, one after the other
             node.restart()
             wait_until(lambda node=node: lock_keys(node), 10)
             assert lease.held
@@ -126,7 +137,7 @@ def test_node_restarted_empty_rejoins_the_lease(nodes, wait_until) -> None:
 
 
 def test_node_restarted_empty_may_admit_second_holder_but_token_rises(nodes) -> None:
-    """What is not promised: two nodes were not there when the first was granted, and one that was forgets."""
+    """Documented: two nodes were paused during the first grant, and one that voted for it then loses its data."""
     with Client(nodes.url, call_timeout=1) as holder, Client(nodes.url, call_timeout=1) as other:
         other.ping()
         nodes.all[3].pause()
@@ -139,13 +150,13 @@ def test_node_restarted_empty_may_admit_second_holder_but_token_rises(nodes) -> 
         while second is None:
             assert time.monotonic() < end
             second = other.lock("job", ttl=300).try_acquire()
-        assert second.token > first.token, "a fence refuses the first from now on"
+        assert second.token > first.token, "from now on a fence refuses the first holder"
         with pytest.raises(LeaseLost):
             first.renew()
 
 
 def test_tokens_rise_after_nodes_lose_their_data(nodes) -> None:
-    """While the clocks of the nodes do not go back."""
+    """As long as the clocks of the nodes do not go back."""
     tokens = []
     with Client(nodes.url) as client:
         for number in range(12):
@@ -157,7 +168,7 @@ def test_tokens_rise_after_nodes_lose_their_data(nodes) -> None:
     assert tokens == sorted(set(tokens))
 
 
-# ------------------------------------------------------------------- stopped
+# -------------------------------------------------------------------- paused
 
 
 def test_paused_minority_delays_only_the_first_call(nodes, wait_until) -> None:
@@ -172,15 +183,13 @@ def test_paused_minority_delays_only_the_first_call(nodes, wait_until) -> None:
         for _ in range(50):
             with client.lock("job", ttl=30):
                 pass
-        assert time.monotonic() - began < 20, (
-            "nodes that do not answer are not asked every time, for half a second each"
-        )
+        assert time.monotonic() - began < 20, "the client waited half a second for the silent nodes in every call"
         nodes.resume()
         wait_until(lambda: nodes.remaining_keys() == [], 10)
 
 
 def test_paused_minority_keeps_no_claims_after_it_resumes(nodes, wait_until) -> None:
-    """It carries out late what it was asked, in the middle of other claims: each attempt is followed by its release."""
+    """Resumed nodes run old attempts in the middle of newer claims, but each attempt is followed by its release."""
     with Client(nodes.url) as client, Client(nodes.url) as other:
         client.ping()
         other.ping()
@@ -193,7 +202,38 @@ def test_paused_minority_keeps_no_claims_after_it_resumes(nodes, wait_until) -> 
         wait_until(lambda: nodes.remaining_keys() == [], 8)
 
 
-# --------------------------------------------------------------- the network
+def test_resumed_minority_counts_when_another_minority_is_paused(nodes, url_with_slow_node) -> None:
+    """The resumed nodes are still in backoff. They do not know the script either: the first to say so must not end the
+    wait for the second."""
+    with Client(url_with_slow_node, call_timeout=20) as client:
+        nodes.pause(0, 1)
+        first = client.lock("first", ttl=60).acquire()
+        nodes.resume()
+        nodes.pause(2, 3)
+        with client.lock("second", ttl=60, wait=10) as second:
+            assert first.held
+            assert second.held
+        nodes.resume()
+        first.release()
+
+
+def test_resumed_minority_counts_for_an_asyncio_client(nodes, url_with_slow_node) -> None:
+    async def main() -> None:
+        async with AsyncClient(url_with_slow_node, call_timeout=20) as client:
+            nodes.pause(0, 1)
+            first = await client.lock("first", ttl=60).acquire()
+            nodes.resume()
+            nodes.pause(2, 3)
+            async with client.lock("second", ttl=60, wait=10) as second:
+                assert first.held
+                assert second.held
+            nodes.resume()
+            await first.release()
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------- network
 
 
 def test_lost_answers_of_a_minority_leave_no_keys(nodes, proxied_nodes, wait_until) -> None:
@@ -239,7 +279,7 @@ def test_silent_minority_does_not_slow_asyncio_client(nodes, proxied_nodes) -> N
             for _ in range(30):
                 async with client.lock("job", ttl=30):
                     pass
-            assert time.monotonic() - began < 15, "each of 60 calls waited for the silent ones: half a second"
+            assert time.monotonic() - began < 15, "each of 60 calls waited half a second for the silent nodes"
             for proxy in proxies:
                 proxy.restore()
 

@@ -1,4 +1,4 @@
-"""The Redlock engine where one node says what the others would not."""
+"""The Redlock engine when a minority of nodes sends forged replies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture
 def nodes():
-    rig_or_skip(RedlockRig)  # a skip where there is no Redis
+    rig_or_skip(RedlockRig)  # skips if Redis is not installed
     nodes = RedlockNodes()
     yield nodes
     nodes.close()
 
 
 class ForgingProxy(Proxy):
-    """Says something else than the server did, where that answers in numbers."""
+    """Replaces the server's replies that consist of numbers."""
 
     def __init__(self, port: int, forge) -> None:
         self._forge = forge
@@ -41,7 +41,7 @@ class ForgingProxy(Proxy):
 
 @pytest.fixture
 def forging_url(nodes):
-    """A way to the nodes where the first two forge."""
+    """A function that returns a URL through proxies, of which the first two forge replies."""
     proxies = []
 
     def make(forge) -> str:

@@ -1,4 +1,4 @@
-"""What the answers of the nodes mean together, without any node: the proof in agreement.py, tried at random."""
+"""What the nodes' answers mean together, without any server: the proof in quorum.py, tried with random answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODES, QUORUM = 5, 3
 
 
 class Node:
-    """The counter of one node, and who has it: no clock, so that nothing but the argument keeps tokens rising."""
+    """The counter and the vote of one node. Without a clock, so that only the protocol keeps tokens rising."""
 
     def __init__(self, rng: random.Random) -> None:
         self.counter, self.owner = rng.randrange(20), None
@@ -36,13 +36,13 @@ class Node:
 
 
 def simulate_grants(seed: int, confirm: bool = True) -> list[tuple[int, int]]:
-    """Claims come one after the other, each over nodes that happen to answer; what is left of one may stay for a while.
-    Gives the tokens of those granted, in order."""
+    """Claims arrive one after the other. Random nodes answer each, and some votes outlive their claim for a while.
+    Returns claim number and token of each grant, in order."""
     rng = random.Random(seed)
     nodes, tokens = [Node(rng) for _ in range(NODES)], []
     for claim_number in range(60):
         reachable = rng.sample(range(NODES), rng.choice([3, 3, 4, 5]))
-        proposed = rng.randrange(60)  # clients' clocks are anything
+        proposed = rng.randrange(60)  # clients' clocks are arbitrary
         answers = {n: answer for n in reachable if (answer := nodes[n].attempt(claim_number, proposed)) is not None}
         if len(answers) >= QUORUM:
             token, is_agreed = quorum.agree_token(answers, QUORUM, proposed)
@@ -53,7 +53,7 @@ def simulate_grants(seed: int, confirm: bool = True) -> list[tuple[int, int]]:
                 tokens.append((claim_number, token))
         for node in nodes:
             if node.owner == claim_number or rng.random() < 0.8:
-                node.owner = None  # released, or lapsed
+                node.owner = None  # released or expired
     return tokens
 
 
@@ -67,7 +67,7 @@ def test_tokens_rise_whatever_clients_propose() -> None:
 
 
 def test_tokens_do_not_rise_without_the_second_round() -> None:
-    """The test above can fail: the highest answer of one round is no token."""
+    """Shows that the test above can fail: the highest answer of one round is not a safe token."""
     broken = [
         seed for seed in range(300) if (tokens := [t for _, t in simulate_grants(seed, False)]) != sorted(set(tokens))
     ]
@@ -112,7 +112,7 @@ def test_vote_is_decided_when_remaining_nodes_cannot_change_it(taken, refused, d
 
 
 def parse_renewals(text: str) -> dict[int, NodeRenewal]:
-    """One letter for each node: y has it, n does not, l it lapsed there, . no answer."""
+    """One letter for each node: y holds the claim, n does not, l let it expire, . did not answer."""
     known = {
         "y": NodeRenewal(9.0, None, False),
         "n": NodeRenewal(None, None, False),

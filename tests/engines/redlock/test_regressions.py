@@ -1,4 +1,4 @@
-"""Ways in which somebody tried to break the Redlock engine, and what became of them."""
+"""Regressions of the Redlock engine: late messages, split votes, leaks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.support.paths import SUPPORT
 
 @pytest.fixture
 def nodes():
-    rig_or_skip(RedlockRig)  # a skip where there is no Redis
+    rig_or_skip(RedlockRig)  # skips if Redis is not installed
     nodes = RedlockNodes()
     yield nodes
     nodes.close()
 
 
 def send_raw(node, data: bytes) -> object:
-    """Carried out on a connection of its own, as what comes late is."""
+    """Send this on a new connection, as a late message arrives, and return the reply."""
     with socket.create_connection(("127.0.0.1", node.port), timeout=10) as connection:
         connection.sendall(data)
         reader = hiredis.Reader()
@@ -46,11 +46,11 @@ def send_raw(node, data: bytes) -> object:
     return reply
 
 
-# ------------------------------------------------------------- what comes late
+# --------------------------------------------------------------- late messages
 
 
 def test_late_undo_does_not_end_a_newer_grant(nodes, make_driver) -> None:
-    """Else the holder would count nodes that have let go, and somebody else would get them."""
+    """Otherwise the holder would count votes that its nodes had dropped, and another claim could get them."""
     driver, other = make_driver(nodes.url), make_driver(nodes.url)
     claim = driver.claim()
     requests = driver.engine._requests
@@ -62,14 +62,14 @@ def test_late_undo_does_not_end_a_newer_grant(nodes, make_driver) -> None:
         assert send_raw(node, late) == 0
     assert isinstance(driver.renew(held), Alive)
     late = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, driver.engine._proposals.next_number()))
-    assert isinstance(driver.renew(held), Alive), "a renewal counts as asking, too"
+    assert isinstance(driver.renew(held), Alive), "a renewal also outdates the undo of an older attempt"
     for node in nodes.all:
         assert send_raw(node, late) == 0
     assert isinstance(other.attempt(other.claim()), Busy)
 
 
 def test_rejoin_after_its_deadline_is_refused(nodes, make_driver) -> None:
-    """By the clock of the node: else a lease long over could come back to life, with its old token."""
+    """By the node's clock. Otherwise a released lease could come back with its old token."""
     driver = make_driver(nodes.url)
     held = driver.acquire(driver.claim())
     assert driver.release(held)
@@ -103,7 +103,7 @@ def test_repeated_attempt_keeps_token_after_minority_lost_data(nodes, make_drive
     assert isinstance(driver.renew(held), Alive)
     nodes.all[2].ask("FLUSHALL")
     nodes.all[3].ask("FLUSHALL")
-    assert isinstance(driver.renew(held), Gone) is False, "the two that forgot had been given their part again"
+    assert isinstance(driver.renew(held), Gone) is False, "the repeated attempt restored the first two votes"
 
 
 def test_renewal_with_wrong_token_is_gone_and_harmless(nodes, make_driver) -> None:
@@ -111,8 +111,8 @@ def test_renewal_with_wrong_token_is_gone_and_harmless(nodes, make_driver) -> No
     held = driver.acquire(driver.claim())
     for difference in (-1, 1):
         assert isinstance(driver.renew(held._replace(token=held.token + difference)), Gone)
-    assert isinstance(driver.renew(held), Alive), "and does no harm"
-    assert not driver.release(held._replace(id="")), "a stray one ends no grant"
+    assert isinstance(driver.renew(held), Alive), "the wrong token did no harm"
+    assert not driver.release(held._replace(id="")), "a release without the claim's id ends no grant"
     assert isinstance(driver.renew(held), Alive)
 
 
@@ -129,9 +129,9 @@ def test_huge_counter_on_one_node_does_not_exhaust_tokens(nodes) -> None:
 
 
 def test_abandoned_attempt_is_followed_by_its_release(nodes, make_driver, wait_until) -> None:
-    """Nobody is there to repeat it: no recipe, no watchdog."""
+    """The engine itself sends the release: this test has no client and no watchdog to repeat it."""
     driver = make_driver(nodes.url)
-    assert driver.release(driver.acquire(driver.claim()))  # the scripts are known
+    assert driver.release(driver.acquire(driver.claim()))  # loads the scripts
     before = nodes.all[0].calls()
     nodes.pause(0, 1, 2)
     with pytest.raises(Unavailable):
@@ -139,7 +139,7 @@ def test_abandoned_attempt_is_followed_by_its_release(nodes, make_driver, wait_u
     nodes.resume()
     wait_until(lambda: nodes.all[0].calls()["evalsha"] > before["evalsha"])
     wait_until(lambda: not any(lock_keys(node) for node in nodes.all[:3]), 5)
-    assert lock_keys(nodes.all[3]), "it answered, and is for the recipe to forget"
+    assert lock_keys(nodes.all[3]), "this node answered: its vote is for the caller to forget"
 
 
 def test_abandoned_attempt_under_asyncio_is_followed_by_its_release(nodes, wait_until) -> None:
@@ -150,7 +150,7 @@ def test_abandoned_attempt_under_asyncio_is_followed_by_its_release(nodes, wait_
         first, second = (
             Claim("", "job", claim_id, hash_id(claim_id), Holder("me"), 60.0) for claim_id in ("one", "two")
         )
-        assert isinstance(await engine.attempt(first, runtime.now() + 5), Grant)  # the scripts are known
+        assert isinstance(await engine.attempt(first, runtime.now() + 5), Grant)  # loads the scripts
         assert await engine.release(first, runtime.now() + 5)
         before = nodes.all[0].calls()
         nodes.pause(0, 1, 2)
@@ -167,7 +167,7 @@ def test_abandoned_attempt_under_asyncio_is_followed_by_its_release(nodes, wait_
 
 
 def test_node_that_was_down_receives_the_release_after_restart(wait_until) -> None:
-    """It kept its part on disk. Nobody asks it for anything else meanwhile."""
+    """The node kept its vote on disk, and no other call reaches it meanwhile."""
     rig_or_skip(RedlockRig)
     durable_nodes = RedlockNodes(*AOF_ALWAYS, count=3)
     try:
@@ -182,11 +182,12 @@ def test_node_that_was_down_receives_the_release_after_restart(wait_until) -> No
         durable_nodes.close()
 
 
-# ------------------------------------------------------------------ the line
+# ------------------------------------------------------------------ the queue
 
 
 def test_minority_reservation_makes_waiter_attempt_again_soon(nodes, wait_until) -> None:
-    """When several came at once, nodes may give the turn to different ones: none has a majority, and all would wait."""
+    """If waiters arrive together, the nodes may reserve the name for different waiters. None of them has a majority,
+    and all would wait."""
     with Client(nodes.url) as holder, Client(nodes.url) as other:
         lease = holder.lock("job", ttl=60).acquire()
         waiter_thread = threading.Thread(target=lambda: other.lock("job", wait=60).acquire().release())
@@ -203,7 +204,7 @@ def test_minority_reservation_makes_waiter_attempt_again_soon(nodes, wait_until)
             return attempt(claim, deadline)
 
         engine.attempt = recorded_attempt
-        wait_until(lambda: attempted_at, 20)  # it looks around, and not again for 5 s
+        wait_until(lambda: attempted_at, 20)  # its re-check; the next one is due in 5 s
         nodes.all[0].ask(
             "PUBLISH", f"lh1:c:{registry.client_id}", b"go 0 " + key + b" " + bytes.fromhex(waiter_id_hash)
         )
@@ -215,7 +216,7 @@ def test_minority_reservation_makes_waiter_attempt_again_soon(nodes, wait_until)
 
 @pytest.mark.parametrize("client_count", [5])
 def test_lock_is_exclusive_and_fast_over_jittery_networks(nodes, client_count) -> None:
-    """Each message to each node is late by up to 8 ms, so that votes are split again and again."""
+    """Each message to each node is delayed by up to 8 ms, so that votes are often split."""
     inside, tokens, routes = [], [], [nodes.proxied() for _ in range(client_count)]
     rng = random.Random(7)
 
@@ -248,13 +249,13 @@ def test_lock_is_exclusive_and_fast_over_jittery_networks(nodes, client_count) -
             proxy.close()
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 4 * client_count
-    assert elapsed < 30, f"{elapsed / len(tokens):.2f} s for each: nobody waits for reservations to lapse"
+    assert elapsed < 30, f"{elapsed / len(tokens):.2f} s per grant: waiters wait for reservations to expire"
 
 
 def test_free_minority_does_not_make_waiters_poll(nodes, wait_until) -> None:
-    """A node restarted empty offers turns that come to nothing while the others are held."""
+    """A node that lost its data offers reservations that are useless while the lock is held on the others."""
     with Client(nodes.url) as holder, Client(nodes.url) as other:
-        lease = holder.lock("job", ttl=600).acquire()  # no renewal comes by meanwhile
+        lease = holder.lock("job", ttl=600).acquire()  # so long that no renewal happens meanwhile
         waiter_thread = threading.Thread(target=lambda: other.lock("job", wait=60).acquire().release())
         waiter_thread.start()
         wait_until(lambda: sum(h.state == "waiting" for h in holder.inspect()) == 1)
@@ -263,7 +264,7 @@ def test_free_minority_does_not_make_waiters_poll(nodes, wait_until) -> None:
         (waiter_id_hash,) = other._core.registry.waiting
         other._core.registry.on_notification(
             "head", waiter_id_hash, 0.0, None
-        )  # it looks now, and finds that node free
+        )  # it re-checks now and finds this node free
         wait_until(lambda: time.monotonic() > began + 3)
         assert nodes.all[1].calls()["evalsha"] - before < 12
         lease.release()
@@ -272,7 +273,7 @@ def test_free_minority_does_not_make_waiters_poll(nodes, wait_until) -> None:
     wait_until(lambda: nodes.remaining_keys() == [], 10)
 
 
-# ----------------------------------------------------- what is given up leaks nothing
+# ------------------------------------------------------------------------------ leaks
 
 
 def test_failed_calls_leak_no_descriptors_or_threads(nodes, wait_until) -> None:
@@ -289,7 +290,7 @@ def test_failed_calls_leak_no_descriptors_or_threads(nodes, wait_until) -> None:
                 client.lock("job").acquire(wait=0)
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) <= files + 6
-        assert threading.active_count() <= threads + 2, "one that tells, one that listens: none for each call"
+        assert threading.active_count() <= threads + 2, "threads for callbacks and listener, but none per call"
         nodes.resume()
 
 
@@ -320,7 +321,7 @@ def test_failed_asyncio_calls_leave_no_task_and_no_log_message(nodes, caplog) ->
 
 
 def test_released_lease_leaves_no_keys_while_nodes_lose_data(nodes, wait_until) -> None:
-    """A node is offered its part again in the middle of releases."""
+    """Rejoins to the nodes that lost data overlap with releases."""
     stopped = threading.Event()
 
     def flush_nodes() -> None:
@@ -359,4 +360,4 @@ def test_killed_clients_leave_only_claims_that_expire(nodes, child, wait_until) 
     with Client(nodes.url) as client:
         began = time.monotonic()
         with client.lock("hot", wait=20):
-            assert time.monotonic() - began < 8  # its ttl of 1.5 s, and turns of the dead that are passed over
+            assert time.monotonic() - began < 8  # the ttl of 1.5 s, and reservations of killed waiters that expire

@@ -103,21 +103,12 @@ class Broadcaster:
         straggler_deadline = now + min(
             max(ttl * _STRAGGLER_TTL_SHARE, _STRAGGLER_TIMEOUT[0]), _STRAGGLER_TIMEOUT[1], (deadline - now) / 2
         )
-
-        def is_enough(answers: AnswersByServer) -> bool:
-            # Nodes that do not know the script need a second request, so do not wait until the deadline.
-            return bool(_nodes_without_script(answers)) or decided(_valid_replies(answers))
-
-        answers = await self._ask(calls, WaitPolicy(straggler_deadline, deadline, is_enough), compensation, backed_off)
-        if script is not None and (without_script := _nodes_without_script(answers)):
-            policy = WaitPolicy(straggler_deadline, deadline, lambda answers: decided(_valid_replies(answers)))
-            for index in without_script:
-                del answers[index]
-            repeated = {n: each for n, each in {**calls, **backed_off}.items() if n in without_script}
-            remaining = {n: each for n, each in backed_off.items() if n not in answers and n not in repeated}
-            answers |= await self._ask_with_script_text(
-                script, repeated, remaining, policy.combined_with(answers), compensation
-            )
+        requests = FanoutRequests(_join_calls(calls), _join_calls(backed_off), compensation)
+        if script is not None:
+            requests = requests._replace(correction=partial(_add_script_text, script, {**calls, **backed_off}))
+        policy = WaitPolicy(straggler_deadline, deadline, lambda answers: decided(_valid_replies(answers)))
+        count = max(map(len, (*calls.values(), *backed_off.values())), default=0)
+        answers = await self.fanout.request_all(requests, count, policy)
         errors: dict[int, Exception] = {}
         replies: dict[int, list[Any]] = {}
         for index in range(len(self.nodes)):
@@ -127,36 +118,6 @@ class Broadcaster:
             else:
                 errors[index] = self._record_failure(index, answer)
         return RoundResult(replies, errors)
-
-    async def _ask(
-        self,
-        calls: Mapping[int, Packed],
-        policy: WaitPolicy,
-        compensation: Callable[[], bytes],
-        later: Mapping[int, Packed] = _NO_NODES,
-    ) -> AnswersByServer:
-        count = max(map(len, (*calls.values(), *later.values())), default=0)
-        return await self.fanout.request_all(
-            FanoutRequests(_join_calls(calls), _join_calls(later), compensation), count, policy
-        )
-
-    async def _ask_with_script_text(
-        self,
-        script: Script,
-        calls: Mapping[int, Packed],
-        later: Mapping[int, Packed],
-        policy: WaitPolicy,
-        compensation: Callable[[], bytes],
-    ) -> AnswersByServer:
-        """The same request with the script's text, for nodes that do not know the script."""
-
-        def with_text(by_node: Mapping[int, Packed]) -> dict[int, Packed]:
-            return {
-                index: [as_eval(script, first_call), *other_calls]
-                for index, (first_call, *other_calls) in by_node.items()
-            }
-
-        return await self._ask(with_text(calls), policy, compensation, with_text(later))
 
     def _choose_nodes(self, now: float, packed: Packed) -> tuple[dict[int, Packed], dict[int, Packed]]:
         """The nodes to ask, and those in backoff. When a node's backoff is over, one call tries it first."""
@@ -227,10 +188,16 @@ def _valid_replies(answers: AnswersByServer) -> dict[int, list[Any]]:
     }
 
 
-def _nodes_without_script(answers: AnswersByServer) -> list[int]:
-    return [
-        index for index, answer in answers.items() if answer.__class__ is list and is_error_reply(answer[0], "NOSCRIPT")
-    ]
+def _add_script_text(
+    script: Script, calls: Mapping[int, Packed], index: int, request: bytes, answer: Any
+) -> bytes | None:
+    """The same request with the script's text, if the node does not know the script. It is sent while the caller still
+    waits for the other nodes, because their answers may be needed too."""
+    if answer.__class__ is not list or not is_error_reply(answer[0], "NOSCRIPT"):
+        return None
+    first_call, *other_calls = calls[index]
+    corrected = b"".join([as_eval(script, first_call), *other_calls])
+    return None if request == corrected else corrected  # a node that refuses even this fails
 
 
 class BlockingFanout:
@@ -296,7 +263,7 @@ class AsyncFanout:
         ]
         if broken:  # repeat the request once, on a new connection
             answered = {index: answer for index, answer in answers.items() if index not in broken}
-            retries = FanoutRequests({index: all_requests[index] for index in broken})
+            retries = FanoutRequests({index: all_requests[index] for index in broken}, correction=requests.correction)
             answers = answered | await self._gather(retries, count, policy.combined_with(answered))
         if compensation := b"" if TimeoutError not in map(type, answers.values()) else requests.compensation():
             for index, answer in answers.items():
@@ -307,11 +274,11 @@ class AsyncFanout:
     async def _gather(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:
         if count == 1:
             wrapped_policy = policy._replace(decided=lambda answers: policy.decided(_wrap_in_lists(answers)))
-            return _wrap_in_lists(
-                await gather_answers(
-                    partial(self._send_one, policy.deadline + _COMPENSATION_GRACE), requests, wrapped_policy, self._now
-                )
+            wrapped_requests = requests._replace(
+                correction=lambda n, request, answer: requests.correction(n, request, _wrap_in_lists({n: answer})[n])
             )
+            send = partial(self._send_one, policy.deadline + _COMPENSATION_GRACE)
+            return _wrap_in_lists(await gather_answers(send, wrapped_requests, wrapped_policy, self._now))
         return await gather_answers(
             partial(self._send_pipeline, policy.deadline + _COMPENSATION_GRACE, count), requests, policy, self._now
         )

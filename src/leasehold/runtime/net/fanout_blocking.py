@@ -34,12 +34,19 @@ _LONGEST_POLL: Final = 1_000_000.0  # seconds: poll() takes milliseconds as a 32
 
 # By the number of the server: a list of replies, or the exception instead.
 AnswersByServer: TypeAlias = dict[int, Any]
+# From the number of a server, the request and its answer: the request to send instead, or None to accept the answer.
+Correction: TypeAlias = Callable[[int, bytes, Any], bytes | None]
+
+
+def accept_answer(_number: int, _request: bytes, _answer: Any) -> None:
+    """The correction of requests that need none."""
 
 
 class FanoutRequests(NamedTuple):
     first: Mapping[int, bytes]  # by the number of the server
     later: Mapping[int, bytes] = {}  # sent only if the first servers do not decide the outcome
     compensation: Callable[[], bytes] = bytes  # sent right behind a request that was given up
+    correction: Correction = accept_answer
 
 
 class WaitPolicy(NamedTuple):
@@ -216,7 +223,7 @@ class ConnectionGroup:
                     break
                 for fd, _ in self._poll.poll(min(left, _LONGEST_POLL) * 1000 + 1):
                     if (found := self._server_by_fd.get(fd)) is not None:
-                        self._advance(found, count, answers, waiting)
+                        self._advance(found, count, answers, waiting, requests.correction)
         finally:
             for number in waiting:
                 self.drop(number, requests.compensation())
@@ -264,7 +271,9 @@ class ConnectionGroup:
         if connection._outgoing or not connection.open:
             self._poll.modify(connection.fd, connection.events)
 
-    def _advance(self, number: int, count: int, answers: AnswersByServer, waiting: dict[int, bytes]) -> None:
+    def _advance(
+        self, number: int, count: int, answers: AnswersByServer, waiting: dict[int, bytes], correction: Correction
+    ) -> None:
         connection = self._connections[number]
         before, fd = connection.events, connection.fd
         try:
@@ -277,7 +286,12 @@ class ConnectionGroup:
         if connection.fd != fd or connection.events != before:
             self._register(number, connection, fd)
         if connection.open and len(connection.replies) >= count and number in waiting:
-            answers[number], connection.has_answered = connection.replies, True
+            connection.has_answered = True
+            if (corrected := correction(number, waiting[number], connection.replies)) is not None:
+                waiting[number] = corrected
+                self._send(number, corrected, count, answers, waiting)
+                return
+            answers[number] = connection.replies
             del waiting[number]
 
     def _on_error(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from leasehold.runtime.net.blocking import Clock
-from leasehold.runtime.net.fanout_blocking import AnswersByServer, FanoutRequests, WaitPolicy
+from leasehold.runtime.net.fanout_blocking import AnswersByServer, Correction, FanoutRequests, WaitPolicy
 
 
 async def gather_answers(
@@ -20,7 +20,7 @@ async def gather_answers(
     Answers to requests already sent are futures and need no task. A task runs only for a server to which a connection
     must be opened first.
     """
-    run = _FanoutRun(send, requests.later, policy, clock)
+    run = _FanoutRun(send, requests.later, requests.correction, policy, clock)
     try:
         run.send_all(requests.first)
         run.check()
@@ -32,9 +32,14 @@ async def gather_answers(
 
 class _FanoutRun:
     def __init__(
-        self, send: Callable[[int, bytes], Awaitable[Any]], later: Mapping[int, bytes], policy: WaitPolicy, clock: Clock
+        self,
+        send: Callable[[int, bytes], Awaitable[Any]],
+        later: Mapping[int, bytes],
+        correction: Correction,
+        policy: WaitPolicy,
+        clock: Clock,
     ) -> None:
-        self._send, self._later, self._policy, self._clock = send, later, policy, clock
+        self._send, self._later, self._correction, self._policy, self._clock = send, later, correction, policy, clock
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("-inf")
@@ -47,13 +52,16 @@ class _FanoutRun:
         for number, data in requests.items():
             self.waiting.add(number)
             self.futures.append(asyncio.ensure_future(self._send(number, data)))
-            self.futures[-1].add_done_callback(partial(self._on_answer, number))
+            self.futures[-1].add_done_callback(partial(self._on_answer, number, data))
 
-    def _on_answer(self, number: int, future: asyncio.Future[Any]) -> None:
+    def _on_answer(self, number: int, data: bytes, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
             return
         answer = future.exception() or future.result()  # retrieved even after the end, or asyncio would log a warning
         if self.finished.done():
+            return
+        if (corrected := self._correction(number, data, answer)) is not None:
+            self.send_all({number: corrected})
             return
         self.answers[number] = answer
         self.waiting.discard(number)
