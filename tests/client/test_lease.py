@@ -1,4 +1,4 @@
-"""The four states, and every way a lease ends."""
+"""The four states of a lease, and every way in which it ends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import warnings
 
 import pytest
 
-from leasehold import Client, ConfigError, Lease, LeaseLost, LeaseState, NotAcquired, Unavailable
+from leasehold import Client, ConfigError, Event, Lease, LeaseLost, LeaseState, NotAcquired, Unavailable
 
-# Leases here are often still held when a test ends, and closed with their client.
+# Leases here are often still held when a test ends and its client is closed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
 
@@ -76,7 +76,7 @@ def test_lease_is_at_risk_when_engine_loses_its_connection(bench, wait_until) ->
     for _ in range(3):
         client._core.registry.connection_lost("the connection broke")
     assert (lease.state, lease.held, released.state) == (LeaseState.AT_RISK, True, LeaseState.RELEASED)
-    wait_until(lambda: "renew_failed" in events)  # it is renewed at once, not when that would have been due
+    wait_until(lambda: "renew_failed" in events)  # the watchdog renews at once, not when the renewal is due
     assert events.count("at_risk") == 1
     bench.transport.silent = False
     client._core.registry.connection_lost("again")
@@ -120,8 +120,19 @@ def test_lease_is_lost_at_local_deadline_when_engine_is_down(bench, wait_until) 
 
 def test_lost_reason_is_stalled_when_no_renewal_was_attempted(bench) -> None:
     lease = bench.client().lock("a", ttl=30).acquire()
-    bench.clock.at += 31  # the whole process stood still: no thread was woken
+    bench.clock.at += 31  # the whole process was paused: no thread was woken
     assert (lease.state, lease.lost_reason) == ("LOST", "stalled")
+
+
+def test_break_notification_after_local_deadline_is_no_break(bench, wait_until) -> None:
+    """etcd reports that a key is gone, not why: to a holder that was paused, expiry looks like a break."""
+    events: list[Event] = []
+    client = bench.client(on_event=events.append)
+    lease = client.lock("a", ttl=30).acquire()
+    bench.clock.at += 31  # the whole process was paused: no thread was woken
+    client._core.registry.on_notification("lost", lease._claim.id_hash, 0.0, None)
+    assert (lease.state, lease.lost_reason) == ("LOST", "stalled")
+    wait_until(lambda: [event.reason for event in events if event.kind == "lost"] == ["stalled"])
 
 
 def test_lease_is_at_risk_at_two_thirds_of_ttl(bench) -> None:

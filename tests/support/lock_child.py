@@ -1,11 +1,12 @@
-"""A process of its own for the tests of the SQLite engine: says what happened, one JSON value a line.
+"""A process that acquires locks for the engine tests. It prints what happened, one JSON value per line.
 
-sqlite_child.py hold URL NAME TTL        takes, says the token; releases when a line comes in
-sqlite_child.py wait URL NAME TTL        says "waiting" once in line, then as hold
-sqlite_child.py count URL NAME FILE N    adds one to a plain file under the lock, N times
-sqlite_child.py crowd URL NAME N         N threads take the name once each
-sqlite_child.py churn URL                takes name after name until killed, and says each
-sqlite_child.py limit URL SIZE           as hold, then meets a disk that is full, then one that is not
+lock_child.py hold URL NAME TTL        acquires and prints the token; releases when it reads a line
+lock_child.py lose URL N TTL           acquires the names 0 to N - 1, and prints why they were lost once all are
+lock_child.py wait URL NAME TTL        prints "waiting" when it is queued, then the same as hold
+lock_child.py count URL NAME FILE N    adds one to the number in a file while it holds the lock, N times
+lock_child.py crowd URL NAME N         N threads acquire the name once each
+lock_child.py churn URL                acquires one name after another until it is killed, and prints each
+lock_child.py limit URL PATH           acquires until the file at PATH cannot grow, then again with the limit removed
 """
 
 import json
@@ -29,6 +30,18 @@ def hold(url: str, name: str, ttl: str) -> None:
         say({"token": lease.token, "at": time.clock_gettime(time.CLOCK_BOOTTIME)})
         sys.stdin.readline()
         say({"held": lease.held, "reason": lease.lost_reason, "released": lease.release()})
+
+
+def lose(url: str, names: str, ttl: str) -> None:
+    all_lost = threading.Semaphore(0)
+    with Client(url, ttl=float(ttl)) as client:
+        leases = [client.lock(str(number)).acquire() for number in range(int(names))]
+        for lease in leases:
+            lease.on_lost(lambda _: all_lost.release())
+        say("holding")
+        for _ in leases:
+            all_lost.acquire(timeout=60)
+        say(sorted({str(lease.lost_reason) for lease in leases}))
 
 
 def wait(url: str, name: str, ttl: str) -> None:
@@ -119,5 +132,5 @@ def renew_and_check(lease) -> bool:
 
 
 if __name__ == "__main__":
-    command = {f.__name__: f for f in (hold, wait, count, crowd, churn, limit)}[sys.argv[1]]
+    command = {f.__name__: f for f in (hold, lose, wait, count, crowd, churn, limit)}[sys.argv[1]]
     command(*sys.argv[2:])

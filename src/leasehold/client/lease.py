@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LeaseState(StrEnum):
-    """The state of a lease. It only moves down this list, except that a renewal turns AT_RISK into HELD again."""
+    """The state of a lease. HELD and AT_RISK alternate; LOST and RELEASED are final."""
 
     HELD = "HELD"  # trusted
     AT_RISK = "AT_RISK"  # trusted, but a renewal failed or is overdue
@@ -42,6 +42,7 @@ LOST: Final = LeaseState.LOST
 RELEASED: Final = LeaseState.RELEASED
 
 _MAYBE_STILL_HELD: Final = frozenset({"unreachable", "stalled", "max_hold"})  # lost here, perhaps not yet at the engine
+_NOT_AFTER_DEADLINE: Final = frozenset({"broken", "unknown"})  # reasons that the local deadline rules out
 
 
 class BaseLease:
@@ -79,7 +80,8 @@ class BaseLease:
         self._core, self._claim = core, claim
         self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
         self._granted_at = self._renewed_at = asked_at
-        # From now, not from when it was requested: after an answer slower than max_hold the lease would be over.
+        # `max_hold` counts from now, not from `asked_at`: otherwise a grant that took longer than `max_hold` to arrive
+        # would be lost at once.
         self._max_hold_at = timing.NEVER if max_hold is None else core.runtime.now() + max_hold
         self._valid_until = valid_until if valid_until < self._max_hold_at else self._max_hold_at
         self._renew_at = timing.renew_at(asked_at, grant.ttl, core.runtime.random())
@@ -173,12 +175,15 @@ class BaseLease:
     # --------------------------------------------------------- ending it
 
     def _end_lost(self, reason: Reason) -> bool:
-        """End it as LOST, once, and notify waiters, callbacks and the event hook. From any thread. False: it had
-        already ended."""
+        """End it as LOST, once, and notify the callers of `wait_lost`, the callbacks and the event hook. From any
+        thread. False: it had already ended."""
         core = self._core
         with core.mutex:
             if self._final_state is not None:
                 return False
+            # After the local deadline a missing grant proves no break: the engine ends an expired grant by itself.
+            if reason in _NOT_AFTER_DEADLINE and core.runtime.now() >= self._valid_until:
+                reason = self._expiry_reason()
             self._final_state, self._lost_reason = LOST, reason
         core.registry.held.pop(self._claim.id_hash, None)
         self._set_signals()
@@ -305,7 +310,7 @@ class BaseLease:
         except AttributeError:  # interrupted in __init__
             return
         if ended is None and not sys.is_finalizing():
-            self._final_state = RELEASED  # the warning or the same cycle may still refer to it
+            self._final_state = RELEASED  # a warning filter, or an object in the same reference cycle, may still use it
             # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the mutex.
             self._core.watchdog.lease_collected(self._claim)
             warnings.warn(
@@ -359,11 +364,13 @@ class BaseLease:
                 return
             if isinstance(reply, Unavailable):
                 newly_at_risk, self._renewal_failed = not self._renewal_failed, True
-            elif asked_at >= self._renewed_at if claim.ttl == self._claim.ttl else explicit:  # else out of date
+            # Accepted: an answer to the latest request for this ttl, or an explicit change of ttl. Others are outdated.
+            elif asked_at >= self._renewed_at if claim.ttl == self._claim.ttl else explicit:
                 if claim.ttl != self._claim.ttl:
                     self._claim = self._claim._replace(ttl=claim.ttl)
                 life = reply.ttl
-                if life > claim.ttl:  # engines only round a ttl up
+                # The engine may round the ttl up. More life than that is left of an earlier, longer ttl: not counted.
+                if life > claim.ttl:
                     life = min(life, timing.granted_ttl(claim.ttl, core.traits.min_ttl, core.traits.ttl_step))
                 self._renewed_at, self.ttl = asked_at, life
                 self._valid_until = min(timing.valid_until(asked_at, self.ttl), self._max_hold_at)
@@ -401,8 +408,8 @@ LeaseRef = weakref.ref[BaseLease]
 async def wait_lost(
     leases: Sequence[BaseLease], seconds: float | None, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait until one of the leases ends, or until `should_stop()` (which must come with `_set_signals`), at most
-    `seconds`. False: none is lost."""
+    """Wait until one of the leases ends, or `should_stop()` returns True, at most `seconds`. Code that changes what
+    `should_stop` returns must also call `_set_signals`, or the change is noticed late. False: none is lost."""
     runtime = leases[0]._core.runtime
     end = timing.NEVER if seconds is None else runtime.now() + seconds
     signal = runtime.signal()

@@ -1,9 +1,10 @@
-"""Forks, exits, and clients that nobody has any more."""
+"""Forks, process exits and garbage-collected clients."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from leasehold.runtime.threads import Threads
 @pytest.mark.parametrize("forks", [4, pytest.param(15, marks=pytest.mark.faults)])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_parent_and_child_keep_working_after_a_fork(url, run_in_fork, forks) -> None:
-    """With a watch open, a waiter in line, and threads in the midst of calls; again and again, also from the child."""
+    """The parent forks repeatedly with an open watch, waiters and threads inside calls; the child forks too."""
     with Client(url) as client:
         held = client.lock("held", ttl=20).acquire()
         stop = threading.Event()
@@ -36,7 +37,7 @@ def test_parent_and_child_keep_working_after_a_fork(url, run_in_fork, forks) -> 
         def child() -> None:
             assert held.lost_reason == "forked"
             assert not held.release()
-            assert client.lock("held").try_acquire() is None, "the parent still holds it"
+            assert client.lock("held").try_acquire() is None, "the child acquired what its parent holds"
             with client.lock("child", wait=20) as lease:
                 lease.renew()
                 assert {holding.name for holding in client.inspect("child")} == {"child"}
@@ -74,7 +75,7 @@ def test_forked_child_of_an_asyncio_client_can_lock(url, run_in_fork) -> None:
                 async with client.lock("other"):
                     pass
 
-            # A child that leaves its parent's loop behind, as a server's worker does.
+            # The child uses a new event loop, as a server's worker does.
             thread = threading.Thread(target=run_in_fork, args=(child,))
             thread.start()
             while thread.is_alive():
@@ -99,6 +100,19 @@ while len(client.inspect()) < 2: time.sleep(0.01)
     assert time.monotonic() - began < 30
 
 
+def test_holder_paused_beyond_its_ttl_does_not_report_a_break(url, child) -> None:
+    """The watch reports deleted keys, and the watchdog reports passed deadlines: whichever comes first, no operator
+    broke these leases."""
+    holder = child("lose", url, 100, 3)
+    assert holder.read_message() == "holding"
+    holder.signal(signal.SIGSTOP)
+    with Client(url) as client:
+        for number in range(100):
+            client.lock(str(number)).acquire(wait=60).release()
+    holder.signal(signal.SIGCONT)
+    assert set(holder.read_message()) <= {"stalled", "unreachable", "expired"}
+
+
 def test_collected_client_leaves_no_thread(url, eventually) -> None:
     def names() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("leasehold")]
@@ -115,7 +129,7 @@ def test_collected_client_leaves_no_thread(url, eventually) -> None:
 
 @pytest.mark.parametrize("name", ["leasehold-etcd", "leasehold-etcd-watch", "leasehold-look-up"])
 def test_client_survives_a_thread_that_cannot_be_started(url, monkeypatch, start_waiter, name) -> None:
-    """Without one to read by, etcd is not there; without one to hear by, waiters look for themselves."""
+    """Without its reader or look-up thread, the client raises Unavailable. Without its watch thread, waiters poll."""
     with Client(url.replace("127.0.0.1", "localhost"), call_timeout=2) as client:
         original, limit = Threads.start_thread, [True]
 

@@ -1,4 +1,4 @@
-"""What is MySQL's own: its URLs, wake-ups by kill, accounts, and clients without procedures."""
+"""What only MySQL has: its URLs, wake-ups by kill, accounts, and clients without procedures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import pytest
 
 from harness.servers.proxy import Proxy
-from leasehold import Client, ConfigError, Mismatch, NotAcquired, Unavailable, Unsupported, transaction
+from leasehold import Client, ConfigError, LeaseLost, Mismatch, NotAcquired, Unavailable, Unsupported, transaction
 from leasehold.config import EngineConfig
 from leasehold.engines.mysql.errors import MyServerError
 from leasehold.engines.mysql.session import literals, packet
@@ -58,7 +58,7 @@ def test_values_are_encoded_as_literals_and_packets() -> None:
     assert literals(["a'b", 7, True, None, ""]) == [b"x'612762'", b"7", b"1", b"null", b"x''"]
     assert literals([["a", "b"], [1, 2], 5]) == [b"""'[["61",1],["62",2]]'""", b"5"]
     assert packet(b"call p", [1]) == b"\x0a\0\0\0\x03call p(1)"
-    long = packet(b"x" * 0xFFFFFF, [])  # goes on in a second packet
+    long = packet(b"x" * 0xFFFFFF, [])  # continues in a second packet
     assert long[:4] == b"\xff\xff\xff\0"
     assert long[4 + 0xFFFFFF :] == b"\x01\0\0\x01x"
 
@@ -67,7 +67,7 @@ def test_values_are_encoded_as_literals_and_packets() -> None:
 
 
 def test_accounts_without_kill_privilege_wake_each_other(mysql, wait_until) -> None:
-    """The sleep and the kill are both inside procedures, and have the rights of whoever made them."""
+    """The sleep and the kill both run inside procedures, with the rights of the account that created them."""
     with Client(mysql.url()) as owner:
         owner.inspect()
     urls = [mysql.create_granted_role("one"), mysql.create_granted_role("two")]
@@ -85,22 +85,22 @@ def test_accounts_without_kill_privilege_wake_each_other(mysql, wait_until) -> N
         began = time.monotonic()
         lease.release()
         thread.join(60)
-        assert got[0] - began < 2.5, "woken, not found by its own look after 5 s"
+        assert got[0] - began < 2.5, "the waiter was woken before its re-check after 5 s"
 
 
 def test_stale_waiter_row_kills_no_foreign_statement(mysql, make_driver) -> None:
-    """Only a session that holds the user lock of an address is hit: here nobody does, whatever its number was."""
+    """The kill hits only a session that holds the user lock of the address. Here no session holds it."""
     driver = make_driver(mysql.url())
     held = driver.acquire(driver.claim())
     waiter = driver.claim(queue=True)
     driver.attempt(waiter)
-    mysql.ask("update {s}.lh_waiter set client = 'ffffffffffffffff'")  # of a client long gone
+    mysql.ask("update {s}.lh_waiter set client = 'ffffffffffffffff'")  # a client that ended long ago
     with mysql.server.connect() as stranger, stranger.cursor() as cursor:
         thread = threading.Thread(target=lambda: cursor.execute("select sleep(1)"))
         thread.start()
         assert driver.release(held)
         thread.join(30)
-        assert cursor.fetchall() == ((0,),), "its sleep was not cut short"
+        assert cursor.fetchall() == ((0,),), "the stranger's sleep was not cut short"
     assert [each.state for each in run_sync(driver.engine.inspect("", "", False, driver.deadline()))] == ["passed over"]
 
 
@@ -116,11 +116,41 @@ def test_killed_liveness_session_is_reopened(mysql, wait_until) -> None:
         mysql.server.run(f"kill {listener._liveness_session.connection_id}")
         wait_until(
             lambda: not listener._is_liveness_session_alive() or not listener.address
-        )  # seen from here, or by the ear itself before
+        )  # noticed here, or earlier by the listener
         with pytest.raises(NotAcquired):
             client.lock("job", wait=1).acquire()
         assert listener.address not in ("", before)
         lease.release()
+
+
+@pytest.mark.parametrize("delay", [0, 30])
+@pytest.mark.parametrize("procedures", ["yes", "no"])
+def test_renewal_of_a_broken_lease_says_broken(mysql, procedures, delay) -> None:
+    url = mysql.url(procedures=procedures)
+    with Client(url, ttl=60) as holder, Client(url) as operator:
+        leases = [holder.lock(f"job-{number}", delay=delay).acquire() for number in range(3)]
+        for lease in leases:
+            assert operator.break_lock(lease.name, token=lease.token)
+        for lease in leases:
+            with pytest.raises(LeaseLost):
+                lease.renew()
+            assert lease.lost_reason == "broken"
+        vanished = holder.lock("vanished").acquire()
+        mysql.ask("delete from {s}.lh_grant")
+        with pytest.raises(LeaseLost):
+            vanished.renew()
+        assert vanished.lost_reason == "unknown", "no operator broke it"
+
+
+def test_renewal_says_broken_for_every_permit_of_one_name(mysql) -> None:
+    with Client(mysql.url(), ttl=60) as holder:
+        leases = [holder.semaphore("job", 16).acquire() for _ in range(16)]
+        for lease in leases:
+            assert holder.break_lock("job", token=lease.token)
+        for lease in leases:
+            with pytest.raises(LeaseLost):
+                lease.renew()
+        assert {lease.lost_reason for lease in leases} == {"broken"}
 
 
 # --------------------------------------------------------- without procedures
@@ -128,7 +158,7 @@ def test_killed_liveness_session_is_reopened(mysql, wait_until) -> None:
 
 @pytest.fixture
 def no_procedures_url(mysql):
-    """The URL of an account that may have tables, and no procedures."""
+    """The URL of an account that may create tables but no procedures."""
     mysql.create_login_role("poor")
     mysql.server.run(f"create database `{mysql.schema}`")
     mysql.server.run(f"grant create, index, select, insert, update, delete on `{mysql.schema}`.* to poor")
@@ -180,14 +210,14 @@ def test_clients_with_and_without_procedures_exclude_each_other(no_procedures_ur
         thread.start()
         wait_until(lambda: [each.state for each in procedure_client.inspect()] == ["held", "waiting"])
         lease.release()
-        assert plain_client.lock("job").try_acquire() is None, "whoever stands in line is not passed"
+        assert plain_client.lock("job").try_acquire() is None, "an attempt does not overtake the waiter"
         checked.set()
         thread.join(60)
         assert got[0] > lease.token
 
 
 def test_clients_with_and_without_procedures_share_one_queue(no_procedures_url, mysql, wait_until) -> None:
-    """Whoever has procedures gives those without their turn, and takes the place behind them."""
+    """A client with procedures grants to waiters without procedures in order, and queues behind them."""
     with Client(no_procedures_url, ttl=60) as plain_client, Client(mysql.url(), ttl=60) as procedure_client:
         lease = procedure_client.lock("job").acquire()
         got: list[str] = []
@@ -239,7 +269,7 @@ def test_killed_call_is_unavailable_and_taken_back(mysql, wait_until) -> None:
         assert [type(error).__name__ for error in errors] == ["Unavailable"]
         wait_until(
             lambda: not mysql.ask("select 1 from information_schema.innodb_trx"), every=0.2
-        )  # nothing of it is left open
+        )  # the killed call left no transaction open
         with client.lock("job", wait=20) as lease:
             assert lease.held
 
@@ -262,7 +292,7 @@ def test_statement_based_logging_is_named_in_the_error(mysql) -> None:
 
 
 def test_malformed_reply_is_unavailable(mysql) -> None:
-    """Bytes changed on their way: no half of an answer is believed."""
+    """If bytes change in transit, the client trusts no part of the reply."""
     proxy = Proxy(mysql.server.port)
     with Client(mysql.url()) as first:
         first.inspect()
@@ -270,7 +300,7 @@ def test_malformed_reply_is_unavailable(mysql) -> None:
         with Client(mysql.url(port=proxy.port), call_timeout=3) as client:
             client.ping()
             session = client._core.engine()._connection._session
-            session._buffer += b"\x05\0\0\x01\x01\xfc\xff"  # as if it had come before
+            session._buffer += b"\x05\0\0\x01\x01\xfc\xff"  # as if the server had sent it earlier
             with pytest.raises(Unavailable):
                 client.lock("job").acquire()
             with client.lock("other") as lease:

@@ -1,4 +1,4 @@
-"""What a whole MariaDB may meet: a full disk, a replica that takes over; and TLS, for real."""
+"""MariaDB with a full disk, a failover to a replica, and real TLS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.servers.process import scratch
 from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError, LeaseLost, NotAcquired, Unavailable
 
-pytestmark = pytest.mark.faults  # each starts servers of its own
+pytestmark = pytest.mark.faults  # each test starts its own servers
 
 
 def url_of(port: int, query: str = "", user: str = "root") -> str:
@@ -29,7 +29,7 @@ def test_full_disk_is_unavailable_until_space_is_freed(mariadb) -> None:
             lease, leases = client.lock("held").acquire(), []
             with open(os.path.join(folder, "filler"), "ab") as file:
                 file.write(b"\0" * max(0, shutil.disk_usage(folder).free - 4096))
-            with pytest.raises(Unavailable):  # its log has room for a while; its tables have not
+            with pytest.raises(Unavailable):  # the log has room for a while, the tables do not
                 for number in range(10_000):
                     leases.append(client.lock(f"{number}", purpose="x" * 200, wait=0).acquire())
             os.unlink(os.path.join(folder, "filler"))
@@ -54,15 +54,15 @@ def test_failover_to_a_replica_may_lose_a_grant_but_tokens_still_rise(mariadb, w
                     replica.ask("show databases like 'leasehold'") and replica.ask("select * from leasehold.lh_grant")
                 )
             )
-            replica.run("stop slave")  # from here on nothing reaches it
+            replica.run("stop slave")  # from here on nothing reaches the replica
             lease = client.lock("job").acquire()
             primary.kill()
             proxy._target = ("127.0.0.1", replica.port)
             second = other.lock("job", wait=20).acquire()
-            assert second.token > lease.token, "two holders, but the fence tells them apart"
+            assert second.token > lease.token, "two holders, but a fence can tell them apart"
             with pytest.raises(LeaseLost):
                 lease.renew()
-            assert other.lock("copied").try_acquire() is None, "what was copied is still held"
+            assert other.lock("copied").try_acquire() is None, "the replicated grant is still held"
             assert second.release()
             assert copied.release()
     finally:
@@ -76,7 +76,7 @@ _SERVER = ("ca.pem", "server.pem", "server.key")
 
 @pytest.fixture
 def certificate_path():
-    """An authority, and what it says of 127.0.0.1: paths of files."""
+    """Gives the path of a file: a CA, certificates that it signed for 127.0.0.1, and another CA."""
     folder = scratch()
     os.chmod(folder, 0o755)
 
@@ -106,7 +106,7 @@ def test_tls_verifies_certificates_and_host_name(mariadb, certificate_path) -> N
     url = url_of(server.port, query, "safe")
     with Client(url, ttl=60) as client, Client(url, ttl=60) as other, client.lock("job") as lease:
         with pytest.raises(NotAcquired):
-            other.lock("job", wait=1).acquire()  # it is listened to, too
+            other.lock("job", wait=1).acquire()  # the listener connects by TLS, too
         assert other._core.registry.shared["mysql"].address
         lease.renew()
         ciphers = server.ask(
@@ -114,14 +114,14 @@ def test_tls_verifies_certificates_and_host_name(mariadb, certificate_path) -> N
         )
         assert ciphers[0][0] >= 4
     for bad in (
-        f"?ssl_ca={certificate_path('other.pem')}",  # not signed by this one
+        f"?ssl_ca={certificate_path('other.pem')}",  # another CA
         f"?ssl_ca={certificate_path('nowhere.pem')}",
-        "",  # the account asks for TLS
+        "",  # the account requires TLS
     ):
         with Client(url_of(server.port, bad, "safe"), call_timeout=5) as client, pytest.raises(ConfigError):
             client.ping()
     by_name = url_of(server.port, f"?ssl_ca={certificate_path('ca.pem')}").replace("127.0.0.1", "localhost")
-    with Client(by_name, call_timeout=5) as client, pytest.raises(ConfigError):  # a name it was not given
+    with Client(by_name, call_timeout=5) as client, pytest.raises(ConfigError):  # not in the certificate
         client.ping()
     with Client(f"{by_name}&ssl_verify_identity=no", call_timeout=5) as client:
         client.ping()

@@ -26,7 +26,7 @@ NEIGHBOURS = [name for name in map(str, range(20_000)) if bucket(name) == bucket
 
 
 def bucket_state(mysql) -> str:
-    """What is said of the bucket of "job"."""
+    """What the bucket of "job" records about its grants."""
     ((state,),) = mysql.ask(
         "select if(sole_token = token, 'one', if(sole_token = -token, 'none', 'unknown')) from {s}.lh_bucket "
         "where namespace = '' and bucket = %s",
@@ -36,7 +36,7 @@ def bucket_state(mysql) -> str:
 
 
 def lock_until_known_empty(client: Client, mysql) -> None:
-    """Take the name until its bucket is known to be empty again."""
+    """Lock the name until its bucket is known to be empty again."""
     for _ in range(20):
         with client.lock("job"):
             pass
@@ -58,7 +58,7 @@ def test_bucket_records_whether_it_holds_one_grant_or_none(mysql) -> None:
 
 
 def test_bucket_is_not_searched_while_many_names_are_held(mysql) -> None:
-    """A search for others in it would take as long as there are names held."""
+    """A search for other grants in the bucket would take time in proportion to all held names."""
     with Client(mysql.url(), ttl=60) as client:
         leases = [client.lock(f"held {number}").acquire() for number in range(300)]
         for _ in range(20):
@@ -71,7 +71,7 @@ def test_bucket_is_not_searched_while_many_names_are_held(mysql) -> None:
 
 
 def test_queue_without_a_holder_keeps_the_bucket_unknown(mysql) -> None:
-    """As of those who were passed over, and may come back to their places."""
+    """Such a queue has waiters that were passed over and may return to their positions."""
     with Client(mysql.url(), ttl=60) as client:
         client.inspect()
         key_values = f"'', '{NEIGHBOURS[0]}'"
@@ -103,14 +103,14 @@ def test_release_sees_a_waiter_that_joined_after_the_grant(mysql, wait_until, pr
             wait_until(lambda: len(holder.inspect("job")) == 2)
             assert bucket_state(mysql) == "unknown"
             assert lease.release()
-            assert got.wait(2.0), "it would have looked by itself after 5 s"
+            assert got.wait(2.0), "the waiter would have re-checked after 5 s"
             thread.join(30)
             lock_until_known_empty(holder, mysql)
 
 
 @pytest.mark.parametrize("after", ["start transaction;", "set _ended = row_count() = 1;"])
 def test_waiter_that_joins_during_a_release_is_granted(mysql, wait_until, after) -> None:
-    """Between its statements nobody is kept waiting, and it still sees who came."""
+    """Between its statements the release blocks no other call, and it still sees new waiters."""
     (release,) = (each for each in schema.statements(schema.text(mysql.schema)) if "lh_release_v1(" in each)
     pause = "do get_lock('gate', 30); do release_lock('gate');"
     paused_release = release.replace(after, f"{after} {pause}").replace(
@@ -135,7 +135,7 @@ def test_waiter_that_joins_during_a_release_is_granted(mysql, wait_until, after)
         wait_until(lambda: mysql.ask("select 1 from {s}.lh_waiter"))
         cursor.execute("do release_lock('gate')")
         assert released.result(30)
-        assert got.result(3).release(), "it would have looked by itself after 5 s"
+        assert got.result(3).release(), "the waiter would have re-checked after 5 s"
 
 
 def test_grant_of_a_client_without_procedures_is_seen(mysql) -> None:
@@ -155,7 +155,7 @@ def test_lost_bucket_row_is_recreated_as_unknown(mysql, make_driver) -> None:
         mysql.ask("delete from {s}.lh_bucket")
         assert client.lock("job").try_acquire() is None
         assert bucket_state(mysql) == "unknown"
-        mysql.ask("update {s}.lh_bucket set sole_token = token + 7")  # nonsense is not taken for a grant
+        mysql.ask("update {s}.lh_bucket set sole_token = token + 7")  # an impossible value is not taken for a grant
         driver = make_driver(mysql.url())
         assert isinstance(driver.attempt(driver.claim()), Busy)
         assert lease.release()
@@ -167,21 +167,21 @@ def test_expired_grant_does_not_make_the_bucket_free(mysql) -> None:
         for expiry in ("until = 1", "until = 1, delay = 3600 * 1000000 * 1000000"):
             lease = client.lock("job").acquire()
             mysql.ask(f"update {{s}}.lh_grant set {expiry}")
-            assert not lease.release(), "too late"
+            assert not lease.release(), "the grant had expired before the release"
             assert bucket_state(mysql) != "none"
-        assert client.lock("job").try_acquire() is None, "its delay runs"
+        assert client.lock("job").try_acquire() is None, "the delay is still running"
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 def test_procedures_work_in_a_session_with_any_settings(mysql, isolation) -> None:
-    """The procedures need nothing of a session: not how it isolates, commits, or counts rows."""
+    """The procedures depend on no setting of the session: isolation, autocommit, how it counts rows."""
     with Client(mysql.url(), ttl=60) as client:
         lock_until_known_empty(client, mysql)
         with mysql.server.connect(autocommit=False, client_flag=CLIENT.FOUND_ROWS) as session:
             cursor = session.cursor()
             cursor.execute(f"set session transaction isolation level {isolation}")
             if isolation == "repeatable read":
-                cursor.execute(f"select * from `{mysql.schema}`.lh_grant")  # a snapshot from before
+                cursor.execute(f"select * from `{mysql.schema}`.lh_grant")  # takes an old snapshot
 
             def call(verb: str, *values) -> list[tuple]:
                 text = b", ".join(literals(values)).decode().replace("%", "%%")
@@ -196,16 +196,16 @@ def test_procedures_work_in_a_session_with_any_settings(mysql, isolation) -> Non
             held.release()
             ((answer, token, *_),) = call("attempt", *attempt_args)
             assert (answer, token > held.token) == (1, True)
-            assert client.lock("job").try_acquire() is None, "it was committed"
-            assert call("release", *key[:3], "x" * 32, 0, True, 1000, token) == [("f",)], "somebody else's"
-            assert call("release", *key, 0, True, 1000, token + 1) == [], "by its mark, whatever the token"
+            assert client.lock("job").try_acquire() is None, "the grant was committed"
+            assert call("release", *key[:3], "x" * 32, 0, True, 1000, token) == [("f",)], "not this claim's grant"
+            assert call("release", *key, 0, True, 1000, token + 1) == [], "the id hash decides, whatever the token"
             assert call("release", *key, 0, True, 1000, token) == [("f",)]
             with client.lock("job"):
                 pass
 
 
 def test_token_cache_stays_bounded_under_many_threads(monkeypatch, make_driver) -> None:
-    """Whoever made room for another was disturbed by a third, and a grant ended in a RuntimeError."""
+    """While one thread evicted an entry, another changed the cache, and a grant ended in a RuntimeError."""
 
     async def granted(*_: object) -> Grant:
         return Grant(1, 1.0, None)
@@ -229,11 +229,11 @@ def test_token_cache_stays_bounded_under_many_threads(monkeypatch, make_driver) 
     assert len(driver.engine._tokens) <= 100 + 8
 
 
-# ------------------------------------------------------------------- crowds
+# -------------------------------------------------------------- many clients
 
 
 def check_buckets(mysql, stop: threading.Event, errors: list[object]) -> None:
-    """Compare all that buckets say with what is there, again and again, with all of them locked."""
+    """Repeatedly lock all buckets and compare what they record with the grants and queues."""
     with mysql.server.connect(autocommit=False) as session, session.cursor() as cursor:
         cursor.execute("set session transaction isolation level read committed")
         while not stop.is_set():
@@ -258,7 +258,7 @@ def check_buckets(mysql, stop: threading.Event, errors: list[object]) -> None:
 
 
 def run_clients(mysql, seconds: float) -> tuple[list[object], float]:
-    """Clients of both kinds on names of one bucket: what went wrong, and the longest wait for those who are woken."""
+    """Run clients with and without procedures in one bucket. Returns errors and the longest wait with wake-ups."""
     names = ["job", *NEIGHBOURS[:2]]
     owners: dict[str, int] = {}
     last_tokens: dict[str, int] = {}
@@ -276,7 +276,7 @@ def run_clients(mysql, seconds: float) -> tuple[list[object], float]:
                 lease = client.lock(name, wait=wait).try_acquire() if not wait else client.lock(name, wait=30).acquire()
                 if lease is None:
                     continue
-                if wait and name != names[0]:  # there one without procedures wakes nobody: the next looks by itself
+                if wait and name != names[0]:  # on names[0] the client without procedures wakes no waiter
                     waits.append(time.monotonic() - began)
                 if owners.setdefault(name, number) != number:
                     errors.append(f"{name}: {number} beside {owners[name]}")
@@ -312,7 +312,7 @@ def run_clients(mysql, seconds: float) -> tuple[list[object], float]:
 def test_clients_in_one_bucket_exclude_each_other(mysql) -> None:
     errors, longest_wait = run_clients(mysql, 4.0)
     assert errors == []
-    assert longest_wait < 4.0, "nobody was forgotten until it looked by itself"
+    assert longest_wait < 4.0, "no waiter was missed until its own re-check"
 
 
 @pytest.mark.faults

@@ -1,4 +1,4 @@
-"""The MySQL engine when its server, its sessions or the network fail. The long ones are for `make faults`."""
+"""The MySQL engine when its server, its sessions or the network fail. `make faults` runs the long tests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_client_recovers_when_its_sessions_are_killed(mysql, wait_until) -> None
             assert got
 
 
-@pytest.mark.faults  # starts servers of its own
+@pytest.mark.faults  # starts its own servers
 def test_server_idle_timeout_does_not_apply_to_our_sessions(mariadb, wait_until) -> None:
     server = mariadb("wait-timeout=1", "interactive-timeout=1")
     with Client(url_of(server)) as client:
@@ -90,7 +90,7 @@ def test_server_idle_timeout_does_not_apply_to_our_sessions(mariadb, wait_until)
         assert session.usable()
 
 
-@pytest.mark.faults  # starts servers of its own
+@pytest.mark.faults  # starts its own servers
 def test_connection_limit_is_unavailable_or_falls_back_to_polling(mariadb) -> None:
     server = mariadb()
     server.run("create user lone", "grant all on *.* to lone with max_user_connections 1")
@@ -98,7 +98,7 @@ def test_connection_limit_is_unavailable_or_falls_back_to_polling(mariadb) -> No
         lease = first.lock("job").acquire()
         with Client(url_of(server, "lone"), call_timeout=2) as second, pytest.raises(Unavailable):
             second.lock("other", wait=0).acquire()
-        # With one, but none to be told by, a client polls.
+        # With one connection, and none for wake-ups, a client polls.
         with Client(url_of(server)) as other:
             held = other.lock("taken", ttl=60).acquire()
             threading.Timer(1.0, held.release).start()
@@ -121,7 +121,7 @@ def test_name_locked_by_another_transaction_is_unavailable_in_time(mysql, wait_u
 
 
 def test_deadlock_with_a_foreign_transaction_is_retried(mysql, wait_until) -> None:
-    """The server ends one of the two; if it is ours, nothing was done, and it is done again."""
+    """The server aborts one of the two. If it aborts the engine's call, the call had no effect and is retried."""
     with Client(mysql.url(), call_timeout=20, ttl=60) as client:
         lease = client.lock("job").acquire()
         released: list[bool] = []
@@ -129,7 +129,7 @@ def test_deadlock_with_a_foreign_transaction_is_retried(mysql, wait_until) -> No
             cursor.execute(f"select * from `{mysql.schema}`.lh_bucket for update")
             thread = threading.Thread(target=lambda: released.append(lease.release()))
             thread.start()
-            wait_until(lambda: mysql.is_blocked(""), every=0.2)  # it has the grant's row, and waits for the bucket
+            wait_until(lambda: mysql.is_blocked(""), every=0.2)  # the release has the grant and waits for the bucket
             with suppress(Exception):
                 cursor.execute(f"select * from `{mysql.schema}`.lh_grant for update")
             stranger.rollback()
@@ -138,7 +138,7 @@ def test_deadlock_with_a_foreign_transaction_is_retried(mysql, wait_until) -> No
         assert not client.inspect()
 
 
-@pytest.mark.faults  # starts servers of its own
+@pytest.mark.faults  # starts its own servers
 def test_read_only_server_is_unavailable(mariadb) -> None:
     server = mariadb()
     with Client(url_of(server), call_timeout=2) as client:
@@ -150,7 +150,7 @@ def test_read_only_server_is_unavailable(mariadb) -> None:
         assert lease.release()
 
 
-@pytest.mark.faults  # starts servers of its own
+@pytest.mark.faults  # starts its own servers
 def test_listener_follows_the_calls_to_another_server(mariadb, wait_until) -> None:
     first_server, second_server = mariadb(), mariadb()
     proxy = Proxy(first_server.port)
@@ -170,7 +170,7 @@ def test_listener_follows_the_calls_to_another_server(mariadb, wait_until) -> No
         proxy.close()
 
 
-@pytest.mark.faults  # starts servers of its own
+@pytest.mark.faults  # starts its own servers
 def test_relaxed_durability_is_declared_in_the_traits(mariadb) -> None:
     server = mariadb("innodb-flush-log-at-trx-commit=2")
     with Client(url_of(server)) as client:
@@ -180,7 +180,7 @@ def test_relaxed_durability_is_declared_in_the_traits(mariadb) -> None:
             client.lock("job", require={"survives-restart"}).acquire()
 
 
-@pytest.mark.faults  # starts servers of its own
+@pytest.mark.faults  # starts its own servers
 def test_statement_past_its_deadline_is_ended_by_the_server(mariadb, wait_until) -> None:
     server = mariadb()
     with Client(url_of(server), call_timeout=1, ttl=60) as client:

@@ -1,4 +1,4 @@
-"""Attacks on the MySQL engine that once succeeded: calls that kept each other waiting, and settings of a server's."""
+"""Attacks on the MySQL engine that once succeeded: calls that delayed each other, and unusual server settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from leasehold.runtime.base import run_sync
 
 
 def listener_of(client: Client, other: Client, name: str = "met"):
-    """The ear of a client that has waited."""
+    """The listener of a client that has waited."""
     with other.lock(name, ttl=60), pytest.raises(NotAcquired):
         client.lock(name, wait=0.5).acquire()
     listener = client._core.registry.shared["mysql"]
@@ -30,7 +30,7 @@ def listener_of(client: Client, other: Client, name: str = "met"):
 
 
 def test_releases_that_wake_one_client_do_not_delay_each_other(mysql) -> None:
-    """MariaDB keeps the second of two who kill one SLEEP() waiting for 2 s, and with it all who sleep."""
+    """If two sessions kill one SLEEP(), MariaDB delays the second by 2 s, and with it all sleeping sessions."""
     with Client(mysql.url(), call_timeout=30) as first:
         first.inspect()
     durations: list[float] = []
@@ -39,7 +39,7 @@ def test_releases_that_wake_one_client_do_not_delay_each_other(mysql) -> None:
         with Client(mysql.url(), ttl=60, call_timeout=30) as client:
             for _ in range(25):
                 lease = client.lock("job", wait=60).acquire()
-                time.sleep(0.001)  # give the others their chance
+                time.sleep(0.001)  # let other clients attempt
                 began = time.monotonic()
                 lease.release()
                 durations.append(time.monotonic() - began)
@@ -54,12 +54,12 @@ def test_releases_that_wake_one_client_do_not_delay_each_other(mysql) -> None:
 
 
 def test_silently_lost_liveness_session_is_detected(mysql, wait_until) -> None:
-    """As when something between drops the one connection and not the other: the server alone knows."""
+    """If a firewall drops one connection of a client but not the other, only the server knows."""
     with Client(mysql.url()) as client, Client(mysql.url()) as other:
         client.inspect()
         listener = listener_of(client, other)
         before = listener.address
-        listener._liveness_session.usable = lambda: True  # its end has not reached us
+        listener._liveness_session.usable = lambda: True  # the client has not seen the end of the session
         mysql.server.run(f"kill {listener._liveness_session.connection_id}")
         wait_until(lambda: listener.address != before, 4.0)
 
@@ -68,7 +68,7 @@ def test_silently_lost_liveness_session_is_detected(mysql, wait_until) -> None:
 
 
 def test_delay_is_waited_out_only_once_without_procedures(mysql, make_driver) -> None:
-    """What cools ends when its delay does. Its row was taken for one that lapsed, and kept for the same time again."""
+    """A cooling grant ends with its delay. Its row was taken for an expired grant, and its delay ran a second time."""
     driver = make_driver(mysql.url(procedures="no"))
     held = driver.acquire(driver.claim(delay=3600.0))
     assert run_sync(driver.engine.break_("", "job", held.token, driver.deadline()))
@@ -81,7 +81,7 @@ def test_delay_is_waited_out_only_once_without_procedures(mysql, make_driver) ->
 
 
 def test_default_certificates_are_not_loaded_when_unused(mysql, monkeypatch) -> None:
-    """It took nine tenths of every hand-shake, 20 ms: at load, with many sessions to be made anew, whole deadlines."""
+    """Loading took 20 ms, nine tenths of every handshake. Under load, many reconnects used up whole deadlines."""
     loads: list[bool] = []
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: loads.append(True))
     with Client(mysql.url()) as client:
@@ -100,10 +100,10 @@ def test_release_is_pending_while_privileges_are_revoked(mysql, wait_until) -> N
         mysql.server.run("revoke all privileges, grant option from tenant")
         with pytest.raises(Unavailable):
             lease.renew()
-        assert lease.held, "that somebody may not ask says nothing of what is held"
+        assert lease.held, "a refused call says nothing about the lease"
         with pytest.raises(ConfigError):
             client.lock("other").try_acquire()
-        assert not lease.release(), "not confirmed: it is owed"
+        assert not lease.release(), "the release is not confirmed, so it is pending"
         mysql.server.run(*schema.statements(schema.grants("tenant", mysql.schema)))
         wait_until(lambda: not mysql.ask("select 1 from {s}.lh_grant"))
     mysql.drop_role("tenant")
@@ -114,7 +114,7 @@ def test_release_is_pending_while_privileges_are_revoked(mysql, wait_until) -> N
 
 @pytest.fixture(scope="module")
 def unusual_server():
-    """A server whose defaults are none that an application would choose."""
+    """A server on which tests set defaults that no application would choose."""
     server = MariaDB("innodb-flush-method=nosync").start()
     with Client(f"mysql://root@127.0.0.1:{server.port}/leasehold", call_timeout=30) as client:
         client.inspect()
@@ -153,12 +153,12 @@ def test_server_defaults_do_not_apply_to_our_sessions(unusual_server, setting, v
             cursor.execute(f"set global {setting} = %s", (before,))
 
 
-# -------------------------------------------------------------- vanished
+# ----------------------------------------------------------- lost clients
 
 
 def test_client_that_vanished_during_a_call_locks_no_bucket(mysql, wait_until) -> None:
-    """The server ended its call, and that left a transaction open in a session nobody would ever hang up on: for the
-    hours until the system's probes find out."""
+    """The server ended the client's call but left its transaction open, in a session whose client never hangs up: for
+    the hours until TCP keepalive notices."""
     neighbour = next(name for name in map(str, range(20_000)) if bucket(name) == bucket("job"))
     with (
         Client(mysql.url(), ttl=60, call_timeout=2) as client,
@@ -171,10 +171,10 @@ def test_client_that_vanished_during_a_call_locks_no_bucket(mysql, wait_until) -
         session.cursor().execute(f"select 1 from `{mysql.schema}`.lh_grant lock in share mode")
         thread = threading.Thread(target=lease.release)
         thread.start()
-        wait_until(lambda: mysql.is_blocked(""), every=0.2)  # it has the bucket, and waits for the row
+        wait_until(lambda: mysql.is_blocked(""), every=0.2)  # the release has locked the bucket, and waits for the row
         proxy.cut()
         thread.join(30)
-        wait_until(lambda: not mysql.is_blocked(""), every=0.2)  # the server has ended it
+        wait_until(lambda: not mysql.is_blocked(""), every=0.2)  # the server has ended the call
         session.rollback()
 
         def is_free() -> bool:

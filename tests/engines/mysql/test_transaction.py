@@ -1,6 +1,4 @@
-"""The lease check inside a transaction of the application's own, on MariaDB: "still the holder" and its writes commit
-together.
-"""
+"""The lease check inside the application's transaction on MariaDB: "still the holder" and the write commit together."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def connection(mysql):
 
 def test_check_passes_for_a_held_lease_and_fails_for_an_ended_one(client, connection, mysql) -> None:
     with client.lock("job") as lease:
-        connection.cursor().execute("select 1")  # in REPEATABLE READ a snapshot is from here
+        connection.cursor().execute("select 1")  # takes the snapshot in REPEATABLE READ
         lease.renew()
         transaction.check(lease, connection)
         transaction.check(lease, connection.cursor(pymysql.cursors.DictCursor))
@@ -53,16 +51,16 @@ def test_check_outside_a_transaction_is_refused(client, mysql) -> None:
 
 
 def test_name_is_not_granted_before_the_transaction_ends(client, connection, mysql) -> None:
-    """Though the lease has run out: the transaction may still commit what it wrote as the holder."""
+    """This holds even if the lease has expired: the transaction may still commit what it wrote as the holder."""
     lease = client.lock("job", ttl=1.5).acquire()
     transaction.check(lease, connection)
     with Client(mysql.url(), namespace="it's: %s", call_timeout=3) as other:
-        assert lease.wait_lost(30), "not renewed while the row is kept"
+        assert lease.wait_lost(30), "the lease is not renewed while its row is locked"
         for _ in range(3):
             assert other.lock("job").try_acquire() is None
         began = time.monotonic()
         for name in [name for name in map(str, range(20_000)) if bucket(name) == bucket("job")][:5]:
-            with other.lock(name):  # whoever shares the bucket is not held up
+            with other.lock(name):  # names of the same bucket are not blocked
                 pass
         assert time.monotonic() - began < 2.5
         connection.commit()
@@ -73,8 +71,8 @@ def test_name_is_not_granted_before_the_transaction_ends(client, connection, mys
 def test_release_blocked_by_the_transaction_becomes_pending(client, connection, mysql, wait_until) -> None:
     lease = client.lock("job", ttl=30).acquire()
     transaction.check(lease, connection)
-    lease.renew()  # answered: the life it has
-    assert not lease.release(), "unconfirmed, and repeated"
+    lease.renew()  # the answer is the remaining ttl
+    assert not lease.release(), "the release is not confirmed, so it is retried"
     with Client(mysql.url(), namespace="it's: %s", call_timeout=1.2) as operator:
         with pytest.raises(Unavailable):
             operator.break_lock("job", token=lease.token)
@@ -83,7 +81,7 @@ def test_release_blocked_by_the_transaction_becomes_pending(client, connection, 
 
 
 def test_client_without_procedures_locks_no_bucket_during_a_check(client, connection, mysql) -> None:
-    """It found what is over by a DELETE that waited for the kept row, and kept the bucket meanwhile."""
+    """The client's DELETE of expired grants once waited for the locked row, and kept the bucket locked meanwhile."""
     lease = client.lock("job", ttl=1.5).acquire()
     transaction.check(lease, connection)
     with Client(mysql.url(procedures="no"), namespace="it's: %s", call_timeout=3) as plain_client:
@@ -92,7 +90,7 @@ def test_client_without_procedures_locks_no_bucket_during_a_check(client, connec
             assert plain_client.lock("job").try_acquire() is None
             with pytest.raises(NotAcquired):
                 plain_client.lock("job", wait=0.3).acquire()
-            assert len(mysql.ask("select 1 from {s}.lh_waiter")) == 0, "its place in line was given up at once"
+            assert len(mysql.ask("select 1 from {s}.lh_waiter")) == 0, "the waiter left the queue at once"
             assert time.monotonic() - began < 2.5
             assert expired or lease.wait_lost(30)
         connection.commit()
@@ -101,7 +99,7 @@ def test_client_without_procedures_locks_no_bucket_during_a_check(client, connec
 
 
 def test_break_without_procedures_locks_no_bucket_during_a_check(client, connection, mysql, wait_until) -> None:
-    """It waited for the kept row with the bucket locked."""
+    """The break once waited for the locked row while it kept the bucket locked."""
     lease = client.lock("job").acquire()
     transaction.check(lease, connection)
     broken = []

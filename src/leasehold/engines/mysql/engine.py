@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from leasehold.config import EngineConfig
+from leasehold.core.names import bucket
 from leasehold.engines.mysql import schema
 from leasehold.engines.mysql.connection import MyConnection
 from leasehold.engines.mysql.errors import ENGINE
@@ -49,6 +50,9 @@ class MysqlEngine(SqlEngine):
                 self._tokens.clear()  # all at once: iterating is not safe while other threads change the dictionary
             self._tokens[claim.id_hash] = reply.token
         return reply
+
+    def _renewal_columns(self, claims: list[Claim]) -> list[list[Any]]:
+        return [*super()._renewal_columns(claims), [bucket(c.name) for c in claims]]
 
     def _release_args(self, claim: Claim, deadline: float) -> tuple[Any, ...]:
         return (*super()._release_args(claim, deadline), self._tokens.pop(claim.id_hash, 0))

@@ -35,7 +35,7 @@ begin
         set session innodb_lock_wait_timeout = (_lock_timeout_ms + 999) div 1000;
     end if;
     start transaction;
-    insert into lh_bucket values (_namespace, _bucket, 0, 0, null) on duplicate key update
+    insert into lh_bucket (namespace, bucket, token, ticket) values (_namespace, _bucket, 0, 0) on duplicate key update
         sole_token = if(
             sole_token = -token,
             last_insert_id(greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))),
@@ -91,7 +91,7 @@ begin
         set _ended = row_count() = 1;
     end if;
     if _ended then
-        insert into lh_bucket values (_namespace, _bucket, 0, 0, null)
+        insert into lh_bucket (namespace, bucket, token, ticket) values (_namespace, _bucket, 0, 0)
             on duplicate key update sole_token = if(sole_token = _token and token = _token, -token, sole_token);
         set _was_sole = row_count() = 2;
     end if;

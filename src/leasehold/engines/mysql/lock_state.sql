@@ -35,7 +35,7 @@ begin
     select token into _last_token from lh_bucket where namespace = _namespace and bucket = _bucket for update;
     if _last_token is null then
         -- Not `insert ignore`: concurrent callers would get shared locks, and then deadlock over the exclusive one.
-        insert into lh_bucket values (_namespace, _bucket, 0, 0, null)
+        insert into lh_bucket (namespace, bucket, token, ticket) values (_namespace, _bucket, 0, 0)
             on duplicate key update ticket = lh_bucket.ticket;
         select token into _last_token from lh_bucket where namespace = _namespace and bucket = _bucket for update;
     end if;

@@ -29,7 +29,7 @@ _PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
     "break": ("namespace", "bucket", "name", "token", "lock_timeout_ms"),
     "inspect": ("namespace", "prefix", "exact"),
 }
-_RENEWAL: Final = ("namespace", "name", "id_hash", "token", "ttl")
+_RENEWAL: Final = ("namespace", "name", "id_hash", "token", "ttl", "bucket")
 _SWEEP_COUNT: Final = 4  # names per sweep, each in its own transaction
 _THIS_NAME: Final = "namespace = {namespace} and name = {name}"
 

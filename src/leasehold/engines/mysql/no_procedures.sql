@@ -2,7 +2,8 @@
 -- {expire} are the sections of those names; {db} is the database; the rest are values, as literals.
 
 -- :lock_bucket  lock the bucket, and only then read the clock (E1, E3)
-insert into {db}.lh_bucket values ({namespace}, {bucket}, 0, 0, null) on duplicate key update ticket = lh_bucket.ticket;
+insert into {db}.lh_bucket (namespace, bucket, token, ticket) values ({namespace}, {bucket}, 0, 0)
+    on duplicate key update ticket = lh_bucket.ticket;
 set @lh_now = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 
 -- :attempt_free  an attempt on an idle name, as most are; no row: the name has a grant or a queue
@@ -126,6 +127,8 @@ select max(token) into @lh_found from {db}.lh_grant
 update {db}.lh_grant set state = 3, until = @lh_now + delay
     where {here} and token = @lh_found and state = 2 and delay > 0;
 delete from {db}.lh_grant where {here} and token = @lh_found and delay = 0;
+update {db}.lh_bucket set broken_tokens = substring_index(concat_ws(',', {token}, broken_tokens), ',', 16)
+    where namespace = {namespace} and bucket = {bucket} and @lh_found is not null;
 select if(@lh_found is null, 'f', 't');
 commit
 
@@ -141,7 +144,10 @@ update {db}.lh_grant set until = greatest(until, @lh_now + {ttl})
     where {here} and token = {token} and id_hash = {id_hash} and state = 2 and until > @lh_now;
 
 -- :answer
-select {ordinal}, max(if(until > @lh_now, until - @lh_now, null)), if(max(until) <= @lh_now, 't', 'f')
+select {ordinal}, max(if(until > @lh_now, until - @lh_now, null)), case when max(until) <= @lh_now then 't' when exists (
+        select 1 from {db}.lh_bucket
+        where namespace = {namespace} and bucket = {bucket} and find_in_set({token}, broken_tokens) > 0)
+        then 'b' else 'f' end
     from {db}.lh_grant where {here} and token = {token} and id_hash = {id_hash} and state = 2
 
 -- :heartbeat  every call that locks several buckets locks them in the same order

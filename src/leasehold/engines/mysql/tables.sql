@@ -29,6 +29,7 @@ create table if not exists lh_bucket (
     token bigint not null,
     ticket bigint not null,
     sole_token bigint,  -- see fast_path.sql
+    broken_tokens varbinary(400),  -- the last 16 grants that were broken, so that their holders learn why theirs is gone
     primary key (namespace, bucket)
 ) engine = InnoDB;
 

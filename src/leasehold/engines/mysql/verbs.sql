@@ -148,8 +148,8 @@ $$
 
 -- Renew held grants that are still live, compared by id hash and token. No bucket is locked. If another transaction has
 -- a grant's row locked, that grant keeps the end it has. Never moves an end back (E8).
--- _claims: JSON, [[namespace, name, id_hash, token, ttl], ...], texts in hexadecimal.
--- life: null when gone; expired: it ended unrenewed, and no claim has asked for the name since.
+-- _claims: JSON, [[namespace, name, id_hash, token, ttl, bucket], ...], texts in hexadecimal.
+-- life: null when gone; why: 't' it ended unrenewed, and no claim has asked for the name since; 'b' it was broken.
 create procedure if not exists lh_renew_v1(_claims longtext character set utf8mb4, _lock_timeout_ms integer)
 begin
     declare _done boolean default false;
@@ -183,12 +183,14 @@ begin
     end loop;
     close _claim_cursor;
     set _now = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
-    select a.ordinal, if(g.until > _now, g.until - _now, null), if(g.until <= _now, 't', 'f')
+    select a.ordinal, if(g.until > _now, g.until - _now, null),
+        case when g.until <= _now then 't' when find_in_set(a.token, b.broken_tokens) > 0 then 'b' else 'f' end
         from json_table(_claims, '$[*]' columns (
             ordinal for ordinality, namespace varchar(510) path '$[0]', name varchar(510) path '$[1]',
-            id_hash varchar(128) path '$[2]', token bigint path '$[3]')) a
+            id_hash varchar(128) path '$[2]', token bigint path '$[3]', bucket integer path '$[5]')) a
         left join lh_grant g on g.namespace = unhex(a.namespace) and g.name = unhex(a.name) and g.token = a.token
-            and g.id_hash = unhex(a.id_hash) and g.state = 2;
+            and g.id_hash = unhex(a.id_hash) and g.state = 2
+        left join lh_bucket b on b.namespace = unhex(a.namespace) and b.bucket = a.bucket;
     commit;
 end
 $$
@@ -328,6 +330,8 @@ begin
         set _broken = true;
         update lh_grant set state = 3, until = _now + _delay
             where namespace = _namespace and name = _name and token = _token;
+        update lh_bucket set broken_tokens = substring_index(concat_ws(',', _token, broken_tokens), ',', 16)
+            where namespace = _namespace and bucket = _bucket;
         call lh_expire_grants_v1(_namespace, _name, _now);
     end if;
     call lh_advance_v1(_namespace, _bucket, _name, _now, '');

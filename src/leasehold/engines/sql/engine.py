@@ -88,6 +88,7 @@ class SqlEngine:
 
     @property
     def listening(self) -> bool:
+        """Whether this client has met contention: then its claims queue at their first attempt."""
         return "contended" in self._registry.shared
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
@@ -134,14 +135,17 @@ class SqlEngine:
         return [replies[number] for number in range(len(claims))]
 
     async def _renew(self, claims: list[Claim], deadline: float) -> list[Alive | Gone]:
-        columns = [[c.namespace for c in claims], [c.name for c in claims], [c.id_hash for c in claims]]
-        numbers = [[c.token for c in claims], [micros(c.ttl) for c in claims]]
-        rows = await self._connection.call("renew", (*columns, *numbers, self._lock_timeout_ms(deadline)), deadline)
+        values: tuple[Any, ...] = (*self._renewal_columns(claims), self._lock_timeout_ms(deadline))
+        rows = await self._connection.call("renew", values, deadline)
         replies: list[Alive | Gone] = [Gone()] * len(claims)
-        for number, life, expired in rows:
-            reply = Gone("expired") if expired == "t" else Gone()
+        for number, life, why in rows:
+            reply = Gone("expired") if why == "t" else Gone("broken") if why == "b" else Gone()
             replies[int(number or 0) - 1] = reply if life is None else Alive(seconds(life))
         return replies
+
+    def _renewal_columns(self, claims: list[Claim]) -> list[list[Any]]:
+        columns = [[c.namespace for c in claims], [c.name for c in claims], [c.id_hash for c in claims]]
+        return [*columns, [c.token for c in claims], [micros(c.ttl) for c in claims]]
 
     async def _heartbeat(self, claims: list[Claim], deadline: float) -> list[Alive | Gone]:
         buckets = [bucket(c.name) for c in claims]
