@@ -94,8 +94,12 @@ class ClientOptions:
         _check_label("holder", self.holder)
 
     def engine_config(self) -> EngineConfig:
-        url = self.url if self.url is not None else os.environ.get(URL_VARIABLE)
-        return EngineConfig.parse(url or DEFAULT_URL, self.call_timeout)
+        url, source = self.url, "the URL"
+        if url is None:
+            url, source = os.environ.get(URL_VARIABLE, DEFAULT_URL), f"${URL_VARIABLE}"
+        if isinstance(url, str) and not url.strip():  # a variable that is not set: never silently another engine
+            raise ConfigError(f"{source} is empty: set it to an engine's URL, or leave it out to use {DEFAULT_URL}")
+        return EngineConfig.parse(url, self.call_timeout)
 
 
 class LockArguments(TypedDict, total=False):

@@ -180,14 +180,6 @@ def shell(tmp_path: Path, url: str) -> Iterator[Shell]:
 
 
 @pytest.fixture
-def memory_shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell for tests of one process: it needs no database."""
-    shell = Shell(tmp_path, "memory://")
-    yield shell
-    shell.end()
-
-
-@pytest.fixture
 def wait_until() -> Callable[..., Any]:
     return poll_until
 

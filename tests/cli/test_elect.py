@@ -137,8 +137,8 @@ def test_candidate_retries_when_engine_stops_answering_during_a_term(shell, tmp_
         (["--ttl", "0.001", "boss", "--", "true"], "must be greater than 0.002 s"),
     ],
 )
-def test_elect_with_invalid_arguments_is_64(memory_shell, arguments, message):
-    done = memory_shell("elect", *arguments)
+def test_elect_with_invalid_arguments_is_64(shell, arguments, message):
+    done = shell("elect", *arguments)
     assert done.returncode == 64
     assert message in done.stderr
 

@@ -89,29 +89,29 @@ def test_result_file_without_write_permission_is_77(shell, tmp_path):
     [["no-such-command"], ["--no-such-option"], ["-o", "xml", "ls"], ["ls", "a", "b"], ["get"], ["completion", "tcsh"]],
     ids=" ".join,
 )
-def test_wrong_command_line_is_64(memory_shell, arguments):
-    done = memory_shell(*arguments)
+def test_wrong_command_line_is_64(shell, arguments):
+    done = shell(*arguments)
     assert done.returncode == 64
     assert done.stderr.startswith("leasehold: ")
     assert "--help" in done.stderr
 
 
-def test_invalid_namespace_is_64(memory_shell):
-    done = memory_shell("--namespace", "n" * 256, "ls")
+def test_invalid_namespace_is_64(shell):
+    done = shell("--namespace", "n" * 256, "ls")
     assert done.returncode == 64
     assert "at most 255 bytes" in done.stderr
 
 
-def test_traceback_is_printed_only_with_vv(memory_shell):
+def test_traceback_is_printed_only_with_vv(shell):
     for flags, shown in ([], False), (["-v"], False), (["-vv"], True), (["-v", "-v"], True):
-        done = memory_shell(*flags, "-u", "nope://host", "ls")
+        done = shell(*flags, "-u", "nope://host", "ls")
         assert ("Traceback" in done.stderr) is shown, flags
-    assert "Traceback" in memory_shell("ls", "-u", "nope://host", "-vv").stderr
+    assert "Traceback" in shell("ls", "-u", "nope://host", "-vv").stderr
 
 
-def test_password_of_url_is_never_printed(memory_shell):
+def test_password_of_url_is_never_printed(shell):
     for flag in ("-q", "-vv"):
-        done = memory_shell(flag, "-u", "nope://user:hunter2@host", "ls")
+        done = shell(flag, "-u", "nope://user:hunter2@host", "ls")
         assert "hunter2" not in done.stderr
 
 
@@ -124,7 +124,22 @@ def test_default_url_is_database_in_state_home_of_user(shell, tmp_path):
     assert (tmp_path / "state/leasehold").stat().st_mode & 0o777 == 0o700
 
 
-def test_version_option_prints_the_version(memory_shell):
+def test_empty_url_is_refused_before_the_command_runs(shell, tmp_path):
+    for done in (shell("-u", "", "run", "j", "touch", "ran"), shell("run", "j", "touch", "ran", LEASEHOLD_URL="")):
+        assert (done.returncode, done.stdout) == (78, "")
+        assert "is empty: set it to an engine's URL" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("command", [("run", "j", "touch", "ran"), ("elect", "j", "touch", "ran"), ("acquire", "j")])
+def test_memory_engine_is_refused_because_it_excludes_no_process(shell, tmp_path, command):
+    done = shell("-u", "memory://x", *command)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "memory:// locks exist in one process only" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_version_option_prints_the_version(shell):
     import leasehold
 
-    assert memory_shell("--version").stdout == f"leasehold {leasehold.__version__}\n"
+    assert shell("--version").stdout == f"leasehold {leasehold.__version__}\n"

@@ -70,16 +70,16 @@ def test_help_does_not_truncate_the_list_of_commands():
     assert "..." not in help_of().partition("Commands:")[2].partition("Examples:")[0]
 
 
-def test_help_goes_to_stdout(memory_shell):
+def test_help_goes_to_stdout(shell):
     for arguments in (["--help"], ["-h"], ["run", "-h"], ["run", "j", "--help"]):
-        done = memory_shell(*arguments)
+        done = shell(*arguments)
         assert done.returncode == 0
         assert done.stdout.startswith("Usage: leasehold")
         assert done.stderr == ""
 
 
-def test_missing_command_prints_help_to_stderr_and_is_64(memory_shell):
-    done = memory_shell()
+def test_missing_command_prints_help_to_stderr_and_is_64(shell):
+    done = shell()
     assert done.returncode == 64
     assert "Commands:" in done.stderr
     assert done.stdout == ""
@@ -89,8 +89,8 @@ def test_missing_command_prints_help_to_stderr_and_is_64(memory_shell):
 
 
 @pytest.mark.parametrize(("name", "check"), [("bash", ["-n"]), ("zsh", ["-n"]), ("fish", ["--no-execute"])])
-def test_completion_script_parses(memory_shell, tmp_path, name, check):
-    script = memory_shell("completion", name)
+def test_completion_script_parses(shell, tmp_path, name, check):
+    script = shell("completion", name)
     assert script.returncode == 0
     assert "_LEASEHOLD_COMPLETE" in script.stdout
     found = shutil.which(name)

@@ -35,7 +35,7 @@ IGNORES_TERM = "trap '' TERM; echo $$; (while :; do sleep 1; done) & echo $!; wa
 
 @linux
 @pytest.mark.parametrize("way", ["full", "broken"])
-def test_run_with_unwritable_stderr_still_kills_group_after_term(memory_shell, is_alive, wait_until, way):
+def test_run_with_unwritable_stderr_still_kills_group_after_term(shell, is_alive, wait_until, way):
     """`leasehold run ... 2>&1 | head -1`: the wrapper died while printing after SIGTERM, and released the lease while
     the group was still working.
     """
@@ -44,7 +44,7 @@ def test_run_with_unwritable_stderr_still_kills_group_after_term(memory_shell, i
     else:
         reader, stderr = os.pipe()
         os.close(reader)
-    process = memory_shell.start(
+    process = shell.start(
         "run", "--max-hold", "0.6", "--result-file", "r.json", "j", "--", "sh", "-c", IGNORES_TERM, stderr=stderr
     )
     os.close(stderr)
@@ -52,7 +52,7 @@ def test_run_with_unwritable_stderr_still_kills_group_after_term(memory_shell, i
     try:
         assert process.wait(60) == 79
         wait_until(lambda: not any(map(is_alive, pids)), 5)
-        assert json.loads((memory_shell.folder / "r.json").read_text())["outcome"] == "lost"
+        assert json.loads((shell.folder / "r.json").read_text())["outcome"] == "lost"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(pids[0], signal.SIGKILL)
@@ -118,8 +118,8 @@ def test_child_killed_while_run_is_queued_sets_the_exit_code(shell, wait_until, 
     assert shell.json("ls") == []
 
 
-def test_run_of_empty_command_is_127(memory_shell):
-    done = memory_shell("run", "j", "--", "")
+def test_run_of_empty_command_is_127(shell):
+    done = shell("run", "j", "--", "")
     assert done.returncode == 127
     assert "No such file" in done.stderr
 
@@ -178,9 +178,9 @@ def test_nested_run_of_other_name_or_engine_is_allowed(shell, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "empty"])
-def test_result_file_that_is_no_regular_file_is_refused(memory_shell, kind):
+def test_result_file_that_is_no_regular_file_is_refused(shell, kind):
     """As root, `--result-file /dev/null` replaced /dev/null by a file."""
-    path = memory_shell.folder / "special"
+    path = shell.folder / "special"
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "device":
@@ -190,18 +190,18 @@ def test_result_file_that_is_no_regular_file_is_refused(memory_shell, kind):
                 os.mknod(path, 0o600 | 0o020000, os.makedev(1, 3))
             except OSError as error:
                 pytest.skip(f"no device can be made here: {error}")
-    done = memory_shell("run", "--result-file", "" if kind == "empty" else str(path), "j", "--", "touch", "ran")
+    done = shell("run", "--result-file", "" if kind == "empty" else str(path), "j", "--", "touch", "ran")
     assert done.returncode == 64
     assert "not a regular file" in done.stderr
     assert not path.is_file()
-    assert not (memory_shell.folder / "ran").exists()
+    assert not (shell.folder / "ran").exists()
 
 
-def test_result_file_given_as_symlink_is_written_to_its_target(memory_shell):
-    (memory_shell.folder / "link").symlink_to("real.json")
-    assert memory_shell("run", "--result-file", "link", "j", "true").returncode == 0
-    assert (memory_shell.folder / "link").is_symlink()
-    assert json.loads((memory_shell.folder / "real.json").read_text())["outcome"] == "done"
+def test_result_file_given_as_symlink_is_written_to_its_target(shell):
+    (shell.folder / "link").symlink_to("real.json")
+    assert shell("run", "--result-file", "link", "j", "true").returncode == 0
+    assert (shell.folder / "link").is_symlink()
+    assert json.loads((shell.folder / "real.json").read_text())["outcome"] == "done"
 
 
 @pytest.mark.parametrize("command", ["renew", "release"])

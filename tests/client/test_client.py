@@ -1,4 +1,4 @@
-"""The lives of a client: made, pickled, closed, collected."""
+"""The life of a client: built, pickled, closed, garbage-collected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from leasehold import Client, ConfigError, Unavailable
+from leasehold import AsyncClient, Client, ConfigError, Unavailable
 from leasehold.client import base as client_base
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
@@ -54,6 +54,23 @@ def test_url_defaults_to_environment_variable(monkeypatch) -> None:
     monkeypatch.setenv("LEASEHOLD_URL", "memory://env")
     with Client() as first, Client("memory://env") as second, first.lock("a"):
         assert second.lock("a").try_acquire() is None
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+def test_empty_url_is_refused_instead_of_using_the_default(make, empty, monkeypatch) -> None:
+    """`-u "$LOCKS"` without LOCKS: two machines would both use a local file, and both would run."""
+    monkeypatch.setenv("LEASEHOLD_URL", "memory://env")
+    with pytest.raises(ConfigError, match="the URL is empty: set it to an engine's URL"):
+        make(empty)
+    monkeypatch.setenv("LEASEHOLD_URL", empty)
+    with pytest.raises(ConfigError, match=r"[$]LEASEHOLD_URL is empty"):
+        make()
+
+
+def test_empty_store_is_refused(bench) -> None:
+    with pytest.raises(ConfigError, match="store is empty"):
+        bench.client().once("k", lambda: 1, store="")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +193,7 @@ def test_close_waits_for_release_in_flight_in_another_thread(bench, wait_until) 
     answered.set()
     closing.join(10)
     releasing.join(10)
-    assert not early, "it was still held"
+    assert not early, "close() returned before the release was confirmed"
     assert not bench.server.lock_states
 
 
@@ -227,7 +244,7 @@ def test_lease_is_renewed_after_its_client_is_collected(bench, wait_until) -> No
 
 def test_ping_connect_and_traits_of_client(bench) -> None:
     client = bench.client()
-    assert client.ping() == 0.0  # by a clock that stands still
+    assert client.ping() == 0.0  # the manual clock stands still
     client.connect()
     assert client.traits.fencing
     bench.transport.silent = True

@@ -35,8 +35,16 @@ class Console:
     def json(self) -> bool:
         return self.output == "json"
 
-    def client(self, *, holder: str | None = None, ttl: float = 30.0) -> Client:
-        return Client(self.url, namespace=self.namespace, holder=holder, ttl=ttl)
+    def client(self, *, ttl: float = 30.0, in_process: bool = False) -> Client:
+        """The client of this command. `in_process`: allow an engine whose locks no other process sees."""
+        client = Client(self.url, namespace=self.namespace, ttl=ttl)
+        if client._core.config.scheme == "memory" and not in_process:
+            client.close()
+            raise ConfigError(
+                "memory:// locks exist in one process only, so a command would exclude nothing: "
+                "use sqlite://, the default, or the URL of a server"
+            )
+        return client
 
     def say(self, text: str, *, error: bool = False, detail: bool = False) -> None:
         """Print a message to stderr. `error`: print it even with -q. `detail`: only with -v."""
@@ -149,7 +157,7 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
             ClientOptions(namespace=value)
         except ConfigError as bad:
             raise click.BadParameter(str(bad), ctx, param) from None
-    if value:
+    if value or (value == "" and param.name == "url"):  # an empty URL is an error, not the default
         field = "verbosity" if param.name == "verbose" else str(param.name)
         console = replace(console, **{field: value})
     ctx.obj, ctx.color = console, use_color()

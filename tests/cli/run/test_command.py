@@ -10,47 +10,47 @@ import pytest
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 75, 79, 126, 255])
-def test_run_returns_exit_code_of_child(memory_shell, code):
-    done = memory_shell("run", "j", "--", "sh", "-c", f"exit {code}")
+def test_run_returns_exit_code_of_child(shell, code):
+    done = shell("run", "j", "--", "sh", "-c", f"exit {code}")
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 @pytest.mark.parametrize(("number", "code"), [("KILL", 137), ("TERM", 143), ("SEGV", 139), ("INT", 130)])
-def test_run_returns_128_plus_signal_when_child_dies_of_a_signal(memory_shell, number, code):
-    assert memory_shell("run", "j", "--", "sh", "-c", f"kill -{number} $$").returncode == code
+def test_run_returns_128_plus_signal_when_child_dies_of_a_signal(shell, number, code):
+    assert shell("run", "j", "--", "sh", "-c", f"kill -{number} $$").returncode == code
 
 
-def test_missing_program_is_127(memory_shell):
-    done = memory_shell("run", "j", "--", "no-such-program")
+def test_missing_program_is_127(shell):
+    done = shell("run", "j", "--", "no-such-program")
     assert done.returncode == 127
     assert "cannot run no-such-program: No such file or directory" in done.stderr
     assert "$PATH" in done.stderr
 
 
-def test_shell_line_as_one_argument_is_127_and_hints_at_c_option(memory_shell):
-    done = memory_shell("run", "j", "--", "echo hello")
+def test_shell_line_as_one_argument_is_127_and_hints_at_c_option(shell):
+    done = shell("run", "j", "--", "echo hello")
     assert done.returncode == 127
     assert "-c" in done.stderr
 
 
 @pytest.mark.parametrize("program", ["/dev/null", "/"])
-def test_file_that_is_not_executable_is_126(memory_shell, program):
-    done = memory_shell("run", "j", "--", program)
+def test_file_that_is_not_executable_is_126(shell, program):
+    done = shell("run", "j", "--", program)
     assert done.returncode == 126
     assert f"cannot run {program}" in done.stderr
 
 
-def test_script_without_shebang_is_126(memory_shell, tmp_path):
+def test_script_without_shebang_is_126(shell, tmp_path):
     script = tmp_path / "script"
     script.write_text("echo hello\n")
     script.chmod(0o755)
-    done = memory_shell("run", "j", "--", str(script))
+    done = shell("run", "j", "--", str(script))
     assert done.returncode == 126
     assert "#!" in done.stderr
 
 
-def test_child_environment_describes_its_lease(memory_shell):
-    done = memory_shell(
+def test_child_environment_describes_its_lease(shell):
+    done = shell(
         "run", "orders/42", "--ttl", "12.5", "--", "env",
         LEASEHOLD_TOKEN="1", LEASEHOLD_LOCK="outer", LEASEHOLD_SLOT="3", LEASEHOLD_HELD="0",
     )  # fmt: skip
@@ -61,15 +61,15 @@ def test_child_environment_describes_its_lease(memory_shell):
     assert environment["LEASEHOLD_TTL"] == "12.5"
     assert environment["LEASEHOLD_HELD"] == "1"
     assert "LEASEHOLD_SLOT" not in environment
-    assert environment["HOME"] == memory_shell.environment["HOME"]
+    assert environment["HOME"] == shell.environment["HOME"]
 
 
-def test_child_environment_has_its_slot(memory_shell):
-    assert memory_shell("run", "--slots", "2", "j", "-c", "echo $LEASEHOLD_SLOT").stdout == "0\n"
+def test_child_environment_has_its_slot(shell):
+    assert shell("run", "--slots", "2", "j", "-c", "echo $LEASEHOLD_SLOT").stdout == "0\n"
 
 
-def test_child_environment_lacks_the_claim_id(memory_shell):
-    assert "LEASEHOLD_LEASE" not in memory_shell("run", "j", "--", "env").stdout
+def test_child_environment_lacks_the_claim_id(shell):
+    assert "LEASEHOLD_LEASE" not in shell("run", "j", "--", "env").stdout
 
 
 @pytest.mark.parametrize(
@@ -87,63 +87,58 @@ def test_child_environment_lacks_the_claim_id(memory_shell):
     ],
     ids=" ".join,
 )
-def test_options_end_where_command_begins(memory_shell, arguments):
-    done = memory_shell("run", *arguments)
+def test_options_end_where_command_begins(shell, arguments):
+    done = shell("run", *arguments)
     assert (done.returncode, done.stdout) == (0, "-- -w"), done.stderr
 
 
-def test_command_arguments_are_not_expanded_by_a_shell(memory_shell):
-    assert memory_shell("run", "j", "--", "echo", "$HOME", "a  b", "*").stdout == "$HOME a  b *\n"
+def test_command_arguments_are_not_expanded_by_a_shell(shell):
+    assert shell("run", "j", "--", "echo", "$HOME", "a  b", "*").stdout == "$HOME a  b *\n"
 
 
 @pytest.mark.parametrize("arguments", [["j", "-c", "echo $((1+1))"], ["-c", "echo $((1+1))", "j"]])
-def test_c_option_runs_a_shell_line(memory_shell, arguments):
-    assert memory_shell("run", *arguments).stdout == "2\n"
+def test_c_option_runs_a_shell_line(shell, arguments):
+    assert shell("run", *arguments).stdout == "2\n"
 
 
-def test_child_inherits_stdin_stdout_and_stderr(memory_shell):
-    done = memory_shell("run", "j", "--", "sh", "-c", "tr a-z A-Z; echo oops >&2", stdin="hello\n")
+def test_child_inherits_stdin_stdout_and_stderr(shell):
+    done = shell("run", "j", "--", "sh", "-c", "tr a-z A-Z; echo oops >&2", stdin="hello\n")
     assert (done.stdout, done.stderr) == ("HELLO\n", "oops\n")
 
 
-def test_child_inherits_other_open_files(memory_shell, tmp_path):
+def test_child_inherits_other_open_files(shell, tmp_path):
     """As with flock: `leasehold run j -- cmd 3<input`."""
     file = os.open(tmp_path / "input", os.O_CREAT | os.O_RDWR)
     os.write(file, b"by descriptor")
     os.lseek(file, 0, os.SEEK_SET)
-    process = memory_shell.start("run", "j", "--", "cat", f"/dev/fd/{file}", pass_fds=[file])
+    process = shell.start("run", "j", "--", "cat", f"/dev/fd/{file}", pass_fds=[file])
     assert process.communicate(timeout=60)[0] == "by descriptor"
     os.close(file)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_run_works_with_closed_standard_streams(memory_shell, tmp_path, closed):
+def test_run_works_with_closed_standard_streams(shell, tmp_path, closed):
     command_line = f"{sys.executable} -m leasehold run j -- touch ran {closed}"
-    assert (
-        subprocess.run(["sh", "-c", command_line], cwd=tmp_path, env=memory_shell.environment, timeout=60).returncode
-        == 0
-    )
+    assert subprocess.run(["sh", "-c", command_line], cwd=tmp_path, env=shell.environment, timeout=60).returncode == 0
     assert (tmp_path / "ran").exists()
 
 
-def test_run_returns_exit_code_when_sigchld_is_ignored(memory_shell):
+def test_run_returns_exit_code_when_sigchld_is_ignored(shell):
     ignore = "import signal, subprocess, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
     code = f"{ignore}; import os; os.execv(sys.executable, [sys.executable, '-m', 'leasehold', *sys.argv[1:]])"
     for words, exit_code in (["sh", "-c", "exit 7"], 7), (["no-such-program"], 127):
-        done = subprocess.run(
-            [sys.executable, "-c", code, "run", "j", "--", *words], env=memory_shell.environment, timeout=60
-        )
+        done = subprocess.run([sys.executable, "-c", code, "run", "j", "--", *words], env=shell.environment, timeout=60)
         assert done.returncode == exit_code
 
 
-def test_child_does_not_inherit_ignored_sigpipe(memory_shell):
-    done = memory_shell("run", "j", "--", "sh", "-c", "grep SigIgn /proc/self/status")
+def test_child_does_not_inherit_ignored_sigpipe(shell):
+    done = shell("run", "j", "--", "sh", "-c", "grep SigIgn /proc/self/status")
     ignored = int(done.stdout.split()[1], 16)
     assert ignored & 1 << (13 - 1) == 0
 
 
-def test_child_has_its_own_process_group(memory_shell):
-    done = memory_shell("run", "j", "--", "sh", "-c", "ps -o pid=,pgid= -p $$")
+def test_child_has_its_own_process_group(shell):
+    done = shell("run", "j", "--", "sh", "-c", "ps -o pid=,pgid= -p $$")
     pid, group = done.stdout.split()
     assert pid == group
 
@@ -246,9 +241,9 @@ def result(path):
     return found
 
 
-def test_result_file_describes_a_finished_run(memory_shell, tmp_path):
+def test_result_file_describes_a_finished_run(shell, tmp_path):
     path = tmp_path / "result.json"
-    assert memory_shell("run", "--result-file", str(path), "j", "--", "sh", "-c", "exit 3").returncode == 3
+    assert shell("run", "--result-file", str(path), "j", "--", "sh", "-c", "exit 3").returncode == 3
     found = result(path)
     assert found["outcome"] == "done"
     assert (found["exit_code"], found["child_exit_code"]) == (3, 3)
@@ -256,7 +251,7 @@ def test_result_file_describes_a_finished_run(memory_shell, tmp_path):
     assert found["command"] == ["sh", "-c", "exit 3"]
     assert found["began"] <= found["ended"]
     assert found["lost_reason"] is found["error"] is found["slot"] is None
-    assert list(tmp_path.iterdir()) == [path]
+    assert [entry.name for entry in tmp_path.iterdir() if "locks.db" not in entry.name] == [path.name]
 
 
 def test_result_file_describes_a_busy_name(shell, tmp_path):
@@ -267,28 +262,28 @@ def test_result_file_describes_a_busy_name(shell, tmp_path):
     assert f"pid {holder.pid}" in found["error"]
 
 
-def test_result_file_describes_a_missing_program(memory_shell, tmp_path):
-    memory_shell("run", "--result-file", "result.json", "j", "--", "no-such-program")
+def test_result_file_describes_a_missing_program(shell, tmp_path):
+    shell("run", "--result-file", "result.json", "j", "--", "no-such-program")
     found = result(tmp_path / "result.json")
     assert (found["outcome"], found["exit_code"]) == ("not run", 127)
     assert "no-such-program" in found["error"]
 
 
-def test_result_file_describes_an_unknown_engine(memory_shell, tmp_path):
-    memory_shell("-u", "nope://x", "run", "--result-file", "result.json", "j", "--", "true")
+def test_result_file_describes_an_unknown_engine(shell, tmp_path):
+    shell("-u", "nope://x", "run", "--result-file", "result.json", "j", "--", "true")
     found = result(tmp_path / "result.json")
     assert (found["outcome"], found["exit_code"]) == ("failed", 78)
 
 
-def test_result_file_in_missing_folder_is_refused_before_child_starts(memory_shell, tmp_path):
-    done = memory_shell("run", "--result-file", "no/such/folder", "j", "--", "touch", "ran")
+def test_result_file_in_missing_folder_is_refused_before_child_starts(shell, tmp_path):
+    done = shell("run", "--result-file", "no/such/folder", "j", "--", "touch", "ran")
     assert done.returncode == 64
     assert not (tmp_path / "ran").exists()
 
 
-def test_exit_code_is_kept_when_result_file_cannot_be_written(memory_shell, tmp_path):
+def test_exit_code_is_kept_when_result_file_cannot_be_written(shell, tmp_path):
     (tmp_path / "folder").mkdir()
-    done = memory_shell("run", "--result-file", "folder/result.json", "j", "-c", "rmdir folder; exit 3")
+    done = shell("run", "--result-file", "folder/result.json", "j", "-c", "rmdir folder; exit 3")
     assert done.returncode == 3
     assert "could not be written" in done.stderr
 
@@ -323,8 +318,8 @@ def test_exit_code_is_kept_when_result_file_cannot_be_written(memory_shell, tmp_
         (["j", "--", "--ttl", "4"], "dash"),
     ],
 )
-def test_wrong_command_line_is_64_and_says_why(memory_shell, arguments, why):
-    done = memory_shell("run", *arguments)
+def test_wrong_command_line_is_64_and_says_why(shell, arguments, why):
+    done = shell("run", *arguments)
     assert done.returncode == 64
     assert why in done.stderr
     assert "Try 'leasehold run --help'." in done.stderr

@@ -39,8 +39,8 @@ def start_run(shell, *options, script, name="j"):
 
 
 @pytest.mark.parametrize("name", SIGNAL_NAMES)
-def test_signal_is_forwarded_to_child(memory_shell, name):
-    process = memory_shell.start("run", "j", "--", sys.executable, "-c", REPORTS_SIGNALS, *SIGNAL_NAMES, "SIGTERM")
+def test_signal_is_forwarded_to_child(shell, name):
+    process = shell.start("run", "j", "--", sys.executable, "-c", REPORTS_SIGNALS, *SIGNAL_NAMES, "SIGTERM")
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.Signals[name])
     assert process.stdout.readline() == f"{name}\n"
@@ -50,23 +50,23 @@ def test_signal_is_forwarded_to_child(memory_shell, name):
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_run_returns_128_plus_forwarded_signal_when_child_dies_of_it(memory_shell, signum, code):
-    process = memory_shell.start("run", "j", "--", sys.executable, "-c", DIES_OF_SIGINT)
+def test_run_returns_128_plus_forwarded_signal_when_child_dies_of_it(shell, signum, code):
+    process = shell.start("run", "j", "--", sys.executable, "-c", DIES_OF_SIGINT)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signum)
     assert process.wait(60) == code
 
 
-def test_term_reaches_processes_started_by_child(memory_shell, wait_until, is_alive):
-    process, pid = start_run(memory_shell, script="sleep 60 & echo $!; wait")
+def test_term_reaches_processes_started_by_child(shell, wait_until, is_alive):
+    process, pid = start_run(shell, script="sleep 60 & echo $!; wait")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
     wait_until(lambda: not is_alive(int(pid)))
 
 
-def test_ignored_sighup_stays_ignored(memory_shell):
+def test_ignored_sighup_stays_ignored(shell):
     """`nohup leasehold run ...` is immune, and so is CMD."""
-    process = memory_shell.start(
+    process = shell.start(
         "run", "j", "--", "sh", "-c", "echo ready; read line; exit 4",
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )  # fmt: skip
@@ -89,8 +89,8 @@ def test_queued_run_leaves_the_queue_when_interrupted(shell, wait_until, signum,
 
 
 @linux
-def test_child_dies_when_wrapper_is_killed(memory_shell, wait_until, is_alive):
-    process, pid = start_run(memory_shell, script="echo $$; exec sleep 60")
+def test_child_dies_when_wrapper_is_killed(shell, wait_until, is_alive):
+    process, pid = start_run(shell, script="echo $$; exec sleep 60")
     process.kill()
     wait_until(lambda: not is_alive(int(pid)))
 
@@ -110,9 +110,9 @@ def test_queued_run_leaves_no_process_when_killed(shell, wait_until, is_alive):
 # ------------------------------------------------------------------ a lost lease
 
 
-def test_child_is_terminated_before_max_hold(memory_shell):
+def test_child_is_terminated_before_max_hold(shell):
     process, _ = start_run(
-        memory_shell,
+        shell,
         "--max-hold",
         "0.9",
         script="trap 'echo told; sleep 0.05; exit 0' TERM; echo ready; sleep 60 & wait",
@@ -123,25 +123,23 @@ def test_child_is_terminated_before_max_hold(memory_shell):
     assert re.search(r"the lease of j \(token \d+\) ends in 0\.\d s: .*max_hold.*; sent SIGTERM to sh", err)
 
 
-def test_child_that_ignores_term_is_killed_at_the_deadline(memory_shell):
+def test_child_that_ignores_term_is_killed_at_the_deadline(shell):
     began = time.monotonic()
-    process, _ = start_run(
-        memory_shell, "--max-hold", "0.9", script="trap '' TERM; echo ready; while :; do sleep 60; done"
-    )
+    process, _ = start_run(shell, "--max-hold", "0.9", script="trap '' TERM; echo ready; while :; do sleep 60; done")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 79
     assert time.monotonic() - began > 0.8
     assert "killed sh (pid" in err
 
 
-def test_process_left_behind_by_child_after_term_is_killed(memory_shell, wait_until, is_alive):
+def test_process_left_behind_by_child_after_term_is_killed(shell, wait_until, is_alive):
     script = "(trap '' TERM; echo $(exec sh -c 'echo $PPID'); while :; do sleep 1; done) & wait"
-    process, pid = start_run(memory_shell, "--max-hold", "0.9", script=script)
+    process, pid = start_run(shell, "--max-hold", "0.9", script=script)
     assert process.wait(60) == 79
     wait_until(lambda: not is_alive(int(pid)))
 
 
-def test_run_with_full_stderr_pipe_still_kills_child_after_term(memory_shell, wait_until, is_alive):
+def test_run_with_full_stderr_pipe_still_kills_child_after_term(shell, wait_until, is_alive):
     """`leasehold run ... 2>&1 | less`, and the pager stops reading: the wrapper must not block on its own messages."""
     reader, writer = os.pipe()
     with open(reader, "rb", 0) as stderr:
@@ -151,7 +149,7 @@ def test_run_with_full_stderr_pipe_still_kills_child_after_term(memory_shell, wa
                 pass
         os.set_blocking(writer, True)
         script = "trap '' TERM; echo $$; while :; do sleep 60; done"
-        process = memory_shell.start("run", "--max-hold", "0.6", "j", "--", "sh", "-c", script, stderr=writer)
+        process = shell.start("run", "--max-hold", "0.6", "j", "--", "sh", "-c", script, stderr=writer)
         os.close(writer)
         pid = int(process.stdout.readline())
         wait_until(lambda: not is_alive(pid))
@@ -163,9 +161,9 @@ def test_run_with_full_stderr_pipe_still_kills_child_after_term(memory_shell, wa
     assert b"killed sh" in output
 
 
-def test_on_lost_kill_sends_no_term(memory_shell):
+def test_on_lost_kill_sends_no_term(shell):
     process, _ = start_run(
-        memory_shell,
+        shell,
         "--max-hold",
         "0.6",
         "--on-lost",
@@ -176,9 +174,9 @@ def test_on_lost_kill_sends_no_term(memory_shell):
     assert (process.returncode, out) == (79, "")
 
 
-def test_on_lost_ignore_lets_child_continue(memory_shell, tmp_path):
+def test_on_lost_ignore_lets_child_continue(shell, tmp_path):
     process, _ = start_run(
-        memory_shell, "--max-hold", "0.3", "--on-lost", "ignore", "--result-file", "result.json",
+        shell, "--max-hold", "0.3", "--on-lost", "ignore", "--result-file", "result.json",
         script="echo ready; read line; exit 6",
     )  # fmt: skip
     assert "is lost: it was held for as long as max_hold allows" in process.stderr.readline()
@@ -251,8 +249,8 @@ def test_child_group_is_killed_after_pause_past_the_ttl(shell, wait_until, is_al
     wait_until(lambda: not is_alive(pid) and not is_alive(other))
 
 
-def test_child_continues_after_pause_within_the_ttl(memory_shell):
-    process, pid = start_run(memory_shell, "--ttl", "20", script="echo $$; read line; exit 3")
+def test_child_continues_after_pause_within_the_ttl(shell):
+    process, pid = start_run(shell, "--ttl", "20", script="echo $$; read line; exit 3")
     os.kill(process.pid, signal.SIGSTOP)
     os.killpg(int(pid), signal.SIGSTOP)
     os.kill(process.pid, signal.SIGCONT)

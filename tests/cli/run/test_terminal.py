@@ -5,33 +5,33 @@ import sys
 PROGRAM = f"{sys.executable} -m leasehold"
 
 
-def test_child_has_the_terminal(memory_shell):
+def test_child_has_the_terminal(shell):
     script = "import os, sys; print('mine', os.tcgetpgrp(0) == os.getpgrp(), all(map(os.isatty, (0, 1, 2))))"
-    terminal = memory_shell.terminal("run", "j", "--", sys.executable, "-c", script)
+    terminal = shell.terminal("run", "j", "--", sys.executable, "-c", script)
     terminal.read("mine True True")
     assert terminal.wait() == 0
 
 
-def test_terminal_input_reaches_child(memory_shell):
-    terminal = memory_shell.terminal("run", "j", "--", "sh", "-c", "echo name?; read name; echo hello $name")
+def test_terminal_input_reaches_child(shell):
+    terminal = shell.terminal("run", "j", "--", "sh", "-c", "echo name?; read name; echo hello $name")
     terminal.read("name?")
     terminal.type("Ada\n")
     terminal.read("hello Ada")
     assert terminal.wait() == 0
 
 
-def test_ctrl_c_reaches_child_and_its_exit_code_is_returned(memory_shell):
+def test_ctrl_c_reaches_child_and_its_exit_code_is_returned(shell):
     script = "trap 'echo caught; exit 9' INT; echo ready; read line"
-    terminal = memory_shell.terminal("run", "j", "--", "sh", "-c", script)
+    terminal = shell.terminal("run", "j", "--", "sh", "-c", script)
     terminal.read("ready")
     terminal.type("\x03")
     terminal.read("caught")
     assert terminal.wait() == 9
 
 
-def test_ctrl_c_ends_child_without_handler(memory_shell):
+def test_ctrl_c_ends_child_without_handler(shell):
     script = "import signal; signal.signal(2, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
-    terminal = memory_shell.terminal("run", "j", "--", sys.executable, "-c", script)
+    terminal = shell.terminal("run", "j", "--", sys.executable, "-c", script)
     terminal.read("ready")
     terminal.type("\x03")
     assert terminal.wait() == 130
@@ -65,8 +65,8 @@ def start_bash(shell):
     return bash
 
 
-def test_shell_gets_the_terminal_back_after_run(memory_shell):
-    bash = start_bash(memory_shell)
+def test_shell_gets_the_terminal_back_after_run(shell):
+    bash = start_bash(shell)
     bash.type(f"{PROGRAM} run j -- true; read line; echo got=$line\n")
     bash.type("typed\n")
     bash.read("got=typed")
@@ -74,8 +74,8 @@ def test_shell_gets_the_terminal_back_after_run(memory_shell):
     assert bash.wait() == 0
 
 
-def test_run_stopped_by_ctrl_z_continues_after_fg(memory_shell):
-    bash = start_bash(memory_shell)
+def test_run_stopped_by_ctrl_z_continues_after_fg(shell):
+    bash = start_bash(shell)
     bash.type(f"{PROGRAM} run j -- sh -c 'echo rea''dy; read line; echo got=$line; exit 3'\n")
     bash.read("ready")
     bash.type("\x1a")
@@ -91,8 +91,8 @@ def test_run_stopped_by_ctrl_z_continues_after_fg(memory_shell):
     bash.wait()
 
 
-def test_run_stopped_by_ctrl_z_past_the_ttl_loses_its_lease(memory_shell):
-    bash = start_bash(memory_shell)
+def test_run_stopped_by_ctrl_z_past_the_ttl_loses_its_lease(shell):
+    bash = start_bash(shell)
     bash.type(f"{PROGRAM} run --ttl 0.5 j -- sh -c 'echo rea''dy; read line; echo sur''vived'\n")
     bash.read("ready")
     bash.type("\x1a")
@@ -106,9 +106,9 @@ def test_run_stopped_by_ctrl_z_past_the_ttl_loses_its_lease(memory_shell):
     bash.wait()
 
 
-def test_child_in_pipeline_gets_the_terminal_when_it_reads(memory_shell):
+def test_child_in_pipeline_gets_the_terminal_when_it_reads(shell):
     """`leasehold run j -- report | less`: the pager reads the keyboard, the report does not."""
-    bash = start_bash(memory_shell)
+    bash = start_bash(shell)
     bash.type(f"{PROGRAM} run j -- sh -c 'echo as''ked; read line; echo got=$line; sleep 0.2' | cat; echo aft''er\n")
     bash.read("asked")
     bash.type("hello\n")
@@ -118,8 +118,8 @@ def test_child_in_pipeline_gets_the_terminal_when_it_reads(memory_shell):
     assert bash.wait() == 0
 
 
-def test_ctrl_c_in_pipeline_reaches_child(memory_shell):
-    bash = start_bash(memory_shell)
+def test_ctrl_c_in_pipeline_reaches_child(shell):
+    bash = start_bash(shell)
     bash.type(
         f"{PROGRAM} run j -- sh -c "
         "'trap \"echo cau\"\"ght >&2; exit 9\" INT; echo rea''dy >&2; sleep 60 & wait' | cat\n"

@@ -36,17 +36,18 @@ leasehold -o json bench | jq '.results[] | {case, ratio}'
 def bench(console: Console, engine_url: str | None, rounds: int, held: int) -> None:
     """Measure how fast an engine is from this machine.
 
-    Measures pairs of acquire and release, hand-offs, several threads, and renewals, in interleaved rounds. Each result
-    is compared with one round trip to the engine in the same round. Compare these ratios: the times alone say more
-    about the machine and the network than about the lock. A round that was disturbed by other load is repeated.
+    Measures pairs of acquire and release, hand-offs to a waiter, several threads, and renewals, in interleaved rounds.
+    Each result is compared with one round trip to the engine in the same round. Compare these ratios: the times alone
+    say more about the machine and the network than about the lock. A round that was disturbed by other load is
+    repeated.
 
-    It needs nothing but the engine. It uses its own namespace, which is empty again at the end. It loads the server for
-    some seconds, so be careful with one in production.
+    It needs only the engine. It uses its own namespace, which is empty again at the end. It puts load on the server for
+    some seconds, so be careful with a server in production.
 
     With `-o json`: one object, described in docs/reference/json.md.
     """
     bench_console = replace(console, url=engine_url or console.url, namespace=f"leasehold-bench-{secrets.token_hex(8)}")
-    with bench_console.client() as client, cases(client, held) as chosen:
+    with bench_console.client(in_process=True) as client, cases(client, held) as chosen:
         results = measure(chosen, rounds, _progress(console))
         engine = client._core.engine_name
     if console.json:
