@@ -1,4 +1,4 @@
-"""Locks, read and write locks, semaphores: what `with` and `acquire` do, in the shapes of threading too."""
+"""Locks, read-write locks and semaphores: `with`, `acquire` and the interface of `threading`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_with_block_exit_raises_lease_lost_when_lease_expired(bench) -> None:
     with pytest.raises(LeaseLost) as lost, client.lock("a", ttl=30) as lease:
         bench.clock.at += 31
     assert (lost.value.reason, lost.value.token) == ("stalled", lease.token)
-    assert not bench.server.lock_states  # it was given back all the same
+    assert not bench.server.lock_states  # released nevertheless
 
 
 def test_body_error_is_raised_with_note_when_lease_is_lost(bench) -> None:
@@ -124,7 +124,16 @@ def test_acquire_of_lock_held_by_same_thread_raises_self_deadlock(bench) -> None
             pass
         with pytest.raises(SelfDeadlock):
             client.rwlock("a").read().acquire()
-        assert client.lock("a").try_acquire() is None  # trying once can never hang
+        assert client.lock("a").try_acquire() is None  # a single attempt cannot deadlock
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_write_inside_read_lock_does_not_advise_reentrant(bench, reentrant) -> None:
+    client = bench.client()
+    with client.rwlock("a").read():
+        with pytest.raises(SelfDeadlock, match="a read lock cannot become a write lock") as refused:
+            client.rwlock("a").write(reentrant=reentrant).acquire()
+        assert "reentrant" not in str(refused.value)
 
 
 def test_acquire_outside_with_block_does_not_raise_self_deadlock(bench) -> None:
@@ -266,7 +275,7 @@ def test_ambiguous_semaphore_exit_in_another_thread_raises(bench, in_new_thread)
     def enter() -> None:
         permits.__enter__()
         entered.wait(10)
-        finish.wait(10)  # a thread that has ended may lend its identity to the next
+        finish.wait(10)  # stay alive: the ident of an ended thread may be reused
 
     for _ in range(2):
         threading.Thread(target=enter).start()
@@ -286,5 +295,5 @@ def test_threading_lock_late_release_keeps_successor_lease(bench, in_new_thread)
     lock.release()
     assert successor_lease is not None
     assert successor_lease.held
-    assert in_new_thread(lock.release) is None  # by a thread that took nothing: what is left
+    assert in_new_thread(lock.release) is None  # a thread that acquired nothing releases the remaining lease
     assert not successor_lease.held

@@ -1,4 +1,4 @@
-"""Statuses: atomic steps along drawn arrows."""
+"""Statuses: atomic moves along the declared transitions."""
 
 import asyncio
 import threading
@@ -37,9 +37,17 @@ def test_move_from_unexpected_state_raises_conflict_and_changes_nothing(client):
     assert order.get() == "cancelled"
 
 
-@pytest.mark.parametrize(("to", "expected"), [("new", None), ("shipped", "new"), ("nowhere", None), ("paid", [])])
-def test_move_not_in_the_moves_raises_config_error(client, to, expected):
-    with pytest.raises(ConfigError, match="cannot be moved"):
+@pytest.mark.parametrize(
+    ("to", "expected", "why"),
+    [
+        ("new", None, "cannot be moved to 'new': no transition in `moves` leads there"),
+        ("nowhere", None, "cannot be moved to 'nowhere': no transition"),
+        ("shipped", "new", "cannot be moved to 'shipped' from 'new', only from 'paid'"),
+        ("paid", [], "cannot be moved to 'paid' from no state at all, only from 'new'"),
+    ],
+)
+def test_move_not_in_the_moves_raises_config_error(client, to, expected, why):
+    with pytest.raises(ConfigError, match=why):
         client.status("order", MOVES, "new").move(to, expected=expected)
 
 
@@ -73,7 +81,7 @@ def test_overtaken_move_is_retried_from_the_new_state(client):
     class Contested(MemoryStore):
         def write(self, *args):
             if rivals:
-                rivals.pop()()  # somebody else is faster
+                rivals.pop()()  # another client is faster
             return super().write(*args)
 
     store, rivals = Contested(Threads()), [lambda: order.move("shipped")]

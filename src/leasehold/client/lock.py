@@ -149,7 +149,9 @@ class BaseLock(Generic[L]):
             return False
         if self.shape.mode == held_lock.mode == "shared":
             return True
-        raise SelfDeadlock(self.name, token=held_lock.lease.token)
+        # Reentrancy helps only a holder of the write side.
+        why = "" if held_lock.mode == "exclusive" else "a read lock cannot become a write lock; release it first"
+        raise SelfDeadlock(self.name, token=held_lock.lease.token, why=why)
 
     def _new_claim(self) -> Claim:
         core, options = self._core, self.options

@@ -57,9 +57,12 @@ class BaseStatus:
         """The states it may be moved from. Raises `ConfigError` if no transition allows the move."""
         defined = frozenset(state for state, targets in self._moves.items() if to in targets)
         wanted = defined if expected is None else frozenset([expected] if isinstance(expected, str) else expected)
+        if not defined:
+            raise ConfigError(f"{self.name} cannot be moved to {to!r}: no transition in `moves` leads there")
         if not wanted or not wanted <= defined:
-            known = " or ".join(sorted(defined)) or "no state"
-            raise ConfigError(f"{self.name} cannot be moved to {to!r} from {sorted(wanted)}, only from {known}")
+            chosen = " or ".join(map(repr, sorted(wanted - defined))) or "no state at all"
+            known = " or ".join(map(repr, sorted(defined)))
+            raise ConfigError(f"{self.name} cannot be moved to {to!r} from {chosen}, only from {known}")
         return wanted
 
 
