@@ -1,4 +1,4 @@
-"""Servers of ZooKeeper for these tests, ways to look into them, and two clients whose leases must never overlap."""
+"""ZooKeeper servers for these tests, tools to inspect them, and two clients whose leases must never overlap."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server() -> Zookeeper:
 
 @pytest.fixture
 def three_servers() -> Iterator[Ensemble]:
-    """An ensemble, all of it up before and after."""
+    """An ensemble with all members running before and after the test."""
     rig_or_skip(ZookeeperEnsembleRig)
     yield shared_ensemble()
     shared_ensemble().restore()
@@ -45,7 +45,7 @@ def url(server: Zookeeper, root: str) -> str:
 
 @pytest.fixture
 def url_of(root: str) -> Callable[..., str]:
-    """The same place by way of these servers or proxies."""
+    """Builds a URL of the same root through these servers or proxies."""
 
     def url(*servers: Zookeeper | Proxy, session: float | None = None) -> str:
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
@@ -61,12 +61,12 @@ def proxy(server: Zookeeper) -> Iterator[Proxy]:
     found.close()
 
 
-# -------------------------------------------------------------------------------------------------------------- looking
+# ----------------------------------------------------------------------------------------------------------- inspection
 
 
 @pytest.fixture
 def kazoo(server: Zookeeper) -> Iterator[KazooClient]:
-    """A plain kazoo client, for looking at what is there."""
+    """A plain kazoo client, to inspect the tree."""
     client = KazooClient(f"127.0.0.1:{server.port}")
     client.start()
     yield client
@@ -76,7 +76,7 @@ def kazoo(server: Zookeeper) -> Iterator[KazooClient]:
 
 @pytest.fixture
 def read_tree(kazoo: KazooClient, root: str) -> Callable[[], dict[str, bytes]]:
-    """Every node of the test, and what it says; one may go while it is looked at."""
+    """Returns every node of the test and its data. Nodes may disappear while the tree is read."""
 
     def read_nodes(path: str = root) -> dict[str, bytes]:
         try:
@@ -102,7 +102,7 @@ def session_of() -> Callable[[Client | AsyncClient], ZookeeperSession]:
 
 @pytest.fixture
 def count_waiters() -> Callable[..., int]:
-    """How many wait for a name."""
+    """Returns how many waiters a name has."""
     return lambda client, name="a": sum(holding.state == "waiting" for holding in client.inspect(name, exact=True))
 
 
@@ -110,7 +110,7 @@ def count_waiters() -> Callable[..., int]:
 
 
 class ClientPair:
-    """Two clients after one name; notes whenever both trust a lease at once."""
+    """Two clients that compete for one name. Records when both trust a lease at once."""
 
     def __init__(self, one: Client, two: Client, ttl: float = 30.0) -> None:
         self.clients, self.ttl = (one, two), ttl
@@ -123,7 +123,7 @@ class ClientPair:
         self._thread.start()
 
     def start_second(self, wait: float = 200.0) -> threading.Thread:
-        """The second one stands in line from now on."""
+        """Queue the second client."""
 
         def acquire_second() -> None:
             lease = self.clients[1].lock("a", ttl=self.ttl).acquire(wait=wait)
@@ -135,7 +135,7 @@ class ClientPair:
         return thread
 
     def stop_renewing(self) -> None:
-        """As if the first one's watchdog were dead; its session lives."""
+        """Stop the first client's watchdog; its session stays alive."""
         watchdog = self.clients[0]._core.watchdog
         watchdog._stopped = True
         watchdog._signal.set()
@@ -143,7 +143,7 @@ class ClientPair:
     def _watch_overlaps(self) -> None:
         stopping = False
         while not stopping:
-            stopping = self._stopping.wait(0.001)  # and then looks once more, after whatever came last
+            stopping = self._stopping.wait(0.001)  # checks once more after stop, for the last grant
             trusted = [lease for lease in self.leases if lease.held]
             if len(trusted) > 1:
                 self.overlaps.append(trusted)
@@ -151,7 +151,7 @@ class ClientPair:
     def close(self) -> None:
         self._stopping.set()
         self._thread.join(10)
-        assert self.overlaps == [], "two trusted their lease at once"
+        assert self.overlaps == [], "both clients trusted a lease at once"
         tokens = [lease.token for lease in self.leases]
         assert tokens == sorted(set(tokens))
 

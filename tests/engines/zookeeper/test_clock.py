@@ -1,4 +1,4 @@
-"""Clocks of ZooKeeper's leaders and of its clients that step, or run too fast: they end no live holder."""
+"""Clocks of leaders and clients that jump or run too fast must not expire a live holder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.mark.parametrize("step_of_clock", [10.0, -10.0, 1e6])
 def test_leader_clock_jump_expires_no_live_holder(url, monkeypatch, step_of_clock) -> None:
-    """As the waiter sees it: what the leader writes for it is stamped by another clock than the holder's renewals."""
+    """As the waiter sees it: its own writes are stamped by another clock than the holder's renewals."""
     original = ZookeeperAttempt._record_write
 
     def record_write(self, mine, sent, life, waits, stat) -> None:
@@ -33,7 +33,7 @@ def test_leader_clock_jump_expires_no_live_holder(url, monkeypatch, step_of_cloc
 
 
 def test_fast_clock_of_a_waiter_expires_no_live_holder(url) -> None:
-    """It takes both: here the waiter's own clock runs a hundred times too fast, and the leader's does not."""
+    """A holder expires only by both clocks: here the waiter's clock runs 100 times too fast, the leader's does not."""
     began = time.monotonic()
     fast_runtime = Threads(lambda: 100 * (time.monotonic() - began))
     with Client(url) as one, Client(url, runtime=fast_runtime, call_timeout=500) as two:
@@ -54,7 +54,7 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 def test_leader_clocks_ten_seconds_apart_expire_no_live_holder(
     ahead, wait_until, tmp_path, url_of, client_pair, count_waiters
 ) -> None:
-    """The next leader's clock is ten seconds off: no live holder is ended by that, and a dead one still is."""
+    """The next leader's clock is ten seconds off: live holders stay, and a holder that stops renewing still expires."""
     rig_or_skip(ZookeeperRig)
     clocks = [tmp_path / f"clock{n}" for n in range(3)]
     environments = []
@@ -68,13 +68,13 @@ def test_leader_clocks_ten_seconds_apart_expire_no_live_holder(
                 "DONT_FAKE_MONOTONIC": "1",
             }
         )
-    ensemble = Ensemble({"tickTime": 2000}, environments).started  # false clocks are slow: an election takes seconds
+    ensemble = Ensemble({"tickTime": 2000}, environments).started  # libfaketime is slow: an election takes seconds
     try:
         url = url_of(*ensemble.members, session=40)
         with Client(url, call_timeout=30) as one, Client(url, call_timeout=30) as two:
             pair = client_pair(
                 one, two, ttl=25.0
-            )  # all of what a session of 40 s allows: the election may take most of it
+            )  # the longest that a session of 40 s allows: an election may take most of it
             waiter_thread = pair.start_second()
             wait_until(lambda: count_waiters(two) == 1)
             leader = ensemble.leader()
@@ -86,7 +86,7 @@ def test_leader_clocks_ten_seconds_apart_expire_no_live_holder(
             end = time.monotonic() + 32
             wait_until(lambda: time.monotonic() > end or not pair.first_lease.held or len(pair.leases) > 1, 60)
             assert pair.first_lease.held, f"a clock ended a live holder: {pair.first_lease.lost_reason}"
-            pair.stop_renewing()  # but its session lives
+            pair.stop_renewing()  # its session stays alive
             waiter_thread.join(120)
             assert len(pair.leases) == 2
     finally:

@@ -1,4 +1,4 @@
-"""What ZooKeeper is asked for: requests and flights of a pair, and of a hand-off, by the server's own count."""
+"""Requests and pipelines of an acquire-release pair and of a hand-off, by the server's own count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leasehold.engines.zookeeper.session import ZookeeperSession
 
 @pytest.fixture
 def pipelines(monkeypatch) -> list[int]:
-    """Every flight of this process from now on, by how many requests it carried."""
+    """The number of requests in every pipeline that this process sends from now on."""
     found: list[int] = []
     original = ZookeeperSession.pipeline
 
@@ -31,7 +31,7 @@ def test_acquire_release_pair_costs_four_requests_in_two_pipelines(url, root, ka
     with Client(url) as client:
         lock = client.lock("a", wait=0)
         with lock:
-            kazoo.create(f"{root}/lh1/:a/kept")  # the server of these tests sweeps an empty line at any moment
+            kazoo.create(f"{root}/lh1/:a/kept")  # the test server may remove an empty queue at any moment
         pipelines.clear()
         before = server.counter("packets_received")
         for _ in range(200):
@@ -44,7 +44,7 @@ def test_acquire_release_pair_costs_four_requests_in_two_pipelines(url, root, ka
 
 
 def test_handoff_cost_is_independent_of_queue_length(url, server, pipelines, monkeypatch, session_of) -> None:
-    """Heart-beats apart: nobody looks unprompted while this is measured."""
+    """Without the cost of heartbeats: no waiter re-checks by itself during the measurement."""
     monkeypatch.setattr(engine_module, "HEARTBEAT_INTERVAL", 60.0)
     monkeypatch.setattr(timing, "HEARTBEAT_INTERVAL", 60.0)
 
@@ -70,7 +70,7 @@ def test_handoff_cost_is_independent_of_queue_length(url, server, pipelines, mon
             return (server.counter("packets_received") - before) / size, len(pipelines) / size
 
     def is_settled(client) -> bool:
-        """All its claims say that they wait, and nothing is on its way: the last watch is set."""
+        """All claims have written that they wait, and no request is pending, so the last watch is set."""
         session = session_of(client)
         is_idle = not session._kazoo._queue and not session._kazoo._pending
         return is_idle and all(mine.waits for mine in session.own_nodes.values())
@@ -79,4 +79,4 @@ def test_handoff_cost_is_independent_of_queue_length(url, server, pipelines, mon
         requests, count = asyncio.run(measure(size))
         print(f"{size} waiters: {requests:.2f} requests and {count:.2f} flights for each hand-off")
         assert count <= 4
-        assert requests <= 4 + 12 / size + 0.5, "flat, but for the heart-beats and the first release"
+        assert requests <= 4 + 12 / size + 0.5, "the cost grew with the queue, beyond heartbeats and the first release"

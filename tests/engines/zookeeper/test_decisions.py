@@ -1,4 +1,4 @@
-"""The pure parts of the ZooKeeper engine: how long to trust a session, who holds, which slot, and the URL."""
+"""The pure parts of the ZooKeeper engine: session expiry, holders of a queue, slots, and the URL."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from leasehold.engines.zookeeper.session_expiry import SessionExpiry
 from leasehold.engines.zookeeper.url import parse_url
 from leasehold.model import Claim, Holder
 
-# ---------------------------------------------------------------- trust
+# ------------------------------------------------------- session expiry
 
 
-SESSION_ID = 7  # its number
+SESSION_ID = 7
 
 
 def connected_expiry(timeout: float = 40.0) -> SessionExpiry:
@@ -40,14 +40,14 @@ def test_answer_alone_confirms_nothing():
         expiry.on_answered(now - 0.1, now)
         expiry.provable_heartbeat(now)
     assert expiry.expires_at(SESSION_ID) == 40.0 * (1 - DRIFT), (
-        "a follower answers on when it is cut off from the leader"
+        "a follower that is cut off from the leader still answers"
     )
 
 
 def test_write_confirms_heartbeats_answered_a_quarter_session_earlier():
     expiry = connected_expiry()
     expiry.on_answered(5.0, 5.1)
-    assert expiry.provable_heartbeat(15.0) == 0.0, "the leader may not have heard of it when the write came by"
+    assert expiry.provable_heartbeat(15.0) == 0.0, "the leader may not know of the heartbeat when it executes the write"
     assert expiry.provable_heartbeat(15.2) == 5.0
     expiry.on_answered(20.0, 20.1)
     assert expiry.provable_heartbeat(30.0) == 5.0
@@ -55,7 +55,7 @@ def test_write_confirms_heartbeats_answered_a_quarter_session_earlier():
     expiry.confirm(20.0)
     assert expiry.expires_at(SESSION_ID) == 20.0 + 40.0 * (1 - DRIFT)
     expiry.confirm(5.0)
-    assert expiry.expires_at(SESSION_ID) == 20.0 + 40.0 * (1 - DRIFT), "never back"
+    assert expiry.expires_at(SESSION_ID) == 20.0 + 40.0 * (1 - DRIFT), "an older heartbeat moved the expiry back"
 
 
 def test_reconnect_to_another_server_discards_earlier_heartbeats():
@@ -68,9 +68,7 @@ def test_reconnect_to_another_server_discards_earlier_heartbeats():
 def test_resumed_session_is_confirmed_by_the_next_write():
     expiry = connected_expiry()
     expiry.on_connected(30.0, 40.0, SESSION_ID)
-    assert expiry.expires_at(SESSION_ID) == 40.0 * (1 - DRIFT), (
-        "a leader that leads nobody any more confirms it as well"
-    )
+    assert expiry.expires_at(SESSION_ID) == 40.0 * (1 - DRIFT), "a deposed leader confirms the session too"
     expiry.confirm(expiry.provable_heartbeat(30.1))
     assert expiry.expires_at(SESSION_ID) == 30.0 + 40.0 * (1 - DRIFT)
 
@@ -82,7 +80,7 @@ def test_resumed_session_is_confirmed_by_the_next_write():
     phase=st.floats(0.0, 1.0),
 )
 def test_session_expiry_is_never_later_than_the_leaders(tick, ticks, steps, phase):
-    """A follower tells the leader every half tick of what it has heard; it is cut off right after the last write."""
+    """A follower reports heartbeats to the leader every half tick, and is cut off right after the last write."""
     timeout = tick * ticks
     expiry = connected_expiry(timeout)
     heartbeat_at, leader_counts_from, now = 0.0, 0.0, 0.0
@@ -106,7 +104,7 @@ def test_session_in_steady_use_is_trusted_for_two_thirds():
     for _ in range(500):
         now += 40.0 * HEARTBEAT_SHARE
         expiry.on_answered(now, now + 0.01)
-        if now - renewed > 40.0 * 0.65 / 3:  # a renewal at a third of the life
+        if now - renewed > 40.0 * 0.65 / 3:  # a renewal at a third of the ttl
             provable_at = expiry.provable_heartbeat(now)
             expiry.confirm(provable_at)
             renewed = now
@@ -125,13 +123,13 @@ def test_silence_is_measured_from_the_first_unanswered_request():
     silence = SilenceTimer(lambda: now[0])
     silence.max_silence = 2.0
     now[0] = 100.0
-    assert not silence.is_set(), "nobody asked"
+    assert not silence.is_set(), "no request was sent"
     for _ in range(5):
         silence.set()
         now[0] += 0.5
-    assert silence.is_set(), "however much was asked since"
+    assert silence.is_set(), "later requests restarted the timer"
     silence.on_reply(pending=True)
-    assert not silence.is_set(), "an answer, if not the last"
+    assert not silence.is_set(), "an answer came, although requests are pending"
     now[0] += 2.1
     assert silence.is_set()
     silence.on_reply(pending=False)
@@ -139,7 +137,7 @@ def test_silence_is_measured_from_the_first_unanswered_request():
     assert not silence.is_set()
 
 
-# ---------------------------------------------------------------- names and lines
+# ---------------------------------------------------------- node names and queues
 
 
 def node_name(number: int, kind: str = "l", mode: str = "x") -> str:
@@ -164,7 +162,7 @@ def test_holders_follow_from_order_kind_and_mode():
     ]
     assert holder_sequences(*(node_name(n, "s3") for n in range(5))) == [0, 1, 2]
     assert holder_sequences(node_name(1, "s3"), node_name(2), node_name(3, "s3")) == [1], (
-        "another kind in between is on its way out"
+        "a claim of another kind in between will be withdrawn"
     )
     assert holder_sequences(node_name(1), node_name(2, "s2")) == [1]
 
@@ -205,7 +203,7 @@ def test_node_data_survives_a_round_trip_and_junk_is_tolerated():
     assert nodes.parse_data(nodes.encode_data(holder, 300.0, True)).life == WAITER_TTL
     endless = b'{"ttl":1,"waits":0,"holder":["a","b",1e999,"c"]}'
     for junk in (b"", b"x", b"[]", b"{}", b'{"ttl":"x"}', b"\xff", b"[" * 100_000, endless):
-        assert nodes.parse_data(junk).life == float("inf"), "what cannot be read is not ended by us"
+        assert nodes.parse_data(junk).life == float("inf"), "an unreadable node must not expire"
 
 
 def test_base_that_is_not_a_number_is_a_config_error():
@@ -233,7 +231,7 @@ def test_node_name_does_not_contain_the_claim_id():
 @settings(max_examples=400)
 @given(st.integers(1, 4), st.randoms(use_true_random=False))
 def test_slots_are_never_shared_and_their_tokens_rise(limit, rng):
-    """Claims come, look in any order, and go; whoever may hold chooses, at once or late."""
+    """Claims come and go. A claim that may hold chooses its slot, at once or late, in any order."""
     data, queue, number = b"", [], 0
     chosen: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -289,7 +287,7 @@ def test_url_credentials_become_auth_data_and_acl():
     assert location.options == {"auth_data": [("digest", "web:p@ss/w:rd")]}
     assert (location.hosts, location.chroot) == ("h1,h2", "/app")
     assert (location.acl[0].id.scheme, location.acl[0].perms) == ("auth", 31), (
-        "node and parent belong to whoever made them"
+        "nodes and parents belong to the user that created them"
     )
     assert "p@ss" not in repr(location)
     acl = parse("zookeeper://h?acl=digest:web:hash:cdrw,world:anyone:r").acl

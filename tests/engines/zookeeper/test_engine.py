@@ -1,4 +1,4 @@
-"""The ZooKeeper engine on one real server: what it promises, refuses and shows, and what it leaves behind."""
+"""The ZooKeeper engine on one real server: traits, refusals, inspection, and what remains after use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_min_hold_and_delay_are_refused_when_a_lock_is_built(url) -> None:
 
 def test_single_server_survives_a_restart_but_no_minority_loss(url) -> None:
     with Client(url) as client:
-        lock = client.lock("a", require={"survives-minority"})  # the URL does not say: the server will
+        lock = client.lock("a", require={"survives-minority"})  # not known from the URL, only from the server
         with pytest.raises(Unsupported):
             lock.acquire()
         with client.lock("a", require={"survives-restart", "fencing", "fair", "slots"}):
@@ -89,12 +89,12 @@ TTL_CASES = [
 @pytest.mark.parametrize("mode", RUNTIMES)
 @pytest.mark.parametrize("name", TTL_CASES)
 def test_lease_also_expires_by_its_ttl(name, mode) -> None:
-    """Its session frees a dead holder; but where somebody else asks, a lease that nobody renews ends as elsewhere."""
+    """The session frees a dead holder. If another client waits, an unrenewed lease also expires by its ttl."""
     (case,) = [case for case in all_cases() if case.name == name]
     run_case(replace(case, needs=frozenset()), CaseContext(rig_or_skip(ZookeeperRig), mode))
 
 
-# -------------------------------------------------------------------------------------------------- what is left behind
+# -------------------------------------------------------------------------------------------------------------- cleanup
 
 
 def test_idle_name_is_removed_by_the_server(url, root, read_tree, wait_until) -> None:
@@ -103,7 +103,7 @@ def test_idle_name_is_removed_by_the_server(url, root, read_tree, wait_until) ->
             with client.lock(f"n{number}"), client.semaphore(f"s{number}", 3):
                 pass
         wait_until(lambda: set(read_tree()) == {root, f"{root}/lh1"})
-        with client.lock("n1"):  # the line it remembers is gone
+        with client.lock("n1"):  # the client remembers a queue that is gone
             pass
 
 
@@ -138,7 +138,7 @@ def test_close_ends_the_session_at_once(url, server, wait_until) -> None:
 
 
 def test_client_closed_under_load_is_not_reopened(url, wait_until) -> None:
-    """By a call that was under way, and finds its connection gone: that session would never be ended."""
+    """A call in flight that finds its connection closed must not open a new session, which nothing would close."""
     failed: list[BaseException] = []
 
     def work(client: Client) -> None:
@@ -203,7 +203,7 @@ def test_forked_child_has_its_own_session(url, run_in_fork, session_of) -> None:
         own_session_id = keeper.session_id
 
         def child() -> None:
-            assert os.readlink(f"/proc/self/fd/{fd}") == os.devnull, "the parent's socket is not ours to speak by"
+            assert os.readlink(f"/proc/self/fd/{fd}") == os.devnull, "the child can write to its parent's socket"
             assert not lease.held
             assert client.lock("a").try_acquire() is None
             with client.lock("b"):

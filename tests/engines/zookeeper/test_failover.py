@@ -1,6 +1,4 @@
-"""An ensemble of three hurt on purpose: members killed, paused and parted. There are never two who both trust their
-lease.
-"""
+"""Members of an ensemble of three are killed, paused and partitioned: two clients never trust a lease at once."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ SESSION = 4.0
 @pytest.fixture(scope="module")
 def partitionable() -> Iterator[Ensemble]:
     rig_or_skip(ZookeeperRig)
-    # Followers stay with a leader they do not hear of for five seconds: long against a session of four.
+    # Followers stay with a silent leader for five seconds, longer than a session of four.
     found = Ensemble({"syncLimit": 10}, partitionable=True).started
     yield found
     found.kill()
@@ -32,7 +30,7 @@ def partitionable() -> Iterator[Ensemble]:
 
 @pytest.fixture
 def connected_port(session_of) -> Callable[[Client], int]:
-    """The port of the member that a client talks to, or last tried to."""
+    """Returns the port of the member that a client is connected to, or last tried."""
     return lambda client: session_of(client)._kazoo._connection._last_server[2]
 
 
@@ -41,8 +39,8 @@ def connected_port(session_of) -> Callable[[Client], int]:
 def test_loss_of_one_member_costs_no_lease(
     who, how, three_servers, url_of, connected_port, client_pair, count_waiters, wait_until
 ) -> None:
-    """The very member that the holder talks to. One that is paused keeps the connection and says nothing: it is left
-    before the lease is over, however often the watchdog asks meanwhile."""
+    """The holder loses the member that it is connected to. A paused member keeps the connection open and silent. The
+    client leaves it before the lease ends, however often the watchdog sends requests."""
     url, member = url_of(*three_servers.members, session=10), getattr(three_servers, who)()
     with ExitStack() as clients:
         for _ in range(100):
@@ -96,7 +94,7 @@ def test_restart_of_the_whole_ensemble_keeps_leases(three_servers, url_of, clien
 
 
 def test_full_disk_stops_one_member_and_costs_no_lease(url_of, client_pair, wait_until) -> None:
-    """As a limit on the size of its files: its log cannot grow any more, and it gives up."""
+    """The disk is full by a file size limit: the member's log cannot grow, and the member stops."""
     rig_or_skip(ZookeeperRig)
     ensemble = Ensemble()
     full_member = ensemble.members[0]
@@ -123,12 +121,13 @@ def test_full_disk_stops_one_member_and_costs_no_lease(url_of, client_pair, wait
         ensemble.kill()
 
 
-# --------------------------------------------------------------------------------------------------------------- parted
+# ----------------------------------------------------------------------------------------------------------- partitions
 
 
 @pytest.fixture
 def partitioned_pair(partitionable, url_of, client_pair) -> Iterator[Callable[..., tuple]]:
-    """Two clients: the first reaches one member, the second the others; and how to part that member from them."""
+    """Starts a pair whose first client connects to one member and whose second connects to the others. Also returns a
+    function that cuts that member off."""
     with ExitStack() as clients:
 
         def start_pair(isolated: Zookeeper, session: float) -> tuple:
@@ -143,17 +142,17 @@ def partitioned_pair(partitionable, url_of, client_pair) -> Iterator[Callable[..
 
 @pytest.mark.faults
 def test_leader_cut_off_from_the_majority_grants_nothing() -> None:
-    """In network namespaces: the minority refuses within the deadline and never grants, the majority goes on."""
-    rig_or_skip(ZookeeperEnsembleRig)  # or it is absent
+    """In network namespaces: the minority refuses within the deadline and never grants; the majority keeps working."""
+    rig_or_skip(ZookeeperEnsembleRig)  # skips if ZooKeeper is not installed
     partition.run("zookeeper")
 
 
 def test_answers_of_a_follower_cut_off_from_the_leader_are_not_trusted(
     partitionable, partitioned_pair, count_waiters, session_of, wait_until, monkeypatch
 ) -> None:
-    """The trap of sessions: an answer comes from a follower that the leader has not heard of this session for a while,
-    and is cut off before the leader hears of it again. Counted from that answer the first would trust too long."""
-    monkeypatch.setattr(connection, "HEARTBEAT_SHARE", 1 / 4)  # no other heart-beat meanwhile
+    """A follower answers and is cut off before it reports the session to the leader, which last heard of the session a
+    while ago. If the client counted from that answer, it would trust its lease too long."""
+    monkeypatch.setattr(connection, "HEARTBEAT_SHARE", 1 / 4)  # no other heartbeat in between
     pair, cut_off = partitioned_pair(partitionable.follower(), 8)
     isolated, majority = pair.clients
     waiter_thread = pair.start_second()
@@ -161,7 +160,7 @@ def test_answers_of_a_follower_cut_off_from_the_leader_are_not_trusted(
     pair.stop_renewing()
     wait_until(lambda: isolated._core.watchdog._engine is None)
     session = session_of(isolated)
-    wait_until(lambda: session.now() - session.expiry._heartbeats[-1][0] > 1.5)  # nothing was heard of it for so long
+    wait_until(lambda: session.now() - session.expiry._heartbeats[-1][0] > 1.5)  # no heartbeat for that long
     pair.first_lease.renew()
     cut_off()
     cut = time.monotonic()

@@ -1,4 +1,4 @@
-"""Nodes and data below ours that somebody else put there: not seen, or refused, never an obscure error."""
+"""Nodes and data that other programs put below the engine's root are ignored or refused with a clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of ZooKeeper that were lost, came late, or were none: nobody is granted twice, and nothing stays."""
+"""Lost, late and invalid answers of ZooKeeper: no claim is granted twice, and no node stays behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 
 def test_claim_recovered_by_its_id_hash_is_the_same_grant(url, session_of) -> None:
-    """The answer to its create never came: the node is found again, not made again (E2)."""
+    """The answer to the create was lost: the engine finds the node and does not create another (E2)."""
     with Client(url) as client:
         engine, session, deadline = client._core._engine, session_of(client), client._core.deadline()
         claim = Claim("", "a", "secret", os.urandom(16).hex(), Holder("h"), 60.0)
@@ -37,7 +37,7 @@ def test_claim_recovered_by_its_id_hash_is_the_same_grant(url, session_of) -> No
         assert again.token == first.token
         assert session.own_nodes[claim.id_hash].path == own_node.path
         session.own_nodes.clear()
-        assert run_sync(engine.release(claim, deadline)), "also by its mark alone"
+        assert run_sync(engine.release(claim, deadline)), "not released by its id hash alone"
         assert client.inspect() == []
 
 
@@ -74,7 +74,7 @@ def test_lost_answers_leave_no_node_and_no_second_grant(url_of, server, proxy, w
             with pytest.raises(Unavailable):
                 lossy.lock(f"n{number}", ttl=60).acquire(wait=5)
             proxy.restore()
-            wait_until(lambda: not other.inspect(), 20)  # the create landed; its release was owed
+            wait_until(lambda: not other.inspect(), 20)  # the create arrived; its release was pending
             with other.lock(f"n{number}", wait=5):
                 pass
         lease = lossy.lock("kept", ttl=60).acquire(wait=10)
@@ -89,7 +89,7 @@ def test_lost_answers_leave_no_node_and_no_second_grant(url_of, server, proxy, w
 
 
 def test_answer_of_an_expired_session_grants_nothing(url, url_of, proxy, wait_until, session_of) -> None:
-    """The loop is blocked when the answer comes, and for so long that the session ends and another begins."""
+    """The event loop is blocked when the answer arrives, until the session has expired and another has begun."""
 
     async def main(other: Client) -> None:
         async with AsyncClient(url_of(proxy, session=2), call_timeout=30) as client:
@@ -98,6 +98,9 @@ def test_answer_of_an_expired_session_grants_nothing(url, url_of, proxy, wait_un
             own_session_id = session.session_id
             acquiring = asyncio.create_task(client.lock("a", ttl=30).acquire(wait=0))
             while not session.unconfirmed:
+                if acquiring.done():  # the answer was faster than this loop: catch another attempt in flight
+                    await (await acquiring).release()
+                    acquiring = asyncio.create_task(client.lock("a", ttl=30).acquire(wait=0))
                 await asyncio.sleep(0)
             keeper = session._kazoo
             wait_until(lambda: other.inspect("a") and not keeper._pending and not keeper._queue)
@@ -115,7 +118,7 @@ def test_answer_of_an_expired_session_grants_nothing(url, url_of, proxy, wait_un
 
 
 def test_lease_lost_at_max_hold_leaves_no_node(url, wait_until) -> None:
-    """Whoever asks but once, from a process of its own each time, cannot see for how long it has stood there."""
+    """New clients that try once each cannot see how long an unrenewed node has existed, so it must not stay."""
     with Client(url) as client:
         lease = client.lock("a", ttl=0.5, max_hold=0.5).acquire()
         assert lease.wait_lost(5)
@@ -129,7 +132,7 @@ def test_lease_lost_at_max_hold_leaves_no_node(url, wait_until) -> None:
 
 
 def test_late_events_of_an_old_connection_leave_the_new_one_alone(url_of, proxy, wait_until, session_of) -> None:
-    """The goodbye of one client's first session is never answered; its thread ends when there is a second."""
+    """The close of the first session is never answered; its thread ends while the client uses a second session."""
     client = AsyncClient(url_of(proxy), call_timeout=3)
 
     async def use() -> None:
@@ -177,7 +180,7 @@ def test_answer_with_an_unknown_error_keeps_the_session(url, monkeypatch, sessio
 
 
 def test_reply_that_is_not_zookeeper_is_unavailable_by_the_deadline() -> None:
-    """Not ZooKeeper at all: Unavailable by the deadline, never an exception of the driver (E9)."""
+    """The engine never raises an exception of the driver (E9)."""
     for reply in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\4junk", b"\xff" * 64, b"\0\0\0\x24" + b"\0" * 36):
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -203,7 +206,7 @@ def test_reply_that_is_not_zookeeper_is_unavailable_by_the_deadline() -> None:
         thread.join(5)
 
 
-# ----------------------------------------------------------------------------------------------- limits of this process
+# ------------------------------------------------------------------------------------------------------- process limits
 
 
 def test_exhausted_file_descriptors_are_unavailable_until_freed(url) -> None:
@@ -246,8 +249,8 @@ def test_failure_to_start_a_thread_is_unavailable_until_it_passes(url, monkeypat
 
 @pytest.mark.faults
 def test_claim_given_up_during_a_long_outage_is_released_after_it(root, wait_until) -> None:
-    """For longer than a claim stays in line anywhere else, and shorter than the session: its create landed, and neither
-    that nor its release was answered."""
+    """The create arrived, but neither it nor the release was answered. The outage is longer than the heartbeat ttl of
+    waiters on other engines and shorter than the session."""
     rig_or_skip(ZookeeperRig)
     server = Zookeeper(scratch(), free_ports(1)[0], {"tickTime": 2000}).start()
     proxy = Proxy(server.port)

@@ -1,4 +1,4 @@
-"""Clients of ZooKeeper cut off, killed and stopped: whoever loses its lease knows before anybody else has it."""
+"""Clients are cut off, killed and stopped: a client that loses its lease knows before the next client holds it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_client_cut_off_stops_trusting_before_the_next_grant(
         cut = time.monotonic()
         wait_until(lambda: pair.first_lease.state is LeaseState.AT_RISK or not pair.first_lease.held)
         waiter_thread.join(30)
-        assert pair.granted_at - cut < min(session, ttl) * 1.1 + 4, "within its session or its ttl, and a tick or two"
+        assert pair.granted_at - cut < min(session, ttl) * 1.1 + 4, "granted later than session or ttl allow"
         assert pair.first_lease.lost_reason == "unreachable"
         pair.close()
         proxy.restore()
@@ -34,7 +34,7 @@ def test_client_cut_off_stops_trusting_before_the_next_grant(
 
 
 def test_client_leaves_a_silent_server_even_under_constant_calls(url_of, server, session_of, wait_until) -> None:
-    """Two ways to one server. A driver that counts from what it sent last would never find out."""
+    """Two proxies lead to one server. A driver that counts silence from its last request would never detect it."""
     proxies, stop = [Proxy(server.port), Proxy(server.port)], threading.Event()
     with Client(url_of(*proxies, session=10), call_timeout=0.2) as client:
         lease = client.lock("a", ttl=60).acquire(wait=30)
@@ -66,7 +66,7 @@ def test_client_leaves_a_silent_server_even_under_constant_calls(url_of, server,
 
 
 def test_broken_connection_puts_a_lease_at_risk_until_reconnected(url_of, proxy, wait_until) -> None:
-    """SUSPENDED: not after a missed renewal, but as soon as the connection is seen to be gone."""
+    """kazoo's SUSPENDED: the lease is at risk as soon as the connection breaks, not after a failed renewal."""
     events: list[str] = []
     with Client(url_of(proxy), on_event=lambda event: events.append(event.kind)) as client:
         lease = client.lock("a", ttl=600).acquire()
@@ -87,7 +87,7 @@ def test_waiter_survives_a_broken_connection(url_of, server, proxy, client_pair,
         released = time.monotonic()
         assert pair.first_lease.release()
         waiter_thread.join(30)
-        assert pair.granted_at - released < 4, "it looked again as soon as it was connected"
+        assert pair.granted_at - released < 4, "the waiter did not re-check when it reconnected"
 
 
 # ------------------------------------------------------------------------------------------------------------ processes

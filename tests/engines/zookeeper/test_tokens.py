@@ -1,4 +1,4 @@
-"""Tokens of ZooKeeper rise: over rebases, and over a line that runs out of numbers."""
+"""Tokens rise across rebases, and when a queue runs out of sequence numbers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_base_that_would_lower_tokens_is_refused(data, url, root, kazoo, session
         assert not session_of(client).unconfirmed
 
 
-# ------------------------------------------------------------------------------------------------------- out of numbers
+# ------------------------------------------------------------------------------------------------ last sequence numbers
 
 
 def test_queue_out_of_sequence_numbers_drains_and_restarts(url, root, kazoo, monkeypatch) -> None:
@@ -127,7 +127,7 @@ def test_queue_out_of_sequence_numbers_drains_and_restarts(url, root, kazoo, mon
 
 
 def test_exhausted_queue_with_a_foreign_node_is_a_config_error(url, root, kazoo, monkeypatch) -> None:
-    """It cannot be made anew, and only an operator can tell why: waiting would never end."""
+    """The engine cannot recreate a queue that contains a foreign node. Only an operator can remove that node."""
     monkeypatch.setattr(attempt_module, "LAST_SEQUENCE", 2)
     with Client(url) as client:
         client.lock("a").call(lambda: None)
@@ -153,7 +153,7 @@ public class NearTheEnd { public static void main(String[] a) throws Exception {
 
 
 def start_server_near_last_sequence(count: int) -> Zookeeper:
-    """A real server that has numbered so many nodes of the line of "a" already."""
+    """Start a real server that has already created `count` nodes in the queue of "a"."""
     rig_or_skip(ZookeeperRig)
     folder = scratch()
     try:
@@ -180,7 +180,7 @@ def test_real_queue_at_its_last_sequence_numbers_drains_and_restarts(session_of)
                 with (one, two)[number % 2].lock("a", ttl=60, wait=10) as lease:
                     tokens.append(lease.token)
             last = one.lock("a", ttl=60).acquire(wait=10)
-            assert next(iter(session_of(one).own_nodes.values())).name.endswith("-2146483648"), "the last good number"
+            assert next(iter(session_of(one).own_nodes.values())).name.endswith("-2146483648"), "not the last number"
             with pytest.raises(NotAcquired):
                 two.lock("a", wait=0.5).acquire()
             leases = []
@@ -190,7 +190,7 @@ def test_real_queue_at_its_last_sequence_numbers_drains_and_restarts(session_of)
                 one.lock("a", wait=0).acquire()
             assert last.release()
             thread.join(30)
-            assert next(iter(session_of(two).own_nodes.values())).name.endswith("-0000000000"), "it begins anew"
+            assert next(iter(session_of(two).own_nodes.values())).name.endswith("-0000000000"), "queue not restarted"
             tokens += [last.token, leases[0].token]
             assert leases[0].release()
             with one.lock("a", wait=0) as lease:
