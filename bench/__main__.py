@@ -1,6 +1,6 @@
-"""Measure beside other packages: `python -m bench [--rounds N] [--json] [TABLE ...]`.
+"""Compare with other packages: `python -m bench [--rounds N] [--json] [TABLE ...]`.
 
-For example: `python -m bench redis loop`, or `python -m bench --rounds 5 --json memory`.
+For example: `python -m bench redis contention`, or `python -m bench --rounds 5 --json memory`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tables are made of, and what they share: cases of pairs, and the parts of which a report is put together."""
+"""What all tables share: cases that run acquire/release pairs, and the parts of a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold.cli.bench.measurement import BenchResult, format_results
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cases measured side by side: the first is the base."""
+    """Cases measured in alternation: the first is the base."""
 
     title: str
     results: Sequence[BenchResult]
@@ -28,7 +28,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What does not fit into such a table: counts, sizes, crowds."""
+    """Results that do not fit into a ratio table: counts, sizes, contention."""
 
     title: str
     lines: Sequence[str]
@@ -44,7 +44,7 @@ Part: TypeAlias = Table | Notes
 
 
 def part_from_json(data: dict[str, Any]) -> Part:
-    """The other way round."""
+    """The inverse of `as_json`."""
     if "lines" in data:
         return Notes(data["title"], data["lines"])
     return Table(data["title"], [BenchResult(**result) for result in data["results"]])
@@ -52,7 +52,7 @@ def part_from_json(data: dict[str, Any]) -> Part:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Client and server on one core: what both cost is counted, and nothing is won by waking another core."""
+    """Pin client and server to one core: the cost of both is counted, and waking another core gains nothing."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(before)})
     try:
@@ -64,8 +64,8 @@ def one_core() -> Iterator[None]:
 def usable_peers(
     makers: Mapping[str, Callable[[], Any]], while_held: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[str, Any]]:
-    """Other packages' locks, as they come: those that work here. The others are named, with the reason. `while_held` is
-    called while one is held, and may object."""
+    """Locks of other packages with their defaults. Those that fail here are reported with the reason. `while_held`
+    is called while a lock is held, and may raise."""
     for name, make in makers.items():
         try:
             lock = make()
@@ -79,7 +79,7 @@ def usable_peers(
 
 
 def repeat_with(lock: Any) -> Callable[[int], None]:
-    """A lock taken and given back so many times."""
+    """Return a function that acquires and releases `lock` a given number of times."""
 
     def pair(times: int) -> None:
         for _ in range(times):

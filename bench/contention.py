@@ -1,12 +1,14 @@
-"""A crowd that asks for one name again and again: grants a second, who gets how many, and who is overtaken.
+"""Many workers that contend for one name: grants per second, fairness, and how often a worker is overtaken.
 
-`python -m bench loop`: workers are threads of several processes. Each asks at once for the next turn, so every grant is
-a hand-off; two workers are a relay to one steady waiter. Beside ours stands what else there is for the engine (see
-`takers`), on Redis also a bare baton, the floor. Rounds are interleaved; a ratio is of one round.
+`python -m bench contention`: workers are threads of several processes. Each acquires again right after its release, so
+every grant is a hand-off; two workers pass the lock back and forth. Leasehold is compared with another lock for the
+same engine (`PEERS`), and on Redis also with a bare baton, the lower bound. Rounds are interleaved; each ratio is taken
+within one round.
 
-Where a grant on Redis goes, beside a baton's, in CPU time: the server three scripts and two messages, 4 to 5 times the
-baton's two commands, a third of that in the kernel and most of the rest in Lua; the clients three requests where the
-baton has two, two messages to the thread that listens, and one hand-over from there to the waiter: twice the baton's.
+CPU time of a grant on Redis, compared with the baton: the server runs three scripts and sends two messages, 4 to 5
+times the cost of the baton's two commands; a third of that is in the kernel and most of the rest in Lua. The clients
+send three requests where the baton sends two, get two messages on the listener thread, and wake the waiter from there:
+twice the baton's cost.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from bench.server_setups import SETUPS
 from harness.servers.redis import RedisServer
 
 WORKER_COUNTS: Final = (2, 10, 50, 200)
-OTHER_WORKER_COUNTS: Final = (2, 10, 50)  # of all engines but Redis
+OTHER_WORKER_COUNTS: Final = (2, 10, 50)  # for all engines except Redis
 REDIS_PEERS: Final = ("redis-py Lock", "python-redis-lock")
 PEERS: Final = {
     "memory": "threading.Lock",
@@ -41,48 +43,48 @@ PEERS: Final = {
     "zookeeper": "kazoo's Lock",
 }
 PROCESSES: Final = 4
-SECONDS: Final = 1.0  # of one case in one round, at least
-LONGER_SECONDS: Final = 3.0  # where a turn takes several milliseconds
-SECONDS_PER_WORKER: Final = 0.02  # seconds for each worker: who had two turns beside one who had three tells nothing
-OVERTAKE_MARGIN: Final = 0.005  # seconds: who asked so much later, and was served before, has overtaken
+SECONDS: Final = 1.0  # at least, for one case in one round
+LONGER_SECONDS: Final = 3.0  # if a hand-off takes several milliseconds
+SECONDS_PER_WORKER: Final = 0.02  # so that each worker gets enough grants for a fair comparison
+OVERTAKE_MARGIN: Final = 0.005  # seconds: a worker that asked this much later but was granted first has overtaken
 
-Grants = list[tuple[int, float, float]]  # worker, when it asked, when it was served: one clock for all processes
+Grants = list[tuple[int, float, float]]  # worker, time of the request, time of the grant: one clock for all processes
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one round of one case showed."""
+    """The results of one round of one case."""
 
-    grants: float  # a second
+    grants: float  # per second
     most_to_fewest: float
     overtaken: int
-    wait: float  # median seconds from asking to being served
-    requests: float = 0.0  # that the server counted, for each turn of the round, the first ones too
+    wait: float  # median seconds from request to grant
+    requests: float = 0.0  # counted by the server, per grant, including the warm-up
 
 
 def summarize(grants: Grants, begin: float, end: float, workers: int) -> RoundResult:
-    """The first turns find everybody standing there at once: no order among those."""
+    """Ignore the first tenth of the round: all workers start at once, so those requests have no order."""
     warm_up_end = begin + (end - begin) / 10
     served = sorted((grant for grant in grants if warm_up_end <= grant[2] < end), key=lambda grant: grant[2])
     counts = Counter(worker for worker, _, _ in served)
     fewest = min(counts[worker] for worker in range(workers))
-    overtaken, latest = 0, 0.0  # the latest to have asked among those served so far
+    overtaken, latest = 0, 0.0  # the latest request among the grants so far
     for _, asked, _ in served:
         overtaken += warm_up_end < asked and asked + OVERTAKE_MARGIN < latest
         latest = max(latest, asked)
     ratio = max(counts.values()) / fewest if fewest else float("inf")
-    waits = [got - asked for _, asked, got in served] or [float("inf")]  # nobody had a turn
+    waits = [got - asked for _, asked, got in served] or [float("inf")]  # no worker was granted
     return RoundResult(len(served) / (end - warm_up_end), ratio, overtaken, statistics.median(waits))
 
 
-Results = dict[str, list[RoundResult]]  # by kind: a crowd of each round
+Results = dict[str, list[RoundResult]]  # by kind: one result per round
 
 
-# ---------------------------------------------------------- in the processes
+# ---------------------------------------------------- in the child processes
 
 
 def run_process(pipe: Connection, url: str, workers: Sequence[int]) -> None:
-    """Does what it is told: which kind, from when, until when; None ends it."""
+    """Run rounds as commanded over the pipe: kind, start, end. None ends the process."""
     pipe.send("ready")
     while (command := pipe.recv()) is not None:
         kind, begin, end = command
@@ -104,14 +106,14 @@ def work(number: int, acquire: Acquire, begin: float, end: float, grants: Grants
         held.release()
 
 
-# ------------------------------------------------------------------ outside
+# ------------------------------------------------------------ in the parent
 
 
 @contextmanager
 def contenders(
     url: str, workers: int, seconds: float, processes: int, count: Callable[[], int]
 ) -> Iterator[Callable[[str], RoundResult]]:
-    """Plays a round of one kind. `count`: the requests that the server had so far."""
+    """Yield a function that runs a round of one kind. `count` returns the number of requests the server has handled."""
     context = get_context("spawn")
     with ExitStack() as stack:
         pipes = []
@@ -127,7 +129,7 @@ def contenders(
             pipe.recv()
 
         def round_(kind: str) -> RoundResult:
-            before, begin = count(), time.monotonic() + 0.5  # all are connected by then
+            before, begin = count(), time.monotonic() + 0.5  # all workers have connected by then
             for pipe in pipes:
                 pipe.send((kind, begin, begin + seconds))
             grants = [grant for pipe in pipes for grant in pipe.recv()]
@@ -151,13 +153,13 @@ def compare(
         for number in range(rounds + 1):
             for kind in kinds if number % 2 else reversed(kinds):
                 result = play(kind)
-                if number:  # the first is to warm up
+                if number:  # the first round is a warm-up
                     found[kind].append(result)
     return found
 
 
 def installed(kinds: Sequence[str]) -> list[str]:
-    """Those whose package is installed; the others are named."""
+    """The kinds whose package is installed; the others are reported."""
     missing = [kind for kind in kinds if find_spec(REQUIRED_PACKAGES[kind]) is None]
     for kind in missing:
         print(f"left out: {kind} ({REQUIRED_PACKAGES[kind]} is not installed)", file=sys.stderr)
@@ -169,7 +171,7 @@ def median(found: Sequence[RoundResult], of: Callable[[RoundResult], float]) -> 
 
 
 def throughput_ratio(mine: Sequence[RoundResult], other: Sequence[RoundResult]) -> float:
-    """Grants a second, as a ratio of each round; of nothing, none."""
+    """The median over the rounds of the ratio of grants per second; infinite if the other had none."""
     return statistics.median(
         a.grants / b.grants if b.grants else float("inf") for a, b in zip(mine, other, strict=True)
     )

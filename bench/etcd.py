@@ -1,8 +1,7 @@
-"""The etcd engine beside two bare Puts of grpcio and beside other clients; then hand-offs.
+"""The etcd engine compared with two bare Puts of grpcio and with other clients; then hand-offs.
 
-`python -m bench etcd`. Starts a member of its own. Packages
-that are not installed, or cannot lock here, are left out and named: etcd3gw, aetcd, etcd-client-py. Without grpcio our
-own wire is the base.
+`python -m bench etcd` starts its own member. Packages that are not installed or cannot lock here are left out and
+reported: etcd3gw, aetcd, etcd-client-py. Without grpcio the base is our own client.
 """
 
 from __future__ import annotations
@@ -106,7 +105,8 @@ def two_puts() -> Callable[[int], None]:
 
 
 def peers() -> Iterator[BenchCase]:
-    """What else can lock here; each leaves leases behind, which end by themselves. What cannot is named, with why."""
+    """Other clients that can lock here. Each leaves leases behind, which expire. Those that fail are reported with
+    the reason."""
     for name, make, times in (
         ("etcd3gw", etcd3gw_pairs, 20),
         ("aetcd", aetcd_pairs, 20),
@@ -149,7 +149,7 @@ def aetcd_pairs() -> Callable[[int], None]:
 
 
 def etcd_client_pairs() -> Callable[[int], None]:
-    """Its lock is a connection of its own each time."""
+    """Its lock opens a new connection each time."""
     import etcd_client
 
     async def pairs(times: int) -> None:
@@ -176,7 +176,7 @@ def etcdctl_pairs() -> Callable[[int], None]:
 
 
 def hand_offs(workers: int, grants: int) -> list[float]:
-    """Seconds from each release to the next grant, sorted. A relay in which everybody asks again at once."""
+    """Sorted seconds from each release to the next grant. Every worker acquires again right after its release."""
     where = url()
     clients = [Client(where) for _ in range(min(4, workers))]
     durations: list[float] = []
@@ -203,7 +203,7 @@ def hand_offs(workers: int, grants: int) -> list[float]:
 
 
 def two_puts_times(times: int) -> list[float]:
-    """What no hand-off can be faster than: a write that ends one grant and a write that begins the next."""
+    """The lower bound of a hand-off: one write ends a grant and one write begins the next."""
     put, durations = two_puts(), []
     for _ in range(times):
         began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""How the cost of a lock grows: with the number of locks held, and with the number of those who wait for one.
+"""How the cost of a lock grows with the number of held locks and with the number of waiters.
 
-`python -m bench.growth [ENGINE ...]` keeps what it measured in `docs/evidence/growth.json`, from which the tables of
-docs/growth.md are made, and draws two plots beside it. Everything is asked of the seam itself, so that a thousand
+`python -m bench.growth [ENGINE ...]` stores its results in `docs/evidence/growth.json`, from which the tables of
+docs/growth.md are generated, and draws two plots next to it. It calls the engine interface directly, so that a thousand
 waiters need no thousand threads.
 """
 
@@ -26,16 +26,16 @@ from leasehold.runtime.base import run_sync
 HELD: Final = (10, 100, 1_000, 10_000, 100_000)
 WAITING: Final = (1, 10, 100, 1_000)
 PAIRS: Final = 200
-FILL_LIMIT: Final = 20.0  # seconds that filling up may take: an engine that needs longer is not asked for more
+FILL_LIMIT: Final = 20.0  # seconds to set up: an engine that needs longer is not measured with more
 TTL: Final = 3600.0
 
 EVIDENCE: Final = Path(__file__).parents[1] / "docs" / "evidence"
 
-Series = list[tuple[float, float]]  # how many, microseconds
+Series = list[tuple[float, float]]  # number of locks or waiters, microseconds
 
 
 class EngineDriver:
-    """One client's engine, asked verb by verb."""
+    """Calls the verbs of one client's engine."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -57,7 +57,7 @@ class EngineDriver:
 
 
 def measure_held(url: str) -> Iterator[tuple[float, float]]:
-    """A pair of acquire and release of another name, while so many are held."""
+    """A pair of acquire and release of another name, while a given number of locks is held."""
     with Client(url, ttl=TTL) as client:
         driver = EngineDriver(client)
         taken = 0
@@ -72,7 +72,7 @@ def measure_held(url: str) -> Iterator[tuple[float, float]]:
 
 
 def measure_waiting(url: str) -> Iterator[tuple[float, float]]:
-    """A hand-off, its release, its claim and the way back into line, while so many wait."""
+    """A hand-off while a given number of claims wait: release, grant to the next, and queueing again."""
     for count in WAITING:
         with Client(url, ttl=TTL, namespace=f"line-{count}") as client:
             driver = EngineDriver(client)
@@ -96,7 +96,7 @@ def _pair(driver: EngineDriver) -> None:
 def _hand_off(driver: EngineDriver, queue: list[Claim]) -> None:
     holder = queue.pop(0)
     driver.release(holder)
-    while not driver.attempt(queue[0]):  # it is its turn; a watch may need a moment to say so
+    while not driver.attempt(queue[0]):  # it is next; a watch may need a moment to report that
         time.sleep(0)
     requeued = driver.claim("hot", queue=True)
     assert not driver.attempt(requeued)
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def load_results() -> dict[str, dict[str, Series]]:
-    """By engine and what grows."""
+    """By engine and by what grows."""
     path = EVIDENCE / "growth.json"
     found: dict[str, dict[str, Series]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found

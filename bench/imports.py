@@ -1,6 +1,6 @@
-"""What `import` costs: a fresh interpreter that imports the package, against one that imports nothing.
+"""The cost of `import`: a new interpreter that imports the package, compared with one that imports nothing.
 
-`python -m bench imports`. Drivers come with the first client of their engine, not with the package.
+`python -m bench imports`. A driver is imported with the first client of its engine, not with the package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Ways to take one name from many workers, for `bench.contention`: ours, and what else there is for each engine.
+"""Ways to acquire one name from many workers, for `bench.contention`: ours, and other locks for each engine.
 
-Each is a context manager of one process: it is given a place and yields a function that takes the name, and gives what
-`release` gives back. Processes are spawned, so they are found by name.
+Each is a context manager, used once per process. It is given a URL and yields a function that acquires the name and
+returns an object with `release`. Processes are spawned, so they find the adapters by name.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Acquire = Callable[[], Held]
 
 
 class Releasable:
-    """What has been taken, by the function that gives it back."""
+    """An acquired lock, with the function that releases it."""
 
     def __init__(self, release: Callable[[], object]) -> None:
         self.release = release
 
 
 def acquire_and_return(lock: Any) -> Any:
-    """For those whose lock is released itself."""
+    """For packages whose lock object is itself released."""
     lock.acquire()
     return lock
 
@@ -52,7 +52,7 @@ BATON: Final = "bench:baton"
 
 @contextmanager
 def baton(url: str) -> Iterator[Acquire]:
-    """The floor: BLPOP to wait, LPUSH to hand on, and neither lease, token nor holder."""
+    """The lower bound: BLPOP to wait, LPUSH to hand over; no lease, token or holder."""
     import redis
 
     redis_client = redis.Redis.from_url(url)
@@ -90,7 +90,7 @@ def python_redis_lock(url: str) -> Iterator[Acquire]:
 
 @contextmanager
 def etcd_packaged(url: str) -> Iterator[Acquire]:
-    """etcd's own lock service, each worker with a lease of its own, which nobody renews here."""
+    """etcd's own lock service. Each worker has its own lease, which is not renewed here."""
     import grpc
 
     def field(number: int, value: bytes | int) -> bytes:
@@ -124,7 +124,7 @@ def varint(value: int) -> bytes:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Of a protocol buffer message: numbers and bytes."""
+    """The fields of a protocol buffer message: numbers and bytes."""
     at = 0
 
     def number() -> int:
@@ -167,7 +167,7 @@ def kazoo(url: str) -> Iterator[Acquire]:
 
 @contextmanager
 def advisory(url: str) -> Iterator[Acquire]:
-    """A connection for each worker."""
+    """One connection per worker."""
     import psycopg
 
     thread_local, opened = threading.local(), list[Any]()
@@ -186,7 +186,7 @@ def advisory(url: str) -> Iterator[Acquire]:
 
 @contextmanager
 def get_lock(url: str) -> Iterator[Acquire]:
-    """A connection for each worker."""
+    """One connection per worker."""
     import pymysql
 
     parts, thread_local, opened = urlsplit(url), threading.local(), list[Any]()
@@ -206,7 +206,7 @@ def get_lock(url: str) -> Iterator[Acquire]:
 
 @contextmanager
 def file_lock(url: str) -> Iterator[Acquire]:
-    """It polls; one object for each worker, as its threads would share the holder otherwise."""
+    """It polls. One object per worker, because threads that share an object would share the lock."""
     from filelock import FileLock
 
     path = f"{urlsplit(url).path}.filelock"

@@ -1,4 +1,4 @@
-"""The memory engine beside `threading.Lock`: what the library itself costs, with no engine to wait for."""
+"""The memory engine compared with `threading.Lock`: the cost of the library itself, without a server."""
 
 from __future__ import annotations
 

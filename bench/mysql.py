@@ -1,6 +1,6 @@
-"""The MySQL engine beside a bare upsert and delete of equal durability, and beside GET_LOCK; then hand-offs.
+"""The MySQL engine compared with a bare upsert and delete of equal durability, and with GET_LOCK; then hand-offs.
 
-`python -m bench mysql`. Starts a MariaDB of its own.
+`python -m bench mysql` starts its own MariaDB.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def get_lock(server: MariaDB) -> Callable[[int], None]:
 
 
 def statements(server: MariaDB) -> dict[str, int]:
-    """What clients sent, by verb, from the server's own log."""
+    """The number of calls that clients sent, by verb, from the server's log."""
     query = "select count(*) from mysql.general_log where command_type = 'Query' and argument like %s"
     verbs = ("attempt", "release", "heartbeat", "renew", "listen")
     return {verb: server.ask(query, f"call `leasehold`.lh_{verb}_v1(%")[0][0] for verb in verbs}

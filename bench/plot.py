@@ -1,4 +1,4 @@
-"""Lines (both axes by powers of ten) and bars in an SVG: as much as the pages of figures need, with no package."""
+"""Line plots (both axes logarithmic) and bar charts as SVG, without a plotting package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f0
 
 
 class Axis(NamedTuple):
-    """Powers of ten from `low` to `high`, over pixels from `start` to `end`."""
+    """A logarithmic axis from `low` to `high`, over pixels from `start` to `end`."""
 
     low: int
     high: int
@@ -61,11 +61,11 @@ def svg(title: str, across: str, up: str, lines: Mapping[str, Sequence[tuple[flo
 
 
 BAR: Final = 24  # pixels of one bar and the gap below it
-NAMES: Final = 300  # of the names beside them
+NAMES: Final = 300  # pixels for the names to the left
 
 
 def bars(title: str, rows: Sequence[tuple[str, float]]) -> str:
-    """One bar for each name; ours stand out. A rule marks 1, the base."""
+    """One bar per name; ours are coloured. A vertical line shows 1, the base."""
     high = TOP + BAR * len(rows) + 10
     longest = max(value for _, value in rows)
     scale = (WIDTH - NAMES - 70) / longest

@@ -1,6 +1,7 @@
-"""The PostgreSQL engine beside a bare upsert and delete of equal durability, and beside advisory locks; then hand-offs.
+"""The PostgreSQL engine compared with a bare upsert and delete of equal durability, and with advisory locks; then
+hand-offs.
 
-`python -m bench postgresql`. Starts a server of its own. Packages that do not work here are named: pals, tooz.
+`python -m bench postgresql` starts its own server. Packages that do not work here are reported: pals, tooz.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def peers(server: PostgreSQL) -> Iterator[tuple[str, Any]]:
 
 
 def statements(server: PostgreSQL) -> dict[str, int]:
-    """The server's own count of our statements, by verb."""
+    """The server's count of our statements, by verb."""
     query = "select substring(query from 'lh_([a-z]+)_v1'), sum(calls)::integer from pg_stat_statements"
     rows = server.ask(query + " where query like 'select %%\"leasehold\".lh\\_%%' group by 1")
     return dict(rows)

@@ -1,14 +1,15 @@
-"""The Redis engine beside two bare EVALSHA calls of redis-py and beside other lock packages, on one server.
+"""The Redis engine compared with two bare EVALSHA calls of redis-py and with other lock packages, on one server.
 
 `python -m bench redis`: blocking pairs, asyncio pairs, ten thousand keys, commands, bytes. Packages that are not
-installed, or do not work here, are left out and named with the reason: python-redis-lock, pottery, redlock-py,
+installed or do not work here are left out and reported with the reason: python-redis-lock, pottery, redlock-py,
 sherlock, tooz.
 
-Where a blocking pair goes, client and server on one core, in CPU time as shares of the base: a bare socket and a script
-that does nothing 0.41; what the scripts do 0.12; a stream with deadlines and a parser 0.09; the engine's verbs 0.10; a
-claim with its secret 0.06; lease, watchdog and the rest of the recipes 0.14. Python takes twice as long here as where
-nothing else runs, and slows the server by a quarter: the two take turns in one cache. Written as two functions, with no
-layers at all and a socket that is not polled, the same steps come to 0.77: so 0.85 would take half of the layers.
+CPU time of a blocking pair, client and server on one core, as shares of the base: a bare socket and a script that does
+nothing 0.41; the work of the scripts 0.12; a stream with deadlines and a parser 0.09; the engine's verbs 0.10; a claim
+with its secret 0.06; lease, watchdog and the rest of the client 0.14. Python takes twice as long here as on an
+otherwise idle core, and slows the server by a quarter, because both share one cache. Written as two functions, without
+layers and with a socket that is not polled, the same steps cost 0.77. So reaching 0.85 would mean removing half of the
+layers.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ TITLE_API = "redis: the blocking face against the same requests on the same conn
 TITLE_COUNTS = "redis: many keys, and what the server counts"
 TITLE_ASYNC = "redis: the same under asyncio, against two EVALSHA of redis.asyncio (aim: at most 0.75)"
 
-BARE = "return 1"  # two trips and nothing done: the base
-# The least that a lock must do: set if absent, delete if mine. No token, no line.
+BARE = "return 1"  # two round trips that do nothing: the base
+# The least that a lock must do: set if absent, delete if mine. No token, no queue.
 TAKE = "if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end return 0"
 GIVE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
@@ -82,7 +83,7 @@ def run_api(rounds: int) -> list[BenchResult]:
 
 
 def api_cases(client: Client) -> Iterator[BenchCase]:
-    """What claims, leases and the watchdog cost on top of the scripts."""
+    """The cost of claims, leases and the watchdog on top of the scripts."""
     lock = client.lock("bench")
     repeat_with(lock)(10)
     claim, engine = lock._new_claim(), client._core._engine
@@ -111,7 +112,7 @@ def acquire_release(lock: Any) -> Callable[[int], None]:
 
 
 class MakeEachTime:
-    """A context manager made anew each time."""
+    """Makes a new context manager each time."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -125,7 +126,7 @@ class MakeEachTime:
 
 
 def peers(port: int, plain: Any) -> Iterator[tuple[str, Any]]:
-    """Other packages' locks, as they come. None gives a token."""
+    """Locks of other packages with their defaults. None has a token."""
     yield "redis-py Lock", plain.lock("bench:redis-py", timeout=30)
     url = f"redis://127.0.0.1:{port}"
 
@@ -223,7 +224,7 @@ async def async_cases(plain: Any, client: AsyncClient) -> list[tuple[str, Callab
 
 
 def many_keys(rounds: int, keys: int = 10_000, at_once: int = 100) -> str:
-    """Ten thousand names, each taken and given back once, a hundred tasks at a time."""
+    """Acquire and release ten thousand names once each, a hundred tasks at a time."""
     server = RedisServer().start()
 
     async def run_workers(pair: Callable[[str], Awaitable[None]]) -> float:
@@ -266,7 +267,7 @@ def many_keys(rounds: int, keys: int = 10_000, at_once: int = 100) -> str:
 
 
 def commands(pairs: int = 500) -> list[str]:
-    """By the server's own count, its scripts' inner commands left out."""
+    """Commands by the server's count, without the inner commands of scripts."""
     server = RedisServer().start()
     lines = []
     try:
@@ -298,13 +299,13 @@ def hand_offs(server: RedisServer, waiters: int) -> str:
             thread.join()
         took, after = time.perf_counter() - began, server.calls()
     made = {name: after.get(name, 0) - before.get(name, 0) for name in ("evalsha", "publish")}
-    made["evalsha"] -= 1  # the last release hands over to nobody
+    made["evalsha"] -= 1  # the last release has no waiter to hand over to
     each = f"{made['evalsha'] / waiters:.2f} commands and {made['publish'] / waiters:.2f} messages"
     return f"hand-off among {waiters:>3} waiters: {each}, {took / waiters * 1e6:.0f} us (aim: at most 2.1 and messages)"
 
 
 def sizes(locks: int = 10_000) -> str:
-    """What a held lock adds to the server's memory; what an idle name leaves."""
+    """What a held lock adds to the server's memory, and what an idle name leaves there."""
 
     def used(server: RedisServer) -> int:
         return int(server.info("memory")["used_memory"])
@@ -318,7 +319,7 @@ def sizes(locks: int = 10_000) -> str:
         theirs = (used(server) - before) / locks
         server.ask("FLUSHALL")
         with Client(f"redis://127.0.0.1:{server.port}", ttl=300) as client:
-            for bucket in range(20_000):  # the counters, once and for all
+            for bucket in range(20_000):  # create the counters, which are never deleted
                 client.lock(f"warm/{bucket}").acquire().release()
             before = used(server)
             leases = [client.lock(f"orders/{number:06}").acquire() for number in range(locks)]

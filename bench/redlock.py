@@ -1,12 +1,12 @@
-"""The Redlock engine on five servers, beside a bare scatter of the same two commands, and beside other packages.
+"""The Redlock engine on five servers compared with a bare scatter of the same two commands, and with other packages.
 
 `python -m bench redlock`: blocking pairs, asyncio pairs, commands by node.
-The base sends two EVALSHA that do nothing to each of five servers at once over raw sockets, and reads all replies: no
-majority, no token, no deadline. Packages that are not installed are left out: redlock-py, pottery.
+The base sends two EVALSHA that do nothing to five servers at once over raw sockets, and reads all replies: no majority,
+no token, no deadline. Packages that are not installed are left out: redlock-py, pottery.
 
-Where a pair goes beyond the base, in CPU time on two cores: half of it is the scripts of five servers, each of which
-runs rarely and finds its caches cold (24 us a call beyond one that does nothing, 5 where nothing else runs); a fifth
-is ten questions and answers on sockets that never block; the rest is engine and recipes.
+CPU time of a pair beyond the base, on two cores: half of it is in the scripts of five servers, each of which runs
+rarely and finds its caches cold (24 us a call beyond a script that does nothing; 5 us on an idle machine). A fifth is
+ten requests and replies on non-blocking sockets. The rest is the engine and the client.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TITLE_ASYNC = "redlock: the same under asyncio"
 
 
 class Scatter:
-    """The least there is: all sends, then all reads."""
+    """The lower bound: all sends, then all reads."""
 
     def __init__(self, ports: list[int]) -> None:
         self._connections = [(socket.create_connection(("127.0.0.1", port)), hiredis.Reader()) for port in ports]
@@ -130,7 +130,7 @@ def run_async(rounds: int) -> list[BenchResult]:
 
 
 def commands(pairs: int = 500) -> str:
-    """By the count of each server, its scripts' inner commands left out."""
+    """Commands by each server's count, without the inner commands of scripts."""
     nodes = RedlockNodes()
     try:
         with Client(nodes.url) as client:

@@ -1,7 +1,7 @@
 """What ten thousand held leases cost their client: the CPU time of renewing them, as a share of one core.
 
-`python -m bench renewals`. The watchdog renews in batches, and each lease about three times in its ttl. Measured over a
-whole ttl, after each was renewed for the first time, on engines that are quick to fill.
+`python -m bench renewals`. The watchdog renews in batches, each lease about three times per ttl. Measured over a whole
+ttl, after each lease was renewed once, on engines that are quick to fill.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENGINES: Final = ("memory", "redis")
 
 
 def parts(_rounds: int) -> Iterator[Part]:
-    """A ttl long, however many rounds: nothing here is compared."""
+    """Takes one ttl per engine, whatever the number of rounds: there is nothing to compare."""
     lines = []
     for engine in ENGINES:
         with SETUPS[engine]() as url:

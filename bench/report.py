@@ -1,8 +1,8 @@
 """Run every table, one after the other, and write `bench/RESULTS.md`: `python -m bench.report [TABLE ...]`.
 
-Each table runs in a process of its own, as it would by hand. The page says on which machine and with which versions.
-What was measured is kept in `results.json` beside it, from which the page and its plots are made: tables that are not
-named stay as they are there.
+Each table runs in its own process, as it would by hand. The page names the machine and the versions. The results are
+stored in `results.json` next to it, from which the page and its plots are generated. Tables that are not named keep
+their stored results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.plot import bars
 RESULTS_PAGE: Final = Path(__file__).with_name("RESULTS.md")
 RESULTS_FILE: Final = RESULTS_PAGE.with_name("results.json")
 PLOTS: Final = RESULTS_PAGE.with_name("plots")
-TABLE_TIMEOUT: Final = 900.0  # seconds of one table
+TABLE_TIMEOUT: Final = 900.0  # seconds per table
 
 PACKAGES: Final = (
     *("redis", "hiredis", "kazoo", "psycopg", "pymysql", "filelock", "python-redis-lock", "pottery", "redlock-py"),
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def page(results: dict[str, Any]) -> str:
-    """Also draws a plot of each table."""
+    """Write the page as text, and draw a plot of each table."""
     PLOTS.mkdir(exist_ok=True)
     sections = ["# Results\n\nBy `make bench ARGS=report`.\n", READING, machine()]
     for name in (name for name in TABLES if name in results):
@@ -108,7 +108,7 @@ def packages() -> list[str]:
 
 
 def run_table(name: str) -> dict[str, Any]:
-    """What it printed; and what was left out, with the reason."""
+    """Return the parts that the table printed, and what was left out with the reason."""
     command = [sys.executable, "-m", "bench", "--json", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TABLE_TIMEOUT, check=False)

@@ -1,4 +1,4 @@
-"""A fresh engine of each kind on this machine, for the tables that go through all of them."""
+"""A new engine of each kind on this machine, for the tables that measure all of them."""
 
 from __future__ import annotations
 

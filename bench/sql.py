@@ -1,4 +1,4 @@
-"""What the benchmarks of the engines on SQL servers share."""
+"""What the benchmarks of the SQL engines share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PAIRS: Final = 200
 
 
 def server_counts(name: str, url: str, statements: Callable[[], dict[str, int]], other: str) -> Notes:
-    """By the server's own count: a pair, and hand-offs of several lines. `other`: what a blocked session reaches."""
+    """Statements by the server's count: of a pair, and of hand-offs in several queues. `other`: a line for a blocked
+    session."""
     with Client(url) as client:
         client.inspect()
         before = statements()
@@ -28,11 +29,11 @@ def server_counts(name: str, url: str, statements: Callable[[], dict[str, int]],
 
 
 def hand_offs(url: str, statements: Callable[[], dict[str, int]], waiters: int) -> str:
-    """So many in line, each in turn: milliseconds and statements per hand-off."""
+    """Queue a number of waiters and release: milliseconds and statements per hand-off."""
     with Client(url, call_timeout=60) as client, Client(url) as other:
         lock = client.lock("line", wait=600, ttl=60)
         lease = other.lock("line", ttl=60).acquire()
-        with suppress(NotAcquired):  # from here on it is listened to
+        with suppress(NotAcquired):  # makes the client start its listener
             client.lock("line", wait=1).acquire()
 
         def work() -> None:
@@ -58,7 +59,7 @@ def hand_offs(url: str, statements: Callable[[], dict[str, int]], waiters: int) 
 
 
 def blocked_hand_off(first: Any, second: Any, take: str, give: str, times: int) -> float:
-    """Released in one session until held in another that was blocked: seconds. Both execute statements."""
+    """Seconds from the release in one session to the grant in another that was blocked. Both execute statements."""
     durations = []
     for _ in range(times):
         first.execute(take)

@@ -1,4 +1,4 @@
-"""The SQLite engine beside two bare transactions of equal durability and beside file locks; then hand-offs.
+"""The SQLite engine compared with two bare transactions of equal durability and with file locks; then hand-offs.
 
 `python -m bench sqlite`. Packages that are not installed are left out: filelock, sherlock.
 """
@@ -91,7 +91,7 @@ def lock_of(kind: str, folder: str) -> Any:
     if kind == "filelock":
         from filelock import FileLock
 
-        return FileLock(f"{folder}/hand-off", poll_interval=0.05)  # its default
+        return FileLock(f"{folder}/hand-off", poll_interval=0.05)  # filelock's default
     return Client(f"sqlite://{folder}/{kind}.db{'?durable=no' if kind == 'quick' else ''}").lock("bench")
 
 
@@ -103,7 +103,7 @@ def waiter_process(kind: str, folder: str, pipe: Any) -> None:
 
 
 def hand_offs(kind: str, folder: str) -> Callable[[int], float]:
-    """A function that hands over so many times, and says how long each took."""
+    """Return a function that hands over a given number of times and returns how long each took."""
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     context.Process(target=waiter_process, args=(kind, folder, there), daemon=True).start()
@@ -114,7 +114,7 @@ def hand_offs(kind: str, folder: str) -> Callable[[int], float]:
         for _ in range(times):
             with lock:
                 here.send(True)
-                time.sleep(0.02)  # the other stands in line by now
+                time.sleep(0.02)  # the other process is queued by now
                 began = time.clock_gettime(time.CLOCK_BOOTTIME)
             durations.append(here.recv() - began)
         return sorted(durations)[len(durations) // 2]

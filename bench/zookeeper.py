@@ -1,4 +1,4 @@
-"""The ZooKeeper engine beside bare requests and kazoo's own Lock, on one server of this machine; then hand-offs.
+"""The ZooKeeper engine compared with bare requests and kazoo's own Lock, on one local server; then hand-offs.
 
 `python -m bench zookeeper`.
 """
@@ -62,7 +62,7 @@ def pairs(port: int, kazoo: KazooClient, client: Client) -> Iterator[BenchCase]:
 
 
 def hand_offs(locks: list[Any], size: int) -> list[float]:
-    """How long each hand-off took among so many threads that all stood in line before the first."""
+    """How long each hand-off took among `size` threads that were all queued before the first."""
     durations: list[float] = []
     released = [0.0]
     first = locks[0]()
@@ -81,7 +81,7 @@ def hand_offs(locks: list[Any], size: int) -> list[float]:
     for thread in threads:
         thread.start()
     all_queued.wait()
-    time.sleep(0.3 + size * 0.01)  # all stand in line by now
+    time.sleep(0.3 + size * 0.01)  # all threads are queued by now
     released[0] = time.perf_counter()
     first.release()
     for thread in threads:
@@ -90,7 +90,7 @@ def hand_offs(locks: list[Any], size: int) -> list[float]:
 
 
 class KazooStyleLock:
-    """Ours with the shape of kazoo's: the lease kept in between."""
+    """Our lock with the interface of kazoo's: it keeps the lease between the calls."""
 
     def __init__(self, client: Client) -> None:
         self._lock, self._lease = client.lock("hand-off", ttl=60), None

@@ -1,1 +1,1 @@
-"""Every approach to locking against the same pause, crash and fail-over, run for real: `make comparison`."""
+"""Every approach to locking under the same pause, crash and fail-over, with real servers: `make comparison`."""

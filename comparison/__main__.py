@@ -1,4 +1,4 @@
-"""Run the comparison: `python -m comparison [--rounds N] [--json] [ROW ...]`. docs/evidence keeps what was measured."""
+"""Run the comparison: `python -m comparison [--rounds N] [--json] [ROW ...]`. docs/evidence keeps the results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a process does under each approach: wait for its turn, read, and later write one more.
+"""What a process does under each approach: acquire, read, and later write one more.
 
-All of them keep the same account, in a database of its own, but for the row lock, which needs the account beside it.
-`APPROACHES` says which is which: an approach more is a class here, or an engine's URL, and a line in `table.py`.
+All of them use the same account in a separate database, except the row lock, which needs the account in its own.
+`APPROACHES` lists them: a new approach is a class here, or an engine's URL, and a row in `table.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.fences import SQLFence
 
 TTL: Final = 2.0
 _POLL: Final = 0.02
-_REPLY_TIMEOUT: Final = 0.2  # seconds for one of several servers
+_REPLY_TIMEOUT: Final = 0.2  # seconds to wait for one of several servers
 _SELECT: Final = "select v from account"
 _WRITE: Final = "update account set v = ?"
 _DELETE: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
@@ -33,14 +33,14 @@ class Approach:
         self.urls, self.db = urls, sqlite3.connect(account_db, timeout=60, isolation_level=None)
 
     def acquire_and_read(self) -> int:
-        """Wait for its turn; the account as it is."""
+        """Acquire the lock and return the account's value."""
         self.acquire()
         return int(self.db.execute(_SELECT).fetchone()[0])
 
     def acquire(self) -> None: ...
 
     def write(self, value: int) -> bool:
-        """Whether it was accepted."""
+        """Return whether the write was accepted."""
         self.db.execute(_WRITE, (value,))
         return True
 
@@ -48,7 +48,7 @@ class Approach:
 
 
 class SetNX(Approach):
-    """`SET name value NX PX`, given back by whoever's value it is: the recipe of Redis for one server."""
+    """`SET name value NX PX`, released only if the value is still ours: Redis's documented lock for one server."""
 
     def acquire(self) -> None:
         self.value = secrets.token_hex(16)
@@ -87,7 +87,7 @@ class RowLock(Approach):
 
 
 class Unfenced(Approach):
-    """A lease of ours, and a resource that does not look at its token."""
+    """A lease of ours, and a resource that does not check its token."""
 
     lease: Lease
 
@@ -98,7 +98,7 @@ class Unfenced(Approach):
             try:
                 self.lease = self.client.lock("account").acquire(wait=60)
                 return
-            except LeaseholdError:  # a fail-over is under way
+            except LeaseholdError:  # a fail-over is in progress
                 if time.monotonic() > end:
                     raise
                 time.sleep(_POLL)

@@ -1,4 +1,4 @@
-"""The same three faults for every approach, each at the worst moment: between what a holder read and what it writes."""
+"""The same three faults for every approach, each at the worst moment: between a holder's read and its write."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from typing import Any, Final, NamedTuple
 from comparison.approaches import TTL
 from comparison.server_setups import SETUPS, balance
 
-_DEADLINE: Final = 90.0  # seconds for what must happen, however busy the machine
-_PAUSED: Final = 6 * TTL  # how long a holder is stopped for the next one's sake; where a lock has no ttl, all of it
-_SURVIVED: Final = 3 * TTL  # a lock that nobody else was granted for so long has survived its fail-over
+_DEADLINE: Final = 90.0  # seconds for what must happen, even on a busy machine
+_PAUSED: Final = 6 * TTL  # longest pause of a holder; used in full if the lock has no ttl
+_SURVIVED: Final = 3 * TTL  # a lock not granted to another process for this long has survived the fail-over
 
 
 class Count(NamedTuple):
-    """Of one fault, over all rounds. `waited`: the longest that the second process stood in line, in seconds."""
+    """The results of one fault over all rounds. `waited`: the longest time that the second process waited, in
+    seconds."""
 
     rounds: int
     written: int  # accepted writes, each of which added one
-    lost: int  # so many are missing
+    lost: int  # accepted writes that are missing from the account
     refused: int  # by the fence
-    failed: int  # told to whoever wrote: the connection or the server was gone
+    failed: int  # reported to the writer as an error: the connection or the server was gone
     waited: float
 
 
 class Worker:
-    """A process under an approach."""
+    """A process that follows an approach."""
 
     def __init__(self, approach: str, urls: list[str], account_db: str) -> None:
         command = [sys.executable, "-m", "comparison.worker", approach, json.dumps(urls), account_db, str(os.getpid())]
@@ -43,13 +44,13 @@ class Worker:
         )
 
     def receive(self, message: str, seconds: float = _DEADLINE) -> dict[str, Any] | None:
-        """What it says; None: nothing yet."""
+        """Return the process's next message, or None if there is none yet."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
-            assert seconds < _DEADLINE, f"it never said {message}"
+            assert seconds < _DEADLINE, f"the worker never sent {message}"
             return None
         line = self._process.stdout.readline()
-        assert line, f"it ended with {self._process.wait()} before it said {message}"
+        assert line, f"the worker ended with {self._process.wait()} before it sent {message}"
         reply: dict[str, Any] = json.loads(line)
         assert reply["word"] == message, reply
         return reply
@@ -72,7 +73,7 @@ class Worker:
 
 
 def run_round(approach: str, setup_name: str, fault: str) -> tuple[list[dict[str, Any]], int, float]:
-    """One round: what became of each write, what the account says, how long the second waited."""
+    """Run one round. Return the result of each write, the account's value, and how long the second process waited."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-comparison-"))
         setup = stack.enter_context(SETUPS[setup_name](f"{folder}/ledger"))
@@ -97,7 +98,7 @@ def run_round(approach: str, setup_name: str, fault: str) -> tuple[list[dict[str
         if fault != "crash":
             first.send(signal.SIGCONT)
             done.append(first.write())
-        if not holds:  # it was kept out until now, as it should be
+        if not holds:  # the lock kept the second process out until now, as it should
             holds = second.receive("holds")
             done.append(second.write())
         return done, balance(setup), holds["waited"] if holds else 0.0

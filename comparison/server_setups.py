@@ -1,4 +1,4 @@
-"""The servers under an approach, fresh for every round, and how each of them fails over."""
+"""The servers of an approach, new for every round, and how each of them fails over."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from leasehold.fences import sql_schema
 
 
 class ServerSetup(NamedTuple):
-    """`where`: URLs of the servers. `prepare()`: before the first holder comes, if there is to be a fail-over.
-    `fail_over()`: gives where others go from then on."""
+    """`urls`: the servers. `prepare()` runs before the first holder acquires, if there is to be a fail-over.
+    `fail_over()` returns the URLs to use from then on."""
 
     urls: list[str]
     account_db: str
     prepare: Callable[[], None] = lambda: None
     fail_over: Callable[[], list[str]] | None = None
-    balance: Callable[[], int] | None = None  # of an account that is not in the ledger
+    balance: Callable[[], int] | None = None  # of an account that is not in `account_db`
 
 
 def create_account_db(account_db: str) -> str:
@@ -59,7 +59,7 @@ def sqlite_file(account_db: str) -> Iterator[ServerSetup]:
 
 @contextmanager
 def redis_pair(account_db: str, options: str = "") -> Iterator[ServerSetup]:
-    """The link breaks before the lock is taken, and the primary dies after it was acknowledged."""
+    """The replication link breaks before the lock is acquired, and the primary dies after it acknowledged the lock."""
     primary = RedisServer().start()
     replica = RedisServer(primary=primary).start()
     poll(lambda: "state=online" in primary.info("replication").get("slave0", ""), 30, lambda: "the replica follows")
@@ -79,7 +79,8 @@ def redis_pair(account_db: str, options: str = "") -> Iterator[ServerSetup]:
 
 @contextmanager
 def five_redis(account_db: str, *, as_one: bool = False) -> Iterator[ServerSetup]:
-    """Two are down when the lock is taken; they come back, and one that had it comes back without its data."""
+    """Two servers are down when the lock is acquired. They come back, and one that had granted it restarts without
+    its data."""
     servers = [RedisServer().start() for _ in range(5)]
     urls = [f"redis://127.0.0.1:{server.port}" for server in servers]
     if as_one:
@@ -103,13 +104,14 @@ def five_redis(account_db: str, *, as_one: bool = False) -> Iterator[ServerSetup
 
 @contextmanager
 def postgresql_pair(account_db: str, *, keeps_account: bool = False) -> Iterator[ServerSetup]:
-    """The standby is not there when the lock is taken; the primary dies, and the standby is promoted without it."""
+    """The standby is not running when the lock is acquired. The primary dies, and the standby is promoted without
+    the lock."""
     primary = PostgreSQL().start()
     primary.ask("create table account as select 0 as v")
     standby: list[PostgreSQL] = []
 
     def copy() -> None:
-        with Client(primary.url()) as client, client.lock("account"):  # it knows of locks before this one
+        with Client(primary.url()) as client, client.lock("account"):  # so that the standby knows an earlier lock
             pass
         standby.append(primary.standby())
 

@@ -1,6 +1,6 @@
-"""The rows of the comparison, what was measured of them, and the table that the page shows.
+"""The rows of the comparison, their results, and the table on the page.
 
-`docs/evidence/comparison.json` keeps what was measured; tests/docs/test_tables.py makes the page from it.
+`docs/evidence/comparison.json` keeps the results; tests/docs/test_tables.py generates the table from it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ FAULTS: Final = ("pause", "crash", "fail-over")
 
 class Row(NamedTuple):
     title: str
-    approach: str  # of approaches.MAKERS
-    setup: str  # of scenes.SCENES
+    approach: str  # a key of approaches.APPROACHES
+    setup: str  # a key of server_setups.SETUPS
     fails_over: bool = True
 
 
@@ -60,6 +60,6 @@ def cell(fault: str, count: dict[str, Any] | None) -> str:
 
 
 def table_rows(results: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Title and cells of every row that was measured."""
+    """Title and cells of every row that has results."""
     known = [(row, results[name]) for name, row in ROWS.items() if name in results]
     return [(row.title, *(cell(fault, found.get(fault)) for fault in FAULTS)) for row, found in known]

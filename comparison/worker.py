@@ -1,4 +1,5 @@
-"""A process under an approach: `python -m comparison.worker MAKER WHERE LEDGER PARENT`. It speaks in JSON lines."""
+"""A process that follows an approach, and reports in JSON lines: `python -m comparison.worker APPROACH URLS
+ACCOUNT_DB PARENT`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def main(name: str, urls: str, account_db: str, parent: str) -> None:
     sys.stdin.readline()
     try:
         accepted = approach.write(value + 1)
-    except Exception as error:  # of whatever driver: it did not get through, and knows it
+    except Exception as error:  # of any driver: the write failed, and the process knows it
         say("done", accepted=False, why=repr(error))
         return
     say("done", accepted=accepted, why="" if accepted else "stale")

@@ -1,4 +1,4 @@
-"""For all tests."""
+"""Settings and fixtures for all tests."""
 
 import gc
 import os
@@ -12,27 +12,27 @@ import pytest
 
 import harness.rigs  # noqa: F401  # makes the rigs of real servers known by name
 
-# kazoo's threads draw from the program's own generator, whenever they like. Hypothesis looks whether a strategy does,
-# and would take them for one: they get a generator of their own.
+# kazoo's threads draw from the global random generator at any time. Hypothesis checks whether a strategy uses that
+# generator and would blame the strategy. So kazoo gets its own generator.
 kazoo.protocol.connection.random = kazoo.retry.random = random.Random()
 
-# Coverage finds the workers of xdist by this. The processes that their tests start are not measured: there are two
-# thousand, each would take twice as long, and what is gated is shown without them.
+# Coverage uses this variable to find the xdist workers. Remove it here, so that the processes that tests start are not
+# measured: there are two thousand, each would take twice as long, and the coverage gate needs none of them.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests are no garbage: looked through each time, a `gc.collect()` takes 0.2 s, and some
-    tests call it at every step."""
+    """Freeze the thousands of collected tests so that the garbage collector skips them. Otherwise each
+    `gc.collect()` takes 0.2 s, and some tests call it at every step."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def untraced() -> Iterator[None]:
-    """Without coverage, which makes pure Python four times slower: for what runs the same lines a thousand times over,
-    where a smaller sibling has shown them."""
+    """Run a test without coverage, which makes pure Python four times slower. For tests that run the same lines a
+    thousand times, when a smaller test already covers those lines."""
     before = sys.gettrace()
     sys.settrace(None)
     yield

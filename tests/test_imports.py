@@ -1,7 +1,7 @@
-"""The shape of the source tree: who may import whom, how deep folders go, how long a file gets.
+"""The source tree's structure: which parts may import which, how deep folders go, how long a file gets.
 
-Imports point one way, so that the safety argument of a lock can be read without the faces, the engines or the threads
-around it. The tables say what is allowed; everything else is a breach. A new module or package needs a row.
+Imports point one way, so that the safety argument of a lock can be read without the APIs, the engines or the threads
+around it. The tables list what is allowed; everything else fails. A new module or package needs a row.
 """
 
 import ast
@@ -20,10 +20,10 @@ SOURCE = ROOT / "src" / "leasehold"
 
 ANY_PART = {"*"}
 
-_STANDARD = sys.stdlib_module_names | {"_sha2"}  # that since 3.12
+_STANDARD = sys.stdlib_module_names | {"_sha2"}  # `_sha2` since 3.12
 
-# A part of leasehold (a module or a package at the top) -> the parts it may import, besides itself.
-# "runtime.base" opens that one module of a package.
+# A part of leasehold (a module or package at the top) -> the parts it may import, apart from itself.
+# "runtime.base" allows just that module of a package.
 ALLOWED = {
     # values
     "model": set(),
@@ -36,7 +36,7 @@ ALLOWED = {
     "runtime": {"core", "errors", "model"},
     # the engine interface and the engines: never the client
     "engines": {"config", "core", "errors", "model", "runtime.base", "runtime.net"},
-    # what both APIs share: of the engines only the interface
+    # what both APIs share: of the engines, only the interface
     "client": {
         "config",
         "core",
@@ -47,23 +47,23 @@ ALLOWED = {
         "model",
         "runtime.base",
     },
-    # decided by records instead of locks
+    # decided by records, not by locks
     "records": {
         "client",
         "config",
         "core",
         "engines.base",
-        "engines.sqlite.location",  # files have one rule
+        "engines.sqlite.location",  # both resolve file paths the same way
         "errors",
         "events",
         "model",
         "runtime.base",
     },
-    # the two APIs put clients, records and engines together
+    # the two APIs combine clients, records and engines
     "blocking": {"client", "config", "core", "engines", "errors", "events", "model", "records", "runtime"},
     "aio": {"client", "config", "core", "engines", "errors", "events", "model", "records", "runtime"},
     "transaction": {"client", "engines", "errors"},
-    # HTTP: idempotency keys, fences of services
+    # HTTP: idempotency keys, fences for services
     "http": {
         "aio",
         "client",
@@ -75,8 +75,8 @@ ALLOWED = {
         "fences.urllib_client",
         "records",
     },
-    # checks at the protected resource: of the client they know only the lease they are shown,
-    # but for where the engine of the lock keeps its own keys, if that is to be compared
+    # checks at the protected resource: of the client they know only the lease they are given.
+    # Exception: lock fences need to know where the engine keeps the lock's key.
     "fences": {
         "core",
         "engines.etcd.messages",
@@ -85,14 +85,14 @@ ALLOWED = {
         "errors",
         "runtime.base",
     },
-    # values that change by compare-and-set: an API of their own, without a client
+    # values changed by compare-and-set: a separate API without a client
     "versioned": {"config", "errors", "events", "fences.etcd_http", "records", "runtime"},
     "environment": {"errors"},
-    # short public paths to what lives elsewhere
+    # short public paths to names defined elsewhere
     "asgi": {"http"},
     "stores": {"records"},
     "__init__": ANY_PART,
-    # over them, for the shell
+    # the command line, on top of everything
     "cli": {
         "__init__",
         "aio",
@@ -127,7 +127,7 @@ IO_MODULES = {
     "tempfile",
 }
 
-# A part -> modules of the standard library that it must not import: it gets a runtime, or plain values, instead.
+# A part -> standard library modules that it must not import: it gets a runtime or plain values instead.
 FORBIDDEN = {
     "core": THREADS | CLOCKS_AND_RANDOMNESS | IO_MODULES,
     "client": THREADS,
@@ -136,27 +136,27 @@ FORBIDDEN = {
     "cli": THREADS,
 }
 
-# Programs of their own, started by a command: they may use threads and event loops.
+# Separate programs that a command starts: they may use threads and event loops.
 PROGRAMS = ("cli.bench", "cli.demo")
 
-# A package's __init__ that offers, on first use, names of parts above it too.
+# A package whose __init__ also offers, lazily, names of parts above it.
 FACADES = {"fences"}
 
-# Parts that may import packages from outside the standard library. `import leasehold` loads none of them.
+# Parts that may import third-party packages. `import leasehold` loads none of them.
 THIRD_PARTY = {"cli", "engines", "fences", "records", "testing", "versioned"}
 
 MAX_FOLDERS = 3  # below leasehold/: engines/etcd/grpc/frames.py is as deep as it gets
-MAX_LINES = 700  # past that, there are two ideas in it
+MAX_LINES = 700  # a longer file has two ideas in it
 
 
 @dataclass(frozen=True)
 class Import:
     line: int
-    module: str  # dotted, in full: leasehold.core.timing
+    module: str  # full dotted name: leasehold.core.timing
 
 
 def modules(source: Path) -> dict[str, Path]:
-    """Every module below `source`, by its name within leasehold: "core.timing"; a package by its own: "core"."""
+    """Every module below `source`, keyed by its name within leasehold: "core.timing", or "core" for a package."""
     found = {}
     for path in sorted(source.rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts
@@ -167,7 +167,7 @@ def modules(source: Path) -> dict[str, Path]:
 
 
 def imports(path: Path, known: dict[str, Path], source: Path) -> Iterator[Import]:
-    """What a file imports, wherever in the file: in functions and for the type checker alone too."""
+    """All imports of a file, including those in functions and for the type checker only."""
     package = ("leasehold", *path.relative_to(source).parent.parts)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
@@ -190,7 +190,7 @@ def prefixes(module: str) -> list[str]:
 
 
 def verdict(part: str, imported: str) -> str | None:
-    """Why this part must not import that module, or None."""
+    """Why this part must not import that module, or None if it may."""
     top, _, inner = imported.partition(".")
     if top == "leasehold":
         allowed = ALLOWED.get(part, ANY_PART) | {part}
@@ -313,7 +313,7 @@ def test_allowed_import_is_not_reported(tmp_path, file, text):
 
 
 def make_source_tree(source: Path, file: str, text: str) -> None:
-    """A tree with the names the tests above import, and one file of interest."""
+    """Create a tree with the names that the tests above import, and one file to check."""
     for name in (
         "aio",
         "errors",
@@ -343,7 +343,7 @@ def test_nothing_in_the_wheel_imports_the_harness():
 
 def test_import_leasehold_loads_standard_library_only():
     code = "import sys; before = set(sys.modules); import leasehold; print(*sorted(set(sys.modules) - before))"
-    # A tracer that follows child processes imports modules of its own: not ours to answer for.
+    # A tracer that follows child processes imports its own modules, which do not count.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60

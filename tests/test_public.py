@@ -1,4 +1,4 @@
-"""What programs outside this repository rely on: the public names, the twins, the standard library alone."""
+"""What programs outside this repository rely on: public names, equal APIs, the standard library alone."""
 
 import asyncio
 import inspect
@@ -76,7 +76,7 @@ API_PAIRS = [
 each_api_pair = pytest.mark.parametrize(("api_class", "async_class"), API_PAIRS, ids=lambda each: each.__name__)
 
 BLOCKING_ONLY = {"as_threading"}
-# They ask neither engine nor store.
+# These call neither engine nor store.
 NEVER_AWAITED = {"lock", "rwlock", "semaphore", "multilock", "election", "locked", "read", "write", "lead", "observe"}
 NEVER_AWAITED |= {"__init__", "__iter__", "once_per", "schedule", "status"}
 
@@ -108,11 +108,11 @@ def test_every_public_method_has_a_docstring(api_class):
     assert [name for name, method in methods.items() if not method.__doc__] == []
 
 
-# ------------------------------------------------------------------------ twins
+# --------------------------------------------------------- blocking and asyncio
 
 
 def methods(api_class: type) -> dict[str, object]:
-    """What a face adds to the code it shares with its twin; `__aenter__` counts as `__enter__`."""
+    """The methods that an API class defines itself. `__aenter__` counts as `__enter__`."""
     found = {name: member for name, member in vars(api_class).items() if inspect.isfunction(member)}
     return {re.sub("^__a(enter|exit|iter|next)__$", r"__\1__", name): member for name, member in found.items()}
 
@@ -126,8 +126,8 @@ def shape(method: Callable[..., object]) -> tuple[list[tuple[object, ...]], str]
 
 
 def as_blocking_annotation(annotation: object) -> str:
-    """An annotation (text: both modules defer them) as the blocking face writes it. Functions that are handed in may be
-    plain or async on the other: those types are the business of `tests/typing`."""
+    """An annotation (text: both modules defer them) as the blocking API writes it. The asyncio API takes plain or
+    async functions as arguments; `tests/typing` checks those types."""
     text = str(annotation).replace("Async", "")
     return "a function's" if re.search(r"\b(Any|Awaitable|Callable|Decorator|T)\b", text) else text
 

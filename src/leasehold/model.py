@@ -16,7 +16,7 @@ Reason: TypeAlias = Literal["expired", "broken", "unreachable", "stalled", "max_
 
 
 class Holder(NamedTuple):
-    """Who makes a claim. Display only: no decision depends on it."""
+    """Who makes a claim, whether it is granted or waits: a name for display. No decision depends on it."""
 
     label: str
     host: str = ""
@@ -63,7 +63,9 @@ class Grant(NamedTuple):
 class Busy(NamedTuple):
     """The engine's "not now": which grant blocks the claim, and when to attempt again at the latest."""
 
-    left: float | None = None  # seconds until the first blocking grant ends unless renewed
+    # Seconds until the first blocking grant or reservation ends unless renewed, or a shorter time after which the head
+    # of the queue re-checks whether a reservation's client is alive. None: not known.
+    left: float | None = None
     position: int | None = None  # 0 is the head of the queue; None: not queued
     token: int | None = None
     holder: Holder | None = None
@@ -84,7 +86,8 @@ class Gone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One claim as `inspect` shows it. Times are in seconds, by the engine's clock when it answered."""
+    """One claim as `inspect` shows it: of a holder or of a waiter. Times are in seconds, by the engine's clock when it
+    answered."""
 
     namespace: str
     name: str

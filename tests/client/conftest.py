@@ -1,3 +1,3 @@
-"""The fixtures of tests of clients and of what is built on them."""
+"""Fixtures for tests of clients and of everything built on them."""
 
 from tests.support.client_fixtures import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The one loop: late grants, unknown outcomes, and what is left behind when it gives up."""
+"""The acquire loop: late grants, unknown outcomes, and what remains when it gives up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:Resour
 
 
 def delay_attempts(bench, seconds: float, times: int):
-    """Let the next attempts answer late by the caller's clock."""
+    """Delay the replies to the next attempts by the caller's clock."""
     call, remaining = bench.transport.call, [times]
 
     def delayed_call(verb, args, deadline):
@@ -33,7 +33,7 @@ def test_grant_that_expired_on_arrival_is_released_not_returned(bench) -> None:
     lease = bench.client().lock("a", ttl=10).acquire()
     assert lease.state == "HELD"
     assert len(set(ids)) == 2
-    assert lease._claim.id not in ids  # each late grant was given back under a name of its own
+    assert lease._claim.id not in ids  # each late grant had a claim id of its own and was released
 
 
 def test_acquire_raises_unavailable_when_engine_is_slower_than_ttl(bench) -> None:
@@ -63,7 +63,7 @@ def test_attempt_with_unknown_outcome_becomes_pending_release(bench, wait_until)
     bench.transport.call, bench.transport.post = lose_the_answer, lambda *_: False
     with pytest.raises(Unavailable):
         client.lock("a").acquire()
-    assert bench.server.lock_states  # granted, though nobody heard
+    assert bench.server.lock_states  # granted, though the client got no reply
     assert client._core.registry.pending_releases
     bench.transport.call = call
     bench.clock.advance(5)

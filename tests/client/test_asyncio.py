@@ -1,4 +1,4 @@
-"""The asyncio face: cancellation, loss that cancels the body, a blocked loop, loops that come and go."""
+"""The asyncio API: cancellation, a loss that cancels the body, a blocked loop, clients that outlive a loop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_lost_lease_cancels_body_and_with_block_raises() -> None:
             task = asyncio.current_task()
             assert task is not None
             assert task.cancelling() == 0
-            await asyncio.sleep(0)  # nothing lingers
+            await asyncio.sleep(0)  # would raise if a cancellation were still pending
 
     run(main)
 
@@ -120,7 +120,7 @@ def test_external_cancellation_propagates_when_lease_is_also_lost() -> None:
 def test_lease_survives_event_loop_blocked_for_three_ttls() -> None:
     async def main() -> None:
         async with AsyncClient("memory://") as client, client.lock("a", ttl=1.0) as lease:
-            time.sleep(3.0)  # the loop stands still; this is the fault under test
+            time.sleep(3.0)  # blocks the loop: the fault under test
             assert lease.state == "HELD"
             lease.check()
 
@@ -240,7 +240,7 @@ def test_queued_claims_of_closed_loop_are_released() -> None:
     loop.run_until_complete(asyncio.sleep(0.01))
     assert len(holder.inspect()) == 2
     task._log_destroy_pending = False  # type: ignore[attr-defined]
-    keep = [task.get_coro()]  # as a loop closed carelessly does: the coroutine is never finished
+    keep = [task.get_coro()]  # as when a loop is closed too early: the coroutine never finishes
     loop.close()
 
     async def use() -> None:

@@ -1,4 +1,4 @@
-"""What a client lets others see: holders and the line, events, and errors that travel."""
+"""What a client shows: holders and waiters, events, and errors that can be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client in processes of its own: forked, interrupted, stopped, ended."""
+"""Clients in child processes: forked, interrupted, paused, exiting."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_process_paused_beyond_ttl_raises_before_any_write() -> None:
     assert child.stdout
     assert child.stdout.readline() == "holding\n"
     child.send_signal(signal.SIGSTOP)
-    os.waitpid(child.pid, os.WUNTRACED)  # it stands still now
-    child.stdin.write("go on\n")  # the write is what it will do first when it runs again
+    os.waitpid(child.pid, os.WUNTRACED)  # returns once the child is paused
+    child.stdin.write("go on\n")  # lets the child write as soon as it continues
     child.stdin.flush()
-    threading.Event().wait(0.8)  # the pause itself
+    threading.Event().wait(0.8)  # longer than the ttl
     child.send_signal(signal.SIGCONT)
     assert child.stdout.readline() == "stalled\n"
     assert child.wait(20) == 0

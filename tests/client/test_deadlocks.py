@@ -1,4 +1,4 @@
-"""Deadlocks among real threads and tasks: named while they last, by claims anybody can see, and gone when broken."""
+"""Deadlocks among real threads and tasks: found from what `inspect` shows, and gone once a victim is broken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leasehold.runtime.threads import Threads
 
 
 class LockingThreads:
-    """Threads that each hold the first of their names and wait for the others, in the order given."""
+    """Threads that each hold the first of their names and then wait for the others in the given order."""
 
     def __init__(self, client: Client, *orders: str) -> None:
         self._ready = threading.Barrier(len(orders) + 1)
@@ -116,7 +116,7 @@ def test_deadlocks_without_cycle_needs_one_engine_call(bench) -> None:
     assert bench.transport.calls == before + 1
 
 
-# ------------------------------------------------------------- the owner
+# ------------------------------------------------------------- owner ids
 
 
 def test_claims_of_one_thread_share_an_owner_id(bench) -> None:
@@ -172,4 +172,4 @@ def test_id_hash_ends_with_the_owner_id() -> None:
     assert id_hash == hash_id(secret)
     assert (owner_of(id_hash), len(id_hash)) == ("0123abcd", 32)
     assert id_hash[:16] == sha256(b"0123abcd.secret").hexdigest()[:16]
-    assert hash_id("not hex!.secret") == sha256(b"not hex!.secret").hexdigest()[:32], "no owner: hashed like the rest"
+    assert hash_id("not hex!.secret") == sha256(b"not hex!.secret").hexdigest()[:32], "no owner id in it"

@@ -1,4 +1,4 @@
-"""A function under a lock: `call` and the decorator."""
+"""Functions that run under a lock: `call` and the decorator."""
 
 from __future__ import annotations
 

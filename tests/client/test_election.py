@@ -1,4 +1,4 @@
-"""Elections: one leader, and terms in order, by hand and as seen by others."""
+"""Elections: one leader at a time, terms in order, and what observers see of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leasehold import Client, ConfigError, LeaseLost, NotAcquired, SelfDeadlock,
 from leasehold.core.timing import TERM_VISIBLE
 from leasehold.engines.memory import TRAITS
 
-# --------------------------------------------------------------- by hand
+# ------------------------------------------------------------- campaign
 
 
 def test_candidate_campaigns_and_resigns(bench) -> None:
@@ -60,7 +60,7 @@ def test_election_checks_options_and_required_traits(bench) -> None:
     with pytest.raises(Unsupported, match="fencing"):
         client.election("boss")
     client._core._engine.traits = replace(TRAITS, outlives=False)
-    assert client.election("boss")._lock.options.min_hold == 0, "where nothing outlives its client, nothing lingers"
+    assert client.election("boss")._lock.options.min_hold == 0, "min_hold needs the trait outlives"
     client._core._engine.traits = TRAITS
     assert client.election("boss", min_hold=5)._lock.options.min_hold == 5
     assert client.election("boss", max_hold=0.5)._lock.options.min_hold == 0.5
@@ -82,7 +82,7 @@ def test_observer_sees_current_term_and_each_later_term_once(url) -> None:
         thread = threading.Thread(target=observe_terms)
         thread.start()
         tokens = [first.token]
-        for _ in range(3):  # each resigned at once: in view for a second all the same
+        for _ in range(3):  # each is resigned at once, but stays visible for TERM_VISIBLE
             election.resign()
             tokens.append(election.campaign(wait=10).token)
         election.resign()

@@ -1,4 +1,4 @@
-"""Serving as a leader: callbacks whose contract is exact."""
+"""`Election.serve`: when exactly the start and stop callbacks run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leasehold import AsyncClient, Client, ConfigError
 
 
 class CallbackLog:
-    """What the callbacks did, in order."""
+    """The calls of the callbacks, in order."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, bool]] = []
@@ -48,7 +48,7 @@ def test_resign_runs_stop_callback_while_still_leading(url, wait_until) -> None:
         assert election.resign()
         join_thread(thread)
         assert log.kinds == ["start", "stop"]
-        assert log.calls[1][2], "stop ran while it still led"
+        assert log.calls[1][2], "the stop callback must run while the term is held"
         assert election.leader() is None
         assert not election.resign()
 
@@ -64,7 +64,7 @@ def test_leader_that_lost_its_term_stops_and_campaigns_again(url, wait_until) ->
         join_thread(thread)
         assert log.kinds == ["start", "stop", "start", "stop"]
         first, stopped, second, _ = log.calls
-        assert (stopped[1], stopped[2]) == (first[1], False), "it was told as lost"
+        assert (stopped[1], stopped[2]) == (first[1], False), "the stop callback must get the lost term"
         assert second[1] > first[1]
 
 
@@ -148,7 +148,8 @@ def test_second_serve_or_campaign_of_election_is_refused(url) -> None:
 
 @pytest.mark.parametrize("clients", [1, 2])
 def test_terms_in_one_process_never_overlap(url, wait_until, clients) -> None:
-    # The first is lost and slow to stop; the second, in the same process, leads meanwhile and has to wait to start.
+    # The first election loses its term and is slow to stop. The second, in the same process, is elected meanwhile and
+    # must wait before it starts.
     opened = [Client(url) for _ in range(clients)]
     calls: list[str] = []
     may_stop = threading.Event()
@@ -172,7 +173,7 @@ def test_terms_in_one_process_never_overlap(url, wait_until, clients) -> None:
     opened[0].break_lock("boss", token=opened[0].inspect()[0].token)
     wait_until(lambda: "stop 1" in calls and second._term is not None)
     assert second._term.held
-    time.sleep(0.1)  # as long as it likes
+    time.sleep(0.1)  # time in which the second could wrongly start
     assert calls == ["start 1", "stop 1"]
     first.resign()
     may_stop.set()
@@ -186,7 +187,8 @@ def test_terms_in_one_process_never_overlap(url, wait_until, clients) -> None:
 
 
 def test_elections_of_private_memory_engines_are_independent(wait_until) -> None:
-    # `memory://` is private to its client: one term has been renewed since the other began, so it is no earlier one.
+    # `memory://` is private to its client, so these are two elections. A term renewed after the other was granted is
+    # not an earlier term of the same election, and `serve` must not wait for it.
     with Client("memory://") as first_client, Client("memory://") as second_client:
         logs, elections = (
             (CallbackLog(), CallbackLog()),

@@ -1,4 +1,4 @@
-"""Attacks that once gave two holders of a lock, or a lease that was not theirs. Comments name the mechanism."""
+"""Regressions: two holders of one lock, or a caller with the lease of another. Comments give the cause."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:Resour
 
 
 def test_new_thread_with_reused_ident_does_not_inherit_reentrant_lease(bench, in_new_thread) -> None:
-    # Entries are keyed by get_ident(), which the system gives to the next thread once the first has ended. The lease
-    # itself may have been handed on. TWO HOLDERS of one lease, by plain use.
+    # Held locks were keyed by get_ident(), which the system reuses for the next thread once the first has ended. The
+    # lease itself may have been passed to another thread. TWO HOLDERS of one lease, by plain use.
     lock = bench.client().lock("a", reentrant=True)
     handed = in_new_thread(lock.acquire)
     for _ in range(10):
@@ -23,7 +23,7 @@ def test_new_thread_with_reused_ident_does_not_inherit_reentrant_lease(bench, in
 
 
 def test_new_thread_with_reused_ident_gets_no_self_deadlock(bench, in_new_thread) -> None:
-    # The same reuse of idents: a generator left suspended inside a `with` by a thread that ended.
+    # The same reuse of idents, by a generator that an ended thread left suspended inside a `with`.
     lock = bench.client().lock("a")
     generators = []
 
@@ -43,8 +43,8 @@ def test_new_thread_with_reused_ident_gets_no_self_deadlock(bench, in_new_thread
 
 
 def test_interleaved_generators_release_their_own_permits(bench) -> None:
-    # Entries.pop takes the *newest* entry of the lock: two generators (or ExitStacks) not left in reverse order
-    # release each other's lease. The second body goes on with a released permit, whose slot goes to somebody else.
+    # HeldLocks.pop took the *newest* entry of the lock, so two generators (or ExitStacks) not exited in reverse order
+    # released each other's lease. The second body continued with a released permit, whose slot went to another client.
     permits = bench.client().semaphore("s", 2)
 
     def body():
@@ -58,8 +58,8 @@ def test_interleaved_generators_release_their_own_permits(bench) -> None:
 
 
 def test_failed_inner_with_block_keeps_outer_lease(bench) -> None:
-    # What a failed `with` gave up was found by lock and frame: that of the `with` around it in the same function. The
-    # outer body went on unlocked, and its end raised RuntimeError. TWO HOLDERS by plain use.
+    # A failed `with` removed its entry by lock and frame, and found that of the enclosing `with` in the same function.
+    # The outer body continued unlocked, and its exit raised RuntimeError. TWO HOLDERS by plain use.
     lock, permits = bench.client().lock("a"), bench.client().semaphore("s", 2, wait=0)
     with lock as lease:
         with pytest.raises(SelfDeadlock), lock:
@@ -80,7 +80,7 @@ def test_failed_inner_with_block_keeps_outer_lease(bench) -> None:
 
 
 def test_cancelled_inner_with_block_raises_cancelled_error() -> None:
-    # The same: leaving the outer `with` raised RuntimeError in place of the cancellation.
+    # The same cause: the exit of the outer `with` raised RuntimeError instead of the cancellation.
     async def main() -> None:
         async with AsyncClient("memory://") as client:
             permits = client.semaphore("s", 2)
@@ -103,7 +103,7 @@ def test_cancelled_inner_with_block_raises_cancelled_error() -> None:
 
 
 def test_as_threading_release_keeps_lease_of_another_thread(bench, in_new_thread) -> None:
-    # It popped the newest lease, whoever called: after a loss the first thread's release() freed the second's.
+    # release() popped the newest lease of any thread: after a loss, the first thread's release() freed the second's.
     lock = bench.client().lock("a", ttl=10).as_threading()
     assert lock.acquire()
     bench.clock.advance(11)
@@ -114,7 +114,7 @@ def test_as_threading_release_keeps_lease_of_another_thread(bench, in_new_thread
 
 
 def test_reentrant_enter_ignores_lease_released_during_lookup(bench, monkeypatch, in_new_thread) -> None:
-    # `find` says held, another thread releases, `_depth += 1` follows: the body of a `with` runs unlocked.
+    # If another thread released between `find` and `_depth += 1`, the body of the `with` ran unlocked.
     lock = bench.client().lock("a", reentrant=True)
     lease = lock.acquire()
     find = HeldLocks.find
@@ -131,7 +131,7 @@ def test_reentrant_enter_ignores_lease_released_during_lookup(bench, monkeypatch
 
 
 def test_explicit_release_of_inner_lease_keeps_outer_lease(bench) -> None:
-    # release() and the inner exit both count down: two exits for one entry, the outer body runs unlocked.
+    # release() and the inner exit both counted down: two exits for one entry, so the outer body ran unlocked.
     lock = bench.client().lock("a", reentrant=True)
     with lock as outer:
         with lock as inner:

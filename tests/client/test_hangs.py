@@ -1,4 +1,4 @@
-"""Attacks that once hung: finalisers, signals and threads inside a guard; calls that went past their end."""
+"""Regressions: hangs by finalisers, signals and threads while a mutex is held, and calls past their deadline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ pytestmark = [
 
 
 def test_generator_closed_by_gc_while_mutex_is_held_does_not_deadlock(run_script) -> None:
-    # A generator in a cycle, suspended in a `with`, is closed by gc wherever an allocation happens: also under
-    # Store._guard (or desk.guard, dog._guard, the teller's), which its __exit__ then wants. Not reentrant: hang.
+    # gc may close a generator in a cycle, suspended in a `with`, at any allocation: even while this thread holds the
+    # mutex of MemoryServer, ClientCore, Watchdog or CallbackThread. __exit__ then takes the same mutex, and hung
+    # because it was not reentrant.
     out = run_script("""
 import gc, warnings
 warnings.simplefilter("ignore")
@@ -49,7 +50,7 @@ print("done")
 
 @pytest.mark.parametrize("what", ["keep.release()", "client.close()"])
 def test_signal_handler_that_releases_does_not_deadlock(what, run_script) -> None:
-    # The usual SIGTERM handler. It runs between two bytecodes of the main thread, also of one that holds a guard.
+    # The usual SIGTERM handler. It runs between two bytecodes of the main thread, even while that holds a mutex.
     out = run_script(f"""
 import random, signal, time
 from leasehold import Client, ConfigError
@@ -73,10 +74,10 @@ print("done")
 
 
 def test_ctrl_c_inside_memory_server_does_not_block_other_waiters(bench, wait_until, monkeypatch) -> None:
-    # The verbs of Line are not all-or-nothing. An interrupt (or RecursionError, MemoryError) in `_occupy`, when
-    # the head has left `waiters` and is no occupier yet, leaves a party that says WAITING and stands nowhere: it is
-    # never served again, though the name is free. At its end `_remove` deletes by place: an IndexError in the caller's
-    # face, or *somebody else* out of the line.
+    # The verbs of LockState are not atomic. An interrupt (or RecursionError, MemoryError) in `_make_holder`, when the
+    # head has left `waiters` and is no holder yet, left an entry in state WAITING that was not queued: it was never
+    # served, though the name was free. When the entry ended, `_remove` deleted by index: the caller got an IndexError,
+    # or *another* waiter was removed from the queue.
     held = bench.client().lock("a").acquire()
     other = bench.client()
     got: list[object] = []
@@ -98,7 +99,7 @@ def test_ctrl_c_inside_memory_server_does_not_block_other_waiters(bench, wait_un
     for _ in range(6):
         bench.clock.advance(5)
         for waiter in list(other._core.registry.waiting.values()):
-            waiter.signal.set()  # it sleeps by the real clock
+            waiter.signal.set()  # the waiter sleeps by the real clock
         time.sleep(0.05)
     try:
         wait_until(lambda: got, 2)
@@ -108,7 +109,7 @@ def test_ctrl_c_inside_memory_server_does_not_block_other_waiters(bench, wait_un
 
 
 def test_ctrl_c_inside_memory_server_raises_keyboard_interrupt(bench, monkeypatch) -> None:
-    # The same half-done verb, met by the claim's own clean-up: `forget` raises IndexError instead of the interrupt.
+    # The same half-done verb, found by the claim's own clean-up: `forget` raised IndexError instead of the interrupt.
     def interrupted(_self, _floor):
         raise KeyboardInterrupt
 
@@ -121,8 +122,8 @@ def test_ctrl_c_inside_memory_server_raises_keyboard_interrupt(bench, monkeypatc
 
 
 def test_held_locks_survive_release_in_another_thread(bench, monkeypatch, wait_until) -> None:
-    # `discard` (and `pop` elsewhere) reads another owner's chain and writes it back; what the owner enters meanwhile
-    # is lost. Leaving it raises RuntimeError, the lease stays, and the next `with` waits for its own thread for ever.
+    # Removing an entry in another thread read the owner's list and wrote it back, so an entry that the owner added
+    # meanwhile was lost. Its exit raised RuntimeError, the lease stayed, and the next `with` waited for its own thread.
     lock = bench.client().lock("a", reentrant=True)
     chain, paused, go_on = getattr(HeldLock, "chain", None), threading.Event(), threading.Event()
     helper: list[threading.Thread] = []
@@ -151,7 +152,7 @@ def test_held_locks_survive_release_in_another_thread(bench, monkeypatch, wait_u
 
 
 def test_close_duration_does_not_grow_with_number_of_leases(bench, run_clock) -> None:
-    # Each lease of a silent engine gets a `call_timeout` of its own: 100 leases, 500 s.
+    # If the engine did not answer, each lease got its own `call_timeout`: 100 leases took 500 s.
     client = bench.client(call_timeout=0.2)
     leases = [client.lock(f"n{number}").acquire() for number in range(20)]
 
@@ -168,8 +169,8 @@ def test_close_duration_does_not_grow_with_number_of_leases(bench, run_clock) ->
 
 
 def test_wakeup_arrives_after_interrupted_first_attempt(monkeypatch, wait_until) -> None:
-    # shelf["mailbox"] is set before `listen`: interrupted between (or overtaken by another thread's queued attempt)
-    # the client is deaf for ever, always passed over, and finds out by its own 5 s look.
+    # The registry noted "listening" before `listen` was called. If interrupted between the two (or overtaken by another
+    # thread's queued attempt), the client never got a wake-up, was always passed over, and relied on its 5 s re-check.
     name = f"memory://deaf-{os.getpid()}-{time.monotonic_ns()}"
     listen = InProcessTransport.listen
     once = iter([KeyboardInterrupt])

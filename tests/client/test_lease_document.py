@@ -1,4 +1,4 @@
-"""A lease written down: it outlives its client, and its text renews and releases that one grant and no other."""
+"""Lease documents: a detached lease outlives its client, and its document renews and releases that grant only."""
 
 import json
 

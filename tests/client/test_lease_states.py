@@ -1,4 +1,4 @@
-"""Attacks on what a lease says of itself, on what a client keeps, and on what a forked child inherits."""
+"""Regressions: wrong lease states, what a client keeps for ever, and what a forked child inherits."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = [
 
 
 def test_expired_lease_stays_lost_after_late_renewal_reply(bench) -> None:
-    # `answered` asks whether the lease has ended, not what time it is: a late Alive turns LOST into HELD. One thread
-    # has stopped on LeaseLost, another goes on, and on_lost is never called.
+    # `_on_renewal_reply` checked whether the lease had ended, but not the time: a late Alive turned LOST into HELD. One
+    # thread had stopped on LeaseLost, another continued, and on_lost was never called.
     lease = bench.client().lock("a", ttl=30).acquire()
     bench.clock.at += 20
     asked_at, claim = bench.clock.at, lease._claim_for_renewal()
@@ -36,8 +36,8 @@ def test_expired_lease_stays_lost_after_late_renewal_reply(bench) -> None:
 
 
 def test_garbage_collected_lease_is_not_held(bench, wait_until) -> None:
-    # __del__ hands the claim over for release and leaves `_ended` None. Whoever still reaches the lease (a recorded
-    # warning's `source`, another finaliser of the same cycle) sees HELD while the name is somebody else's.
+    # __del__ passed the claim on for release and left `_final_state` None. Code that could still reach the lease (a
+    # recorded warning's `source`, another finaliser of the same cycle) saw HELD while another client held the name.
     client = bench.client()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -48,14 +48,14 @@ def test_garbage_collected_lease_is_not_held(bench, wait_until) -> None:
 
 
 def test_close_tolerates_pending_releases_confirmed_meanwhile(bench, run_clock) -> None:
-    # close() walks over book.owed itself, while the watchdog may delete from it: RuntimeError, engine never closed.
+    # close() iterated over `pending_releases` while the watchdog deleted from it: RuntimeError, engine never closed.
     client = bench.client(call_timeout=0.05)
     leases = [client.lock(f"n{number}").acquire() for number in range(3)]
 
     class ConfirmingHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "before close" in record.getMessage() and client._core.registry.pending_releases:
-                client._core.registry.pending_releases.popitem()  # as the watchdog does on its thread
+                client._core.registry.pending_releases.popitem()  # as the watchdog does in its thread
 
     handler, log = ConfirmingHandler(), logging.getLogger("leasehold")
     log.addHandler(handler)
@@ -69,7 +69,7 @@ def test_close_tolerates_pending_releases_confirmed_meanwhile(bench, run_clock) 
 
 
 def test_distinct_purposes_leave_nothing_in_the_client(bench) -> None:
-    # The desk kept one Holder per (holder, purpose) for ever; a purpose is often "order 4711".
+    # The client kept one Holder per (holder, purpose) for ever; a purpose is often unique, such as "order 4711".
     client = bench.client()
     for number in range(5000):
         with client.lock("a", purpose=f"job {number}"):
@@ -79,7 +79,7 @@ def test_distinct_purposes_leave_nothing_in_the_client(bench) -> None:
 
 
 def test_interrupted_acquire_leaves_nothing_in_the_registry(bench, monkeypatch, wait_until) -> None:
-    # book.held[mark] is written before `watch`; the clean-up of acquire() forgets the claim but not that line.
+    # `registry.held` was written before `watch`; the clean-up of acquire() released the claim but kept that entry.
     client = bench.client()
     client.lock("warm").acquire().release()
 
@@ -97,8 +97,8 @@ def test_interrupted_acquire_leaves_nothing_in_the_registry(bench, monkeypatch, 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_async_client_works_in_forked_child() -> None:
-    # Loop keeps the parent's loop (never closed in the child) and its worker thread (not there): after_fork has no
-    # part for the runtime. ConfigError here; with an engine that uses runtime.call, a hang.
+    # After a fork, Loop kept the parent's loop (never closed in the child) and its worker thread (absent in the child),
+    # because after_fork did not reset the runtime. ConfigError here; with an engine that uses runtime.call, a hang.
     async def use(client: AsyncClient) -> None:
         async with client.lock("a"):
             pass
@@ -128,14 +128,15 @@ def test_async_client_works_in_forked_child() -> None:
 
 
 def test_watchdog_of_collected_client_stops_after_last_release() -> None:
-    # `drop` wakes nobody: thread, desk and engine live on until the next appointment, a third of the ttl away.
+    # `unwatch` did not wake the watchdog: thread, client core and engine lived until the next renewal, a third of the
+    # ttl later.
     def count_watchdogs() -> int:
         return sum(thread.name == "leasehold-watchdog" for thread in threading.enumerate())
 
     before = count_watchdogs()
     client = Client("memory://")
     lease = client.lock("a", ttl=3000).acquire()
-    time.sleep(0.1)  # it has an appointment now
+    time.sleep(0.1)  # the watchdog has scheduled a renewal by now
     del client
     gc.collect()
     lease.release()
@@ -148,13 +149,13 @@ def test_watchdog_of_collected_client_stops_after_last_release() -> None:
 
 
 def test_condition_accepts_reentrant_threading_lock(bench) -> None:
-    # Condition asks a lock without _is_owned by acquire(False), which a reentrant one grants: "un-acquired lock".
+    # Condition probes a lock without _is_owned by acquire(False), which a reentrant lock grants: "un-acquired lock".
     condition = threading.Condition(bench.client().lock("a", reentrant=True).as_threading())
     with condition:
         condition.notify()
 
 
 def test_ttl_too_large_for_a_float_raises_config_error(bench) -> None:
-    # isfinite(10**400) raises OverflowError.
+    # isfinite(10**400) raises OverflowError, which reached the caller.
     with pytest.raises(ConfigError):
         bench.client().lock("a", ttl=10**400)

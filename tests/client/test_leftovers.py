@@ -1,4 +1,4 @@
-"""Attacks that once left something behind: a grant renewed for ever, an entry, a permit, a client half closed."""
+"""Regressions: a grant renewed for ever, a held-lock entry or permit left behind, a client closed halfway."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ pytestmark = [
 
 
 def test_async_generator_left_by_break_releases_its_permit() -> None:
-    # asyncio closes it in a task of its own. `HeldLocks.pop` finds the lock entered in several tasks and raises; the
-    # entry keeps the lease strongly, so it is renewed for ever. Same for a generator collected on another thread.
+    # asyncio closes the generator in another task. `HeldLocks.pop` found the lock entered in several tasks and raised;
+    # its entry kept a strong reference to the lease, which was renewed for ever. The same happened to a generator that
+    # was collected in another thread.
     async def main() -> tuple[int, int]:
         async with AsyncClient("memory://") as client:
             permits = client.semaphore("s", 5)
@@ -52,15 +53,15 @@ def test_async_generator_left_by_break_releases_its_permit() -> None:
 
 @pytest.mark.parametrize("where", ["interrupt", "run_sync"])
 def test_ctrl_c_in_enter_leaves_no_held_lock(bench, monkeypatch, wait_until, where) -> None:
-    # Once `entries.push` ran, nothing but __exit__ takes the lease out again; an interrupt before __enter__ returned
-    # means there is no __exit__. The entry holds the lease strongly: renewed for ever, SelfDeadlock in this thread.
+    # After `HeldLocks.push` only __exit__ removed the entry, but __exit__ does not run if __enter__ is interrupted
+    # before it returns. The entry kept the lease alive: renewed for ever, and SelfDeadlock in this thread.
     client = bench.client()
     lock = client.lock("a")
     push = HeldLocks.push
 
     def interrupted(self, *args):
         push(self, *args)
-        raise KeyboardInterrupt  # as after the call that pushes
+        raise KeyboardInterrupt  # as if right after the push
 
     with monkeypatch.context() as patch:
         if where == "interrupt":
@@ -72,7 +73,7 @@ def test_ctrl_c_in_enter_leaves_no_held_lock(bench, monkeypatch, wait_until, whe
 
             def then_interrupted(coro):
                 run_sync(coro)
-                raise KeyboardInterrupt  # as inside step's `finally: coro.close()`
+                raise KeyboardInterrupt  # as if inside `finally: coro.close()` of run_sync
 
             patch.setattr(face, "run_sync", then_interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -83,8 +84,9 @@ def test_ctrl_c_in_enter_leaves_no_held_lock(bench, monkeypatch, wait_until, whe
 
 
 def test_ctrl_c_in_release_still_sends_the_release(bench, monkeypatch, wait_until) -> None:
-    # `_ended = RELEASED` is set long before the release is sent: an interrupt between (`watchdog.unwatch`, `give_back`)
-    # and nobody sends or owes it. The name stays taken for a whole ttl, and __del__ is silent (DESIGN 3.2: forgotten).
+    # The lease became RELEASED long before the release was sent. After an interrupt between the two (in
+    # `watchdog.unwatch` or `send_release`) the release was neither sent nor pending: the name stayed held for a whole
+    # ttl, and __del__ did not warn.
     client = bench.client()
     lease = client.lock("a", ttl=600).acquire()
 
@@ -100,7 +102,7 @@ def test_ctrl_c_in_release_still_sends_the_release(bench, monkeypatch, wait_unti
 
 
 def test_interrupted_close_can_be_repeated(bench) -> None:
-    # `closed` is set first, so the second close() returns at once: the watchdog renews what is left for ever.
+    # `closed` was set first, so the second close() returned at once and the watchdog renewed the other leases for ever.
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
     call, releases = bench.transport.call, []

@@ -1,4 +1,4 @@
-"""What a lock is asked to be: options that cannot work are refused when it is built."""
+"""Lock options: what cannot work is refused when the lock is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thousand waiters on one name: each served once, by ticket, whoever waits beside it."""
+"""A thousand waiters on one name: each is served once, in the order of their tickets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leasehold.core.lock_state import LockState
 
 @pytest.fixture
 def tickets(monkeypatch):
-    """In which order tickets were drawn and served, and how many waiters were passed over."""
+    """The tickets in the order in which they were served, and the waiters that were passed over."""
     served: list[int] = []
     passed_over: list[str] = []
     grant_entry, pass_over = LockState._grant_entry, LockState._pass_over

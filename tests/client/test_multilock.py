@@ -1,4 +1,4 @@
-"""Several locks as one: all or nothing, in one order, before one deadline, with one word of loss."""
+"""Multilocks: all names or none, in one order, with one deadline and one loss notification."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_multilock_holds_all_names_in_body_and_none_after(bench) -> None:
         assert bench.held_names() == ["a", "b", "c"]
         assert list(leases) == ["b", "a", "c"]
         assert len(leases) == 3
-        assert leases["a"].token < leases["b"].token < leases["c"].token, "sorted, whatever order was given"
+        assert leases["a"].token < leases["b"].token < leases["c"].token, "names are acquired in sorted order"
         assert leases.held
         assert 0 < leases.remaining <= 30
         assert leases.lost_reason is None
@@ -67,7 +67,7 @@ def test_multilock_rolls_back_acquired_names_on_failure(bench) -> None:
     multilock = bench.client().multilock(["a", "b", "c"], wait=0, min_hold=1000)
     with pytest.raises(NotAcquired, match="c is held by web-3"):
         multilock.acquire()
-    assert bench.held_names() == ["c"], "nothing is kept for min_hold: nobody worked under it"
+    assert bench.held_names() == ["c"], "min_hold does not apply to a lease that was rolled back"
     assert multilock.try_acquire() is None
     with pytest.raises(NotAcquired), multilock:
         pass
@@ -76,7 +76,7 @@ def test_multilock_rolls_back_acquired_names_on_failure(bench) -> None:
     leases = multilock.try_acquire()
     assert leases is not None
     assert leases.release()
-    assert bench.held_names() == ["a", "b", "c"], "cooling now"
+    assert bench.held_names() == ["a", "b", "c"], "released names cool for min_hold"
 
 
 def test_multilock_rollback_does_not_wait_for_unresponsive_engine(bench) -> None:
@@ -102,7 +102,7 @@ def test_multilock_wait_is_one_deadline_for_all_names() -> None:
         began = time.monotonic()
         with pytest.raises(NotAcquired, match=r"^b is held"):
             client.multilock(["a", "b"], wait=1.0).acquire()
-        assert 0.95 < time.monotonic() - began < 1.7, "not a second for each"
+        assert 0.95 < time.monotonic() - began < 1.7, "wait is not applied per name"
         held.release()
 
 
@@ -215,7 +215,7 @@ def test_multilock_release_calls_unresponsive_engine_once(bench) -> None:
     leases = client.multilock(["a", "b", "c"]).acquire()
     bench.transport.silent, before = True, bench.transport.calls
     assert not leases.release()
-    assert bench.transport.calls - before <= 2  # and one by the watchdog
+    assert bench.transport.calls - before <= 2  # one by release() and one by the watchdog
     assert {pending.claim.name for pending in client._core.registry.pending_releases.values()} | {
         claim.name for claim in client._core.watchdog._collected
     } == {"a", "b", "c"}

@@ -1,4 +1,4 @@
-"""Several locks as one, interrupted: a loss or a cancellation under asyncio, and Ctrl-C at every place."""
+"""Interrupted multilocks: a loss or a cancellation under asyncio, and Ctrl-C at every point."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_ctrl_c_at_every_point_of_multilock_leaves_nothing(bench, wait_until, ct
     client = bench.client(ttl=600)
     multilock = client.multilock(["a", "b"], wait=0)
     held = bench.client().lock("b").acquire() if how == "busy" else None
-    with multilock if how != "busy" else client.lock("a"):  # everything imported, every thread started
+    with multilock if how != "busy" else client.lock("a"):  # imports every module and starts every thread
         pass
 
     def work() -> None:
@@ -138,7 +138,7 @@ def test_ctrl_c_at_every_point_of_multilock_leaves_nothing(bench, wait_until, ct
     number = 0
     while ctrl_c(number := number + 1, work, "blocking/groups.py", "multilock.py"):
         expected = ["b"] if how == "busy" else []
-        if bench.held_names() != expected:  # to be released by the watchdog, or by whoever collects the lease
+        if bench.held_names() != expected:  # the watchdog or the garbage collector has yet to release
             gc.collect()
             client._core.watchdog.wake_by(-1.0)
             bench.clock.at += 0.001

@@ -1,4 +1,4 @@
-"""What engines with fewer promises refuse, and calls that come at the worst moment."""
+"""Refused options of engines with fewer traits, and calls from finalisers, signal handlers and interrupts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:Resour
 
 
 def client_with_traits(bench, **traits):
-    """A client of an engine that promises less than memory does."""
+    """A client of an engine with fewer traits than the memory engine."""
 
     class LimitedEngine(MemoryEngine):
         pass
@@ -42,7 +42,7 @@ def test_unsupported_trait_is_refused_when_lock_is_built(bench) -> None:
 def test_trait_lost_on_connect_is_refused_before_any_grant(bench) -> None:
     client = bench.client()
     lock = client.lock("a", require={"fair"})
-    client._core._engine.traits = replace(TRAITS, fair=False)  # as found out by connecting
+    client._core._engine.traits = replace(TRAITS, fair=False)  # as discovered on connect
     with pytest.raises(Unsupported, match="does not promise fair"):
         lock.acquire()
     assert not bench.server.lock_states
@@ -51,7 +51,7 @@ def test_trait_lost_on_connect_is_refused_before_any_grant(bench) -> None:
 def test_reentrant_engine_call_raises_and_release_becomes_pending(bench, wait_until) -> None:
     client = bench.client()
     lease, other = client.lock("a").acquire(), client.lock("b").acquire()
-    with bench.server._mutex:  # as a finaliser or signal handler finds it
+    with bench.server._mutex:  # as when a finaliser or signal handler runs meanwhile
         for call in (client.inspect, client.lock("c").acquire, lambda: client.break_lock("b", token=other.token)):
             with pytest.raises(Reentered, match="finaliser or signal handler"):
                 call()
@@ -80,7 +80,7 @@ def test_interrupted_sweep_is_repaired(bench, monkeypatch) -> None:
     def interrupted(self, context):
         if not interruptions:
             interruptions.append(1)
-            self.waiters.append((99, object()))  # half done
+            self.waiters.append((99, object()))  # a sweep interrupted halfway
             raise KeyboardInterrupt
         return sweep(self, context)
 
@@ -124,7 +124,7 @@ def test_callback_thread_start_is_retried_after_failure(bench, monkeypatch, wait
         raise RuntimeError("can't start new thread")
 
     callbacks._runtime.start_thread = refuse
-    callbacks.submit(notified.append, "before")  # whoever tells has better things to do than to fail for that
+    callbacks.submit(notified.append, "before")  # the caller must not fail
     callbacks._runtime.start_thread = start_thread
     client.break_lock("a", token=lease.token)
     wait_until(lambda: notified == ["before", lease])

@@ -1,4 +1,4 @@
-"""The watchdog: many leases, batches, deadlines, strange engines."""
+"""The watchdog: many leases, batches, deadlines, misbehaving engines."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_lease_renewed_meanwhile_is_rescheduled_without_a_call(bench, wait_until
     lease = client.lock("a", ttl=30).acquire()
     wait_until(lambda: client._core.watchdog._renewals)
     before = bench.transport.calls
-    lease._renewed_at, lease._renew_at = 1009.0, 1019.0  # by hand, and nobody has told the watchdog yet
+    lease._renewed_at, lease._renew_at = 1009.0, 1019.0  # as an explicit renewal that the watchdog does not know of
     bench.clock.advance(10)
     wait_until(lambda: client._core.watchdog._next_renewal_at() == 1019.0)
     assert bench.transport.calls == before
@@ -82,7 +82,7 @@ def test_lease_renewed_meanwhile_is_rescheduled_without_a_call(bench, wait_until
 
 def test_release_collected_tolerates_concurrent_pop(bench) -> None:
     class RacingDeque(deque):
-        """The last one went to another thread, just after it was seen."""
+        """Claims to be non-empty, as if another thread had just popped the last item."""
 
         def __bool__(self) -> bool:
             return True
@@ -131,7 +131,7 @@ def test_unmapped_engine_error_puts_lease_at_risk(bench, wait_until, monkeypatch
     monkeypatch.setattr(MemoryEngine, "renew", renew)
     bench.clock.advance(10)
     wait_until(lambda: lease.state == "AT_RISK")
-    wait_until(lambda: "should have mapped" in caplog.text)  # told on the teller's thread
+    wait_until(lambda: "should have mapped" in caplog.text)  # logged in the callback thread
 
 
 def test_watchdog_continues_after_unexpected_error(bench, wait_until, caplog) -> None:
@@ -150,7 +150,7 @@ def test_watchdog_continues_after_unexpected_error(bench, wait_until, caplog) ->
     watchdog._run_once = fail_once
     bench.clock.advance(10)
     wait_until(lambda: lease._renewed_at > 1000 or bench.clock.advance(0.2))
-    wait_until(lambda: "unexpected error in the watchdog" in caplog.text)  # told on the teller's thread
+    wait_until(lambda: "unexpected error in the watchdog" in caplog.text)  # logged in the callback thread
 
 
 def test_gone_reply_loses_lease_with_its_reason(bench, wait_until, monkeypatch) -> None:
@@ -209,7 +209,7 @@ def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
     thread.start()
     wait_until(lambda: bench.server.lock_states["", "a"].waiters)
     lock_state = bench.server.lock_states["", "a"]
-    lock_state._remove(lock_state.waiters[0][1])  # as after a restart that lost the line
+    lock_state._remove(lock_state.waiters[0][1])  # as after a restart that lost the queue
     bench.clock.advance(5)
     wait_until(lambda: lock_state.waiters)
     held.release()
@@ -219,7 +219,7 @@ def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
 def test_heartbeat_wakes_only_waiters_that_must_attempt(bench, monkeypatch) -> None:
     client = bench.client()
     registry, watchdog = client._core.registry, client._core.watchdog
-    registry.wake_watchdog = lambda _at: None  # the thread stays out of this
+    registry.wake_watchdog = lambda _at: None  # keeps the watchdog's thread asleep
     replies = {
         "deep": Alive(15, 4),
         "head": Alive(15, 0),
@@ -243,9 +243,9 @@ def test_wakeup_for_unknown_claim_releases_it(bench, wait_until) -> None:
 
     held = bench.client().lock("a", ttl=100).acquire()
     client = bench.client()
-    client.lock("other").acquire().release()  # it listens now
+    client.lock("other").acquire().release()  # registers this client for wake-ups
     late_claim = Claim("", "a", "", "f" * 32, Holder("late"), 10.0, queue=True)
-    bench.server.attempt(late_claim, client._core.registry.client_id)  # an attempt given up long ago lands in line
+    bench.server.attempt(late_claim, client._core.registry.client_id)  # an abandoned attempt arrives late and queues
     held.release()
     wait_until(lambda: not bench.server.lock_states)
 
@@ -257,7 +257,7 @@ def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
     client = bench.client()
     lease = client.lock("a", ttl=60).acquire()
     id_hash = lease._claim.id_hash
-    lease_document.detach(lease)  # written down for another process: this one no longer knows the claim
+    lease_document.detach(lease)  # the document is for another process: this client forgets the claim
     client._core.registry.on_notification("go", id_hash, 0.0, Claim("", "a", "", id_hash, Holder("stray"), 15.0))
     wait_until(lambda: not client._core.registry.pending_releases)
     assert [holding.state for holding in client.inspect()] == ["held"]

@@ -1,4 +1,4 @@
-"""Attacks on the threads that look after leases: one that could not start, that was stopped, or held up."""
+"""Regressions: a watchdog or callback thread that could not start, was stopped, or was blocked."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from leasehold import Client
 from leasehold.core.timing import NEVER
+from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads, boot_clock
 
 pytestmark = [
@@ -21,8 +22,9 @@ pytestmark = [
 
 
 def test_watchdog_start_is_retried_by_next_lease_after_failure(bench, monkeypatch, wait_until) -> None:
-    # `_running = True` before `aside`: when the thread cannot start (limit of processes, Ctrl-C just there) no lease of
-    # this client is ever renewed or told lost again, and close() waits `call_timeout` for nobody. The teller likewise.
+    # `_running` was set before `start_thread`. If the thread could not start (process limit, Ctrl-C), no lease of this
+    # client was ever renewed or reported lost, and close() waited `call_timeout` for a thread that did not exist. The
+    # same held for the callback thread.
     client = bench.client()
 
     def refuse(_self):
@@ -38,7 +40,8 @@ def test_watchdog_start_is_retried_by_next_lease_after_failure(bench, monkeypatc
 
 
 def test_callback_that_calls_sys_exit_does_not_stop_other_callbacks(bench, wait_until) -> None:
-    # The teller catches Exception: sys.exit() in a callback (or CancelledError) ends its thread, `_running` stays.
+    # The callback thread caught only Exception: sys.exit() in a callback (or CancelledError) ended it, and `_running`
+    # stayed set.
     client = bench.client()
     notified: list[str] = []
     first, second = client.lock("a").acquire(), client.lock("b").acquire()
@@ -52,7 +55,7 @@ def test_callback_that_calls_sys_exit_does_not_stop_other_callbacks(bench, wait_
 
 @pytest.fixture
 def on_at_risk_log() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Has a handler of the log do this when a lease is at risk."""
+    """Adds a log handler that calls a function when a lease is reported at risk."""
     log, added = logging.getLogger("leasehold"), list[logging.Handler]()
 
     def add_handler(action: Callable[[], object]) -> None:
@@ -84,8 +87,8 @@ def is_renewed_after_outage(bench, wait_until) -> bool:
 
 
 def test_log_handler_that_raises_does_not_stop_renewals(bench, wait_until, on_at_risk_log) -> None:
-    # Due leases are off the heap while they are renewed. Anything raised in `answered` (a log handler or filter, the
-    # teller's thread that cannot start) ends the turn: the whole batch is never planned, so never renewed, again.
+    # Due leases are off the heap while the watchdog renews them. An error in `_on_renewal_reply` (from a log handler or
+    # filter, or a callback thread that cannot start) ended the run, so the whole batch was never rescheduled.
     def raise_disk_full() -> None:
         raise OSError("disk full")
 
@@ -93,9 +96,49 @@ def test_log_handler_that_raises_does_not_stop_renewals(bench, wait_until, on_at
     assert is_renewed_after_outage(bench, wait_until)
 
 
+def test_log_handler_that_raises_does_not_stop_other_callbacks(bench, wait_until) -> None:
+    # The callback thread logs a failed callback. If that raised, too, the thread ended, and `_running` stayed set.
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("disk full")
+
+    def fail(_: object) -> None:
+        raise ValueError
+
+    log, handler, notified = logging.getLogger("leasehold.callbacks"), Handler(), list[str]()
+    log.addHandler(handler)
+    try:
+        client = bench.client()
+        first, second = client.lock("a").acquire(), client.lock("b").acquire()
+        first.on_lost(fail)
+        second.on_lost(lambda lease: notified.append(lease.name))
+        for lease in (first, second):
+            client.break_lock(lease.name, token=lease.token)
+        wait_until(lambda: notified == ["b"])
+    finally:
+        log.removeHandler(handler)
+
+
+def test_close_does_not_wait_when_the_watchdogs_engine_fails_to_close(bench, monkeypatch, wait_until) -> None:
+    client = bench.client()
+    lease = client.lock("a", ttl=30).acquire()
+    watchdog = client._core.watchdog
+    wait_until(lambda: watchdog._expiries)
+    bench.clock.advance(10.1)
+    wait_until(lambda: watchdog._engine is not None)
+    lease.release()
+
+    async def fail() -> None:
+        raise ValueError("injected")
+
+    monkeypatch.setattr(watchdog._engine, "close", fail)
+    run_sync(watchdog.stop(0.0))
+    wait_until(lambda: run_sync(watchdog._stopped_signal.wait(0.0)))
+
+
 def test_log_handler_that_blocks_does_not_stop_renewals(bench, wait_until, on_at_risk_log) -> None:
-    # `on_at_risk_log`, `lost` and `owed` are logged on the watchdog's own thread: the one kind of user code it still
-    # runs.
+    # Leases at risk or lost, and pending releases, were logged in the watchdog's own thread: log handlers were the one
+    # kind of user code that it still ran.
     unblock = threading.Event()
     on_at_risk_log(lambda: unblock.wait(5))
     try:
@@ -105,8 +148,8 @@ def test_log_handler_that_blocks_does_not_stop_renewals(bench, wait_until, on_at
 
 
 def test_renewals_continue_when_callback_thread_cannot_start(bench, monkeypatch, wait_until) -> None:
-    # The first lease at risk wants the teller's thread. That cannot start: what was raised ended the turn, so the rest
-    # of the batch was never planned again, and was raised once more where the watchdog tells of that: it was no more.
+    # The first lease at risk starts the callback thread. If that failed, the error ended the run, so the rest of the
+    # batch was never rescheduled. It was raised again when the watchdog reported it, and that ended the watchdog.
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
     bench.clock.advance(0)
@@ -148,12 +191,12 @@ def test_error_in_one_renewal_reply_does_not_affect_its_batch(bench, monkeypatch
 
 @pytest.mark.usefixtures("untraced")
 def test_short_lease_is_renewed_before_leases_that_are_nearly_due(bench, wait_until) -> None:
-    # What is nearly due goes along with what is due: thousands of long leases, batch after batch, while the short one
-    # that took them along came to its end.
+    # The watchdog renews leases that are nearly due together with due ones. It renewed thousands of long leases, batch
+    # after batch, while the short lease expired.
     client = bench.client()
     client._core.runtime.random = lambda: 0.0
     long_leases = [client.lock(f"n{number}", ttl=3000).acquire() for number in range(3000)]
-    bench.clock.advance(950)  # they are due after 1000
+    bench.clock.advance(950)  # due after 1000 s
     wait_until(lambda: len(client._core.watchdog._expiries) == 3000)
     short_lease = client.lock("short", ttl=1).acquire()
     wait_until(lambda: len(client._core.watchdog._expiries) == 3001)
@@ -173,8 +216,8 @@ def test_short_lease_is_renewed_before_leases_that_are_nearly_due(bench, wait_un
 
 @pytest.mark.parametrize("first", ["hand", "watchdog"])
 def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until, first) -> None:
-    # The watchdog asks, with the ttl of before, while renew(ttl=300) is not answered yet. Whichever answer came last:
-    # the lease lived 30 s again, by all later renewals too, where renew() had promised 300.
+    # The watchdog renewed with the old ttl while renew(ttl=300) was in flight. Whichever reply came last, the lease had
+    # 30 s again, also after all later renewals, although renew() had promised 300.
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
     wait_until(lambda: client._core.watchdog._expiries)
@@ -201,14 +244,15 @@ def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until
         assert lease.ttl == 300
     finally:
         watchdog_may_return.set()
-    wait_until(lambda: client._core.watchdog._wakes_at < NEVER)  # it sleeps again
+    wait_until(lambda: client._core.watchdog._wakes_at < NEVER)  # the watchdog sleeps again
     del bench.transport.call
     assert (lease.ttl, lease._claim.ttl, round(lease.remaining)) == (300, 300, 287)
 
 
 def test_on_lost_runs_soon_after_system_suspend() -> None:
-    # The clock counts suspend, the watchdog's sleep (a lock's timeout, CLOCK_MONOTONIC) does not: it sleeps on for
-    # up to a third of the ttl after the machine woke. state and check() know at once; callbacks, events, tasks do not.
+    # The clock counts suspended time; the watchdog's sleep (a lock's timeout, CLOCK_MONOTONIC) does not. After a resume
+    # the watchdog slept for up to a third of the ttl: state and check() reported the loss at once, but callbacks,
+    # events and tasks did not.
     suspended_seconds = [0.0]
     client = Client("memory://", runtime=Threads(lambda: boot_clock() + suspended_seconds[0]))
     lease, notified = client.lock("a", ttl=60).acquire(), []
@@ -216,7 +260,7 @@ def test_on_lost_runs_soon_after_system_suspend() -> None:
     time.sleep(0.1)
     suspended_seconds[0] = 3600.0
     assert lease.state == "LOST"
-    end = time.monotonic() + 15  # by itself it would wake after 20
+    end = time.monotonic() + 15  # the next scheduled renewal is after 20 s
     while not notified and time.monotonic() < end:
         time.sleep(0.05)
     try:

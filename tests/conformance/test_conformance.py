@@ -1,4 +1,4 @@
-"""Every case over every engine and both runtimes. `pytest -k memory-asyncio` runs one of them."""
+"""Every case on every engine and in both runtimes. `pytest -k memory-asyncio` runs one combination."""
 
 from leasehold.testing import RIGS, conformance_tests
 

@@ -1,4 +1,4 @@
-"""No engine is left out: each has a rig, a guarantees page, and a case for every trait it promises."""
+"""Every engine has a rig, a guarantees page, and a case for each trait it promises."""
 
 import inspect
 from dataclasses import dataclass, make_dataclass, replace
@@ -20,10 +20,10 @@ PAGES = Path(__file__).parents[2] / "docs" / "guarantees"
 
 
 def gaps(engines, rigs, pages, cases, traits_of):
-    """What is missing, one line each."""
+    """Describe what is missing, one line each."""
     found = []
     for scheme, module in engines.items():
-        engine = module.rpartition(".")[2]  # several schemes may lead to one engine: redis, rediss
+        engine = module.rpartition(".")[2]  # several schemes may share one engine: redis, rediss
         if not (pages / f"{engine}.md").is_file():
             found.append(f"{scheme}:// has no guarantees page {engine}.md")
         engine_rigs = {name: rig for name, rig in rigs.items() if engines.get(rig.scheme) == module}
@@ -61,7 +61,7 @@ def test_every_case_names_promises_and_every_promise_has_a_case():
 
 @dataclass
 class Inventory:
-    """A whole world without gaps, to plant one in."""
+    """A complete inventory without gaps, in which a test plants one."""
 
     engines: dict
     rigs: dict

@@ -1,4 +1,4 @@
-"""Planted bugs in who is granted a name, by which token, and for how long: the suite must notice each of them."""
+"""Planted bugs in grants: who gets a name, with which token, and for how long. The suite must find each of them."""
 
 from harness.checkers.mutation import Patch, PlantedBugs
 from leasehold.client import lock

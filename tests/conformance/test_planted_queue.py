@@ -1,4 +1,4 @@
-"""Planted bugs in the line of waiters, its wake-ups and heart-beats: the suite must notice each of them."""
+"""Planted bugs in the queue, its wake-ups and heartbeats. The suite must find each of them."""
 
 from harness.checkers.mutation import Patch, PlantedBugs
 from leasehold.core import lock_state

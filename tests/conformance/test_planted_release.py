@@ -1,4 +1,4 @@
-"""Planted bugs in how claims end and what is answered about them: the suite must notice each of them."""
+"""Planted bugs in release, expiry and the answers about ended claims. The suite must find each of them."""
 
 from dataclasses import replace
 

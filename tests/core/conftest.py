@@ -1,4 +1,4 @@
-"""A line with a clock to turn by hand."""
+"""A `LockState` with a manual clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def claim(who: str, **fields: object) -> Claim:
 
 
 class Bench:
-    """A line with a clock to turn by hand. Each claim's client is called as the claim."""
+    """A `LockState` with a manual clock. The client of each claim is named after the claim."""
 
     def __init__(self, kind: str = "lock", limit: int = 1) -> None:
         self.context = Context(100.0, lambda: self.counter.next(0), lambda client: client not in self.unreachable)

@@ -1,5 +1,5 @@
-"""Who is named, and who is not: the wait-for graph of locks, readers and permits. By cases, and then played out:
-whoever the play leaves waiting for ever is stuck, and nobody else.
+"""The wait-for graph of locks, readers and permits: by cases, and against a simulation of owners that hold and wait.
+The owners that the simulation leaves waiting for ever are stuck, and no others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def waiting_claim(owner: str, name: str, **fields) -> Holding:
 
 
 def find_cycles(*claims: Holding) -> list[list[tuple[str, str]]]:
-    """Circles as (who, for what), each from its first in the alphabet."""
+    """Cycles as (owner, name waited for), each starting at its smallest pair."""
     cycles = []
     for deadlock in deadlocks(sorted(claims, key=lambda holding: holding.name)):
         pairs = [(wait.waiter.holder.label, wait.name) for wait in deadlock.waits]
@@ -88,23 +88,23 @@ def test_owner_waiting_for_itself_is_a_deadlock() -> None:
 
 
 def test_threads_of_one_process_are_distinct_owners() -> None:
-    # They share label, host and pid: only the owner tells them apart.
+    # They share label, host and pid, and differ only in the owner id.
     assert find_cycles(claim("p1", "a"), claim("p2", "b"), waiting_claim("p1", "b"), waiting_claim("p3", "a")) == []
 
 
 def test_semaphore_waiter_is_stuck_only_if_all_holders_are() -> None:
     pool_claims = [claim("p", "pool", limit=2), claim("q", "pool", limit=2), waiting_claim("r", "pool", limit=2)]
-    assert find_cycles(*pool_claims, claim("r", "a"), waiting_claim("p", "a")) == [], "q goes on"
+    assert find_cycles(*pool_claims, claim("r", "a"), waiting_claim("p", "a")) == [], "q can continue"
     both = find_cycles(*pool_claims, claim("r", "a"), waiting_claim("p", "a"), waiting_claim("q", "a"))
     assert both == [[("p", "a"), ("r", "pool")], [("q", "a"), ("r", "pool")]]
     cooling = claim("s", "pool", "cooling", limit=3)
     assert (
         find_cycles(*pool_claims, cooling, claim("r", "a"), waiting_claim("p", "a"), waiting_claim("q", "a")) == []
-    ), "time alone frees a permit"
+    ), "a cooling permit becomes free with time"
 
 
 def test_free_permit_blocks_no_waiter() -> None:
-    """Whoever has the turn did not come for it: it sleeps, and needs no one to go on."""
+    """A waiter that was passed over has a free permit to claim, so it waits for no holder."""
     asleep = claim("r", "pool", "passed over", limit=2)
     assert find_cycles(claim("p", "pool", limit=2), asleep, claim("r", "a"), waiting_claim("p", "a")) == []
 
@@ -162,7 +162,7 @@ def test_deadlock_must_be_seen_in_both_inspections() -> None:
         waiting_claim("q", "a"),
         b,
         waiting_claim("p", "b"),
-    ]  # released and taken anew between the looks
+    ]  # released and acquired again between the two inspections
     assert seen_in_both(first, deadlocks(again)) == []
     assert seen_in_both([], deadlocks(cycle)) == []
 
@@ -175,7 +175,7 @@ names = st.sampled_from("abcdef")
     st.lists(st.tuples(st.sampled_from("uvwxyz"), names), max_size=6, unique_by=lambda t: t[0]),
 )
 def test_cycles_of_exclusive_locks_are_reported_exactly(held, wanted) -> None:
-    # Each owner holds one name and waits for at most one: the circles are those of a function, found by walking it.
+    # Each owner holds one name and waits for at most one, so every cycle is found by following these waits.
     owner_of = dict(zip(held, "uvwxyz", strict=True))
     wants = dict(wanted)
     cycles = set()
@@ -197,10 +197,10 @@ def _is_cycle(deadlock: Deadlock) -> bool:
     return all(wait.holder.owner == next_wait.waiter.owner for wait, next_wait in pairwise(ring))
 
 
-# ------------------------------------------------------------- played out
+# ------------------------------------------------------------- simulation
 
 
-LIMITS = {"a": 0, "b": 0, "c": 0, "p": 2, "q": 3}  # 0: a lock, with readers; else a semaphore
+LIMITS = {"a": 0, "b": 0, "c": 0, "p": 2, "q": 3}  # 0: a lock, which may have readers; else the limit of a semaphore
 OWNERS = "stuvwxyz"
 
 steps = st.lists(
@@ -210,7 +210,7 @@ released = st.lists(st.tuples(st.sampled_from(OWNERS), st.sampled_from("abcpq"))
 
 
 class LockSimulation:
-    """Owners that go on until they wait; each name has its holders and its line."""
+    """Owners that continue until they wait; each name has its holders and its queue."""
 
     def __init__(self) -> None:
         self.held: dict[str, list[tuple[str, str]]] = {name: [] for name in LIMITS}
@@ -234,12 +234,12 @@ class LockSimulation:
         (self.held if fits else self.queues)[name].append((owner, mode))
 
     def release(self, owner: str, name: str) -> None:
-        """Without telling those in line: as if they did not hear it."""
+        """Release without notifying the waiters."""
         if owner not in self.waiting_owners():
             self.held[name] = [entry for entry in self.held[name] if entry[0] != owner]
 
     def stuck_owners(self) -> set[str]:
-        """Those who wait when nothing goes on any more."""
+        """The owners that still wait when no owner can continue."""
         while True:
             before = repr((self.held, self.queues))
             for name, queue in self.queues.items():
@@ -269,5 +269,5 @@ def test_reported_owners_are_stuck_and_every_stuck_state_is_reported(steps, rele
     reported = deadlocks(simulation.holdings())
     named = {wait.waiter.owner for cycle in reported for wait in cycle.waits}
     stuck = simulation.stuck_owners()
-    assert named <= stuck, "nobody is named who would go on"
+    assert named <= stuck, "an owner that can continue was reported"
     assert bool(named) == bool(stuck)

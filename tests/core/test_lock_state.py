@@ -1,4 +1,4 @@
-"""The reference state machine, verb by verb. By rules over random runs it is in test_admission_rules.py."""
+"""The reference state machine, verb by verb. For random runs see test_lock_state_properties.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_repeated_attempt_returns_same_grant_or_position(bench) -> None:  # E2
 
 def test_repeated_attempt_or_renewal_never_shortens_the_ttl(
     bench,
-) -> None:  # E8: requests may pass each other on the way
+) -> None:  # E8: requests may overtake each other
     bench.attempt("a")
     assert bench.renew("a", 1, ttl=60.0) == Alive(60.0)
     assert bench.attempt("a") == Grant(1, 60.0)
@@ -55,9 +55,9 @@ def test_waiter_passed_over_after_reservation_keeps_its_position(bench) -> None:
         bench.attempt(who)
     bench.release("a")
     bench.pass_time(RESERVATION_TTL)
-    assert bench.attempt("c") == Grant(3, 10.0)  # b's token 2 is burnt
+    assert bench.attempt("c") == Grant(3, 10.0)  # token 2 was used for b's reservation
     assert bench.state("b") == PASSED
-    assert bench.attempt("b") == Busy(10.0, 0, 3, Holder("c"))  # before d
+    assert bench.attempt("b") == Busy(10.0, 0, 3, Holder("c"))  # ahead of d
     assert [party.id_hash for _, party in bench.lock_state.waiters] == ["b", "d"]
 
 
@@ -74,7 +74,7 @@ def test_reservation_moves_on_when_notification_failed(bench) -> None:
     for who in "abc":
         bench.attempt(who)
     bench.release("a")
-    assert bench.lock_state.notification_failed(bench.context, "b") == (False, [])  # somebody listens there by now
+    assert bench.lock_state.notification_failed(bench.context, "b") == (False, [])  # b is reachable again
     bench.unreachable.add("b")
     assert bench.lock_state.notification_failed(bench.context, "b") == (True, [Notification("c", "go", "c")])
     assert bench.state("b") == PASSED
@@ -96,10 +96,10 @@ def test_head_attempting_during_reservation_is_told_to_probe_soon(bench) -> None
     for who in "abc":
         bench.attempt(who)
     bench.release("a")
-    bench.pass_time(0.2)  # a heart-beat, or its own look, has it ask while the one before it still lives
+    bench.pass_time(0.2)  # a heartbeat or re-check makes c attempt while b is still reachable
     busy = bench.attempt("c")
     assert isinstance(busy, Busy)
-    assert (busy.position, busy.left) == (0, RESERVATION_PROBE), "not the whole reservation"
+    assert (busy.position, busy.left) == (0, RESERVATION_PROBE), "c must not wait for the whole reservation"
     bench.unreachable.add("b")
     bench.pass_time(RESERVATION_PROBE)
     assert isinstance(bench.attempt("c"), Grant)
@@ -114,8 +114,8 @@ def test_unreachable_client_that_attempts_is_granted(bench) -> None:
 
 
 def test_unreachable_head_that_attempts_is_granted_before_others(bench) -> None:
-    # Seed 69 of the simulation: given its turn by its own attempt, it was passed over within that attempt as one that
-    # cannot be reached, and answered with a grant that had no token.
+    # Seed 69 of the simulation: the waiter's own attempt gave it a reservation, passed it over in the same call because
+    # its client was unreachable, and returned a grant without a token.
     for who in "abc":
         bench.attempt(who)
     bench.unreachable.add("b")

@@ -1,4 +1,4 @@
-"""The reference state machine over random runs: what must hold of every answer, and of the line after it."""
+"""The reference state machine over random runs: what must hold for every reply, and for the state after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LockStateRules(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from([("lock", 1), ("semaphore", 2), ("semaphore", 3)]))
     def begin(self, kind: tuple[str, int]) -> None:
         self.bench = self.bench_type(*kind)
-        self.promised: dict[str, tuple[int, float]] = {}  # who was promised what: token, and until when
+        self.promised: dict[str, tuple[int, float]] = {}  # the token and expiry that each client was promised
         self.modes: dict[str, str] = {}
         self.tokens: list[int] = []
 
@@ -47,7 +47,7 @@ class LockStateRules(RuleBasedStateMachine):
                 assert reply.token == before[0]  # E2
                 assert now + reply.ttl >= before[1]  # E8
             else:
-                # E3. Holders beside each other may learn of their tokens in another order than they were issued in.
+                # E3. Concurrent holders may receive their tokens in another order than they were issued.
                 exclusive = self.bench.lock_state.kind == "lock" and mode == "exclusive"
                 assert reply.token > max(self.tokens, default=0) if exclusive else reply.token not in self.tokens
                 self.tokens.append(reply.token)
@@ -89,7 +89,7 @@ class LockStateRules(RuleBasedStateMachine):
         self.bench.unreachable ^= {who}
 
     @invariant()
-    def limit_is_never_exceeded(self) -> None:  # E1, by promises made rather than by the line's own books
+    def limit_is_never_exceeded(self) -> None:  # E1, by the promises made, not by the state's own collections
         if not hasattr(self, "bench"):
             return
         now, lock_state = self.bench.context.now, self.bench.lock_state

@@ -1,4 +1,4 @@
-"""Names become engine keys without collisions, and bad ones are refused early."""
+"""Names become engine keys without collisions, and invalid names are refused early."""
 
 import pytest
 from hypothesis import given

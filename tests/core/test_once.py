@@ -1,4 +1,4 @@
-"""What a record of `once` says, and what may follow."""
+"""The records of `once`, and which record may follow another."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""When a schedule is due."""
+"""When the ticks of a schedule are due."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def make_ticks(missed="skip", every=60.0, offset=0.0, late=30.0, most=100):
         ("last", 659.0, 10, []),
         ("all", 659.0, 5, [6, 7, 8, 9, 10]),
         ("all", 659.0, 10, []),
-        ("all", 659.0, 12, []),  # others, whose clocks are ahead, have been there
+        ("all", 659.0, 12, []),  # done by other clients, whose clocks are ahead
     ],
 )
 def test_due_ticks_follow_missed_option(missed, now, last_completed, due):
@@ -34,7 +34,7 @@ def test_catching_up_is_limited_by_most():
 
 
 def test_new_schedule_starts_with_the_current_tick():
-    assert make_ticks().initial_completed(600.0) == 9  # the tick of this moment is run
+    assert make_ticks().initial_completed(600.0) == 9  # the tick that is due now is run
     assert make_ticks().initial_completed(659.0) == 10
 
 

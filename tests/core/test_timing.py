@@ -1,4 +1,4 @@
-"""Every duration: a grant is never trusted longer than the engine keeps it, and renewals come in time."""
+"""Timing: a client never trusts a grant longer than the engine keeps it, and renewals are due in time."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The page of the comparison agrees with what the tool makes, in both directions: all rows are there, and hold."""
+"""The comparison page agrees with the tool in both directions: every row is on the page and has its results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_recorded_results_support_the_claims_of_the_page():
         assert recorded[name]["pause"]["refused"] == recorded[name]["pause"]["rounds"], name
     for name in UNFENCED:
         assert recorded[name]["pause"]["lost"] == recorded[name]["pause"]["rounds"], name
-    for name in ("etcd", "zookeeper"):  # nobody else was let in
+    for name in ("etcd", "zookeeper"):  # no other client was granted the lock
         assert recorded[name]["fail-over"]["refused"] == 0
     for name in ("set-nx", "redlock", "unfenced"):
         assert recorded[name]["fail-over"]["lost"] > 0

@@ -1,4 +1,4 @@
-"""The recipe of docs/how-to/rate-limits.md, between processes: atomic counters, no lock."""
+"""The example of docs/how-to/rate-limits.md with several processes: atomic counters, no lock."""
 
 import os
 import socket

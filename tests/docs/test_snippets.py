@@ -1,15 +1,15 @@
-"""The docs are true: every snippet runs and every link leads somewhere. (Tables: `test_tables.py`.)
+"""Every snippet in the docs runs and every link resolves. (Tables: `test_tables.py`.)
 
-What a page may write:
+What a page may contain:
 
-- A ```python block is run. The blocks of one page share a namespace, in order, in a process and a folder of their own,
-  with warnings as errors. What a block prints must stand in a ```text block right below it; `...` there stands for any
-  text. A log of level ERROR, an exception in another thread or a lease left behind fails the page as well.
+- A ```python block is run. The blocks of a page run in order and share a namespace, in their own process and folder,
+  with warnings as errors. If a block prints, a ```text block right below it must show the output; `...` there matches
+  any text. A log at level ERROR, an exception in another thread or a lease that is not released also fails the page.
 - A ```python pytest block is a test file, run by pytest.
-- A page that starts a server of `harness.servers` is skipped where that is not installed; in CI it fails.
-- A page that speaks of `REDIS_URL` finds it in its environment, with a server behind it.
+- A page that starts a server of `harness.servers` is skipped if that is not installed; in CI it fails.
+- A page that mentions `REDIS_URL` gets it in its environment, with a running server.
 - A block that cannot run says why in the line above it: <!-- not run: needs a server -->
-- A page that needs a server says which: <!-- server: postgresql -->. Its blocks find one by $DATABASE_URL.
+- A page that needs a server names it: <!-- server: postgresql -->. Its blocks find the server in $DATABASE_URL.
 """
 
 import doctest
@@ -34,22 +34,22 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
-LANGUAGES = {"python", "python pytest", "text", "sh", "toml", "sql"}  # a misspelt one would pass unseen
+LANGUAGES = {"python", "python pytest", "text", "sh", "toml", "sql"}  # a misspelt language would not be run
 
 # ------------------------------------------------------------------ reading a page
 
 
 @dataclass(frozen=True)
 class Block:
-    line: int  # where its text begins, counted from 1
+    line: int  # where its text begins, 1-based
     language: str
     text: str
     reason: str | None = None  # why it is not run
-    expected_output: str | None = None  # what the page says it prints
+    expected_output: str | None = None  # the output that the page shows
 
     @property
     def padded(self) -> str:
-        """Tracebacks then name the line of the page."""
+        """The code, padded so that tracebacks name the line of the page."""
         return "\n" * (self.line - 1) + self.text
 
 
@@ -113,7 +113,7 @@ json.dump((results, trouble), sys.stdout)
 
 
 def environment_of(page: Path) -> dict[str, str]:
-    """Where the servers are that a page needs; skips where one is absent."""
+    """URLs of the servers that a page needs. Skips if one is not installed."""
     servers = re.findall(r"^<!-- server: (\w+) -->$", page.read_text(encoding="utf-8"), re.M)
     assert servers in ([], ["mysql"], ["postgresql"]), servers
     if not servers:
@@ -133,7 +133,7 @@ def environment_of(page: Path) -> dict[str, str]:
 
 
 def run_page(page: Path, folder: Path) -> Iterator[str]:
-    """What is wrong with the snippets of a page."""
+    """Run the snippets of a page and yield what is wrong."""
     found, extra_environment = blocks(page), environment_of(page)
     todo = [block for block in found if block.language == "python" and block.reason is None]
     if todo:
@@ -143,7 +143,7 @@ def run_page(page: Path, folder: Path) -> Iterator[str]:
             yield f"{page.name}: the snippets ended the process: {done.stderr}"
             return
         results, trouble = json.loads(done.stdout)
-        for block, (printed, raised) in zip(todo, results, strict=False):  # none after one that raised
+        for block, (printed, raised) in zip(todo, results, strict=False):  # no results after a block that raised
             yield from output_errors(f"{page.name}:{block.line}", block, printed, raised)
         yield from (f"{page.name}: {problem}" for problem in trouble)
     tests = [block for block in found if block.language == "python pytest" and block.reason is None]
@@ -193,11 +193,11 @@ def test_snippets_run(page, tmp_path):
     assert found == ""
 
 
-# ------------------------------------------------------------- the form of a page
+# ----------------------------------------------------------- the format of a page
 
 
 def format_errors(page: Path) -> Iterator[str]:
-    """What the reader above would pass over in silence."""
+    """Errors that the parser above would ignore."""
     found = blocks(page)
     for block in found:
         if block.language not in LANGUAGES:
@@ -237,7 +237,7 @@ def broken_links(page: Path, root: Path) -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Headings as GitHub names them."""
+    """The anchors that GitHub gives to headings."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,7 +1,7 @@
 """The docs agree with the code: generated tables, the reference of every public name, the guarantees pages.
 
-What stands between <!-- generated: WORD --> and <!-- end --> is made from the code. After a change of the code,
-`python tests/docs/test_tables.py` writes it anew. Other tables are written by hand, and compared.
+The text between <!-- generated: WORD --> and <!-- end --> is generated from the code. After a change of the code,
+`python tests/docs/test_tables.py` regenerates it. Other tables are written by hand and compared.
 """
 
 import ast
@@ -32,10 +32,10 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 GENERATED = re.compile(r"(?P<open><!-- generated: (?P<word>.+?) -->\n)(?P<text>.*?)(?P<close><!-- end -->)", re.S)
 
-# A page for each engine, by the name of its module, and the first of the schemes that lead to it.
+# A page for each engine, by the name of its module, and its first scheme.
 ENGINES = {module.rpartition(".")[2]: scheme for scheme, module in reversed(engines.BUILT_IN.items())}
 
-# ------------------------------------------------------------- made from the code
+# -------------------------------------------------------- generated from the code
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -44,12 +44,12 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def comments(thing: type) -> dict[str, str]:
-    """What the source says beside each field of a class."""
+    """The trailing comment of each field of a class."""
     found = re.findall(r"^    (\w+): .*?(?:  # (.*))?$", inspect.getsource(thing), re.M)
     return dict(found)
 
 
-REQUIRED_HOSTS = {"redlock": "a,b,c"}  # engines that cannot do without
+REQUIRED_HOSTS = {"redlock": "a,b,c"}  # engines whose URL needs hosts
 
 
 def traits_table(scheme: str) -> str:
@@ -89,7 +89,7 @@ def error_tree() -> str:
 
 
 def fences_reference() -> str:
-    """Every public name of `leasehold.fences` but the asyncio twins, with what its docstrings promise."""
+    """Every public name of `leasehold.fences` except the asyncio classes, with its docstrings."""
     found = []
     for name in sorted(set(fences.__all__) - {"Shown"}, key=str.lower):
         thing = getattr(fences, name)
@@ -115,7 +115,7 @@ def fences_reference() -> str:
 
 
 def signatures(thing: object) -> dict[str, tuple[str, str]]:
-    """The public methods of a class: their arguments, and what they promise."""
+    """The public methods of a class: their arguments and docstrings."""
     members = inspect.getmembers(thing, inspect.isfunction) if isinstance(thing, type) else []
     own = [(name, method) for name, method in members if name[0] != "_" and name not in INTERNAL_METHODS]
     return {name: (signature_without_types(method), docstring_in_one_line(method)) for name, method in own}
@@ -130,11 +130,11 @@ INTERNAL_METHODS = {
     "take_row",
     "update",
     "write_row",
-}  # steps that two kinds share
+}  # helpers that two kinds share
 
 
 def signature_without_types(thing: Callable[..., object]) -> str:
-    """Arguments without their types."""
+    """The arguments without their types."""
     signature = inspect.signature(thing)
     given = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
     return str(signature.replace(parameters=given, return_annotation=signature.empty))
@@ -145,7 +145,7 @@ def docstring_in_one_line(thing: object) -> str:
 
 
 def growth_table(what: str) -> str:
-    """From what `python -m bench.growth` measured: of each engine the cost, in microseconds, by how many there are."""
+    """The results of `python -m bench.growth`: each engine's cost in microseconds, by number of locks or waiters."""
     found = json.loads((DOCS / "evidence" / "growth.json").read_text(encoding="utf-8"))
     counts = sorted({count for series in found.values() for count, _ in series[what]})
     rows = []
@@ -156,7 +156,7 @@ def growth_table(what: str) -> str:
 
 
 def speed_table() -> str:
-    """From what `make bench ARGS=report` measured: pairs of each engine, against the base of their table."""
+    """The results of `make bench ARGS=report`: each engine's pairs as a ratio to the base of its table."""
     found = json.loads((ROOT / "bench" / "results.json").read_text(encoding="utf-8"))
     parts = [
         part for name, result in found.items() if name != "imports" for part in result["parts"] if "results" in part
@@ -173,7 +173,7 @@ def speed_table() -> str:
 
 
 def comparison_table() -> str:
-    """From what `make comparison` measured."""
+    """The results of `make comparison`."""
     return table(("approach", *comparison.FAULTS), comparison.table_rows(comparison.load_results()))
 
 
@@ -191,10 +191,10 @@ GENERATORS: dict[str, Callable[[], str]] = {
 
 
 def regenerate(text: str) -> str:
-    """The text of a page with its generated parts made anew."""
+    """Return the text of a page with its generated parts regenerated."""
 
     def make(match: re.Match[str]) -> str:
-        assert match["word"] in GENERATORS, f"nothing generates {match['word']!r}; known: {', '.join(GENERATORS)}"
+        assert match["word"] in GENERATORS, f"no generator for {match['word']!r}; known: {', '.join(GENERATORS)}"
         return match["open"] + GENERATORS[match["word"]]() + match["close"]
 
     return GENERATED.sub(make, text)
@@ -203,7 +203,7 @@ def regenerate(text: str) -> str:
 @each_page
 def test_generated_parts_agree_with_the_code(page):
     text = page.read_text(encoding="utf-8")
-    assert text.count("<!-- generated") == len(GENERATED.findall(text)), "a generated part is not closed"
+    assert text.count("<!-- generated") == len(GENERATED.findall(text)), "a generated part has no <!-- end -->"
     assert text == regenerate(text), "out of date: run `python tests/docs/test_tables.py`"
 
 
@@ -229,7 +229,7 @@ def test_every_engine_has_a_guarantees_page(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_tests_named_as_evidence_exist(engine):
-    """Every test that a guarantees page names: `tests/path.py::name`, or a conformance case: `a_name_of_words`."""
+    """A guarantees page names tests as `tests/path.py::name` and conformance cases as `a_name_of_words`."""
     evidence = (DOCS / "guarantees" / f"{engine}.md").read_text(encoding="utf-8").partition("## Evidence")[2]
     tests = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", evidence)
     missing = [f"{file}::{name}" for file, name in tests if not exists(ROOT / file, name)]
@@ -273,18 +273,18 @@ def first_column(page: str, heading: str) -> list[str]:
 
 
 def call_signature(name: str, member: object) -> str:
-    """A method as the page writes it: without types, but for what it gives if that is no function."""
+    """A method as the page writes it: without types, except a return type that is not a function."""
     if not inspect.isfunction(member):
         return name
     signature = inspect.signature(member)
-    # `**unknown` only serves to refuse a misspelt argument with a better text.
+    # `**unknown` only exists to give a better error for a misspelt argument.
     parameters = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:] if p.name != "unknown"]
     shown = str(signature.replace(parameters=parameters, return_annotation=signature.empty)).replace("=UNSET", "=...")
     given = str(signature.return_annotation)
     return f"{name}{shown}" + ("" if given == "None" or "Callable" in given else f" -> {given}")
 
 
-# Methods and attributes that the recipes share with each other, and not with users.
+# Methods and attributes that classes use internally and users do not.
 INTERNAL = {
     "Lock": {"options", "shape"},
     "Lease": {name for name, member in vars(BaseLease).items() if inspect.isfunction(member)} - {"check", "on_lost"},
@@ -304,7 +304,7 @@ API_PAIRS = {
 }
 
 
-# Public attributes that no class body names.
+# Public attributes that no class body declares.
 ATTRIBUTES = {"Schedule": ("name", "ticks"), "Status": ("name", "start")}
 
 
@@ -355,7 +355,7 @@ def test_api_page_explains_every_require_word():
     assert first_column("api.md", "Words for `require`") == list(config.REQUIREMENTS)
 
 
-# URLs that pages show and that no engine serves: web addresses, a store's alias, SQLAlchemy's own, an error shown.
+# URLs on the pages that no engine serves: web addresses, a store's alias, SQLAlchemy's own, one in an error message.
 OTHER_SCHEMES = {"file", "http", "https", "nowhere", "postgres", "postgresql+psycopg"}
 
 

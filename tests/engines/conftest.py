@@ -1,4 +1,4 @@
-"""What the tests of engines share: processes, servers, and ways to look at both."""
+"""Shared fixtures of the engine tests: child processes, servers, and ways to observe both."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def child() -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture
 def run_in_fork() -> Callable[[Callable[[], object]], None]:
-    """Runs a function in a forked child; what it raises fails the test (in a thread: its warning does)."""
+    """Run a function in a forked child. An exception there fails the test; in a thread, pytest's warning does."""
 
     def run(body: Callable[[], object]) -> None:
         sys.stdout.flush()
@@ -76,7 +76,7 @@ def wait_until() -> Callable[..., None]:
     def wait(condition: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, "it did not come true in time"
+            assert time.monotonic() < end, "the condition did not become true in time"
             time.sleep(every)
 
     return wait
@@ -94,7 +94,7 @@ def url(path: str) -> str:
 
 @contextmanager
 def skip_without_server() -> Iterator[None]:
-    """A server that is not installed is a reason to skip; in CI it is a failure."""
+    """Skip the test if its server is not installed; in CI, fail it."""
     try:
         yield
     except Absent as absent:
@@ -125,7 +125,7 @@ def database() -> Iterator[Database]:
 
 @pytest.fixture
 def mariadb() -> Iterator[Callable[..., MariaDB]]:
-    """Starts servers of the test's own, to be hurt."""
+    """Start servers for this test alone, so that it may break them."""
     started: list[MariaDB] = []
 
     def start(*settings: str, **kwargs: Any) -> MariaDB:
@@ -144,7 +144,7 @@ def mysql() -> Iterator[Database]:
 
 @pytest.fixture(params=sorted(DATABASES))
 def sql(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Either: what must be so on every server of SQL."""
+    """A database on each SQL server in turn."""
     yield from _database(request.param)
 
 
@@ -163,8 +163,8 @@ def make_driver() -> Iterator[Callable[[str], BareEngineDriver]]:
 
 @pytest.fixture
 def start_redis() -> Iterator[Callable[..., RedisServer]]:
-    """Starts Redis servers of the test's own, to be hurt as it likes."""
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    """Start Redis servers for this test alone, so that it may break them."""
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     with ExitStack() as exit_stack:
 
         def run(*options: str, **kwargs: Any) -> RedisServer:
@@ -177,8 +177,8 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """Of Redis: three nodes, slow to see a failure."""
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    """A Redis cluster of three nodes that is slow to detect a failure."""
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     redis_cluster = three_node_cluster()
     yield redis_cluster
     for node in redis_cluster.all:
@@ -188,7 +188,7 @@ def cluster() -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[str, str]:
-    """A key, and its certificate."""
+    """The paths of a key and its certificate."""
     key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     extra_arguments = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
     done = subprocess.run(
@@ -215,7 +215,7 @@ def certificate(tmp_path: Path) -> tuple[str, str]:
 
 
 class Rights(NamedTuple):
-    """What docs/guarantees/redis.md says a user needs: on a server, more in a cluster, at a sentinel."""
+    """The ACL rules that docs/guarantees/redis.md lists: for a server, in addition for a cluster, for a sentinel."""
 
     server: list[str]
     cluster: list[str]
@@ -227,4 +227,4 @@ def rights() -> Rights:
     page = (Path(__file__).parents[2] / "docs" / "guarantees" / "redis.md").read_text(encoding="utf-8")
     server, both = re.findall(r"```text\n(ACL SETUSER.*?|\+cluster.*?)```", page, re.S)
     cluster, _, sentinel = both.partition("\n")
-    return Rights(server.split()[5:], cluster.split(), sentinel.split()[5:])  # behind: ACL SETUSER locks on >password
+    return Rights(server.split()[5:], cluster.split(), sentinel.split()[5:])  # skips "ACL SETUSER locks on >password"

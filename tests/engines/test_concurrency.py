@@ -1,5 +1,5 @@
-"""What every engine owes a program with many threads, many tasks, several loops, forks and processes: one test for all
-engines, by their rigs. What only one engine has to show is in its own tests.
+"""Every engine with many threads, many tasks, several event loops, forks and processes. Tests of a single engine are in
+that engine's folder.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
 
-FAIR = ["sqlite", "postgresql", "mysql", "redis", "etcd", "zookeeper"]  # and with permits
+FAIR = ["sqlite", "postgresql", "mysql", "redis", "etcd", "zookeeper"]  # these also have semaphores
 ALL = [*FAIR, "redlock"]
-BREAK_NOTICE = [name for name in ALL if name not in ("zookeeper", "mysql")]  # where a holder need not ask
+BREAK_NOTICE = [name for name in ALL if name not in ("zookeeper", "mysql")]  # these notify the holder of a break
 
 on_every_engine = pytest.mark.parametrize("rig", ALL, indirect=True)
 
-# Python warns of every fork beside threads: that it works is what is shown.
+# Python warns if a process with threads forks; these tests show that it works here.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 
@@ -163,7 +163,7 @@ def test_queue_advances_when_waiters_are_cancelled(rig, namespace, wait_until) -
         async with rig.async_client(namespace=namespace, call_timeout=30) as client:
 
             async def work() -> None:
-                # An attempt may land after its own release, by another connection: then its ttl ends it (E6).
+                # An attempt may land after its own release on another connection; then only its ttl ends it (E6).
                 async with client.lock("hot", ttl=5, wait=60):
                     await asyncio.sleep(0.002)
 
@@ -172,7 +172,7 @@ def test_queue_advances_when_waiters_are_cancelled(rig, namespace, wait_until) -
                 rng.choice(tasks).cancel()
                 await asyncio.sleep(rng.random() * 0.002)
             await asyncio.gather(*tasks, return_exceptions=True)
-            async with client.lock("hot", wait=20):  # the line is not held up by what was given up
+            async with client.lock("hot", wait=20):  # cancelled claims do not block the queue
                 pass
 
     asyncio.run(main())
@@ -180,13 +180,13 @@ def test_queue_advances_when_waiters_are_cancelled(rig, namespace, wait_until) -
 
 
 def client_threads() -> set[threading.Thread]:
-    """The threads of clients."""
+    """The running threads of all clients."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("leasehold-") or "zk_" in thread.name}
 
 
 @on_every_engine
 def test_client_closed_in_its_last_loop_leaves_no_thread(rig, client, namespace, wait_until) -> None:
-    """Also where that loop was closed with a task of it still in line, which knows the engine of that time."""
+    """This holds even if an earlier loop was closed while one of its tasks waited and kept that loop's engine."""
     with client.lock("a", ttl=60):
         client.inspect()
     other_threads = client_threads()
@@ -212,7 +212,7 @@ def test_client_closed_in_its_last_loop_leaves_no_thread(rig, client, namespace,
     assert not waiting.done()
     waiting._log_destroy_pending = False
     asyncio.run(moved.close())
-    # As its collection would, but from the outside in: the end of what stood in line asks nothing of a closed loop.
+    # Close it as garbage collection would, but outermost first: the ending wait must not use the closed loop.
     waiting.get_coro().close()
     del waiting
     gc.collect()
@@ -272,7 +272,7 @@ def test_handoff_is_pushed_to_the_waiter(rig, client, namespace, wait_until) -> 
         released = time.monotonic()
         lease.release()
         thread.join(30)
-        assert taken[0][1] - released < 2  # looking unprompted would take up to five
+        assert taken[0][1] - released < 2  # the periodic re-check would take up to 5 s
         taken[0][0].release()
 
 
@@ -332,7 +332,7 @@ def test_waiters_in_parent_and_child_are_woken_after_a_fork(client, run_in_fork,
         began = time.monotonic()
         lease.release()
         waiter.join(30)
-        return time.monotonic() - began < HEARTBEAT_INTERVAL - 1  # not by looking now and then
+        return time.monotonic() - began < HEARTBEAT_INTERVAL - 1  # not by the periodic re-check
 
     parent_waiter = threading.Thread(target=wait_for, args=("other",))
     parent_waiter.start()
@@ -365,7 +365,7 @@ def test_child_forked_beside_a_loop_leaves_its_connections_alone(rig, namespace,
 
 
 def test_child_forked_from_a_busy_client_can_lock(client, run_in_fork) -> None:
-    """Whatever another thread is doing at that moment, the child can lock, and the parent goes on."""
+    """Whatever other threads do during the fork, the child can lock, and the parent continues."""
     stop = threading.Event()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""The store behind the memory engine: nothing left behind, tokens that outlive clients, many threads at once."""
+"""The server behind the memory engine: it leaves nothing behind, its tokens outlive clients, threads may share it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Many names and many candidates between real processes, on three engines of different kinds: philosophers that dine,
-circles that are named, leaders that are killed."""
+"""Multilocks and elections between real processes on three different engines: dining philosophers, reported deadlocks,
+killed leaders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = SUPPORT / "multilock_election_child.py"
 
 
 class EngineSpace(NamedTuple):
-    """Where they meet: an engine, and a namespace of the test's own."""
+    """The engine and the namespace that the processes of a test share."""
 
     url: str
     namespace: str
@@ -73,11 +73,11 @@ def test_twenty_philosophers_finish_two_hundred_rounds(engine_space, child, tmp_
     dine(engine_space, child, tmp_path / "table", philosophers=20, rounds=200)
 
 
-# -------------------------------------------------------- locked by hand, unsorted
+# -------------------------------------------------------- nested locks, unsorted
 
 
 def cycles_of(wants: list[int]) -> set[frozenset[int]]:
-    """Each holds its own number and wants another's: the circles of that function."""
+    """The cycles if each process holds its own number and waits for the number in `wants`."""
     found = set()
     for start in range(len(wants)):
         path, current = [start], wants[start]
@@ -113,7 +113,7 @@ def check_reported_deadlocks(engine_space, child, wait_until, wants: list[int]) 
 
 
 def test_every_deadlock_of_nested_locks_is_reported(engine_space, child, wait_until) -> None:
-    # 0-1, 2-3-4, a tail 5 behind the first, a tail 6 behind 5, a circle 7-8
+    # cycles 0-1, 2-3-4 and 7-8; 5 waits for 0, and 6 waits for 5
     check_reported_deadlocks(engine_space, child, wait_until, [1, 0, 3, 4, 2, 0, 5, 8, 7])
 
 
@@ -165,7 +165,7 @@ def kill_leaders(engine_space, child, wait_until, kills: int, ttl: float = 2.0, 
     assert max(takeover_times) < ttl + 2.0, takeover_times
     for participant in observers:
         seen = [participant.read_message() for _ in led_tokens]
-        assert [token for token, _, _ in seen] == led_tokens, "every term, once and in order"
+        assert [token for token, _, _ in seen] == led_tokens, "the observer must see every term once and in order"
         assert not any(missed for _, _, missed in seen)
     print(
         f"{kills} leaders killed: the next led after {min(takeover_times):.2f} to "
@@ -174,7 +174,7 @@ def kill_leaders(engine_space, child, wait_until, kills: int, ttl: float = 2.0, 
 
 
 def check_history(events: list[tuple[float, int, str, int]]) -> None:
-    """Never two leaders: told to the checker in the order of the machine's one clock."""
+    """Assert that there were never two leaders. The machine's clock orders the events."""
     clock = [0.0]
     history = History(lambda: clock[0])
     invocations = {}
@@ -201,7 +201,7 @@ def test_twenty_killed_leaders_are_succeeded(engine_space, child, wait_until) ->
 
 @pytest.mark.faults
 def test_observers_see_every_term_however_short(engine_space) -> None:
-    """Candidates that resign as soon as they lead: each term stays in view for as long as observers need."""
+    """Candidates resign as soon as they lead, but each term stays visible for as long as observers need."""
     led_tokens: list[int] = []
     seen: list[list[int]] = [[], []]
 

@@ -1,4 +1,4 @@
-"""A server that was never there: told at once, and nothing is left to wait for."""
+"""A server that was never reachable: the client raises at once and leaves no pending release."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_unreachable_server_leaves_no_pending_release(url: str) -> None:
         with pytest.raises(Unavailable):
             client.lock("job", wait=5).acquire()
         assert not client._core.registry.pending_releases, (
-            "close() would ask a server that is not there, for as long as it may"
+            "close() would retry the release until its deadline, on a server that never answered"
         )
 
     async def main() -> None:

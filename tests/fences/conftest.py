@@ -1,4 +1,4 @@
-"""Real resources for the fences: servers started once, and processes of their own before them."""
+"""Real resources for the fences: servers started once, and child processes that use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.paths import SUPPORT, child_environment
 
 
 class Service(Server):
-    """A fenced service (`service.py`) as a process of its own."""
+    """A fenced service (`fenced_service.py`) in its own process."""
 
     package = "python3"
 
@@ -58,7 +58,7 @@ def service() -> type[Service]:
 
 
 def start_server(name: str) -> int:
-    """The port of a server."""
+    """Start a server and return its port."""
     if name == "redis":
         from harness.servers.redis import RedisServer
 
@@ -102,7 +102,7 @@ def port_of(name: str) -> int:
 
 
 def spec_of(kind: str, folder: Path) -> dict[str, Any]:
-    """What a kind needs to be made, in this process and in any other; a resource of its own each time."""
+    """Return the spec of a new resource of this kind, usable in this process and in child processes."""
     parts = kind.replace("object", "objects").split("-")
     ports = {name: port_of(name) for name in NEEDS if name in parts}
     run = f"{os.getpid()}_{next(RUNS)}"
@@ -111,7 +111,7 @@ def spec_of(kind: str, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def resource(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
-    """A number of some kind, fresh: `resource("redis")`."""
+    """Create a new number of a kind: `resource("redis")`."""
     numbers: list[Any] = []
 
     def make(kind: str) -> Any:

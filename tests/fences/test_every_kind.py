@@ -1,4 +1,4 @@
-"""Every kind of fence on its real resource: the paused holder, many writes, the rules, and a crowd of processes."""
+"""Every kind of fence on its real resource: a paused holder, many writes, the rules, and concurrent processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.fence_kinds import KINDS
 each_kind = pytest.mark.parametrize("kind", [kind for kind in KINDS if "-at-" not in kind])
 ISOLATION_LEVEL_KINDS = [kind for kind in KINDS if "-at-" in kind]  # the same at other isolation levels
 
-# One of each resource for the crowd; the others differ from these in the face alone.
+# One kind per resource for the concurrency tests. The other kinds differ from these only in their API.
 CONCURRENCY_KINDS = [
     *("file", "sqlite-row", "sqlite-column", "postgresql-row", "postgresql-column", "mysql-row", "mysql-column"),
     *("alchemy-postgresql-orm", "alchemy-mysql-column", "redis", "zookeeper", "etcd", "object", "object-in-metadata"),
@@ -33,13 +33,13 @@ CONCURRENCY_KINDS = [
 
 @contextmanager
 def successor(client: Client, pid: int) -> Iterator[Lease]:
-    """The lease of who comes after a process that is stopped from here on."""
+    """Stop the process `pid`, and yield the lease of the next holder."""
     for _ in range(20):
         os.kill(pid, signal.SIGSTOP)
         try:
             lease = client.lock("acct/1").acquire(wait=60)
             break
-        except Unavailable:  # it was stopped inside a transaction of the engine's file, renewing: not the story
+        except Unavailable:  # stopped while it renewed inside a transaction on the SQLite file
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.02)
     yield lease
@@ -69,9 +69,9 @@ def test_paused_holder_is_refused_and_value_of_successor_stays(kind, resource, c
 @each_kind
 def test_fence_refuses_lower_token_after_write_and_read(kind, resource):
     number = resource(kind)
-    for value in range(1, 6):  # first use, and many writes under one token
+    for value in range(1, 6):  # first use, and several writes with one token
         number.write(5, value)
-    assert number.read(9) == 5  # a read raises the mark
+    assert number.read(9) == 5  # a read raises the highest token
     for stale in (lambda: number.write(5, 99), lambda: number.read(8)):
         with pytest.raises(StaleToken) as refused:
             stale()
@@ -80,7 +80,7 @@ def test_fence_refuses_lower_token_after_write_and_read(kind, resource):
     number.write(9, 6)
     number.write(2**53 - 1, 7)
     with pytest.raises(StaleToken) as refused:
-        number.write(2**53 - 2, 8)  # compared as a whole number, to the last digit
+        number.write(2**53 - 2, 8)  # compared as integers, exact to the last digit
     assert refused.value.highest == 2**53 - 1
     assert number.peek() == 7
 
@@ -98,8 +98,8 @@ def test_first_read_raises_the_highest_token(kind, resource):
 def test_shared_lease_reads_without_raising_the_token_and_cannot_write(kind, resource):
     number = resource(kind)
     number.write(5, 1)
-    assert number.read(Pass(7, shared=True)) == number.read(Pass(6, shared=True)) == 1  # in whatever order
-    number.write(5, 2)  # readers raise nothing
+    assert number.read(Pass(7, shared=True)) == number.read(Pass(6, shared=True)) == 1  # in any order
+    number.write(5, 2)  # readers do not raise the highest token
     with pytest.raises(ConfigError, match="shared"):
         number.write(Pass(8, shared=True), 3)
     number.write(9, 4)
@@ -117,7 +117,7 @@ def test_semaphore_permits_are_fenced_by_slot(kind, resource):
         return
     number.write(Pass(5, slot=0), 1)
     number.write(Pass(9, slot=1), 2)
-    number.write(Pass(5, slot=0), 3)  # the other slot is no successor
+    number.write(Pass(5, slot=0), 3)  # the other slot's token does not count
     assert number.read(Pass(12, slot=0)) == 3
     with pytest.raises(StaleToken, match="slot 0, refused token 5"):
         number.write(Pass(5, slot=0), 99)
@@ -134,13 +134,13 @@ def test_invalid_token_is_refused(kind, resource):
     assert number.peek() == 0
 
 
-# -------------------------------------------------------------------------- a crowd
+# ------------------------------------------------------------- concurrent processes
 
 
 def run_processes(
     child: Callable[..., Any], number: Any, kind: str, tokens: Path, *, claims: bool, many: int, rounds: int
 ):
-    """What they said, as one history in order of time."""
+    """Return the calls that the processes report, as one history ordered by time."""
     tokens.write_text("0")
     spec = json.dumps(number.spec)
     children = [child("hammer", kind, spec, tokens, rounds, int(claims)) for _ in range(many)]
@@ -190,12 +190,12 @@ def test_concurrent_processes_never_write_stale_and_lose_no_update(kind, resourc
     verdict = check_fence(history)
     assert verdict.result == "valid", verdict
     assert number.peek() == count_accepted_writes(history) > 0
-    assert count_accepted_writes(history) < len(history.calls()), "nobody was refused: the test tests nothing"
+    assert count_accepted_writes(history) < len(history.calls()), "no call was refused, so this test proves nothing"
 
 
 @pytest.mark.parametrize("kind", CONCURRENCY_KINDS)
 def test_updates_are_lost_when_reads_do_not_claim_the_fence(kind, resource, child, tmp_path):
-    """The check can fail: fencing writes alone lets two of them be decided by the same state."""
+    """Shows that the check can fail: if only writes are fenced, two of them can be based on the same value."""
     number = resource(kind)
     end = time.monotonic() + 60
     while True:
@@ -204,8 +204,8 @@ def test_updates_are_lost_when_reads_do_not_claim_the_fence(kind, resource, chil
         if rules:
             break
         number = resource(kind)
-        assert time.monotonic() < end, "no update was lost: the check cannot fail"
-    assert rules == {"update"}  # and still no write of the past
+        assert time.monotonic() < end, "no update was lost, so the check cannot fail"
+    assert rules == {"update"}  # stale writes are still refused
     assert number.peek() < count_accepted_writes(history)
 
 

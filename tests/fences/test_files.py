@@ -1,4 +1,4 @@
-"""Files: what a crash leaves behind, who keeps out whom, and marks that are none."""
+"""Files: what a crash leaves behind, locking between processes, and invalid token files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_corrupt_token_file_refuses_writes(tmp_path):
         with pytest.raises(ConfigError, match="does not contain a fence's highest token"):
             file.write(9, "y")
     assert (tmp_path / "a").read_text() == "x"
-    (tmp_path / ".a.fence").write_text("")  # as after a crash before the first mark was on the disk
+    (tmp_path / ".a.fence").write_text("")  # as after a crash before the first token was written
     file.write(1, "z")
 
 
@@ -59,7 +59,7 @@ def test_token_file_keeps_one_record_per_slot(tmp_path):
     file.write(Pass(7, slot=3), "x")
     file.write(5, "y")
     assert (tmp_path / ".a.fence").stat().st_size == 5 * 32
-    file.write(Pass(1, slot=2), "z")  # nothing between was ever used
+    file.write(Pass(1, slot=2), "z")  # the slots in between were never used
     with pytest.raises(StaleToken):
         file.write(Pass(6, slot=3), "x")
 
@@ -69,7 +69,7 @@ def test_token_file_replaced_before_its_lock_is_not_locked(tmp_path):
     other_fds = []
 
     def open_replaced():
-        """Removed and made anew by another, between our open and our lock."""
+        """Another process removes and recreates the file between our open and our lock."""
         fd = real_open()
         token_file._open = real_open
         os.remove(tmp_path / "m")
@@ -77,7 +77,7 @@ def test_token_file_replaced_before_its_lock_is_not_locked(tmp_path):
         return fd
 
     real_open, token_file._open = token_file._open, open_replaced
-    assert token_file.try_lock() is None, "two hold the lock of two files of one name"
+    assert token_file.try_lock() is None, "two processes hold the lock of two files with the same name"
     os.close(other_fds[0])
     fd = token_file.try_lock()
     assert fd is not None
@@ -117,7 +117,7 @@ def holder():
 
 
 def test_writer_stopped_between_check_and_rename_blocks_others(tmp_path, holder):
-    """The check and the rename are one step: whoever comes meanwhile waits, and a stale one is never let through."""
+    """Check and rename are atomic: other writers wait meanwhile, and a stale writer is always refused."""
     path = tmp_path / "a"
     File(path).write(1, "old")
     child = holder(path, 5)

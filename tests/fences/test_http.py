@@ -1,4 +1,4 @@
-"""HTTP services: the answers of both middlewares, workers that share marks, and the hooks of clients."""
+"""HTTP services: the responses of both middlewares, workers that share highest tokens, and client hooks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_fenced_service_status_codes(kind, resource):
     assert url.endswith(problem["resource"])
     assert "it has seen 7" in problem["detail"]
     assert send_request(url)[0] == 428
-    assert send_request(url, "GET")[0] == 200  # who only reads needs no token
+    assert send_request(url, "GET")[0] == 200  # reads need no token
     for bad in ("", "0", "-1", "7.0", "9007199254740992", "seven", "\u0667", "7" * 40, "+7", "0x7"):
         assert send_request(url, **{"Lease-Token": bad.encode().decode("latin-1")})[0] == 400, bad
     assert send_request(url, **{"Lease-Token": "7", "Lease-Slot": "x"})[0] == 400
@@ -126,7 +126,7 @@ def test_workers_share_highest_tokens_in_files_across_restart(side, service, tmp
             worker.kill()
 
 
-# ------------------------------------------------------- while a request is inside
+# ---------------------------------------------------- while a request is in flight
 
 
 def wsgi_call(app: Any, token: str, method: str = "PUT") -> tuple[str, Any]:
@@ -136,7 +136,7 @@ def wsgi_call(app: Any, token: str, method: str = "PUT") -> tuple[str, Any]:
 
 
 def test_wsgi_request_counts_as_in_flight_until_response_is_closed():
-    """An app may do its work while its answer is sent."""
+    """An app may still work while its response is being sent."""
     entered = []
 
     def app(environ, start_response):
@@ -147,7 +147,7 @@ def test_wsgi_request_counts_as_in_flight_until_response_is_closed():
     fenced = fences.WSGIFence(app, wait=0.05)
     statuses, first = wsgi_call(fenced, "5")
     assert statuses == ["200 OK"]
-    again = wsgi_call(fenced, "5")[1]  # more requests of the same lease
+    again = wsgi_call(fenced, "5")[1]  # another request under the same lease
     busy, _ = wsgi_call(fenced, "9")
     assert busy == ["503 Service Unavailable"]
     assert list(first) == [b"1"]
@@ -205,7 +205,7 @@ def test_asgi_newer_token_waits_until_app_returns_or_is_cancelled(in_files, tmp_
         await second
         assert order == [("in", 5), ("out", 5), ("in", 9), ("out", 9)]
         assert 409 in await request(5)
-        for pause in (0, 0.0001, 0.001, 0.005):  # cancelled at any moment, it is out again
+        for pause in (0, 0.0001, 0.001, 0.005):  # a request cancelled at any moment stops counting as in flight
             task = asyncio.create_task(request(10))
             await asyncio.sleep(pause)
             task.cancel()

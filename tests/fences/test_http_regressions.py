@@ -1,4 +1,4 @@
-"""Attacks on the middlewares: other spellings of a path, a method or a header, and a crowd that lets nobody by."""
+"""Attacks on the middlewares: other spellings of a path, method or header, and a flood of old requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ each_side = pytest.mark.parametrize("kind", SIDES)
 
 
 def status_of(port: int, text: str) -> int:
-    """Of a request written by hand: clients would tidy it up."""
+    """Send a hand-written request, because HTTP clients would normalize it."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(text.replace("\n", "\r\n").encode("latin-1"))
         response = b""
@@ -47,7 +47,7 @@ def test_other_spelling_of_a_path_is_the_same_resource(kind, resource):
 @each_side
 @pytest.mark.parametrize("method", ["PUT", "put", "Put", "MOVE", "MKCOL", "NONSENSE"])
 def test_writing_or_unknown_method_requires_a_current_token(kind, method, resource):
-    """Frameworks take `put` for PUT; and what they make of others nobody knows."""
+    """Frameworks accept `put` as PUT. What they do with other methods is unknown."""
     number = resource(kind)
     number.write(9, 1)
     path = f"/accts/{number.spec['run']}"
@@ -74,7 +74,7 @@ def test_ambiguous_lease_headers_are_400(kind, headers, resource):
     number = resource(kind)
     number.write(9, 1)
     assert put(number, f"/accts/{number.spec['run']}", headers) == 400
-    number.write(9, 2)  # nor was the mark raised
+    number.write(9, 2)  # the highest token was not raised either
     assert number.peek() == 2
 
 
@@ -110,7 +110,7 @@ def test_newer_token_enters_despite_repeated_requests_of_older_token():
         leave = token_store.enter("a", Pass(5))
         while not stop.is_set():
             try:
-                next_leave = token_store.enter("a", Pass(5))  # before the last one has left
+                next_leave = token_store.enter("a", Pass(5))  # before the previous request has left
             except StaleToken:
                 refused.append(True)
                 next_leave = None
@@ -129,5 +129,5 @@ def test_newer_token_enters_despite_repeated_requests_of_older_token():
         time.sleep(0.001)
     stop.set()
     thread.join(30)
-    assert leave is not None, "the newer one never came in"
+    assert leave is not None, "the newer token never entered"
     assert refused

@@ -1,4 +1,5 @@
-"""Fences on the lock's own key: no mark is stored, and what ends the lock ends the right to write, in the same step."""
+"""Fences on the lock's own key: they store no highest token. Whatever ends the lock also ends the right to write,
+atomically."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
 class LockedNumber:
-    """A number in an engine, with the lock beside it."""
+    """A number stored in the engine, next to the lock."""
 
     def __init__(self, number: Any, engine: str, **more: Any) -> None:
         self.number, self.engine, self.url = number, engine, f"{engine}://127.0.0.1:{number.spec[engine]}"
@@ -63,17 +64,17 @@ def test_lock_fence_accepts_only_the_current_holder(engine, locked_number):
         for value in range(1, 4):
             locked.fence.write(lease, str(value))
         assert locked.fence.read(lease) == b"3"
-        locked.fence.write(lease.token, "4")  # its token will do
+        locked.fence.write(lease.token, "4")  # a bare token is accepted too
         with pytest.raises(StaleToken):
             locked.fence.write(lease.token - 1, "99")
         with pytest.raises(StaleToken):
-            locked.fence.write(lease.token + 1, "99")  # nor one that nobody was given
+            locked.fence.write(lease.token + 1, "99")  # nor a token that was never granted
     for call in (
         lambda: locked.fence.write(lease, "99"),
         lambda: locked.fence.read(lease),
         lambda: locked.fence.claim(lease),
     ):
-        with pytest.raises(StaleToken) as refused:  # though nobody has come yet
+        with pytest.raises(StaleToken) as refused:  # even though there is no new holder yet
             call()
         assert refused.value.highest > lease.token
     assert [event.kind for event in locked.events].count("stale_token") == 3
@@ -98,7 +99,7 @@ def test_lock_fence_refuses_holder_as_soon_as_lock_is_broken(engine, locked_numb
 
 @each_engine
 def test_lock_fence_refuses_write_when_lock_changes_hands_before_it(engine, locked_number, monkeypatch):
-    """The comparison is in the step that writes: here the lock goes over to another right before it."""
+    """The comparison is part of the write: here the lock changes hands right before it."""
     locked = locked_number(engine)
     lease, newer = locked.lock().acquire(), []
 
@@ -108,7 +109,7 @@ def test_lock_fence_refuses_write_when_lock_changes_hands_before_it(engine, lock
         locked.make_fence().write(newer[0], "5")
 
     if engine == "etcd":
-        locked.fence.claim(lease)  # its key is known from here on
+        locked.fence.claim(lease)  # the fence knows the lock's key from here on
         real = locked.fence._gateway.txn
         pending = iter([take_over])
         monkeypatch.setattr(locked.fence._gateway, "txn", lambda *args: (next(pending, lambda: None)(), real(*args))[1])
@@ -130,10 +131,10 @@ def test_lock_fence_refuses_write_when_lock_changes_hands_before_it(engine, lock
 
 @each_engine
 def test_lock_fence_refuses_earlier_lease_of_the_same_client(engine, locked_number):
-    """At etcd it may stand under the very same key, created anew."""
+    """In etcd the new lease may use the very same key, created again."""
     locked = locked_number(engine)
     old = locked.lock().acquire()
-    locked.fence.write(old, "1")  # the key is known from here on
+    locked.fence.write(old, "1")  # the fence knows the lock's key from here on
     old.release()
     with locked.lock() as lease:
         with pytest.raises(StaleToken) as refused:
@@ -152,7 +153,7 @@ def test_lock_fence_with_readers_and_semaphore_permits(engine, locked_number):
             with pytest.raises(ConfigError, match="shared"):
                 locked.fence.write(bearer, "1")
         with pytest.raises(ConfigError, match="shared"):
-            locked.fence.write(first.token, "1")  # a bare token does not say so, but the lock's key does
+            locked.fence.write(first.token, "1")  # a bare token is not marked shared, but the lock's key is
     with pytest.raises(StaleToken):
         locked.fence.read(first)
     with locked.client.semaphore(locked.name, 2) as first:
@@ -223,7 +224,7 @@ def test_lock_fence_refuses_paused_holder(engine, locked_number, child):
 
 @each_engine
 def test_lock_fence_loses_no_update_when_locks_are_broken(engine, locked_number, resource):
-    """Holders are broken in the middle of their work, and go on as if they had not noticed."""
+    """Locks are broken while their holders work, and the holders continue as if they had not noticed."""
     locked = locked_number(engine)
     history, end, tokens = History(time.monotonic), time.monotonic() + 4, [0]
 
@@ -257,8 +258,8 @@ def test_lock_fence_loses_no_update_when_locks_are_broken(engine, locked_number,
         thread.join(60)
     calls = history.calls()
     verdict = check_fence(history)
-    # A lock broken before anybody followed is over at once: such a refusal has no newer token to show for it.
+    # A break ends the lock at once, even if there is no next holder. Such a refusal has no newer token to explain it.
     assert {violation.rule for violation in verdict.violations} <= {"refusal"}, verdict
     accepted = sum(call.succeeded for call in calls if call.began.action == "write")
     assert locked.number.peek() == accepted > 0
-    assert any(not call.succeeded for call in calls), "nobody was refused: the test tests nothing"
+    assert any(not call.succeeded for call in calls), "no call was refused, so this test proves nothing"

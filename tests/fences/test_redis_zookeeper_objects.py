@@ -1,4 +1,4 @@
-"""Redis, ZooKeeper and object stores: what only they have."""
+"""Behaviour specific to Redis, ZooKeeper and object stores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_redis_fence_runs_several_commands_atomically(resource):
     fence.write(5, b"\x00\xff", "PX", 60_000)
     assert fence.read(5) == b"\x00\xff"
     assert client.pttl(number.key) > 0
-    assert client.pttl(default_token_key(number.key)) == -1  # a mark never lapses
+    assert client.pttl(default_token_key(number.key)) == -1  # the highest token never expires
     with pytest.raises(StaleToken):
         fence.calls(4, ("HSET", f"h{run}", "teapot", 99), ("SET", number.key, "x"))
     assert client.hget(f"h{run}", "teapot") == b"2"
@@ -37,7 +37,7 @@ def test_redis_fence_raises_response_error_of_failed_command(resource):
     number.write(5, 1)
     with pytest.raises(redis.ResponseError):
         number.fence.call(5, "LPUSH", number.key, "x")
-    number.client.set(default_token_key(number.key), "garbage")  # fails closed
+    number.client.set(default_token_key(number.key), "garbage")  # an unreadable token refuses every write
     with pytest.raises(redis.ResponseError):
         number.write(9, 2)
     assert number.peek() == 1
@@ -75,7 +75,7 @@ def test_zookeeper_multi_changes_nothing_when_it_fails(resource):
         number.fence.multi(6, lambda transaction: transaction.delete(f"{path}-none"))
     with pytest.raises(BadVersionError):
         number.fence.multi(6, lambda transaction: transaction.set_data(path, b"8", 99))
-    number.write(5, 9)  # a multi that failed raised no mark
+    number.write(5, 9)  # the failed multi did not raise the highest token
     assert client.get(path)[0] == b"9"
 
 
@@ -94,7 +94,7 @@ def test_zookeeper_first_write_creates_the_node(resource):
 
 
 def test_zookeeper_multi_is_refused_when_newer_token_came_before_it(resource):
-    """The multi names the version of the mark that was compared."""
+    """The multi checks the version of the token node that was compared."""
     number = resource("zookeeper")
     number.write(5, 1)
     newer_writes = []
@@ -134,7 +134,7 @@ def test_etcd_fence_with_missing_key_or_unreachable_members(resource):
     assert fence.read(5) == b""
     with pytest.raises(Unavailable, match="cannot connect to any etcd member"):
         fences.EtcdFence("http://127.0.0.1:1", "a").claim(5)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # asked, it might still do it: nobody else is
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it may still apply the request: no other is tried
         endpoints = [f"http://127.0.0.1:{silent.getsockname()[1]}", endpoint]
         with pytest.raises(Unavailable, match="did not answer"):
             fences.EtcdFence(endpoints, "a", timeout=0.2).claim(5)
@@ -176,13 +176,13 @@ def test_object_write_keeps_other_metadata(resource):
 
 
 def test_object_fence_refuses_metadata_token_with_content_etag(resource):
-    """Where the ETag does not change with the metadata, an older If-Match would still fit: hence the default."""
+    """If the ETag does not change with the metadata, an older If-Match still matches. Hence the default."""
     number = resource("object")
     fence = fences.ObjectFence(number.store, number.key, in_metadata=True)
     before = number.store.get(number.key)
     with pytest.raises(ConfigError, match="needs in_metadata=False"):
         fence.claim(9)
-    # This is what it guards against: a write of token 5, compared before the claim of 9, and let through after it.
+    # What this guards against: a write with token 5 that is compared before 9 is claimed and applied after it.
     assert before is not None
     assert number.store.put(number.key, b"stale", {"lease-token": "5"}, before.etag) is not None
 

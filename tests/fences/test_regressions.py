@@ -1,4 +1,4 @@
-"""Attacks on the rules, on files and on stores: odd passes, planted marks, forks in the middle, servers that lie."""
+"""Attacks on the rules, files and stores: odd passes, planted tokens, forks during a write, servers that lie."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leasehold import ConfigError, StaleToken, Unavailable, fences
 from leasehold.fences import Pass
 from leasehold.http.headers import parse_stale_problem
 
-# ----------------------------------------------------------------------------- what is shown
+# -------------------------------------------------------------------------- tokens and slots
 
 
 @pytest.mark.parametrize("token", [5.0, 5.5, float("nan"), "5", None, True, b"5", 2**53, 0, -3])
@@ -31,7 +31,7 @@ from leasehold.http.headers import parse_stale_problem
     "bearer", [lambda token: token, Pass, lambda token: SimpleNamespace(token=token, slot=None, shared=False)]
 )
 def test_fence_refuses_token_that_is_not_a_valid_int(token, bearer, tmp_path):
-    """A float would pass a comparison, and be cut or rounded on its way."""
+    """A float would pass the comparison and be truncated or rounded later."""
     local, file = fences.Local("a", 0), fences.File(tmp_path / "a")
     for call in (lambda: local.write(bearer(token), 1), lambda: file.write(bearer(token), "1")):
         with pytest.raises(ConfigError):
@@ -42,7 +42,7 @@ def test_fence_refuses_token_that_is_not_a_valid_int(token, bearer, tmp_path):
 
 @pytest.mark.parametrize("slot", [-1, -2, 2**31, True, 1.0, "0", "a/../b"])
 def test_fence_refuses_invalid_slot(slot, resource, tmp_path):
-    """-1 stands for the lock itself in a fence row, and is before the start of a file."""
+    """-1 means the lock itself in a fence row, and an offset before the start of a token file."""
     number = resource("sqlite-row")
     number.write(9, 1)
     for fence in (number, fences.File(tmp_path / "a")):
@@ -78,7 +78,7 @@ sys.stdin.readline()
 
 
 def test_child_forked_during_file_write_does_not_keep_the_flock(tmp_path):
-    """It inherits the descriptor, and with it the flock."""
+    """The child inherits the descriptor, and with it the flock."""
     command = [sys.executable, "-c", FORKER, str(tmp_path / "a")]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -92,7 +92,7 @@ def test_child_forked_during_file_write_does_not_keep_the_flock(tmp_path):
 
 
 def test_file_write_does_not_write_through_leftover_hard_link(tmp_path):
-    """A backup by hard links may have it as well."""
+    """The leftover may be a hard link that a backup made."""
     (tmp_path / "backup").write_text("precious")
     os.link(tmp_path / "backup", tmp_path / ".a.new")
     fences.File(tmp_path / "a").write(5, "x")
@@ -111,7 +111,7 @@ def test_private_file_is_never_readable_by_others_during_write(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "fchmod", fchmod)
     fences.File(tmp_path / "a").write(5, "more secret")
-    assert modes == [0o600], "whoever opened it in between reads what is written later"
+    assert modes == [0o600], "a process that opened it before fchmod could read what is written later"
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
 
 
@@ -132,7 +132,7 @@ def test_file_write_of_wrong_type_leaves_no_file(tmp_path):
 
 
 def crash_after(path: Path, steps_left: int) -> tuple[bool, list[str]]:
-    """A process that writes, and dies after so many steps: whether it did, and the steps it took."""
+    """Run a child that writes and dies after `steps_left` steps. Return whether it died, and the steps it took."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -177,12 +177,12 @@ def test_file_crash_after_any_step_never_leaves_new_content_unfenced(tmp_path):
                 fences.File(path).write(4, "stale")
         fences.File(path, wait=5).write(5, "newer")
         assert path.read_text() == "newer"
-    # What a power cut may undo is only what comes after: the mark, then the content, then its name are on the disk.
+    # A power cut can only undo later steps: first the token, then the content, then the name are synced to disk.
     order = [step for step in steps if step in ("pwrite", "fsync", "replace")]
     assert order == ["pwrite", "fsync", "fsync", "replace", "fsync"]
 
 
-# --------------------------------------------------------------------- marks that are none
+# ------------------------------------------------------------------- invalid token records
 
 
 @pytest.mark.parametrize("highest_token", ["garbage", "-1", "1e3", "", "\u0667", "0x9"])
@@ -218,7 +218,7 @@ def test_fence_refuses_to_keep_highest_token_in_the_value_itself(kind, resource)
 
 
 def test_redis_fence_refuses_a_pipeline_as_client(resource):
-    """It answers nothing: unpacked, it would give answers for ever."""
+    """A pipeline does not execute: iterating over its reply would never end."""
     number = resource("redis")
     pipeline = number.client.pipeline()
     with pytest.raises(ConfigError, match="pipeline"):
@@ -257,7 +257,7 @@ def test_object_with_invalid_fence_header_is_refused(resource):
 
 @contextmanager
 def serve_response(*, status: int = 200, body: bytes = b"", headers: dict[str, str] | None = None) -> Iterator[Any]:
-    """A server that answers everything alike; `.asked` has what it was asked."""
+    """A server that gives every request the same response and records the requests in `.asked`."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
@@ -283,7 +283,7 @@ def serve_response(*, status: int = 200, body: bytes = b"", headers: dict[str, s
 
 
 def test_object_store_without_etags_is_refused():
-    """`If-Match` of nothing is no condition: everything would be let through."""
+    """An empty `If-Match` is no condition: every write would be accepted."""
     with serve_response(body=b"0") as store:
         with pytest.raises(ConfigError, match="ETag"):
             fences.ObjectFence(fences.HTTPObjects(store.url), "a").write(5, "1")
@@ -308,7 +308,7 @@ def test_redirect_is_not_followed_with_credentials():
 
 
 def test_http_reads_ask_caches_not_to_answer():
-    """A copy raises no mark."""
+    """A cached response raises no token."""
     with serve_response(body=b"7", headers={"ETag": '"1"'}) as server:
         fences.HTTPFence(server.url).read(5)
         fences.HTTPObjects(server.url).get("a")

@@ -1,4 +1,4 @@
-"""The rules themselves, in-process fences, the event of a refusal, and what a child of `leasehold run` is told."""
+"""The rules, in-process fences, the event of a refusal, and the lease of `leasehold run` in its child."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_local_fence_loses_no_update_of_threads():
                 token = next(tokens)
             value = call(who, "read", token, lambda token=token: number.read(token))
             if value is not None:
-                time.sleep(0.0002)  # long enough for another to come between
+                time.sleep(0.0002)  # time for another thread to come in between
                 write = lambda token=token, value=value: number.write(token, value + 1) or True  # noqa: E731
                 accepted.append(call(who, "write", token, write, based_on=value))
 
@@ -207,11 +207,11 @@ def test_local_fence_write_waits_while_object_is_held():
         pytest.fail("held by a stale token")
 
 
-# -------------------------------------------------------------------- the judge can fail
+# ------------------------------------------------------------------ the checker can fail
 
 
 def violated_rules(*calls):
-    """Calls as (began, ended, action, token, accepted, based_on)."""
+    """Check calls given as (began, ended, action, token, accepted, based_on)."""
     now, ops = [0.0], {}
     history = History(lambda: now[0])
     moments = [(call[0], 0, index) for index, call in enumerate(calls)]
@@ -231,15 +231,15 @@ def violated_rules(*calls):
 def test_fence_checker_finds_each_violation():
     assert violated_rules((0, 1, "write", 5, True, 0), (2, 3, "write", 4, True, 1)) == {"token"}
     assert violated_rules((0, 1, "read", 5, True, None), (2, 3, "write", 4, True, 0)) == {"token"}
-    assert violated_rules((0, 2.5, "write", 5, True, 0), (2, 3, "write", 4, True, 1)) == set()  # they overlap
+    assert violated_rules((0, 2.5, "write", 5, True, 0), (2, 3, "write", 4, True, 1)) == set()  # the two calls overlap
     assert violated_rules((0, 1, "write", 5, True, 0), (2, 3, "write", 6, True, 0)) == {"update"}
     assert violated_rules((0, 1, "write", 5, True, 0), (2, 3, "write", 6, False, 1)) == {"refusal"}
     assert violated_rules((0, 1, "write", 5, True, 0), (2, 3, "write", 4, False, 1)) == set()
     assert violated_rules((0, 1, "write", 4, False, 0), (2, 3, "write", 5, True, 1)) == {"refusal"}
-    # 7 waits behind 5, and so 6 is refused; then 8 comes, and 7 is refused as well.
+    # 7 waits for 5, so 6 is refused. Then 8 arrives, and 7 is refused as well.
     queued = (1, 5, "write", 7, False, 0), (2, 3, "write", 6, False, 0), (4, 8, "write", 8, True, 1)
     assert violated_rules((0, 6, "write", 5, True, 0), *queued) == set()
-    assert violated_rules((0, 6, "write", 5, True, 0), *queued[:2]) == {"refusal"}  # of 7: nothing newer came
+    assert violated_rules((0, 6, "write", 5, True, 0), *queued[:2]) == {"refusal"}  # 7: nothing newer arrived
 
 
 # ------------------------------------------------------------------------- current_lease

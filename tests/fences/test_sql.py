@@ -1,4 +1,4 @@
-"""What only SQL fences have: transactions, the caller's own and theirs; snapshots; taking from a stock."""
+"""Behaviour specific to SQL fences: transactions of the caller and of the fence, snapshots, taking from a stock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ each_database = pytest.mark.parametrize("database", DATABASES)
 
 @pytest.fixture
 def stock(resource):
-    """A table `stock` of the number's own, and a way to more connections."""
+    """A table `stock` for each number, and a way to open more connections."""
 
     def make(database: str):
         number = resource(f"{database}-row")
@@ -37,11 +37,11 @@ def stock(resource):
 
 
 def connect_again(number, resource_kinds):
-    """One more connection to the same database."""
+    """Open another connection to the same database."""
     return resource_kinds.connected(number.database, number.spec)
 
 
-# ------------------------------------------------------------------- the inventory
+# --------------------------------------------------------------------------- stock
 
 
 @each_database
@@ -81,7 +81,7 @@ def test_sql_column_raises_lookup_error_for_missing_row(database, stock):
 
 @each_database
 def test_write_of_unchanged_value_succeeds(database, stock):
-    """MySQL does not count a row that does not change."""
+    """MySQL does not count rows whose values stay the same."""
     number = stock(database)
     fence = fences.SQLColumn(number.connection, number.stock, key="item")
     fence.write(5, "teapot", quantity=3)
@@ -118,7 +118,7 @@ def test_failed_fence_transaction_is_rolled_back_with_its_token(database, stock)
     with pytest.raises(ZeroDivisionError), fence.transaction(10) as cursor:
         cursor.execute(f"update {number.stock} set quantity = 0")
         1 / 0  # noqa: B018
-    assert fence.read(9, f"select quantity from {number.stock}")[0][0] == 3  # nor was the mark raised
+    assert fence.read(9, f"select quantity from {number.stock}")[0][0] == 3  # the highest token was not raised either
     with fence.transaction(10) as cursor:
         cursor.execute(f"update {number.stock} set quantity = 2")
         cursor.execute(f"update {number.stock} set quantity = quantity - 1")
@@ -148,7 +148,7 @@ def test_claim_is_undone_when_transaction_of_caller_rolls_back(database, stock):
     fence = fences.SQLFence(number.connection, "stock", table=number.marks)
     fence.claim(9)
     number.connection.rollback()
-    fence.claim(5)  # the other was never committed
+    fence.claim(5)  # the claim of 9 was never committed
     number.connection.commit()
     with pytest.raises(StaleToken):
         fence.claim(4)
@@ -157,7 +157,7 @@ def test_claim_is_undone_when_transaction_of_caller_rolls_back(database, stock):
 
 @each_database
 def test_newer_holder_waits_for_transaction_of_older_holder(database, stock, kinds):
-    """Between check and commit nobody comes in: the older one's write is complete before the newer one reads."""
+    """No holder can come between check and commit: the older holder's write is complete before the newer one reads."""
     number = stock(database)
     order = []
     fence = fences.SQLFence(number.connection, "stock", table=number.marks)
@@ -183,7 +183,7 @@ def test_newer_holder_waits_for_transaction_of_older_holder(database, stock, kin
 
 
 def test_mysql_claim_sees_newer_token_despite_old_snapshot(stock, kinds):
-    """Repeatable read, MySQL's default: a transaction goes on seeing the mark as it was when it first looked."""
+    """At repeatable read, MySQL's default, a transaction keeps seeing the token of its first query."""
     number = stock("mysql")
     other = connect_again(number, kinds)
     fence = fences.SQLFence(number.connection, "stock", table=number.marks)
@@ -193,7 +193,7 @@ def test_mysql_claim_sees_newer_token_despite_old_snapshot(stock, kinds):
     assert cursor.fetchone() == (5,)
     fences.SQLFence(other, "stock", table=number.marks).write(9, f"update {number.stock} set quantity = 1")
     cursor.execute(f"select token from {number.marks}")
-    assert cursor.fetchone() == (5,)  # this is how it looks from here
+    assert cursor.fetchone() == (5,)  # the old snapshot
     with pytest.raises(StaleToken) as refused:
         fence.claim(6)
     assert refused.value.highest == 9
@@ -271,7 +271,7 @@ def test_resource_names_are_compared_byte_by_byte(resource):
         number = resource(f"{database}-row")
         for index, name in enumerate(("a", "A", "a ", "é", "e\u0301", "x" * 255)):
             fence = fences.SQLFence(number.connection, name, table=number.marks)
-            fence.write(100 - index, f"update {number.table} set v = 1")  # stale if two were one
+            fence.write(100 - index, f"update {number.table} set v = 1")  # StaleToken if two names were the same
 
 
 def test_unknown_driver_requires_dialect():
@@ -329,11 +329,11 @@ def test_alchemy_column_executes_updates_and_deletes_if_token_is_current(databas
         account = session.get_one(acct, 3)
         assert column.execute(7, sa.update(acct).where(acct.id == 3, acct.v >= 4).values(v=acct.v - 4)) == 1
         assert column.execute(7, sa.update(acct).where(acct.id == 3, acct.v >= 100).values(v=0)) == 0
-        assert (account.v, account.fence) == (6, 7)  # objects of the session follow
+        assert (account.v, account.fence) == (6, 7)  # the session's objects are updated
         assert column.take(7, 3, v=6)
         assert not column.take(7, 3, v=1)
     with pytest.raises(StaleToken) as refused, Session(number.engine) as session, session.begin():
-        fences.AlchemyColumn(session, acct).execute(8, sa.update(acct).values(v=99))  # one of three has seen 20
+        fences.AlchemyColumn(session, acct).execute(8, sa.update(acct).values(v=99))  # one of three rows has seen 20
     assert refused.value.highest == 20
     with Session(number.engine) as session, session.begin():
         assert session.scalars(sa.select(acct.v).order_by(acct.id)).all() == [0, 10, 0]

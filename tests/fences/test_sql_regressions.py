@@ -1,4 +1,4 @@
-"""Attacks on SQL fences: marks lowered by the way, claims that guard nothing, isolation levels, implicit commits."""
+"""Attacks on SQL fences: lowered tokens, claims that guard nothing, isolation levels, implicit commits."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def read_column(number: Any, column: str) -> Any:
     return found
 
 
-# ----------------------------------------------------------------------- a mark lowered by the way
+# ---------------------------------------------------------------------------------- lowered tokens
 
 
 @each_database
 @pytest.mark.parametrize("name", ["fence", "FENCE", "Fence"])
 def test_sql_column_refuses_to_write_the_fence_column(database, name, resource):
-    """Where a column is set twice the last one counts: the mark would fall."""
+    """If a column is set twice, the last value counts, which would lower the highest token."""
     number = resource(f"{database}-column")
     number.write(9, 1)
     for call in (
@@ -58,7 +58,7 @@ def test_alchemy_column_never_lowers_the_fence_column(database, resource):
     for token, values in enumerate(({"v": 2, "fence": 1}, {acct.fence: 1}, {"fence": acct.fence - 5}), 10):
         with Session(number.engine) as session, session.begin():
             assert fences.AlchemyColumn(session, acct).execute(token, sa.update(acct).values(values)) == 1
-        assert read_column(number, "fence") == token  # whatever was said of it
+        assert read_column(number, "fence") == token  # the value given for it is ignored
 
 
 @each_database
@@ -99,7 +99,7 @@ def test_sql_fences_refuse_names_that_are_not_identifiers(database, name, resour
 def test_keys_and_resource_names_are_never_interpreted_as_sql(database, resource):
     number = resource(f"{database}-column")
     for key in ("1 or 1=1", "'; drop table x; --", "%s", "?", ":token"):
-        with pytest.raises(Exception, match=r".+") as refused:  # an error of the types on PostgreSQL
+        with pytest.raises(Exception, match=r".+") as refused:  # PostgreSQL raises a type error
             number.fence.write(9, key, v=7)
         assert not isinstance(refused.value, StaleToken)
         number.connection.rollback()
@@ -114,7 +114,7 @@ def test_keys_and_resource_names_are_never_interpreted_as_sql(database, resource
 
 @each_database
 def test_take_of_zero_succeeds(database, resource):
-    """MySQL does not count a row that does not change."""
+    """MySQL does not count rows whose values stay the same."""
     number = resource(f"{database}-column")
     number.write(9, 3)
     assert number.fence.take(9, 1, v=0)
@@ -128,7 +128,7 @@ def test_take_of_zero_succeeds(database, resource):
 
 
 def connect_autocommit(database: str, spec: dict[str, Any], kinds: Any) -> Any:
-    """A connection on which every statement is a transaction."""
+    """A connection on which every statement is its own transaction."""
     if database == "sqlite":
         return sqlite3.connect(spec["path"], isolation_level=None)
     connection = kinds.connected(database, spec)
@@ -138,7 +138,7 @@ def connect_autocommit(database: str, spec: dict[str, Any], kinds: Any) -> Any:
 
 @each_database
 def test_claim_outside_of_transaction_is_refused(database, resource, kinds):
-    """It would be over before the next statement: check and write would be two steps."""
+    """The claim would end before the next statement: check and write would not be atomic."""
     number = resource(f"{database}-row")
     connection = connect_autocommit(database, number.spec, kinds)
     fence = fences.SQLFence(connection, "acct/1", table=number.marks)
@@ -211,7 +211,7 @@ def test_async_alchemy_claim_under_autocommit_is_refused(resource):
 
 
 def test_mysql_write_inside_open_transaction_is_refused(resource, kinds):
-    """A SELECT ... FOR UPDATE alone opens one, which `start transaction` would commit."""
+    """A SELECT ... FOR UPDATE opens a transaction, which `start transaction` would commit."""
     number = resource("mysql-row")
     number.connection.cursor().execute(f"select v from {number.table} where id = 1 for update")
     with pytest.raises(ConfigError, match="already has an open transaction"):
@@ -242,7 +242,7 @@ def test_mysql_fence_table_uses_innodb(resource):
 
 
 def test_alchemy_column_refuses_stale_token_despite_old_mysql_snapshot(resource):
-    """At repeatable read a plain query shows the mark as it was: the update touches nothing, and nobody says why."""
+    """At repeatable read a plain query shows the old token: the update matches no row, without any error."""
     number = resource("alchemy-mysql-column")
     acct = number.acct
     number.write(5, 1)
@@ -255,7 +255,7 @@ def test_alchemy_column_refuses_stale_token_despite_old_mysql_snapshot(resource)
 
 
 def test_cancelled_write_leaves_connection_outside_of_transaction(resource):
-    """Whatever interrupts, the connection is out of the transaction, and the next call is not swept along."""
+    """After any interruption the connection is outside of the transaction, and the next call is not affected."""
     number = resource("sqlite-row-async")
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The recorder: what is written, in which order, and which holds follow from it."""
+"""The recorder: what it records, in which order, and which holds follow from that."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from harness.checkers.history import Ended, History, Hold, Invoked, Lost
 
 
 def history_with_counting_clock() -> History:
-    """A clock that says 0, 1, 2, ...: the time of a record is its place."""
+    """A history whose clock returns 0, 1, 2, ...: the time of a record is its index."""
     return History(itertools.count().__next__)
 
 

@@ -1,4 +1,4 @@
-"""Both judges over runs of a small lock, correct or with a bug planted; and what is the quick check's alone."""
+"""Both checkers on runs of a small lock, correct or with a planted bug; and cases only for the quick check."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**32)
 
 @dataclass
 class Grant:
-    """In the engine: held until released, or, once nobody renews it (`unrenewed`), until it lapses."""
+    """A grant in the engine: held until released or, if it is no longer renewed (`unrenewed`), until it expires."""
 
     process: str
     mode: Mode
@@ -41,24 +41,24 @@ class Client:
     lease: Grant | None = None
     depth: int = 0
     lost_at: float | None = None
-    repeat: str | None = None  # the claim of a call that went unheard
+    repeat: str | None = None  # the claim of a call that got no answer
 
 
 @dataclass
 class LockSimulation:
-    """A correct lock with a strict line, and clients whose calls overlap at random. `bug` plants a fault in it."""
+    """A correct lock with a strict queue, and clients whose calls overlap at random. `bug` plants a bug in it."""
 
     seed: int
     kind: Kind = "lock"
     limit: int = 1
-    seam: bool = False  # calls carry claims and are repeated (E2); otherwise recipes, with reentrancy
+    seam: bool = False  # engine calls, with claims and repeats (E2); otherwise client calls, with reentrancy
     faults: bool = True
     bug: str = ""
     now: float = 0.0
     token: int = 0
     claims: int = 0
     held: list[Grant] = field(default_factory=list)
-    queue: list[Client | Grant] = field(default_factory=list)  # a Grant here is the claim of a waiter that went away
+    queue: list[Client | Grant] = field(default_factory=list)  # a Grant here is the claim of a waiter that gave up
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -160,7 +160,7 @@ class LockSimulation:
             self.ask(client)
 
     def report_lost(self, client: Client) -> bool:
-        """A loss is known late, but to the instant; some release all the same."""
+        """A client learns late of a loss, but with its exact time. Some clients release all the same."""
         if client.lost_at is None or client.lease is None:
             return False
         self.history.lost(client.process, "x", client.lease.token, client.lost_at)
@@ -199,8 +199,8 @@ class LockSimulation:
         elif draw < 0.5:
             self.call(client, "renew", lease.token)
         elif draw < 0.6 and self.seam:
-            self.call(client, "try")  # asked again (E2)
-        elif draw < 0.65 and self.kind == "lock" and not self.seam:  # reentrancy is the recipe's: no engine is asked
+            self.call(client, "try")  # repeated (E2)
+        elif draw < 0.65 and self.kind == "lock" and not self.seam:  # the client handles reentrancy, not the engine
             client.depth += 1
             self.history.invoke(client.process, "acquire", "x", mode=lease.mode).ok(
                 token=lease.token, depth=client.depth
@@ -221,7 +221,7 @@ class LockSimulation:
                 client.answer, client.stage = client.lease in self.held, "answered"
             else:
                 self.attempt(client)
-        elif client.stage == "waiting" and self.chance(0.2):  # waits no longer
+        elif client.stage == "waiting" and self.chance(0.2):  # gives up
             self.queue.remove(client)
             client.answer, client.stage = False, "answered"
             self.advance()
@@ -232,7 +232,7 @@ class LockSimulation:
                 self.receive_answer(client, op)
 
     def lose_answer(self, client: Client, op: Op) -> None:
-        """The answer, or the question, was lost; or the client died and left the call open."""
+        """The answer or the request was lost, or the client died and left the call open."""
         if client in self.queue:
             index = self.queue.index(client)
             self.queue[index] = Grant(client.process, client.mode, 0, None, client.claim)
@@ -293,7 +293,7 @@ def test_history_of_correct_lock_is_valid(simulation: LockSimulation, steps: int
     ],
 )
 def test_checkers_find_bugs_in_lock_histories(bug: str, options: dict[str, Any], checker: str) -> None:
-    """Of 40 runs most show the bug to whom it can be seen; none is needed to: a bug may stay hidden in a run."""
+    """At least 3 of 40 runs must show the bug to each checker that can see it. A run may never trigger the bug."""
     found = {"check": 0, "search": 0}
     for seed in range(40):
         history = LockSimulation(seed, bug=bug, **options).run(300)
@@ -334,7 +334,7 @@ def test_grant_lost_before_arrival_is_not_a_hold() -> None:
     history = history_with_counting_clock()
     late = history.invoke("a", "acquire", "x")
     history.invoke("b", "acquire", "x").ok(token=2)
-    late.ok(token=1)  # granted long ago, before b's
+    late.ok(token=1)  # granted long before b's grant
     history.lost("a", "x", 1, at=0)
     assert str(check(history)) == "valid"
     assert str(search(history, "x")) == "valid"

@@ -1,4 +1,4 @@
-"""The exact search: it agrees with brute force, and what no correct lock can show is found by whoever can see it."""
+"""The exact search agrees with brute force. Each planted violation is found by every checker that can see it."""
 
 import itertools
 import math
@@ -17,7 +17,8 @@ from harness.checkers.linearizable import search
 
 @dataclass(frozen=True)
 class Item:
-    """A call for the brute force. `since` and `until` are places in the history; without `must` it may never be."""
+    """A call for the brute force. `since` and `until` are indexes in the history. Without `must` it may never
+    happen."""
 
     verb: str
     hold: int
@@ -29,7 +30,7 @@ class Item:
 
 
 def brute_force(items: list[Item], held: dict[int, Item], limit: int) -> bool:
-    """Every order there is, without any of the search's economies. A limit of 0 is a lock."""
+    """Try every order, without the optimizations of the search. A limit of 0 is a lock."""
     if not any(item.must for item in items):
         return True
     first_end = min(item.until for item in items if item.must)
@@ -62,7 +63,7 @@ def items_of(history: History) -> list[Item]:
         common_fields = (hold, began.process, began.mode, call.start_index)
         if began.action == "release":
             items.append(Item("give" if hold >= 0 else "unmatched", *common_fields, call.end_index, call.succeeded))
-        elif call.unknown:  # granted or not, and if so gone again at any time
+        elif call.unknown:  # granted or not; if granted, it may end at any time
             items += [Item(verb, *common_fields, math.inf, False) for verb in ("take", "give")]
         else:
             items.append(Item("take" if call.granted else "busy", *common_fields, call.end_index))
@@ -83,11 +84,11 @@ def items_of(history: History) -> list[Item]:
 
 
 def random_history(seed: int, limit: int) -> History:
-    """Tries and releases whose answers are drawn at random, so that half of the histories are wrong."""
+    """Attempts and releases with random answers, so that half of the histories are wrong."""
     rng, tokens, history = random.Random(seed), itertools.count(1), history_with_counting_clock()
     kind: Kind = "semaphore" if limit else "lock"
     in_flight: dict[str, tuple[str, Op]] = {}
-    leases: dict[str, int | None] = {}  # None: perhaps
+    leases: dict[str, int | None] = {}  # None: unknown
     for _ in range(rng.randint(4, 16)):
         process, answer = rng.choice("abc"), rng.random()
         if process in in_flight:
@@ -148,7 +149,7 @@ def test_search_out_of_budget_answers_unknown() -> None:
 
 
 class ScriptedHistory:
-    """A run written by hand, after any number of quiet turns."""
+    """A history written by hand, after any number of uncontended acquires and releases."""
 
     def __init__(self, turns: list[str]) -> None:
         self.history = history_with_counting_clock()
@@ -296,7 +297,7 @@ def claim_granted_twice(run: ScriptedHistory) -> None:
 
 PLANTED_VIOLATIONS: dict[
     Callable[[ScriptedHistory], None], tuple[set[str], bool]
-] = {  # the rules the check names; whether the search sees it
+] = {  # the rules that the check reports; whether the search finds it
     two_exclusive: ({"exclusion"}, True),
     shared_beside_exclusive: ({"exclusion"}, True),
     exclusive_beside_shared: ({"exclusion"}, True),
@@ -336,7 +337,7 @@ def test_checkers_find_planted_violation(plant_violation: Callable[[ScriptedHist
 
 
 def test_hold_of_crashed_process_may_linger_or_not() -> None:
-    """The engine ends a hold some time after the holder stopped trusting it: before that, tries fail."""
+    """The engine ends a hold some time after the holder stopped trusting it. Until then attempts fail."""
     for lingers in (True, False):
         run = ScriptedHistory([])
         run.acquire("a")
@@ -345,7 +346,7 @@ def test_hold_of_crashed_process_may_linger_or_not() -> None:
             run.history.invoke("b", "try", "x").fail("busy")
         run.acquire("b")
         assert (check(run.history).result, search(run.history, "x").result) == ("valid", "valid")
-        run.history.invoke("a", "release", "x", token=1).ok()  # by then it was another's
+        run.history.invoke("a", "release", "x", token=1).ok()  # by then another process held it
         assert search(run.history, "x").result == "invalid"
 
 

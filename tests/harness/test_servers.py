@@ -1,4 +1,4 @@
-"""The proxy and the process that every rig of a server stands on, tried with a server of a few lines."""
+"""The proxy and the server process that all server rigs build on, tested with a minimal server."""
 
 import socket
 import subprocess
@@ -53,7 +53,7 @@ def connect(port: int) -> socket.socket:
 
 
 def receive(connection: socket.socket, seconds: float = 5.0) -> bytes | None:
-    """The next bytes; empty: closed; None: silence."""
+    """The next bytes. Empty: closed. None: nothing arrived."""
     connection.settimeout(seconds)
     try:
         return connection.recv(100)

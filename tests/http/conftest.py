@@ -1,4 +1,4 @@
-"""An application that takes orders, and requests made by hand."""
+"""An application that takes orders, and hand-written requests to it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ class Shop:
 async def post(
     app, body=b"{}", key=b"k1", *, method="POST", path="/orders", query=b"", more=(), chunks=None, scope=None
 ):
-    """One request: status, headers, body. `chunks` ends it early when it ends with None."""
+    """Send one request and return status, headers and body. If `chunks` ends with None, the sender hangs up there."""
     headers = [(b"Idempotency-Key", key)] if key is not None else []
     scope = {
         "type": "http",
@@ -64,7 +64,7 @@ async def post(
 
 
 def served(work, shop=None, **options):
-    """Run `work(app, shop)` with a client of its own."""
+    """Run `work(app, shop)` with a new client."""
 
     async def main():
         async with leasehold.AsyncClient("memory://") as client:

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: the middleware driven by hand."""
+"""`Idempotency-Key`: the middleware, called directly."""
 
 import asyncio
 import json
@@ -162,7 +162,7 @@ def test_silent_store_is_503_before_execution_but_not_after(http):
         assert (status, b"retry-after" in headers, shop.orders) == (503, True, [])
 
     async def after(app, shop):
-        assert (await http.post(app))[2] == b"order 1", "it was carried out: its sender must hear so"
+        assert (await http.post(app))[2] == b"order 1", "the request was executed, so its sender must get the response"
 
     http.served(before, store=SilentStore(after=0))
     http.served(after, store=SilentStore(after=1))
@@ -180,7 +180,7 @@ def test_too_large_response_headers_are_sent_once_and_not_replayed(http):
         await send({"type": "http.response.body", "body": b"ok"})
 
     async def work(app, _):
-        assert (await http.post(app))[2] == b"ok", "it was carried out: its sender must hear so"
+        assert (await http.post(app))[2] == b"ok", "the request was executed, so its sender must get the response"
         assert (await http.post(app))[0] == 409
         assert calls == [1]
 

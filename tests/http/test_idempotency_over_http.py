@@ -1,4 +1,4 @@
-"""`Idempotency-Key` behind a real server: bodies in chunks, senders that hang up, many at once."""
+"""`Idempotency-Key` behind a real server: chunked bodies, senders that hang up, concurrent requests."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from leasehold.http.idempotency import IdempotencyKey
 
 
 class CountingApp:
-    """Takes orders, each after it was let go on."""
+    """Takes orders; each waits until `go` is set."""
 
     def __init__(self) -> None:
         self.orders: list[bytes] = []
@@ -62,7 +62,7 @@ def port(shop):
 
 
 def order(port, body, key="k", path="/orders"):
-    """`body` may be an iterable: it is then sent in chunks."""
+    """`body` may be an iterable, which is sent in chunks."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("POST", path, body, {"Idempotency-Key": key})
         response = connection.getresponse()
@@ -101,12 +101,12 @@ def test_request_with_incomplete_body_is_not_executed(port, shop):
 
 def test_response_is_kept_for_sender_that_hung_up(port, shop):
     shop.go.clear()
-    host = f"127.0.0.1:{port}".encode()  # as http.client will say it
+    host = f"127.0.0.1:{port}".encode()  # the Host header that http.client will send
     request = b"POST /orders HTTP/1.1\r\nHost: %s\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\na" % host
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(request)
         wait_until(lambda: shop.orders)
-        assert order(port, "a")[0] == 409, "in progress"
+        assert order(port, "a")[0] == 409, "the first request is still in progress"
     shop.go.set()
     wait_until(lambda: order(port, "a")[0] != 409)
     assert order(port, "a") == (201, "true", b"order 1")

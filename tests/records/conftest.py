@@ -1,3 +1,3 @@
-"""The fixtures of tests of clients and of what is built on them."""
+"""Fixtures of the client tests, shared with the records tests."""
 
 from tests.support.client_fixtures import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Ctrl-C at every call and return, while something runs once, by a schedule, or as a leader."""
+"""Ctrl-C at every call and return during `once`, a schedule or an election."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ YEAR = 365 * 86400.0
 
 @pytest.fixture
 def two_clients():
-    """Whoever is interrupted, and whoever looks on."""
+    """The client that is interrupted, and one that checks afterwards."""
     with Client("memory://ctrl-c", ttl=600) as client, Client("memory://ctrl-c") as other:
         yield client, other
 
 
 @pytest.fixture
 def interrupt_everywhere(two_clients, ctrl_c, wait_until):
-    """`trial(number)` yields the work to be interrupted, and is asked to look once what is left has been given back."""
+    """`trial(number)` yields the work to interrupt. It resumes to check the result once all claims are released."""
     client, other = two_clients
 
     def is_released() -> bool:
@@ -61,7 +61,7 @@ def test_ctrl_c_in_once_leaves_one_result_and_no_lock(two_clients, interrupt_eve
             return len(runs)
 
         yield partial(client.once, f"key {number}", work)
-        assert other.once(f"key {number}", work) == len(runs), f"place {number}: what was recorded is not run again"
+        assert other.once(f"key {number}", work) == len(runs), f"interrupt {number}: a recorded result must not rerun"
         assert other.outcome(f"key {number}").result == len(runs) <= 2
 
     interrupt_everywhere(trial)
@@ -73,7 +73,7 @@ def test_ctrl_c_in_schedule_leaves_tick_to_next_client(two_clients, interrupt_ev
         mine, theirs = (client.schedule(f"job {number}", YEAR, late=YEAR) for client in two_clients)
         yield partial(mine.run_due, lambda: runs.append(1))
         theirs.run_due(lambda: runs.append(1))
-        assert len(runs) in (1, 2), f"place {number}"
+        assert len(runs) in (1, 2), f"interrupt {number}"
 
     interrupt_everywhere(trial)
 
@@ -88,6 +88,6 @@ def test_ctrl_c_in_election_calls_stop_after_every_start(two_clients, interrupt_
             calls.append("started")
 
         yield partial(election.serve, start, lambda term: calls.append("stopped"))
-        assert calls in ([], ["started", "stopped"]), f"place {number}"
+        assert calls in ([], ["started", "stopped"]), f"interrupt {number}"
 
     interrupt_everywhere(trial)

@@ -1,4 +1,5 @@
-"""`once`: first caller runs, others wait or get the stored result; failing runners (late: test_once_late.py)."""
+"""`once`: the first caller runs, others wait or get the stored result; failing runners. Late runners:
+test_once_late.py."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def client():
 def test_once_runs_first_call_and_others_get_its_result(client, counting_function):
     work = counting_function({"id": 7, "lines": (1, 2)})
     results = [client.once("a", work) for _ in range(3)]
-    assert results == [{"id": 7, "lines": [1, 2]}] * 3, "the first caller gets it through JSON, too"
+    assert results == [{"id": 7, "lines": [1, 2]}] * 3, "the first caller must get the result through JSON, too"
     assert work.runs == 1
 
 
@@ -160,7 +161,7 @@ def test_once_nested_in_itself_raises_self_deadlock(client, counting_function):
 
 
 class FlakyStore(MemoryStore):
-    """Loses answers, before or after the deed."""
+    """Loses requests or answers, as planned."""
 
     def __init__(self, runtime, *plan: str) -> None:
         super().__init__(runtime)

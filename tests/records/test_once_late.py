@@ -1,4 +1,4 @@
-"""`once`, whose runner died or comes late: it is followed, and its result is refused once another has run."""
+"""`once` with a runner that died or is late: another caller takes over, and the late result is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_late_result_of_expired_runner_raises_stale_token(clients_and_store, ben
 
     def paused(lease):
         seen["first"] = lease.token
-        bench.transport.silent = True  # the runner cannot renew, and its clock goes on
+        bench.transport.silent = True  # the runner cannot renew, and time passes
         bench.clock.advance(31)
         bench.transport.silent = False
         assert second.outcome("a", store=store).state == "expired"
@@ -66,12 +66,12 @@ def test_runner_that_checks_its_lost_lease_stops_and_is_replaced(clients_and_sto
 
 
 def test_late_runner_is_refused_by_recreated_record(clients_and_store, bench, counting_function):
-    """A number that counts writes would be the same for both: editions are not."""
+    """A counter of writes would be the same for both records. The random versions differ."""
     first, second, store = clients_and_store
 
     def paused():
         bench.transport.silent = True
-        bench.clock.advance(31 * 86_400)  # even the record of the run itself is gone
+        bench.clock.advance(31 * 86_400)  # even the record of the run itself has expired
         bench.transport.silent = False
         assert second.once("a", counting_function("anew"), store=store) == "anew"
         return "late"

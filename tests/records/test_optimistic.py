@@ -1,4 +1,4 @@
-"""Optimistic concurrency: bounded, with full jitter, conflicts counted; real conflicts of real databases."""
+"""Optimistic concurrency: bounded attempts with full jitter, counted conflicts, real conflicts in real databases."""
 
 import asyncio
 import sqlite3
@@ -14,7 +14,7 @@ from leasehold.runtime.threads import Threads
 
 
 class ConflictingFunction:
-    """Meets so many conflicts, then none."""
+    """Raises a given number of conflicts, then succeeds."""
 
     def __init__(self, conflicts: int, error: type[Exception] = Conflict) -> None:
         self.remaining, self.calls, self.error = conflicts, 0, error
@@ -125,7 +125,7 @@ def test_is_conflict_recognises_errors_of_real_drivers():
 
 
 def test_optimistic_updates_of_sqlalchemy_rows_lose_nothing(tmp_path):
-    """Ten threads add one each, five times: nothing is lost, and the conflicts were real."""
+    """Ten threads add one each, five times: no update is lost, and the conflicts were real."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
     from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -151,7 +151,7 @@ def test_optimistic_updates_of_sqlalchemy_rows_lose_nothing(tmp_path):
             row = session.get(Stock, 1)
             if first:
                 first.pop()
-                barrier.wait(30)  # all have read before anybody writes
+                barrier.wait(30)  # all threads have read before one writes
             row.left += 1
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Ways to have a record of `once` or of a status say less than what happened: odd texts, odd records, lost answers."""
+"""Attempts to make a record of `once` or of a status lose information: odd texts, odd records, lost answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_once_keeps_failure_with_unprintable_error(client, error, counting_funct
     work = counting_function(error)
     with pytest.raises(type(error)) as raised:
         client.once("k", work, on_failure="keep")
-    assert raised.value is error, "its caller gets the very error"
+    assert raised.value is error, "the caller must get the original error"
     with pytest.raises(RunFailed, match=type(error).__name__):
         client.once("k", work, on_failure="keep")
     assert work.runs == 1
@@ -53,7 +53,7 @@ def test_once_result_with_lone_surrogate_fails_and_is_not_rerun(client, result):
 
 
 def test_once_record_of_newer_version_ignores_unknown_fields():
-    """In a roll-out two versions meet at one record."""
+    """During a roll-out two versions may use the same record."""
     run = load(dump(load(b'{"state":"done","token":1,"runs":1,"holder":"a","at":1.5,"result":7}')))
     assert (run.state, run.result) == ("done", 7)
     newer = {**run._asdict(), "colour": "red"}
@@ -77,7 +77,7 @@ MOVES = {"new": {"paid"}, "paid": {"shipped"}}
 
 
 class OvertakenStore(MemoryStore):
-    """The answer to the first write is lost, and before it is asked again somebody else goes on."""
+    """Loses the answer to the first write, and another client writes before the retry."""
 
     def __init__(self, interfere) -> None:
         super().__init__(Threads())
@@ -93,7 +93,8 @@ class OvertakenStore(MemoryStore):
 
 
 def test_status_move_with_lost_answer_then_overtaken_raises_unavailable(client):
-    """Ours was carried out, its answer lost; then it was moved on. Whether it was ours cannot be told any more."""
+    """Our move was applied and its answer lost; then another client moved on. It can no longer be known whose move
+    it was."""
     store = OvertakenStore(lambda: client.status("order", MOVES, "new", store=store).move("shipped"))
     with pytest.raises(Unavailable, match="order"):
         client.status("order", MOVES, "new", store=store).move("paid")

@@ -1,4 +1,4 @@
-"""Schedules: one run per tick, whatever is missed, fails or overlaps. Fleets of processes: tests/stores."""
+"""Schedules: one run per tick, whatever is missed, fails or overlaps. With processes: stores/test_processes.py."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_missed_ticks_run_according_to_missed_option(add_client, missed, after):
     ran = []
     job = client.schedule("job", 60, missed=missed, store=store)
     assert job.run_due(lambda tick: ran.append(tick)) == [minute(10)]
-    clock.at = 1200.0 + 20  # ten minutes of nobody being there
+    clock.at = 1200.0 + 20  # no client was running for ten minutes
     again = client.schedule("job", 60, missed=missed, store=store)  # as after a restart
     assert again.run_due(lambda tick: ran.append(tick)) == [minute(number) for number in after]
     assert again.run_due(lambda tick: ran.append(tick)) == []
@@ -159,7 +159,7 @@ def test_invalid_schedule_options_are_refused(wrong):
 
 def test_run_survives_temporary_store_outage(caplog):
     class Flaky(MemoryStore):
-        silent = 6  # reads, each of them repeated once
+        silent = 6  # reads, each repeated once
 
         def read(self, key, seconds):
             if self.silent:

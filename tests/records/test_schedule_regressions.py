@@ -1,4 +1,4 @@
-"""Ways to have a tick run twice, or never: lost leases, failures, wrong clocks, names that meet."""
+"""Attempts to make a tick run twice or never: lost leases, failures, wrong clocks, names that collide."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ def test_failed_tick_with_retry_is_rerun_by_next_client(make_schedule, missed):
     other, _ = make_schedule(missed=missed, on_failure="retry")
     assert other.run_due(make_failing(ValueError("still none"))) == [minute(10)]
     clock.at += 1
-    assert first.run_due(lambda: None) == [minute(10)], "in the same process, too"
+    assert first.run_due(lambda: None) == [minute(10)], "the same process must retry it, too"
     assert first.run_due(lambda: None) == other.run_due(lambda: None) == []
 
 
 @pytest.mark.parametrize(("missed", "after"), [("all", 11), ("last", 12), ("skip", 12)])
 def test_failing_tick_delays_later_ticks_no_longer_than_needed(make_schedule, missed, after):
-    """All: in order, until it is too old to be caught up with. The others: until the next one is due."""
+    """`all` retries in order until the tick is too old to catch up with. The others retry until the next tick is
+    due."""
     job, clock = make_schedule(missed=missed, on_failure="retry", most=2)
     for _ in range(2):
         job.run_due(make_failing(ValueError("no paper")))
@@ -72,7 +73,7 @@ def test_run_failed_raised_by_job_is_logged(make_schedule, caplog):
 
 @pytest.mark.parametrize("missed", ["skip", "last", "all"])
 def test_clock_far_ahead_does_not_stop_other_clients(make_schedule, missed, caplog):
-    """It ran what was not due; the others go on as if it had not."""
+    """The client with the wrong clock ran a tick that was not due. The others continue as if it had not."""
     ahead, _ = make_schedule(600.0 + 10 * 365 * 24 * HOUR, missed=missed)
     assert len(ahead.run_due(lambda: None)) == 1
     correct, clock = make_schedule(missed=missed)
@@ -89,18 +90,18 @@ def test_clock_far_ahead_does_not_stop_other_clients(make_schedule, missed, capl
 
 @pytest.mark.parametrize("missed", ["last", "all"])
 def test_clock_temporarily_ahead_runs_no_tick_twice(make_schedule, missed):
-    """Set back, it comes to ticks that it ran before their time."""
+    """After the clock is set back, the client reaches ticks that it ran too early."""
     job, clock = make_schedule(missed=missed)
     ran = job.run_due(lambda: None)
     for _ in range(90):
         clock.at += 60
         ran += job.run_due(lambda: None)
     early = set(ran)
-    fresh, clock = make_schedule(660.0, missed=missed)  # right again, and after a restart
+    fresh, clock = make_schedule(660.0, missed=missed)  # the clock is right again, after a restart
     for _ in range(120):
         ran += fresh.run_due(lambda: None)
         clock.at += 60
-    assert len(ran) == len(set(ran)), "no tick twice"
+    assert len(ran) == len(set(ran)), "no tick may run twice"
     assert set(ran) - early == {minute(number) for number in range(101, 131)}
 
 

@@ -1,4 +1,4 @@
-"""A server that answers as a test wants it to: late, in pieces, never, or nonsense."""
+"""A server that answers as a test requires: late, in pieces, never, or with garbage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold.runtime.threads import boot_clock
 
 
 class LineProtocol:
-    """The simplest protocol there is: a reply is a line. One that says `garbage` cannot be read."""
+    """The simplest protocol: a reply is a line. The line `garbage` cannot be parsed."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -33,7 +33,7 @@ class LineProtocol:
 
 
 class EchoServer:
-    """Answers each line by itself, or as `answer` says."""
+    """Echoes each line, unless a test replaces `answer`."""
 
     def __init__(self) -> None:
         self.answer: Callable[[socket.socket, bytes], None] = lambda connection, line: connection.sendall(line + b"\n")

@@ -1,4 +1,4 @@
-"""The simulated runtime: repeatable, and as hard on its processes as the real world is."""
+"""The simulated runtime: repeatable, with the faults that real processes meet."""
 
 import asyncio
 import os
@@ -232,7 +232,7 @@ def test_interrupt_cancels_body_once_and_recognises_its_own(simulator, process):
     for fires, cancels in [(False, False), (True, False), (False, True), (True, True)]:
         simulator.run_until_complete(process.spawn(body(fires, cancels), "body"), 10)
     assert verdicts[:3] == [False, True, False]
-    assert verdicts[3] is False  # somebody else's cancellation goes on
+    assert verdicts[3] is False  # a cancellation from elsewhere propagates
 
 
 def test_start_thread_task_shares_process_and_outlives_its_creator(simulator, process):

@@ -1,6 +1,6 @@
-"""Every await cancelled, every message lost, one at a time: no double grant, and nothing left behind.
+"""Cancels every await and loses every message, one at a time: no double grant, and no claim left behind.
 
-The scenario touches every verb: take, stand in line, be woken, renew, verify, release, give up.
+The scenario uses every verb: it attempts, queues, is woken, renews, verifies, releases and gives up.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Locks(Scenario):
                     try:
                         await process.sleep(0.3)
                         if lock.name == "x" and lease.held:
-                            assert self.inside == [process.name], "two inside"
+                            assert self.inside == [process.name], "two holders"
                         await lease.verify()
                         await process.sleep(TTL / 2)
                         await lease.renew(TTL * 2)
                         if lock.name == "x" and lease.held:
-                            assert self.inside == [process.name], "two inside"
+                            assert self.inside == [process.name], "two holders"
                     finally:
                         if lock.name == "x":
                             self.inside.remove(process.name)
             except LeaseholdError:
-                continue  # an honest word about what went wrong
+                continue  # the client reported the fault
             self.served.append(lease.token)
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Recipes over locks, with every await cancelled and every message lost: all or nothing, and nothing left behind."""
+"""Multilocks and elections, with every await cancelled and every message lost: all or nothing, no claim left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TTL = 4.0
 
 
 class Several(Scenario):
-    """Three workers take overlapping sets of names, by `with` and by hand."""
+    """Three workers acquire overlapping sets of names, by `with` and by `acquire`."""
 
     def __init__(self, lose: int | None = None, cancel: tuple[int, int] | None = None) -> None:
         self.inside: dict[str, str] = {}
@@ -49,7 +49,7 @@ class Several(Scenario):
 
     async def _body(self, process: Process, leases) -> None:
         for name in leases:
-            assert name not in self.inside, "two inside"
+            assert name not in self.inside, "two holders"
             self.inside[name] = process.name
         try:
             await process.sleep(0.3)
@@ -61,7 +61,7 @@ class Several(Scenario):
 
 
 class Terms(Scenario):
-    """Two candidates serve until they have led twice, or are resigned; a third observes."""
+    """Two candidates serve until they resign and then lead once more; a third client observes."""
 
     def __init__(self, lose: int | None = None, cancel: tuple[int, int] | None = None) -> None:
         self.calls: list[tuple[str, str, int]] = []
@@ -93,7 +93,7 @@ class Terms(Scenario):
             if term.held:
                 assert self.leading == [process.name], "two leaders"
             self.leading.remove(process.name)
-            await process.sleep(0.1)  # drained while it still leads, unless it was lost
+            await process.sleep(0.1)  # drains while it still leads, unless the term was lost
 
         def resign() -> None:
             process.spawn(election.resign(), "resign")
@@ -110,10 +110,10 @@ class Terms(Scenario):
     def run(self) -> None:
         super().run()
         assert not self.leading
-        assert self.seen == sorted(set(self.seen)), "each term once, and in order"
-        if not self.missed:  # or it says so
+        assert self.seen == sorted(set(self.seen)), "the observer must see each term once and in order"
+        if not self.missed:  # else the observer has reported that it missed a term
             in_time = {token for token, at in self.began.items() if at < self.observed_until - 1.0}
-            assert in_time <= set(self.seen), "a term was not seen"
+            assert in_time <= set(self.seen), "the observer missed a term and did not report it"
         for process in ("p0", "p1"):
             own_calls = [(what, token) for who, what, token in self.calls if who == process and what != "led"]
             while own_calls:
@@ -121,7 +121,7 @@ class Terms(Scenario):
                 assert len({token for _, token in terms}) == 1
                 complete = [what for what, _ in terms] == ["start", "started", "stop"]
                 assert complete or ([what for what, _ in terms] == ["start"] and not own_calls), (
-                    "a start that was torn, at most"
+                    "only the last start may be interrupted"
                 )
 
 

@@ -1,4 +1,4 @@
-"""The simulated network and server: what they lose, repeat and keep."""
+"""The simulated network and server: which messages they lose, duplicate and delay, and what a restart keeps."""
 
 import pytest
 
@@ -185,10 +185,10 @@ def test_server_restart_keeps_data_and_drops_connections(reliable_site):
         reliable_site.attempt(holder, 1)
     reliable_site.server.start()
     reliable_site.simulator.run(1.0)
-    assert "b" in reliable_site.server.memory.notify_callbacks  # registered again, unasked
+    assert "b" in reliable_site.server.memory.notify_callbacks  # the client registered again on its own
     assert (
         registry.waiting[claim(2).id_hash].recheck_at is not None
-    )  # and looks again, as it cannot know what it missed
+    )  # and re-checks, because it may have missed a wake-up
     assert reliable_site.attempt(holder, 1).token == granted.token
 
 
@@ -219,5 +219,5 @@ def test_closed_transport_gets_no_notifications(reliable_site):
     reliable_site.simulator.run(0.1)
     assert reliable_site.server.memory.notify_callbacks == {}
     other = NetworkTransport(process, reliable_site.server, registry)
-    other.close("a")  # the watchdog's twin, which never listened
+    other.close("a")  # as by the watchdog's engine instance, which never listened
     assert other.closed is False

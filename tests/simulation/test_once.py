@@ -1,6 +1,7 @@
-"""`once` in the simulated world: runners paused and crashed, and a store whose requests and answers are lost and late.
+"""`once` in the simulation: runners are paused and crash, and the store loses and delays requests and replies.
 
-Whatever happens, a key has one result, everybody who gets one gets that, and no runner that was taken over is believed.
+Every key has one result, every caller that gets a result gets this one, and the result of a runner whose run was taken
+over is refused.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ UNRELIABLE = NetworkProfile(latency=0.01, loss=0.03, duplication=0.05, late=0.05
 
 
 class RecordingStore(MemoryStore):
-    """The store itself; writes down every record it took."""
+    """The store itself; keeps a history of every record written."""
 
     def __init__(self, process):
         super().__init__(process)
@@ -38,7 +39,7 @@ class RecordingStore(MemoryStore):
 
 
 class LossyStore:
-    """One process's way to the ledger: loses requests and answers, and carries some out when nobody waits any more."""
+    """One process's connection to the store: loses requests and replies, and executes some requests too late."""
 
     def __init__(self, process: Process, store: RecordingStore) -> None:
         self.process, self.store = process, store
@@ -55,7 +56,7 @@ class LossyStore:
         if draw < 0.05:  # the request is lost
             await self.process.sleep(seconds)
             raise Unavailable("lost")
-        if draw < 0.10:  # carried out, soon or late; the answer is lost
+        if draw < 0.10:  # executed, soon or late; the reply is lost
             self.process.simulator.schedule(rng.uniform(0, 2 * seconds), call)
             await self.process.sleep(seconds)
             raise Unavailable("answer lost")
@@ -81,7 +82,7 @@ class FaultSimulation:
             process.spawn(self._inject_faults(process), "trouble")
         self.simulator.run(400.0)
         for process in self.processes:
-            process.crash()  # ends whatever still waits
+            process.crash()  # ends the tasks that still wait
 
     async def _work(self, process: Process) -> None:
         client = AsyncClient(engine=self.server.opener(), runtime=process, holder=process.name, call_timeout=1.0)
@@ -102,7 +103,7 @@ class FaultSimulation:
     async def _effect(self, process: Process) -> int:
         end = process.now() + self.simulator.random.uniform(0.1, 4)
         while (left := end - process.now()) > 0:
-            with suppress(asyncio.CancelledError):  # as a thread would, it goes on though its lease is lost
+            with suppress(asyncio.CancelledError):  # continues after a lost lease, as a thread would
                 await process.sleep(left)
         self.effects += 1
         if self.simulator.random.random() < 0.2:
@@ -123,7 +124,7 @@ class FaultSimulation:
 
 
 def find_violations(simulation: FaultSimulation) -> list[str]:
-    """What must never be."""
+    """Return every broken promise."""
     violations = []
     for key, runs in simulation.store.history.items():
         states = [run.state for run in runs]
@@ -152,23 +153,23 @@ def test_once_key_has_one_result_under_faults():
     assert {
         seed: violations for seed, simulation in enumerate(simulations) if (violations := find_violations(simulation))
     } == {}
-    # The tales are about something.
+    # The runs must exercise what they check.
     assert sum(len(simulation.results) for simulation in simulations) > 10 * SEEDS
-    assert sum(simulation.refused_count for simulation in simulations) > 0, "late runners were refused"
+    assert sum(simulation.refused_count for simulation in simulations) > 0, "no late runner was refused"
     runs = [run for simulation in simulations for history in simulation.store.history.values() for run in history]
-    assert sum(run.runs > 1 for run in runs) > SEEDS, "runs were taken over"
+    assert sum(run.runs > 1 for run in runs) > SEEDS, "too few runs were taken over"
 
 
 SWAP = once_module.RecordAccess.swap
 
 
 async def swap_without_comparison(self, key, data, expected, keep):
-    """The late runner's result is written over whatever is there."""
+    """A late runner overwrites the current record."""
     return await SWAP(self, key, data, await self.read(key), keep)
 
 
 async def swap_assuming_success(self, key, data, expected, keep):
-    """A lost answer is taken for a yes."""
+    """A lost reply counts as success."""
     new = Record(self.core.runtime.random_bytes(16).hex(), data)
     try:
         return new if await self.store.write(key, new, expected.version if expected else "", keep, 1.0) else None

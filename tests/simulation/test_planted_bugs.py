@@ -1,4 +1,4 @@
-"""Every planted bug is found within 50 seeds: what finds nothing elsewhere is known to look."""
+"""The simulation finds every planted bug within 50 seeds, so its clean runs elsewhere mean something."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.support.paths import SUPPORT
 PLANTED = seeds.load_bugs(str(SUPPORT / "planted_bugs.py"))
 SEEDS = 50
 
-# What each of them breaks. A bug may show as something else first; these are what it must never look like.
+# A bug may break several rules, but it does not count as found if it breaks only these.
 INSUFFICIENT_RULES = {"unfinished", "left running"}
 
 

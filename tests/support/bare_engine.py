@@ -1,4 +1,4 @@
-"""An engine without recipe or watchdog: nothing happens but what a test asks for."""
+"""An engine without client or watchdog: it does only what the test calls."""
 
 from __future__ import annotations
 

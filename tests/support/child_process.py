@@ -1,4 +1,4 @@
-"""Real processes for the tests of engines, each read by a thread of its own."""
+"""Child processes for engine tests; a thread reads each child's output."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Child:
         self._messages.put("")
 
     def read_message(self, seconds: float = 60.0) -> Any:
-        """The next thing it says."""
+        """Return the child's next message."""
         line = self._messages.get(timeout=seconds)
         assert line, f"the child ended with {self.process.wait(10)}"
         return json.loads(line)
 
     def read_all_messages(self) -> list[Any]:
-        """All it said until it ended; a last line cut short by a kill is left out."""
+        """Return all messages until the child ended, without a last line that a kill cut short."""
         lines = list(iter(lambda: self._messages.get(timeout=60), ""))
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -59,7 +59,7 @@ class Child:
     def close(self) -> None:
         if self.process.poll() is None:
             self.kill()
-        self._reader.join(60)  # it ends with the pipe, which must not be closed beneath it
+        self._reader.join(60)  # the reader ends at the end of the pipe, which must stay open until then
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 try:

@@ -1,4 +1,4 @@
-"""A clock to turn by hand, and clients that live by it."""
+"""Fixtures for tests of clients: a manual clock, and clients that use it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def poll_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 class ManualClock:
-    """Stands still until it is turned; everyone who sleeps by it is woken then."""
+    """Stands still until a test advances it, which also wakes the watchdogs registered here."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -51,7 +51,7 @@ class ManualClock:
 
 
 class BreakableTransport(InProcessTransport):
-    """A link that can be told not to answer."""
+    """A transport that does not answer while `silent` is set."""
 
     silent = False
     calls = 0
@@ -67,7 +67,7 @@ class BreakableTransport(InProcessTransport):
 
 
 class Bench:
-    """One store, any number of blocking clients, one hand-turned clock."""
+    """One memory server, any number of blocking clients, and one manual clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -86,7 +86,7 @@ class Bench:
         return client
 
     def held_names(self) -> list[str]:
-        """Those that are held or cooling."""
+        """The names that are held or cooling."""
         return sorted(name for (_, name), lock_state in snapshot_items(self.server.lock_states) if lock_state.holders)
 
 
@@ -94,7 +94,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
-    vars(bench.transport).clear()  # whatever a test replaced: the clock stands still, so a close() would wait for ever
+    vars(bench.transport).clear()  # undo a test's patches: with a clock that stands still, close() could wait for ever
     bench.transport.server = bench.server
     for client in bench.clients:
         client.close()
@@ -102,7 +102,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture
 def url() -> str:
-    """A memory engine for all clients of this test, by the real clock."""
+    """The URL of a memory engine that all clients of one test share, on the real clock."""
     return f"memory://shared-{os.urandom(4).hex()}"
 
 
@@ -112,7 +112,7 @@ def wait_until() -> Callable[..., None]:
 
 
 class SettableWallClock(Threads):
-    """A wall clock to set by hand."""
+    """A runtime whose wall clock is set by the test."""
 
     def __init__(self, at: float = 600.0) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class SettableWallClock(Threads):
 
 @pytest.fixture
 def add_client():
-    """Clients of one engine and one store, each with a wall clock of its own."""
+    """Adds clients of one engine and one store, each with its own wall clock."""
     clients, store = [], MemoryStore(Threads())
 
     def add(at: float = 600.0):
@@ -136,14 +136,14 @@ def add_client():
 
 
 def run_script_in_process(script: str, seconds: float = 60.0) -> str:
-    """Run a script that may hang, and give the end of what it said."""
+    """Run a script that may hang in a process of its own; return its stdout, or the end of its stderr."""
     bounded_script = f"import faulthandler; faulthandler.dump_traceback_later({seconds - 5}, exit=True)\n{script}"
     completed = subprocess.run([sys.executable, "-c", bounded_script], capture_output=True, text=True, timeout=seconds)
     return completed.stdout.strip() or completed.stderr[-1500:]
 
 
 def call_in_new_thread(fn: Callable[[], object]) -> object:
-    """What `fn` gave or raised on a new thread, which has ended by now."""
+    """Return what `fn` returned or raised on a new thread, after that thread has ended."""
     outcome: list[object] = []
 
     def run() -> None:
@@ -155,12 +155,12 @@ def call_in_new_thread(fn: Callable[[], object]) -> object:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(15)
-    assert outcome, "it hangs"
+    assert outcome, "the thread did not end within 15 s"
     return outcome[0]
 
 
 def follow_real_time(bench: Bench, seconds: float) -> None:
-    """Let the hand-turned clock follow the real one for a while."""
+    """Let the manual clock follow the real clock for this many seconds."""
 
     def run() -> None:
         end = time.monotonic() + seconds
@@ -206,9 +206,10 @@ def counting_function() -> type[CountingFunction]:
 
 
 class CtrlCTracer:
-    """Raises KeyboardInterrupt at the nth place: each call and return within the package, each line of some files.
+    """Raises KeyboardInterrupt at the nth point: each call and return in the package, and each line of the given files.
 
-    Not at each line of everything: Python itself takes signals at calls, and never between a `with` and its guard.
+    Other files are not interrupted at each line: Python itself handles signals at calls, and never between the return
+    of `__enter__` and the body of its `with`.
     """
 
     def __init__(self, number: int, *files: str) -> None:
@@ -223,7 +224,7 @@ class CtrlCTracer:
         return self._trace_inside
 
     def _trace_inside(self, frame: FrameType, event: str, _arg: object) -> Any:
-        if event != "exception" and (frame.f_code.co_name, event) != ("__enter__", "return"):  # when it has ended
+        if event != "exception" and (frame.f_code.co_name, event) != ("__enter__", "return"):  # not interruptible
             self._count()
         return self._trace_inside
 
@@ -234,7 +235,7 @@ class CtrlCTracer:
 
 
 def run_interrupted(number: int, work: Callable[[], object], *files: str) -> bool:
-    """Whether it came so far."""
+    """Whether the interrupt was raised before `work` ended."""
     previous = sys.gettrace()
     sys.settrace(CtrlCTracer(number, *files))
     try:

@@ -1,4 +1,4 @@
-"""What the tests of SQL engines ask a server for, in the words of PostgreSQL and of MariaDB."""
+"""What SQL engine tests need from a server, for PostgreSQL and for MariaDB."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from leasehold.engines.postgresql.schema import quote_identifier
 
 
 class Database(ABC):
-    """A schema of its own on a server of the tests, made by whoever uses it first."""
+    """A test's own schema on a shared server; the first client creates it."""
 
     server: Any
     max_connections: int  # connections of one client
-    lingering_sessions: int = 0  # of those, how many stay a while when their process was killed
-    extra_queue_values: str = ""  # what a row of lh_line ends with
-    inspect_query: str  # what an operator would ask
+    lingering_sessions: int = 0  # how many of them outlive a killed process for a while
+    extra_queue_values: str = ""  # SQL for the last columns of a row of lh_queue
+    inspect_query: str  # the query of an operator
 
     def __init__(self, server: Any, schema: str) -> None:
         self.server, self.schema = server, schema
@@ -34,34 +34,36 @@ class Database(ABC):
 
     @abstractmethod
     def named_url(self, name: str, port: int | None = None, **options: str) -> str:
-        """The URL of a client whose sessions are found by a name."""
+        """The URL of a client whose sessions can be found by `name`."""
 
     @abstractmethod
     def sessions(self, name: str) -> Any:
-        """Those of a name."""
+        """The sessions of the client with this name."""
 
     @abstractmethod
     def is_blocked(self, name: str) -> bool:
-        """Whether one of them waits for a lock. Not to be asked more than 5 times a second: MariaDB would not look."""
+        """Whether one of these sessions waits for a lock.
+
+        Poll at most 5 times a second: MariaDB does not refresh its answer for faster readers."""
 
     @abstractmethod
     def call_counts(self) -> dict[str, int]:
-        """The server's own count of our statements, by verb, since it was first asked or `count` was called."""
+        """The server's own count of our statements, by verb, since `start_counting`."""
 
     @abstractmethod
     def start_counting(self) -> None: ...
 
     @abstractmethod
     def lock_all_buckets(self) -> AbstractContextManager[None]:
-        """Every bucket is kept by a transaction of somebody else."""
+        """A foreign transaction keeps every bucket locked while the block runs."""
 
     @abstractmethod
     def create_granted_role(self, name: str, port: int | None = None) -> str:
-        """The URL of a new role that has what the manual says, and no more."""
+        """Create a role with exactly the rights that the manual lists; return its URL."""
 
     @abstractmethod
     def create_login_role(self, name: str) -> str:
-        """The URL of a new role that may log in, and nothing else."""
+        """Create a role that may only log in; return its URL."""
 
     @abstractmethod
     def drop_verb(self, verb: str) -> None:
@@ -69,7 +71,7 @@ class Database(ABC):
 
     @abstractmethod
     def set_role_locked(self, name: str, locked: bool) -> None:
-        """Whether a role may no longer log in."""
+        """Forbid or allow a role to log in."""
 
     @abstractmethod
     def drop_role(self, name: str) -> None: ...
@@ -97,7 +99,7 @@ class PostgresqlDatabase(Database):
         return self.server.ask(query.replace("{s}", quote_identifier(self.schema)), *values)
 
     def sessions(self, name: str) -> dict[int, str]:
-        """The last statement of each, by its process."""
+        """The last statement of each session, by process id."""
         return dict(self.server.ask("select pid, query from pg_stat_activity where application_name = %s", name))
 
     def is_blocked(self, name: str) -> bool:
@@ -153,7 +155,7 @@ class PostgresqlDatabase(Database):
 
 
 class MysqlDatabase(Database):
-    """Sessions are found by their account; in the midst of a call they have that of whoever made the procedures."""
+    """Sessions are found by their account. During a call that is the account that created the procedures."""
 
     server: MariaDB
     max_connections = 4
@@ -185,7 +187,7 @@ class MysqlDatabase(Database):
         return bool(self.ask("select 1 from information_schema.innodb_trx where trx_state = 'LOCK WAIT'"))
 
     def start_counting(self) -> None:
-        """The server's log of what clients sent it: what happens in a procedure is not in it."""
+        """Turn on the general log: it has the statements of clients, not those inside procedures."""
         self.server.run("set global log_output = 'TABLE'", "truncate mysql.general_log", "set global general_log = 1")
 
     def call_counts(self) -> dict[str, int]:

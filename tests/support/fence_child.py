@@ -1,10 +1,11 @@
-"""A process of its own at a fence: says what happened, one JSON value a line.
+"""A child process that uses a fence and reports what happened, one JSON value per line.
 
-child.py hold KIND SPEC URL TTL           takes the lock, reads, says the token; writes 1 when a line comes in
-child.py hold_by_key ENGINE SPEC URL NAME  the same with a fence on the lock's own key; writes 1
-child.py hammer KIND SPEC TOKENS ROUNDS CLAIMS
-    read, think, write one more; with tokens that get old. TOKENS: a file with the last one given out. CLAIMS: 0 looks
-    without claiming the fence. Says each call: when it began and ended, what, token, whether, and by what decided.
+fence_child.py hold KIND SPEC URL TTL            acquires the lock, reads, reports the token; writes 1 after a newline
+fence_child.py hold_by_key ENGINE SPEC URL NAME  the same with a fence on the lock's own key
+fence_child.py hammer KIND SPEC TOKENS ROUNDS CLAIMS
+    Reads, pauses and writes one more, with tokens that become stale. TOKENS: a file with the last token given out.
+    CLAIMS: 0 reads without claiming the fence. Reports each call: start, end, action, token, whether it was accepted,
+    and the value that it is based on.
 """
 
 from __future__ import annotations

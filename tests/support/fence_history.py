@@ -1,4 +1,4 @@
-"""A call at a fence, written down in a history."""
+"""Record a call to a fence in a history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leasehold import StaleToken
 def recorded(
     history: History, who: str, action: str, name: str, token: int, work: Callable[[], Any], **detail: Any
 ) -> Any:
-    """What it gives; None: it was refused."""
+    """Return what `work` returns, or None if the fence refused it."""
     op = history.invoke(who, action, name, token=token, **detail)
     try:
         found = work()

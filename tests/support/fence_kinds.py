@@ -1,7 +1,7 @@
-"""Every kind of fence in one shape: a number at a real resource, to be read and written under a lease.
+"""Every kind of fence with one interface: a number in a real resource, read and written under a lease.
 
-A kind is made from its spec, a dict of plain values, so that any number of processes stand before the same resource.
-What a kind needs is imported when it is made: a process starts in a fraction of the time.
+A kind is built from its spec, a dict of plain values, so any number of processes can use the same resource. Each kind
+imports what it needs when it is built, which makes a child process start much faster.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def kind(name: str, *arguments: Any) -> Callable[[type], type]:
 
 
 def end(loop: asyncio.AbstractEventLoop, close_coroutine: Any) -> None:
-    """Close a connection, and give its transport the turn of the loop that it needs."""
+    """Close a connection, then run the loop once more so that its transport closes too."""
     loop.run_until_complete(close_coroutine)
     loop.run_until_complete(asyncio.sleep(0.01))
     loop.close()
 
 
 class Number:
-    """What all kinds have: `make` once, then `write`, `read` and `peek`."""
+    """The interface of all kinds: `make` once, then `write`, `read` and `peek`."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec
@@ -43,7 +43,7 @@ class Number:
     def open(self) -> None: ...
 
     def make(self) -> None:
-        """Bring the resource about, with the number 0, before any token was shown."""
+        """Create the resource with the number 0, before any token was presented."""
 
     def write(self, lease: Any, value: int) -> None:
         self.fence.write(lease, str(value))
@@ -142,14 +142,14 @@ class ZooKeeperNumber(Number):
 class EtcdNumber(Number):
     def open(self) -> None:
         self.key = f"/accts/{self.spec['run']}/1"
-        dead_endpoint = "http://127.0.0.1:1"  # the next one is tried
+        dead_endpoint = "http://127.0.0.1:1"  # the fence must try the next endpoint
         self.fence = fences.EtcdFence([dead_endpoint, f"http://127.0.0.1:{self.spec['etcd']}"], self.key)
 
     def make(self) -> None:
         self.tool("put", self.key, "0")
 
     def tool(self, *arguments: str) -> str:
-        """etcd's own tool, which knows nothing of fences."""
+        """etcdctl, which ignores fences."""
         command = ["etcdctl", f"--endpoints=127.0.0.1:{self.spec['etcd']}"]
         environment = {**os.environ, "ETCDCTL_API": "3"}
         return subprocess.run(
@@ -166,7 +166,7 @@ class EtcdNumber(Number):
 @kind("object", "hash", False)
 @kind("object-in-metadata", "version", True)
 class ObjectNumber(Number):
-    """`hash`: the store's ETag is one of the content, as S3's is; `version`: each write has its own."""
+    """`hash`: the store's ETag is a hash of the content, as in S3. `version`: every write gets a new ETag."""
 
     def __init__(self, spec: dict[str, Any], etags: str, in_metadata: bool) -> None:
         self.etags, self.in_metadata = etags, in_metadata
@@ -185,7 +185,7 @@ class ObjectNumber(Number):
 
 
 class HttpxObjectStore:
-    """A store over a client that is awaited, as a user would write it."""
+    """An object store over an async HTTP client, as a user would write it."""
 
     def __init__(self, url: str) -> None:
         import httpx

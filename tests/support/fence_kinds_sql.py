@@ -1,4 +1,4 @@
-"""The kinds of fence that are tables, over every driver, and at every isolation level."""
+"""The SQL fences, over every driver and at every isolation level."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def connect_async(database: str, spec: dict[str, Any]) -> Any:
 
 
 class SQLNumber(Number):
-    """A table of its own for each test: `acct_<run>`, with one row."""
+    """Each test has its own table `acct_<run>` with one row."""
 
     def __init__(self, spec: dict[str, Any], database: str) -> None:
         self.database, self.table = database, f"acct_{spec['run']}"
@@ -81,7 +81,7 @@ class Row(SQLNumber):
 
 
 class Transaction(Row):
-    """Any statements under one claim: several of them, and the caller's own commit."""
+    """Several statements under one claim, with the caller's own commit."""
 
     def write(self, lease: Any, value: int) -> None:
         with self.fence.transaction(lease) as cursor:
@@ -133,7 +133,7 @@ class AsyncSQL(SQLNumber):
 
 
 class Alchemy(SQLNumber):
-    """An ORM class over the same table."""
+    """An ORM class on the same table."""
 
     urls: ClassVar = {
         "sqlite": "sqlite:///{path}",
@@ -249,7 +249,7 @@ LEVELS = ("read committed", "repeatable read", "serializable")
 
 
 class _IsolationLevel(SQLNumber):
-    """Connections at a level of their own. What a database cannot put in order it ends, and the caller tries again."""
+    """Connections at a given isolation level. The caller retries if the database reports a serialization failure."""
 
     def __init__(self, spec: dict[str, Any], database: str, level: str) -> None:
         self.level = level
@@ -275,7 +275,7 @@ class _IsolationLevel(SQLNumber):
             try:
                 return work()
             except self.conflicts as conflict:
-                if self.database == "mysql" and conflict.args[0] != 1213:  # a deadlock: rolled back as a whole
+                if self.database == "mysql" and conflict.args[0] != 1213:  # a deadlock: MySQL rolled back everything
                     raise
 
     def write(self, lease: Any, value: int) -> None:

@@ -1,4 +1,4 @@
-"""Fenced services as processes of their own: a number for each path. service.py wsgi|asgi PORT [FOLDER]"""
+"""Fenced services in child processes, with one number per path: fenced_service.py wsgi|asgi PORT [FOLDER]"""
 
 from __future__ import annotations
 

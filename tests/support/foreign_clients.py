@@ -1,4 +1,4 @@
-"""Others on the stage of the tests for Redis: one that waits in line, one that is no Redis at all."""
+"""A waiter in a thread, and a server that is not Redis: for the tests of the Redis and Redlock engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leasehold import Client, Lease
 
 
 class Waiter(threading.Thread):
-    """Acquires in a thread, and says when it got it."""
+    """Acquires in a thread and records when the lock was granted."""
 
     def __init__(self, client: Client, name: str = "job", **options: Any) -> None:
         super().__init__(daemon=True)
@@ -34,7 +34,7 @@ class Waiter(threading.Thread):
 
 @contextmanager
 def serve_fixed_reply(reply: bytes) -> Iterator[int]:
-    """Listens on this port, and answers whatever it hears with that."""
+    """A server that answers every request with `reply`. Yields its port."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

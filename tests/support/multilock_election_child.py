@@ -1,11 +1,11 @@
-"""A process of its own for the tests of recipes over many names or candidates, on any engine; says one JSON a line.
+"""Child process for the tests of multilocks and elections on any engine; prints one JSON value per line.
 
-many_child.py dine URL SPACE ROUNDS SEED FOLDER  takes random pairs and triples of forks; a fork in use is a file
-many_child.py grab URL SPACE FIRST SECOND        holds the first, at a line from outside waits for the second, by hand
-many_child.py run URL SPACE NAME TTL             a candidate: says when it leads and when it stops
-many_child.py look URL SPACE NAME TTL            an observer: says each term it sees
+multilock_election_child.py dine URL SPACE ROUNDS SEED FOLDER  locks 2 or 3 random forks; a fork in use is a file
+multilock_election_child.py grab URL SPACE FIRST SECOND        holds FIRST; after a line on stdin, waits for SECOND
+multilock_election_child.py run URL SPACE NAME TTL             a candidate: prints when it leads and when it stops
+multilock_election_child.py look URL SPACE NAME TTL            an observer: prints each term it sees
 
-SPACE is a namespace of the test's own.
+SPACE is the test's namespace.
 """
 
 import json
@@ -32,11 +32,11 @@ def dine(url: str, space: str, rounds: str, seed: str, folder: str) -> None:
     with Client(url, namespace=space, ttl=120, call_timeout=60) as client:
         sys.stdin.readline()
         for _ in range(int(rounds)):
-            forks = rng.sample(FORKS, rng.choice([2, 3]))  # in whatever order
+            forks = rng.sample(FORKS, rng.choice([2, 3]))  # in random order
             with client.multilock(forks) as leases:
                 files = [os.path.join(folder, fork) for fork in forks]
                 for file in files:
-                    os.close(os.open(file, os.O_CREAT | os.O_EXCL))  # fails while somebody else has it
+                    os.close(os.open(file, os.O_CREAT | os.O_EXCL))  # fails while another process uses this fork
                 leases.check()
                 for file in files:
                     os.unlink(file)
@@ -50,7 +50,7 @@ def grab(url: str, space: str, first: str, second: str) -> None:
                 say({"owner": next(h.owner for h in client.inspect(first, exact=True) if h.token == lease.token)})
                 sys.stdin.readline()
                 client.lock(second).acquire().release()
-                lease.verify()  # one that was broken may get on before it is told: the engine knows
+                lease.verify()  # ask the engine: this client may not be notified of a break yet
             say("done")
         except LeaseholdError as error:
             say(type(error).__name__)

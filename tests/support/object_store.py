@@ -1,5 +1,5 @@
-"""An object store over HTTP, with conditional writes. Below /hash an ETag is the MD5 of the content alone, as S3's is;
-below /version each write has its own."""
+"""An object store over HTTP with conditional writes. Below /hash an ETag is the MD5 of the content, as in S3. Below
+/version every write gets a new ETag."""
 
 from __future__ import annotations
 

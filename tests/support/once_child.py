@@ -1,8 +1,8 @@
-"""A process of its own for the tests of `once` and of schedules.
+"""Child process for the tests of `once` and of schedules.
 
 once_child.py pay LOCKS STORE DATABASE KEY SECONDS TTL        pays once for KEY; STORE: a URL, or "within"
 once_child.py sleep LOCKS STORE KEY TTL                       runs once for KEY, until its input ends
-once_child.py ticks LOCKS STORE NAME EVERY COUNT FILE         is told a tick, runs COUNT from there, notes each run
+once_child.py ticks LOCKS STORE NAME EVERY COUNT FILE         reads a tick, runs COUNT from there, appends them to FILE
 """
 
 import os
@@ -32,7 +32,7 @@ def connected(database: str):
 
 
 def pay(locks: str, store: str, database: str, key: str, seconds: str, ttl: str) -> None:
-    """Effect and record in one transaction; or, with a store elsewhere, the key is handed on to the resource."""
+    """`within`: effect and record commit in one transaction. With another store, the resource checks the key."""
 
     def within(lease):
         with connection.cursor() as cursor:
@@ -47,13 +47,13 @@ def pay(locks: str, store: str, database: str, key: str, seconds: str, ttl: str)
             cursor.execute("insert into keyed (name, pid) values (%s, %s) on conflict do nothing", (key, os.getpid()))
             connection.commit()
             if not lease.token % 2:
-                inside(lease)  # the effect is there, the record is not
+                inside(lease)  # the effect is committed, the record is not
             cursor.execute("select pid from keyed where name = %s", (key,))
             return {"pid": cursor.fetchone()[0]}
 
     def inside(lease):
         print("inside", lease.token, flush=True)
-        time.sleep(float(seconds))  # where the test kills it
+        time.sleep(float(seconds))  # the test kills the process here
 
     with Client(locks, ttl=float(ttl), call_timeout=30) as client, connected(database) as connection:
         record_store = stores.within(connection) if store == "within" else store
@@ -98,5 +98,5 @@ def ticks(locks: str, store: str, name: str, every: str, count: str, file: str) 
 
 
 if __name__ == "__main__":
-    time.sleep = lambda seconds: select.select([], [], [], seconds)  # the kind that faketime does not break
+    time.sleep = lambda seconds: select.select([], [], [], seconds)  # faketime breaks time.sleep, but not select
     {"pay": pay, "sleep": sleep, "ticks": ticks}[sys.argv[1]](*sys.argv[2:])

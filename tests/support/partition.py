@@ -1,8 +1,8 @@
-"""A leader cut off from the other two members, each on a host of its own: `partition.py etcd`, or `zookeeper`.
+"""Cut a leader off from the other two members of its cluster: `partition.py etcd`, or `partition.py zookeeper`.
 
-Run by the tests of both engines, as root, inside `unshare -n -m`: nothing of it is left outside. Hosts are network
-namespaces on one bridge. Proxies would not do for ZooKeeper: its members tell each other where they are, and get round
-them.
+The tests of both engines run this as root inside `unshare -n -m`, so nothing is left outside. Each member has its own
+host: a network namespace on one bridge. Proxies do not work for ZooKeeper, because its members exchange their addresses
+and connect directly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ELECTION_TIMEOUT: Final = 40.0  # seconds that an election may take
 
 
 def run(engine: str) -> None:
-    """From a test: in spaces of its own, or skipped where none may be made."""
+    """Called by a test. Skips the test if the machine does not allow network namespaces."""
     unshare = ["unshare", "-n", "-m"]
     if os.getuid() != 0 or subprocess.run([*unshare, "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace may be made here")
@@ -52,7 +52,7 @@ def ip(*arguments: str) -> None:
 
 
 class Host:
-    """A network of its own, behind the bridge."""
+    """A network namespace connected to the bridge."""
 
     def __init__(self, index: int) -> None:
         self.address, self._namespace, veth = f"{SUBNET}.{index + 2}", f"m{index}", f"p{index}"
@@ -70,7 +70,7 @@ class Host:
         return ["ip", "netns", "exec", self._namespace, *arguments]
 
     def partition_from(self, others: Sequence[Host], verb: str = "add") -> None:
-        """Silence both ways. `verb`: "del" ends it."""
+        """Drop all packets in both directions; with `verb="del"`, end that."""
         for other in others:
             ip("-n", self._namespace, "route", verb, "blackhole", f"{other.address}/32")
             ip("-n", other._namespace, "route", verb, "blackhole", f"{self.address}/32")
@@ -144,12 +144,12 @@ def find_leader(members: Sequence[Member]) -> Member:
 
 
 def is_leader(member: Member) -> bool:
-    with suppress(OSError):  # not yet there
+    with suppress(OSError):  # not started yet
         return member.leads
     return False
 
 
-# ----------------------------------------------------------------- the story
+# ------------------------------------------------------------------ the test
 
 
 def main(engine: str) -> None:
@@ -167,7 +167,7 @@ def main(engine: str) -> None:
 
 
 def run_partition(old_leader: Member, other_members: list[Member], url: str) -> None:
-    """The old leader and its client stay together, apart from the other members and theirs."""
+    """The old leader and `minority` are cut off from the other members and `majority`."""
     addresses = ",".join(member.netns_host.address for member in other_members)
     with (
         Client(url.format(old_leader.netns_host.address), call_timeout=1.0) as minority,
@@ -191,9 +191,9 @@ def run_partition(old_leader: Member, other_members: list[Member], url: str) -> 
         assert_refused(minority, 3.0)
         for thread in threads:
             thread.join(3 * ELECTION_TIMEOUT)
-        assert lost_at, "the holder in the minority was never told"
-        assert leases, "nobody followed"
-        assert lost_at[0] <= acquired_at[0], "two who both trust their lease"
+        assert lost_at, "the holder in the minority never lost its lease"
+        assert leases, "the client of the majority never acquired the lock"
+        assert lost_at[0] <= acquired_at[0], "two clients trusted their leases at once"
         assert leases[0].token > minority_lease.token
         assert find_leader(other_members) is not old_leader
         assert_refused(minority, 1.0)
@@ -205,7 +205,7 @@ def run_partition(old_leader: Member, other_members: list[Member], url: str) -> 
 
 
 def assert_refused(minority: Client, seconds: float) -> None:
-    """For so long: within the deadline, and nothing is ever granted."""
+    """For `seconds`, every attempt is refused within the deadline."""
     end = time.monotonic() + seconds
     while (asked_at := time.monotonic()) < end:
         try:

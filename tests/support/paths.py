@@ -1,4 +1,4 @@
-"""Where things are in the repository, and the environment in which a child process finds them."""
+"""Paths in the repository, and an environment for child processes that import from it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ SUPPORT = Path(__file__).parent
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """This environment, in which a child can import `tests` and `harness` too."""
+    """This process's environment, with `tests` and `harness` importable too."""
     known = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{known}" if known else str(ROOT), **more}

@@ -1,7 +1,7 @@
-"""Bugs to be planted into the code under test, each of which the simulation must find.
+"""Bugs to plant into the code under test, each of which the simulation must find.
 
-A simulation that finds nothing proves nothing, unless it is known to find something. Each bug here is one that somebody
-once made in some lock service, as small a patch as it takes. `PLANTED` gives a context manager for each by its name.
+A simulation that finds nothing proves nothing, unless it is known to find something. Each bug is one that a real lock
+service once had, as the smallest patch that reproduces it. `PLANTED` maps its name to a context manager that plants it.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def bug(owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Callable[.
 
 @bug(MemoryServer, "_sweep_name")
 def lease_forgotten(original, server, context, key):
-    """A sweep takes a name for idle because nobody stands in line."""
+    """The sweep takes a held name for idle because its queue is empty."""
     notifications = original(server, context, key)
     if key in server.lock_states and not server.lock_states[key].waiters:
         del server.lock_states[key]
@@ -52,7 +52,7 @@ def lease_forgotten(original, server, context, key):
 
 @bug(TokenCounter, "next")
 def token_reused(_, counter, floor):
-    """The wall clock alone makes the tokens."""
+    """Tokens come from the wall clock alone."""
     counter.last = floor
     return floor
 
@@ -67,7 +67,7 @@ def renew_after_lapse(original, lock_state, context, claim):
 
 @bug(LockState, "release")
 def release_without_owner_check(original, lock_state, context, id_hash, min_hold, _held):
-    """Whoever releases frees the name, as a plain DEL does."""
+    """A release by any client frees the name, as a plain DEL does."""
     held = next((entry.id_hash for entry in lock_state.holders.values() if entry.state == HELD), id_hash)
     return original(lock_state, context, id_hash if id_hash in lock_state.entries else held, min_hold)
 
@@ -81,7 +81,7 @@ def reservation_end_untold(original, lock_state, context, notifications, attempt
 
 @bug(LockState, "_pass_over")
 def passed_over_waiter_dropped(_, lock_state, entry):
-    """Not claimed in time: out."""
+    """A waiter that does not claim its reservation in time is removed from the queue."""
     lock_state._remove(entry)
 
 
@@ -99,7 +99,7 @@ def early_expiry(original, lock_state, now):
 
 @bug(LockState, "attempt")
 def ghost_of_a_repeated_attempt(original, lock_state, context, claim, client):
-    """A repeated request is not recognised: it gets a place of its own beside the grant it has."""
+    """A repeated attempt is not recognised: it gets a queue entry in addition to its grant."""
     entry = lock_state.entries.get(claim.id_hash)
     if entry is not None and entry.state == HELD and claim.queue:
         del lock_state.entries[claim.id_hash]
@@ -150,7 +150,7 @@ def waiter_never_woken(original, registry, kind, *args):
 
 @bug(ClaimRegistry, "retry_release")
 def owed_release_forgotten(*_):
-    """Sent once, and never again."""
+    """A release is sent once and never retried."""
 
 
 @bug(BaseLease, "_on_renewal_reply")
@@ -166,7 +166,7 @@ def loss_kept_quiet(original, lease, reason):
 
 
 class _Trusted(float):
-    """An end that is always ahead."""
+    """A deadline that is always in the future."""
 
     def __gt__(self, other: float) -> bool:
         return True
@@ -174,7 +174,7 @@ class _Trusted(float):
 
 @contextmanager
 def late_grant_handed_out() -> Iterator[None]:
-    """A grant is handed out however long its answer took."""
+    """The client returns a grant however late its reply arrived."""
     original_acquire = lock.acquire
 
     async def trusting(*args):
@@ -191,7 +191,7 @@ PLANTED["late_grant_handed_out"] = late_grant_handed_out
 
 @bug(lock, "acquire")
 async def counted_from_the_answer(original, core, *args):
-    """The life of a grant is counted from when its answer came, not from when it was asked for (E8)."""
+    """The client counts the ttl from the reply, not from the request (E8)."""
 
     *before, register, with_new_id = args
     now = core.runtime.now

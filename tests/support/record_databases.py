@@ -1,4 +1,4 @@
-"""A database of the tests' own: connections of one kind, and a table of effects, for records within transactions."""
+"""A database for tests of records in the caller's transaction: connections, and a table of effects."""
 
 import contextlib
 import sqlite3
@@ -8,7 +8,7 @@ from leasehold.records import stores
 
 
 class Database:
-    """Connections of one kind, and a table `paid` with a row per effect."""
+    """Connections to one kind of database, and a table `paid` with a row per effect."""
 
     def __init__(self, kind: str, url: str, tmp_path) -> None:
         self.kind, self.url, self.path = kind, url, str(tmp_path / "shop.db")

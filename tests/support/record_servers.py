@@ -1,4 +1,4 @@
-"""The servers that keep records: those that engines are tested on, with a URL for a store."""
+"""The servers of the engine tests, with URLs for record stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.servers.redis import RedisServer
 
 
 class Redis(RedisServer):
-    """A record that was written is there after a restart."""
+    """A Redis whose records survive a restart."""
 
     def __init__(self) -> None:
         super().__init__(*AOF_ALWAYS)
@@ -22,7 +22,7 @@ class Redis(RedisServer):
 
 
 class MySQL(MariaDB):
-    """With an account for the stores, in the database `test`."""
+    """A MariaDB with an account for stores in the database `test`."""
 
     def ready(self) -> bool:
         if not super().ready():
@@ -36,7 +36,7 @@ class MySQL(MariaDB):
 
 @cache
 def server(kind: str) -> Redis | PostgreSQL | MySQL:
-    """Started once per process, and kept."""
+    """The server of this kind, started once per process."""
     if kind == "postgresql":
         return postgresql.server()
     return Redis().start() if kind == "redis" else MySQL().start()

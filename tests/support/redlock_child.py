@@ -1,4 +1,4 @@
-"""A process of its own for the history of a redlock: takes one name again and again; says one JSON a line.
+"""A child process for the Redlock history tests: acquires one name repeatedly and prints one JSON event per line.
 
 redlock_child.py URL NAME SECONDS SEED KIND     KIND: blocking or asyncio
 """
@@ -30,7 +30,7 @@ def now() -> float:
 
 
 async def work(client: Any, sleep: Callable[[float], Any], name: str, end: float, rng: random.Random) -> None:
-    """Of either face: the blocking one suspends nowhere."""
+    """Works with both clients: with the blocking one it never suspends."""
     while now() < end:
         say("asks")
         try:

@@ -1,7 +1,8 @@
-"""One name kept in two ways: by the pure line of core/admission.py, and by the procedures of a server.
+"""One name in two implementations: the pure state machine (core/lock_state.py) and the procedures of a SQL server.
 
-The procedures are the real ones, in a schema of their own in which a few have been replaced: the clock, the proof of
-life, and the telling. Tokens are compared by what they stand for: both rise, by different steps.
+The procedures are the real ones, in their own schema. The tests replace three of them: the clock, the check that a
+client is reachable, and the notification. Tokens of model and server rise by different steps, so `model_token` maps
+them.
 """
 
 from __future__ import annotations
@@ -74,14 +75,14 @@ delimiter ;
 
 @dataclass
 class SqlModel:
-    """One clock, one set of clients that can be told. Subclasses call a server's procedures."""
+    """Model and server with one clock and one set of unreachable clients. Subclasses call a server's procedures."""
 
     db: Any
     now: float = 1000.0
     unreachable: set[str] = field(default_factory=set)
     counter: TokenCounter = field(default_factory=TokenCounter)
     lock_state: LockState | None = None
-    tokens: dict[int, int] = field(default_factory=dict)  # the server's -> the model's
+    tokens: dict[int, int] = field(default_factory=dict)  # server token -> model token
 
     tables = ("lh_grant", "lh_waiter", "lh_queue", "lh_bucket", "deaf", "told")
 
@@ -92,25 +93,25 @@ class SqlModel:
 
     @classmethod
     def open_session(cls) -> Iterator[Any]:
-        """A session with the schema made, and gone at the end. Raises `Absent`."""
+        """Create the schema, yield a session, and drop the schema. Raises `Absent`."""
         raise NotImplementedError
 
     def ask(self, query, *values):
         raise NotImplementedError
 
     def call(self, verb: str, *values) -> list[tuple]:
-        """A verb as the engine calls it: rows as text."""
+        """Call a verb as the engine does; return the rows as text."""
         raise NotImplementedError
 
     def sweep(self) -> None:
         raise NotImplementedError
 
     def take_notifications(self) -> list[Notification]:
-        """What the server has said since it was last asked."""
+        """The notifications that the server has sent since the last call."""
         raise NotImplementedError
 
     def expected_notifications(self, notifications: list[Notification]) -> list[Notification]:
-        """What of the pure line's words a server says, in the order in which it would."""
+        """Those of the model's notifications that this server sends, in the server's order."""
         return notifications
 
     def advance_clock(self, seconds: float) -> None:
@@ -126,8 +127,8 @@ class SqlModel:
     def run_model(self, verb, kind="lock", limit=1):
         context = Context(self.now, lambda: self.counter.next(0), lambda client: client not in self.unreachable)
         lock_state = self.lock_state or LockState(self.now, kind, limit)
-        lock_state.holders = dict(sorted(lock_state.holders.items()))  # of two that end together, rows show the older
-        lock_state._next_waiter_scan = self.now  # on the server a lapsed place counts for nothing, whoever asks
+        lock_state.holders = dict(sorted(lock_state.holders.items()))  # on a tie the server shows the older grant
+        lock_state._next_waiter_scan = self.now  # the server ignores expired waiters in every call
         try:
             answer, notifications = verb(lock_state, context)
         except Mismatch as error:
@@ -136,9 +137,9 @@ class SqlModel:
         return answer, notifications
 
     def model_token(self, token):
-        """The model's token for one of the server's; a new one must be above all before."""
+        """The model's token for a token of the server. A new server token must exceed all earlier ones."""
         if token not in self.tokens:
-            assert token > max(self.tokens, default=0), "a token that does not rise (E3)"
+            assert token > max(self.tokens, default=0), "the server's token did not rise (E3)"
             self.tokens[token] = max(self.tokens.values(), default=0) + 1
         return self.tokens[token]
 
@@ -187,14 +188,14 @@ class SqlModel:
         return rows in ([], [("t",)])
 
     def release_token(self, id_hash: str) -> tuple[int, ...]:
-        """What a release is told beside, where it is."""
+        """The extra argument of a release on MySQL: the token."""
         return ()
 
     def break_(self, token: int):
         return self.call("break", "ns", 5, "name", self.server_token(token), 1000) == [("t",)]
 
     def compare_inspect(self) -> None:
-        """What a look at the name shows, the same from both, nothing changed."""
+        """Assert that model and server show the same holdings. Changes neither."""
         self.learn_tokens()
         found = holdings("ns", self.call("inspect", "ns", "name", True))
         lock_state = deepcopy(self.lock_state) or LockState(self.now)
@@ -209,7 +210,7 @@ class SqlModel:
 
 
 def rounded(holding):
-    """Marks have one letter here, which is their beginning and their end: the server shows both."""
+    """Round times and cut fingerprints: the server shows the beginning and the end of an id hash, here one letter."""
     times = {"age": round(holding.age, 5), "left": round(holding.left, 5)}
     return replace(holding, **times, fingerprint=holding.fingerprint[:1], owner=holding.owner[:1])
 
@@ -231,7 +232,7 @@ class PostgresqlModel(SqlModel):
 
     def call(self, verb: str, *values) -> list[tuple]:
         rows = self.ask(f"select * from lh_{verb}_v1({', '.join(['%s'] * len(values))})", *values)
-        if verb == "attempt":  # JSON, which psycopg has read
+        if verb == "attempt":  # JSON, already decoded by psycopg
             rows = [reply for (reply,) in rows]
         return [
             tuple(None if v is None else str(v)[0].lower() if isinstance(v, bool) else str(v) for v in row)
@@ -250,7 +251,7 @@ class PostgresqlModel(SqlModel):
 
 
 class MysqlModel(SqlModel):
-    """There a word is a state of the tables that its client has not seen yet; and a break is not told."""
+    """On MySQL a notification is table state that its client has not read yet, and a break sends none."""
 
     seen_notifications: frozenset[tuple] = frozenset()
     release_count: int = 0
@@ -274,13 +275,13 @@ class MysqlModel(SqlModel):
         return [tuple(None if each is None else str(each) for each in row) for row in rows]
 
     def attempt(self, claim: Claim, client: str):
-        """A bucket that is known to have nothing in it is what most attempts meet."""
+        """First record empty buckets as empty: that is the state that most attempts find."""
         nothing = "not exists (select 1 from lh_grant) and not exists (select 1 from lh_queue)"
         self.ask(f"update lh_bucket set sole_token = -token where {nothing}")
         return super().attempt(claim, client)
 
     def release_token(self, id_hash: str) -> tuple[int, ...]:
-        """Not every client remembers it."""
+        """0 in every fourth release: not every client remembers the token."""
         self.release_count += 1
         known = (
             self.ask("select token from lh_grant where id_hash = %s and state = 2", id_hash)
@@ -310,7 +311,7 @@ class MysqlModel(SqlModel):
         ]
         woken = {client for (client,) in self.ask("select client from told")}
         self.ask("delete from told")
-        assert woken == {notification.client for notification in new}  # whoever has news is woken, and nobody else
+        assert woken == {notification.client for notification in new}  # exactly the clients with new notifications
         return sorted(new)
 
     def expected_notifications(self, notifications: list[Notification]) -> list[Notification]:

@@ -1,4 +1,4 @@
-"""The clock that a test moves: it stands still, goes from instant to instant, and loses no instant on the way."""
+"""The clock that a test moves: it stands still, advances from event to event, and skips none."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ def wait_until(condition, seconds=5.0):
 
 
 def start_in_thread(fn):
-    """Run it in a thread; what it returns or raises is in the list."""
+    """Run a function in a thread. The list gets what it returns or raises."""
     outcome = []
 
     def run():
@@ -45,7 +45,7 @@ def queued_names(client):
 def test_clock_stands_still_while_real_time_passes(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job", ttl=0.1).acquire()
     began, left = leasehold_clock.now(), lease.remaining
-    time.sleep(0.15)  # longer than the ttl: this is what must not count
+    time.sleep(0.15)  # longer than the ttl: real time must not count
     assert leasehold_clock.now() == began
     assert lease.remaining == left == pytest.approx(0.098)
     lease.release()
@@ -67,11 +67,11 @@ def test_clock_refuses_to_go_backwards(leasehold_clock, seconds):
         leasehold_clock.advance(seconds)
 
 
-# -------------------------------------------------------------------- going along
+# ---------------------------------------------------------------------- advancing
 
 
 def record_lease_events():
-    """What happens to a lease of 30 s in ten minutes, with the instants."""
+    """Advance ten minutes with a lease of 30 s, and return its events with their times."""
     manual_clock, events = Clock(), []
 
     def record_event(event):
@@ -110,7 +110,7 @@ def test_callbacks_that_are_due_have_run_when_advance_returns(leasehold_client, 
     assert lease.held
     assert notified == []
     leasehold_clock.advance(100)
-    assert notified == [("max_hold", began + 60)], "told at its own instant, not at the end"
+    assert notified == [("max_hold", began + 60)], "the callback must run when max_hold ends, not later"
     lease.release()
 
 
@@ -145,7 +145,7 @@ def test_clock_runs_in_real_time_while_a_call_waits(leasehold_client, leasehold_
     assert time.monotonic() - began >= 0.19
     after = leasehold_clock.now()
     time.sleep(0.02)
-    assert leasehold_clock.now() == after, "and stands again"
+    assert leasehold_clock.now() == after, "the clock must stand still again"
     lease.release()
 
 
@@ -186,7 +186,7 @@ def test_skipping_ends_a_wait_that_times_out(leasehold_client, leasehold_clock):
         leasehold_client.lock("job", wait=300).acquire()
     assert leasehold_clock.now() - before == pytest.approx(300, abs=1)
     assert time.monotonic() - began < 150
-    assert lease.held, "renewed all the while"
+    assert lease.held, "the watchdog must have renewed it all the time"
     lease.release()
 
 
@@ -331,7 +331,7 @@ def test_advance_inside_the_loop_ends_the_wait_of_a_task(leasehold_async_client,
         leasehold_clock.advance(61)
         with pytest.raises(leasehold.NotAcquired):
             await task
-        assert time.monotonic() - began < 4, "not held up by a task that could not run meanwhile"
+        assert time.monotonic() - began < 4, "a task that could not run must not delay the wait"
         await lease.release()
 
     asyncio.run(work())

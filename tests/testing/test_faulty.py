@@ -1,4 +1,4 @@
-"""The fault-injecting wrapper does to calls what it says, in every runtime, and nothing else."""
+"""The fault-injecting wrapper changes calls as documented, in every runtime, and nothing else."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ CALL_TIMEOUT = 0.2
 
 
 class FaultyEngineSetup:
-    """A faulty engine, the true one behind it, and claims to make."""
+    """A faulty engine, the real engine behind it, and claims for both."""
 
     def __init__(self, runtime):
         self.runtime, self.faults = runtime, Faults()
@@ -46,7 +46,7 @@ class FaultyEngineSetup:
         self.numbers = iter(range(100))
 
     def __getattr__(self, verb):
-        """Between the two, to see what reaches the true engine."""
+        """Sits between the two and records the calls that reach the real engine."""
         if verb in ("attempt", "renew", "release", "break_", "inspect", "ping", "forget", "wait"):
             self.sent.append(verb)
         return getattr(self.real_engine, verb)
@@ -151,7 +151,7 @@ def test_delayed_answer_counts_only_before_the_deadline(run):
         for _ in range(2):
             with pytest.raises(Unavailable):
                 await setup.engine.inspect("", "", False, setup.by())
-        assert setup.sent.count("inspect") == 2, "late, they arrive all the same"
+        assert setup.sent.count("inspect") == 2, "delayed requests must still arrive"
 
     run(test)
 
@@ -174,9 +174,9 @@ def test_repeat_answer_returns_earlier_answer_about_same_claim(run):
         (alive,) = await setup.engine.renew([held], setup.by())
         await setup.engine.break_("", "job", grant.token, setup.by())
         setup.faults.next("renew", repeat_answer, repeat_answer)
-        assert await setup.engine.renew([held], setup.by()) == [alive], "out of date by now"
+        assert await setup.engine.renew([held], setup.by()) == [alive], "the repeated answer is out of date"
         (gone,) = await setup.engine.renew([setup.claim()], setup.by())
-        assert isinstance(gone, Gone), "never one about another claim"
+        assert isinstance(gone, Gone), "an answer must never be repeated for another claim"
 
     run(test)
 
@@ -187,8 +187,8 @@ def test_repeat_later_delivers_request_again_after_release(run):
         setup.faults.next("attempt", repeat_later(2))
         await setup.attempt_with_faults(claim)
         await setup.engine.release(claim, setup.by())
-        assert await setup.engine.inspect("", "", False, setup.by()) != [], "the ghost is there"
-        assert setup.registry.waiting == {}, "and nobody keeps its place in line"
+        assert await setup.engine.inspect("", "", False, setup.by()) != [], "the late attempt acquired again"
+        assert setup.registry.waiting == {}, "no heartbeat may keep it in the queue"
         assert setup.sent == ["attempt", "release", "attempt", "inspect"]
 
     run(test)
@@ -279,7 +279,7 @@ def test_fault_at_call_number_counts_only_the_given_verbs():
     faults.at(1, drop_answer, {"attempt"})
     faults.at(2, drop_request)
     returned_faults = [faults.next_fault(verb) for verb in ("attempt", "wait", "renew", "attempt", "attempt")]
-    assert returned_faults == [None, None, None, drop_request, None], "the later rule wins where both strike"
+    assert returned_faults == [None, None, None, drop_request, None], "if two rules apply, the later one wins"
 
 
 def test_each_call_strikes_every_call_of_a_scenario_once():
@@ -296,7 +296,7 @@ def test_faults_apply_to_client_and_watchdog_engines():
     with leasehold.Client("memory://", engine=faulty(memory.open, faults)) as client:
         faults.next("release", *[drop_request] * 4)
         assert client.lock("job").acquire().release() is False
-        with client.lock("job", wait=10):  # once the watchdog's repeats got through
+        with client.lock("job", wait=10):  # acquired once the watchdog's retries succeed
             assert len(faults.struck) == 4
 
 

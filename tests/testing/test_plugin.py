@@ -1,4 +1,4 @@
-"""The pytest plugin as users meet it: in a test run of its own, with warnings as errors."""
+"""The pytest plugin as users run it: in a separate test run, with warnings as errors."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Rigs: they hurt an engine in the ways that the suite relies on, and say what they cannot do."""
+"""Rigs inject the faults that the suite relies on, and declare what they cannot do."""
 
 import asyncio
 import time
@@ -86,7 +86,7 @@ def test_wakeup_is_lost_while_client_is_cut_off(rig, context):
     run_sync(holder.release(held))
     rig.restore(waiter)
     assert not waiter.registry.waiting[claim.id_hash].woken
-    assert [holding.state for holding in run_sync(holder.inspect())] == ["reserved"], "the engine believes it was told"
+    assert [holding.state for holding in run_sync(holder.inspect())] == ["reserved"], "the engine believes it notified"
 
 
 def test_paused_engine_executes_requests_after_resume(rig, client, other):
@@ -94,7 +94,7 @@ def test_paused_engine_executes_requests_after_resume(rig, client, other):
     for caller in (client, client):
         with pytest.raises(leasehold.Unavailable):
             caller.lock("job", ttl=60).acquire()
-    assert len(rig.queued_requests) >= 4, "two attempts, and the releases of what nobody waits for any more"
+    assert len(rig.queued_requests) >= 4, "two attempts, and the releases of both abandoned claims"
     rig.resume()
     wait_until(lambda: other.inspect() == [])
 
@@ -122,7 +122,7 @@ def test_killed_session_is_not_notified_until_its_next_call(rig, context):
     assert [holding.state for holding in run_sync(holder.inspect())] == ["passed over"]
     waiter.registry.waiting[claim.id_hash].recheck_at = None
     run_sync(waiter.engine.ping(waiter.deadline()))
-    assert waiter.registry.waiting[claim.id_hash].recheck_at is not None, "connected anew, it has its waiters ask"
+    assert waiter.registry.waiting[claim.id_hash].recheck_at is not None, "after a reconnect its waiters must re-check"
     assert isinstance(run_sync(waiter.attempt(claim)), Grant)
 
 
@@ -159,11 +159,11 @@ def test_cut_disconnects_async_client(rig, other):
     asyncio.run(work())
 
 
-# -------------------------------------------------------------------- declaring
+# ----------------------------------------------------------------- declarations
 
 
 class MinimalRig(Rig):
-    """The least an author writes."""
+    """The least that an author has to write."""
 
     scheme = "memory"
 
@@ -233,7 +233,7 @@ def test_absent_server_skips_locally_and_fails_in_ci(monkeypatch):
 
 
 class Durable(MemoryRig):
-    """As a server with its data on disk would be."""
+    """Behaves like a server with its data on disk."""
 
     can_restart = can_lose_minority = True
     keeps_data = True
@@ -263,7 +263,7 @@ def test_survival_cases_fail_on_engine_that_forgets_grants(name, mode, monkeypat
 
 
 class SessionRig(MemoryRig):
-    """As ZooKeeper, where a grant lives no longer than the session it was made in."""
+    """Like ZooKeeper, where a grant lives no longer than its session."""
 
     def client_path(self):
         path = super().client_path()
@@ -287,7 +287,7 @@ def test_session_case_passes_on_rig_that_frees_grants(mode, monkeypatch):
 
 
 class RealTimeRig(MemoryRig):
-    """A rig that cannot travel, as those of servers: the same cases let the time pass."""
+    """A rig that cannot advance the clock, like those of servers: the same cases wait in real time."""
 
     can_advance_clock = False
     ttl = 1.0
@@ -316,7 +316,7 @@ def test_slow_cases_are_marked_faults_on_real_time_rigs():
 
 
 def test_rig_transport_returns_engine_answers_unchanged(context):
-    """The link in between adds nothing of its own."""
+    """The transport in between changes no answer."""
     driver = context.driver()
     claim = driver.claim()
     grant = run_sync(driver.attempt(claim))

@@ -50,7 +50,7 @@ def read_slot_types(stale: StaleToken) -> None:
 
 
 class OwnObjectStore:
-    """A store of one's own."""
+    """A user-defined store."""
 
     def get(self, key: str) -> fences.Stored | None:
         return fences.Stored(key.encode(), "1")

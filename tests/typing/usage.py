@@ -1,7 +1,7 @@
 """Real usage of the public API, for `mypy --strict`; never run.
 
-`assert_type` pins what a call gives. A `type: ignore[...]` proves that wrong usage is refused: mypy reports one that is
-not needed.
+`assert_type` pins the type of a call's result. A `type: ignore[...]` proves that wrong usage is refused: mypy reports
+one that is not needed.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Real usage of the asyncio face, for `mypy --strict`; never run. See `usage.py`."""
+"""Real usage of the asyncio API, for `mypy --strict`; never run. See `usage.py`."""
 
 import asyncio
 from datetime import datetime

@@ -51,10 +51,10 @@ leasehold -u sqlite:///srv/locks.db ls          the same for another engine
 def leasehold() -> None:
     """Distributed locks for the shell, with leases that expire and fencing tokens that only increase.
 
-    Run `leasehold COMMAND --help` for the manual of a command. The options below may be given before or after the
+    Run `leasehold COMMAND --help` for the help of a command. You can pass the options below before or after the
     command.
 
-    Output has no colours if stdout is not a terminal or NO_COLOR is set. [env var: NO_COLOR]
+    Output is not coloured if stdout is not a terminal or if NO_COLOR is set. [env var: NO_COLOR]
     """
 
 

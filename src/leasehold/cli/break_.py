@@ -39,9 +39,9 @@ leasehold break nightly-report --yes            the current holder, without conf
 def break_(console: Console, name: str, token: int | None, yes: bool) -> None:
     """Take NAME away from its holder.
 
-    The holder learns of the break at once if the engine can notify it, and otherwise at its next renewal. Until then
-    it keeps working, at the same time as the next holder. Stop it first if you can, and let the resource check tokens.
-    A break applies to one token, so it never hits a later holder.
+    The holder learns of the break at once if the engine can notify it, and otherwise at its next renewal. Until then it
+    keeps working, perhaps at the same time as the next holder. Stop the holder first if you can, and let the resource
+    check tokens. A break applies to one token, so it never affects a later holder.
 
     The exit code is 0 even if that grant had already ended; with `-o json` the field `broken` is then false.
     """

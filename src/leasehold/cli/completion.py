@@ -23,7 +23,8 @@ eval "$(leasehold completion bash)"             for the current shell only
 def completion(ctx: click.Context, console: Console, shell: str) -> None:
     """Print the completion script for bash, zsh or fish.
 
-    It completes commands, options, and the names that are held or waited for, if the engine answers within a second.
+    The script completes commands, options, and names that have a holder or a waiter, if the engine answers within a
+    second.
     """
     kind = get_completion_class(shell)
     assert kind is not None, f"click knows {shell}"

@@ -23,12 +23,12 @@ def deadlocks(console: Console) -> None:
     """Find deadlocks: threads, tasks and processes that wait for each other.
 
     Reads all holders and waiters of the namespace, and reads them again to confirm what it finds. For each deadlock it
-    shows who waits for what, and the command that resolves it by breaking the youngest grant, which has the least work
-    to lose. The other waiters then continue, and the holder of the broken grant learns that its lease is lost. To
-    prevent deadlocks, acquire several names with `multilock`, which sorts them, or limit the wait.
+    shows which holder waits for which name, and the command that resolves the deadlock by breaking the youngest grant,
+    which has the least work to lose. The other waiters then continue, and the holder of the broken grant learns that
+    its lease is lost. To prevent deadlocks, acquire several names with `multilock`, which sorts them, or limit `wait`.
 
-    Only detects threads or tasks that wait for one lock while holding another. Waits on anything else are not visible,
-    nor is a `leasehold run` inside the CMD of another one.
+    Only detects threads and tasks that wait for one lock while they hold another. It does not see waits for anything
+    else, nor a `leasehold run` inside the CMD of another one.
 
     With `-o json`: one array, described in docs/reference/json.md. The exit code is 0 even if nothing was found, as
     long as the engine answered.

@@ -62,14 +62,14 @@ _MAX_PAUSE = 10.0
     default=30.0,
     show_default=True,
     metavar="SECS",
-    help="Lifetime of the leader's lease: it expires SECS after its last renewal. Use the same for all candidates.",
+    help="Time to live: the leader's lease expires SECS after its last renewal. Use the same for all candidates.",
 )
 @click.option(
     "--delay",
     type=seconds,
     default=0.0,
     metavar="SECS",
-    help="After a term is lost, let SECS more pass before the next one begins. "
+    help="After a term is lost, wait SECS more before the next one begins. "
     "Use it when the resource cannot check tokens.",
 )
 @click.option(
@@ -101,15 +101,16 @@ def elect(
 ) -> int:
     """Run CMD while this process is the leader of NAME.
 
-    Waits until it is elected, then runs CMD as `leasehold run` does, with the same signals, terminal, environment and
-    exit code. LEASEHOLD_TOKEN is the fencing token of the term. If the term is lost, it stops CMD and becomes a
-    candidate again. When CMD exits, by itself or after a signal to `leasehold elect`, it resigns and exits with the
-    code of CMD. It never resigns before CMD has ended.
+    Waits until this process is elected, then runs CMD as `leasehold run` does, with the same signals, terminal,
+    environment and exit code. A term is the time for which one process leads; LEASEHOLD_TOKEN is the fencing token of
+    the term. If the term is lost, this process stops CMD and becomes a candidate again. When CMD exits, by itself or
+    after a signal to `leasehold elect`, this process resigns and exits with the exit code of CMD. It never resigns
+    before CMD has ended.
 
-    If the engine does not answer at the start, it exits 69; later it retries until the engine answers.
+    Exits 69 if the engine does not answer at the start; later it retries until the engine answers.
 
-    With --listen: one line per term, beginning with the current one, each term once and in order. With `-o json`: one
-    JSON object per term, one per line, described in docs/reference/json.md.
+    With --listen: prints one line per term, beginning with the current one, each term once and in order. With `-o
+    json`: one JSON object per term, one per line, described in docs/reference/json.md.
     """
     check_ttl_option(given["ttl"])
     options: LockArguments = {**given, "max_hold": max_hold}  # type: ignore[typeddict-item]  # by click

@@ -20,7 +20,7 @@ SIGNALLED: Final = 128  # plus the number of the signal
 
 # For the help. `run` and `elect` also exit with the code of CMD.
 MEANING: Final = {
-    OK: "success, even if a query found nothing",
+    OK: "success; for a query, even if it found nothing",
     NOT_SHOWN: "`demo`: a demo did not behave as expected",
     USAGE: "usage error; nothing was done",
     UNREACHABLE: "the engine did not answer",
@@ -28,7 +28,7 @@ MEANING: Final = {
     NOT_PERMITTED: "not permitted",
     CONFIG: "configuration error: the URL, the database, or a name in use as another kind of lock",
     LOST: "the lease was lost",
-    CANNOT_RUN: "CMD was found but cannot be executed",
+    CANNOT_RUN: "CMD was found but could not be executed",
     NOT_FOUND: "CMD was not found",
     SIGNALLED: "128+n: ended by signal n",
 }

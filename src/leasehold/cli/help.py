@@ -29,7 +29,7 @@ class Command(click.Command):
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(
-                "The global options (-u, --namespace, -o, -q, -v; see `leasehold --help`) may be given here, too."
+                "The global options (-u, --namespace, -o, -q, -v; see `leasehold --help`) work here, too."
             )
         write_examples(formatter, self.examples)
         write_codes(formatter, self.codes)

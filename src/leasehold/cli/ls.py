@@ -22,10 +22,10 @@ leasehold -o json ls | jq -r '.[] | select(.state == "held") | .name'
 def ls(console: Console, prefix: str) -> None:
     """List holders and waiters.
 
-    Shows the names that begin with PREFIX, by default all names of the namespace. A name without holders and waiters
-    does not exist in the engine, so it is not listed. AGE is the time since the lock was granted, or since the waiter
-    joined the queue. LEFT is the time until it expires unless it is renewed. The list may be out of date when you
-    read it: to be sure, acquire the lock.
+    Shows the names that begin with PREFIX; by default all names of the namespace. A name that has no holders and no
+    waiters is not listed. AGE is the time since the lock was granted, or since the waiter joined the queue. LEFT is the
+    time until the lease or the waiter expires unless it is renewed. The list may be out of date when you read it: to be
+    sure, acquire the lock.
 
     With `-o json`: one array, described in docs/reference/json.md. The exit code is 0 even if nothing was found, as
     long as the engine answered.

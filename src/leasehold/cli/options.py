@@ -105,14 +105,14 @@ def acquire_options(command: F) -> F:
                 default=30.0,
                 show_default=True,
                 metavar="SECS",
-                help="Lifetime of the lease: it expires SECS after its last renewal.",
+                help="Time to live: the lease expires SECS after its last renewal.",
             ),
             click.option(
                 "--delay",
                 type=seconds,
                 default=0.0,
                 metavar="SECS",
-                help="After a lease is lost, keep NAME unavailable for SECS more. "
+                help="After the lease is lost, keep NAME taken for SECS more. "
                 "Use it when the resource cannot check tokens.",
             ),
             click.option(
@@ -120,8 +120,8 @@ def acquire_options(command: F) -> F:
                 type=seconds,
                 default=0.0,
                 metavar="SECS",
-                help="Hold NAME for at least SECS even if released earlier, e.g. so that cron jobs on hosts with "
-                "skewed clocks run once.",
+                help="Keep NAME taken for at least SECS even if it is released earlier, for example so that a cron job "
+                "runs once although the clocks of its hosts differ.",
             ),
             click.option(
                 "-E",

@@ -11,7 +11,7 @@ from leasehold.runtime.base import run_sync
 
 EXAMPLES = """
 leasehold -u etcd://etcd-1:2379 rebase          after a restore, before clients connect
-leasehold rebase --above 1741000000000417       when a resource has seen this token
+leasehold rebase --above 1741000000000417       this is the highest token that a resource has seen
 """
 
 
@@ -27,12 +27,14 @@ leasehold rebase --above 1741000000000417       when a resource has seen this to
 def rebase(console: Console, above: int) -> None:
     """Raise new tokens above all old ones after the engine's data was restored or lost.
 
-    For engines that derive tokens from a count of their own changes (etcd, ZooKeeper). After a restore from a snapshot
-    that count is lower than before, and a fence would refuse every new holder. This command sets the base of new
-    tokens to this machine's clock, in microseconds, or to --above if that is greater. It covers all namespaces below
-    the prefix of the URL.
+    For etcd and ZooKeeper, which derive tokens from a count of their own changes. If their data is restored from a
+    snapshot or lost, that count is lower than before, and a fence would refuse every new holder. This command sets the
+    number above which new tokens begin. On etcd: this machine's clock in microseconds, or --above if that is greater.
+    On ZooKeeper: --above, or without it the clock plus a margin. It applies to all namespaces below the prefix of the
+    URL.
 
-    Holders and waiters are kept. Clients that stayed connected throughout have noticed the change: restart them.
+    Holders and waiters are kept. An etcd client that was connected before and after a restore refuses to continue:
+    restart it.
 
     Exits 78 if the engine does not need this.
     """

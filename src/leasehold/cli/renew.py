@@ -31,9 +31,9 @@ leasehold renew --ttl 600 < lease.json
 def renew(console: Console, ttl: float | None) -> None:
     """Renew a lease.
 
-    The lease then expires --ttl seconds from now, or later if it had longer to live already: a renewal never shortens
-    it. Reads the output of `leasehold acquire` from $LEASEHOLD_LEASE [env var: LEASEHOLD_LEASE], or from stdin if the
-    variable is empty; never from the command line.
+    The lease then expires --ttl seconds from now, or later if it had more time left: a renewal never shortens it. Reads
+    the output of `leasehold acquire` from $LEASEHOLD_LEASE [env var: LEASEHOLD_LEASE], or from stdin if the variable is
+    empty; never from the command line.
 
     Exits 79 if the lease has ended: stop the work it protects.
     """

@@ -44,19 +44,19 @@ leasehold -o json watch | jq -c 'select(.change == "gone") | .name'
     default=2.0,
     show_default=True,
     metavar="SECS",
-    help="Poll at least once per SECS, and more often while things change.",
+    help="Poll at least every SECS, and more often while locks change.",
 )
 @click.option("--for", "lasting", type=seconds, metavar="SECS", help="Stop after SECS. Default: run until Ctrl-C.")
 @pass_console
 def watch(console: Console, prefix: str, interval: float, lasting: float | None) -> None:
     """Watch holders and waiters change.
 
-    Shows the names that begin with PREFIX, by default all names of the namespace. On a terminal: the table of `ls`,
-    kept up to date. In a pipe: one line per change. With `-o json`: one JSON object per change, one per line,
-    described in docs/reference/json.md.
+    Shows the names that begin with PREFIX; by default all names of the namespace. On a terminal: the table of `ls`,
+    kept up to date. In a pipe: one line per change. With `-o json`: one JSON object per change, one per line, described
+    in docs/reference/json.md.
 
-    It polls the engine, so it misses a holding that begins and ends between two polls. If the engine does not answer,
-    it prints the error to stderr and retries.
+    This command polls the engine, so it misses holders and waiters that come and go between two polls. If the engine
+    does not answer, it prints the error to stderr and retries.
     """
     end = float("inf") if lasting is None else time.monotonic() + lasting
     with console.client() as client:

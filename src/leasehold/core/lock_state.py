@@ -58,7 +58,7 @@ class LockState:
     def __init__(self, now: float, kind: Kind = "lock", limit: int = 1) -> None:
         self.kind: Kind = kind
         self.limit = limit
-        self.entries: dict[str, QueueEntry] = {}  # by id hash: every entry that has an owner
+        self.entries: dict[str, QueueEntry] = {}  # by id hash: all but the cooling entries
         self.holders: dict[int, QueueEntry] = {}  # by token: reserved, held, cooling
         self.waiters: list[tuple[int, QueueEntry]] = []  # by ticket; without the entries that were passed over
         self.last_ticket = 0
@@ -344,7 +344,7 @@ class LockState:
         return next(slot for slot in range(self.limit) if slot not in taken)
 
     def _start_cooling(self, entry: QueueEntry, until: float, delay: float) -> None:
-        """Remove the owner of a grant; the name or permit stays occupied until then."""
+        """End a claim, but keep its name or permit occupied until then."""
         self.entries.pop(entry.id_hash, None)
         entry.state, entry.until, entry.delay = COOLING, until, delay
         self._next_expiry = min(self._next_expiry, until)

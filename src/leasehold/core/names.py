@@ -80,7 +80,8 @@ def engine_key(namespace: str, name: str) -> str:
 
 
 def bucket(name: str) -> int:
-    """The token counter of a name. The number of counters is fixed, so a name that is gone leaves none behind."""
+    """The bucket of a name: the names of a bucket share a token counter, and on SQL servers a row lock. The number of
+    buckets is fixed, so a name that is gone leaves no counter behind."""
     return zlib.crc32(name.encode()) & (BUCKETS - 1)
 
 

@@ -14,7 +14,7 @@ from leasehold.model import Holder, HoldingState, Mode
 WAITING: Final = 0
 RESERVED: Final = 1
 HELD: Final = 2
-COOLING: Final = 3  # no owner; ends after a time
+COOLING: Final = 3  # its claim has ended, but it occupies the name for a while
 PASSED: Final = 4
 
 STATES: Final[tuple[HoldingState, ...]] = ("waiting", "reserved", "held", "cooling", "passed over")

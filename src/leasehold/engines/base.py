@@ -15,8 +15,8 @@ E3  Where `traits.fencing`, a new grant's token exceeds every token the name was
 E4  `wait` is only a hint. It may return early or for nothing, never grants, and misses no change for longer than
     `seconds`. `attempt` of a queued claim registers for the wake-up before it asks; a wake-up that comes before `wait`
     is remembered. Without push, `wait` sleeps for a jittered time: slower, just as correct.
-E5  Answers mean the engine answered this very call, about *this claim*, not its session, not a cached flag. If it
-    cannot tell, the answer is `Unavailable`.
+E5  An answer is the engine's reply to this call about this claim. It is never inferred from a session or a cached
+    flag. If the engine cannot tell, the answer is `Unavailable`.
 E6  `release` removes every trace of a claim, held or queued, except for what `min_hold` keeps (`cooling`); repeating it
     is harmless. An attempt still in flight may arrive after the release: only the ttl or session ends that grant, so
     give-up paths never assume the name is free.
@@ -51,7 +51,8 @@ class Engine(Protocol):
 
     @property
     def listening(self) -> bool:
-        """Whether wake-ups already reach this client: then a claim may queue at its first attempt."""
+        """Whether a claim that may wait joins the queue at its first attempt: once this client has met contention, or
+        always."""
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         """Take the name, or join or stay in the queue if `claim.queue` (E1, E2, E3, E8)."""
@@ -68,7 +69,7 @@ class Engine(Protocol):
         wake-up for an unknown claim, gives up a queue position or a reservation, never a grant."""
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
-        """End the grant with this token, whatever its owner. A successor has another token, so it is never broken."""
+        """End the grant with this token, whatever its claim. A successor has another token, so it is never broken."""
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         """The live claims on all names of a namespace that begin with `prefix` (`exact`: on the name `prefix`). Per

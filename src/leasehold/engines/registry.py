@@ -47,7 +47,9 @@ class PendingRelease(NamedTuple):
 
 class ClaimRegistry:
     def __init__(self, runtime: Runtime, client_id: str) -> None:
-        self.client_id = client_id  # this client's address for wake-ups; public, changes after a fork
+        # Identifies this client in wake-up addresses and etcd keys; public, changes after a fork. With SQL servers the
+        # address is another one: `SqlListener.address`.
+        self.client_id = client_id
         self.waiting: dict[str, Waiter] = {}
         self.held: dict[str, Callable[[], RegisteredLease | None]] = {}  # by id hash: weak references to leases
         self.pending_releases: dict[str, PendingRelease] = {}

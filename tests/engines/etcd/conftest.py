@@ -1,4 +1,4 @@
-"""Members of etcd for these tests: one and three that all share, and some with settings of their own."""
+"""etcd members for these tests: one member and a cluster of three that tests share, and members with own settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def member() -> Etcd:
 
 @pytest.fixture
 def prefix() -> str:
-    """What all keys of a test begin with."""
+    """The prefix of all keys of a test."""
     return f"test-{os.urandom(5).hex()}/"
 
 
@@ -37,7 +37,7 @@ def url(member: Etcd, prefix: str) -> str:
 
 @pytest.fixture
 def claims(member: Etcd, prefix: str) -> Callable[[], dict[str, int]]:
-    """The keys of all claims, and the lease of each."""
+    """Return the key of every claim and the lease attached to it."""
     return lambda: {key: lease for key, lease in member.keys(prefix).items() if "/q/" in key}
 
 
@@ -50,13 +50,13 @@ def proxy(member: Etcd) -> Iterator[Proxy]:
 
 @pytest.fixture
 def proxied_url(url: str, member: Etcd, proxy: Proxy) -> str:
-    """The same place, by a way that can be hurt."""
+    """The same member and prefix, reached through a proxy that can fail."""
     return url.replace(f":{member.port}", f":{proxy.port}")
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Three members, all of them up before and after."""
+    """Three members, all of them running before and after the test."""
     cluster = rig_or_skip(EtcdClusterRig).cluster
     yield cluster
     cluster.start()
@@ -64,11 +64,11 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def start_member() -> Iterator[Callable[..., Etcd]]:
-    """Starts members with settings of their own; ends them."""
+    """Starts members with the given options; kills them after the test."""
     started: list[Etcd] = []
 
     def start(*options: str) -> Etcd:
-        rig_or_skip(EtcdRig)  # or it is absent
+        rig_or_skip(EtcdRig)  # skips if etcd is not installed
         cluster = Cluster(1, *options)
         started.append(cluster.members[0])
         return cluster.start().members[0]
@@ -80,7 +80,7 @@ def start_member() -> Iterator[Callable[..., Etcd]]:
 
 @pytest.fixture
 def etcdctl() -> Callable[..., str]:
-    """etcd's own tool."""
+    """Runs etcd's command line client."""
 
     def run(member: Etcd, *arguments: str, user: str = "") -> str:
         command = [
@@ -100,7 +100,7 @@ def etcdctl() -> Callable[..., str]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """What is true in the end; an engine that cannot be reached counts as not yet."""
+    """Waits until a condition is true and returns its value; an unreachable engine counts as not yet."""
 
     def wait(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
         end = time.monotonic() + seconds
@@ -108,14 +108,14 @@ def eventually() -> Callable[..., Any]:
             with suppress(LeaseholdError, OSError):
                 if found := condition():
                     return found
-            assert time.monotonic() < end, "it did not come true in time"
+            assert time.monotonic() < end, "the condition did not become true in time"
             time.sleep(0.01)
 
     return wait
 
 
 class WaitingThread:
-    """Somebody who waits for a lock, in a thread of its own: what it was granted, and when."""
+    """A thread that waits for a lock and records its token and the time of its grant."""
 
     def __init__(self, lock: Any) -> None:
         self.tokens: list[int] = []
@@ -134,7 +134,7 @@ class WaitingThread:
             self.errors.append(error)
 
     def wait_granted(self, seconds: float = 30.0) -> float:
-        """The moment of its grant."""
+        """Return the time of the grant."""
         self.thread.join(seconds)
         assert self.times, self.errors or f"not granted within {seconds} s"
         return self.times[0]
@@ -143,7 +143,7 @@ class WaitingThread:
 @pytest.fixture
 def start_waiter(eventually: Callable[..., Any]) -> Callable[..., WaitingThread]:
     def begin(client: Client, name: str = "job", lock: Any = None) -> WaitingThread:
-        """Waits until it stands there."""
+        """Returns once the waiter is queued."""
         before = len(client.inspect(name))
         waiter = WaitingThread(lock or client.lock(name))
         eventually(lambda: len(client.inspect(name)) > before or waiter.times)

@@ -1,4 +1,4 @@
-"""Many at once, as far as ../test_crowds.py does not show it: leases of etcd's, and a line for permits."""
+"""Concurrency beyond ../test_concurrency.py: the leases at etcd, and the queue of a semaphore."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_cancelled_acquire_leaves_no_claim_and_no_lease(url, member, shape, clai
     assert claims() == {}
     assert (
         len(member.leases() - leases_before) <= 5
-    )  # what was in doubt is revoked; where that was not heard, it lapses
+    )  # unconfirmed leases are revoked; if that is not confirmed, they expire
 
 
 def test_semaphore_serves_waiters_in_order_and_fills_all_permits(url) -> None:
@@ -61,7 +61,7 @@ def test_semaphore_serves_waiters_in_order_and_fills_all_permits(url) -> None:
                     inside[0] += 1
                     max_inside[0] = max(max_inside[0], inside[0])
                     end = time.monotonic() + 20
-                    while max_inside[0] < 3 and time.monotonic() < end:  # the others have time to come in
+                    while max_inside[0] < 3 and time.monotonic() < end:  # gives the others time to acquire
                         await asyncio.sleep(0.001)
                     inside[0] -= 1
 

@@ -1,4 +1,4 @@
-"""What it costs, by etcd's own counters."""
+"""The number of calls, keep-alives and events, by etcd's own counters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_acquire_release_pair_costs_two_calls_and_reuses_leases(url, member, cla
         assert len(member.leases() - leases_before) <= MAX_POOLED
         with client.semaphore("s", 3), client.rwlock("r").read():
             pass
-    assert member.leases() - leases_before == set(), "close() leaves none behind"
+    assert member.leases() - leases_before == set(), "close() left leases behind"
     assert claims() == {}
 
 
@@ -55,7 +55,7 @@ def test_handoff_cost_is_independent_of_queue_length(url, member, waiters, claim
             lasted = time.monotonic() - began
             return {
                 "calls": counted.calls() / waiters,
-                # On a machine so slow that it takes seconds, waiters are kept in line and look around meanwhile.
+                # On a machine so slow that this takes seconds, waiters also send heartbeats and re-check.
                 "looks": sum(lasted // recheck_interval(position) for position in range(waiters)) / waiters
                 + lasted // HEARTBEAT_INTERVAL,
                 "keep-alives": counted.keep_alives() / waiters,
@@ -63,14 +63,14 @@ def test_handoff_cost_is_independent_of_queue_length(url, member, waiters, claim
             }
 
     per = asyncio.run(main())
-    # The first release is counted too, and each client makes one lease, for the first of its grants.
+    # The first release is counted too, and each client creates one lease for its first grant.
     assert per["calls"] <= 2.1 + 3 / waiters + per["looks"]
     assert per["keep-alives"] <= 1.1
-    assert per["events"] <= 1.1 + 3 / waiters  # among two, one event more is a half
+    assert per["events"] <= 1.1 + 3 / waiters  # with two waiters, one more event is a half
 
 
 async def wait_until_idle(member) -> None:
-    """Until nobody asks for anything any more."""
+    """Wait until the member receives no more calls."""
     end = time.monotonic() + 30
     while True:
         counted = Counters(member)
@@ -81,7 +81,7 @@ async def wait_until_idle(member) -> None:
 
 
 def test_released_claim_key_is_reused_by_the_next_claim(url, member, claims) -> None:
-    """Keys of its own for each would: etcd reads through all that ever were, until it compacts."""
+    """A new key for every claim would slow reads down: until etcd compacts, it reads all keys that ever existed."""
     with Client(url) as client:
         for _ in range(300):
             with client.lock("job"):

@@ -1,4 +1,4 @@
-"""A delay is kept when a holder vanished, by everybody who could know of it, and by nobody after a clean release."""
+"""If a holder vanishes, every waiter that could see it waits out its delay; after a release no waiter does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DELAY = 2.0
 
 @pytest.fixture
 def revoke_lease_of(member, claims):
-    """Takes away the key of a grant, as an operator would; the moment it was done."""
+    """Revokes the lease of a grant's key, as an operator would; returns the time."""
 
     def revoke(key: str) -> float:
         began = time.monotonic()
@@ -38,7 +38,7 @@ def revoke_lease_of(member, claims):
 def test_waiter_keeps_the_delay_when_the_holders_lease_is_revoked(
     url, claims, revoke_lease_of, start_waiter, eventually
 ) -> None:
-    """A revoked lease leaves no time to tell its holder: the next in line waits the holder's delay."""
+    """A holder learns of the revocation too late to stop in time, so the next waiter waits out the holder's delay."""
     with Client(url) as client, Client(url) as other:
         lease = client.lock("job", ttl=60, delay=DELAY).acquire()
         (key,) = claims()
@@ -50,7 +50,7 @@ def test_waiter_keeps_the_delay_when_the_holders_lease_is_revoked(
 
 def test_release_of_a_lock_with_delay_wakes_the_waiter_at_once(url, start_waiter) -> None:
     with Client(url) as client, Client(url) as other:
-        for _ in range(20):  # the release falls into the beginning of the watch, more often than not
+        for _ in range(20):  # most releases happen while the watch is being created
             lease = client.lock("job", delay=30).acquire()
             waiting = start_waiter(other)
             began = time.monotonic()
@@ -59,7 +59,7 @@ def test_release_of_a_lock_with_delay_wakes_the_waiter_at_once(url, start_waiter
 
 
 def test_missed_release_is_found_in_watch_history(url, make_driver) -> None:
-    """It looks, and the holder is gone: that it was a release is history, which etcd tells."""
+    """The waiter re-checks and the holder is gone. Only etcd's history shows that it was a release."""
     holder, other = make_driver(url), make_driver(url)
     held, waiting = holder.acquire(holder.claim(delay=30.0)), other.claim(queue=True)
     other.engine._client_state.watcher.watch_conflict = lambda *_, **__: None
@@ -67,7 +67,7 @@ def test_missed_release_is_found_in_watch_history(url, make_driver) -> None:
     holder.release(held)
     busy = other.attempt(waiting)
     assert isinstance(busy, Busy)
-    assert busy.left > 25, "for all it knows"
+    assert busy.left > 25, "before it knows of the release, the waiter must expect the delay"
     assert granted_within(other, waiting, 2.0)
 
 
@@ -102,7 +102,7 @@ def test_delay_is_waited_out_when_history_is_compacted(url, make_driver, member,
 def test_waiter_that_gives_up_hands_the_delay_to_the_next_waiter(
     url, member, prefix, claims, revoke_lease_of, start_waiter, eventually, late
 ) -> None:
-    """The first in line waits a delay out, and gives up: those behind it have not seen who it was that vanished."""
+    """The first waiter gives up while it waits out a delay. The waiters behind it have not seen the vanished holder."""
     with Client(url) as holder_client, Client(url) as first_client, Client(url) as last_client:
         lease = holder_client.lock("job", ttl=60, delay=DELAY).acquire()
         (key,) = claims()
@@ -118,7 +118,7 @@ def test_waiter_that_gives_up_hands_the_delay_to_the_next_waiter(
 
 
 def remaining_delays(member, prefix: str) -> list[float]:
-    """What the claims wait out themselves, in line."""
+    """The remaining delay that each queued claim stores in its key."""
     found = member.ask(
         "kv/range", key=encode_base64(f"{prefix}lh1/q/".encode()), range_end=encode_base64(f"{prefix}lh1/q0".encode())
     )
@@ -130,7 +130,7 @@ def remaining_delays(member, prefix: str) -> list[float]:
 def test_delay_of_a_vanished_reader_is_kept_when_the_others_release(
     url, claims, revoke_lease_of, start_waiter, which
 ) -> None:
-    """A writer is told of the last reader's end alone."""
+    """A waiting writer is notified only of the last reader's end."""
     with Client(url) as reading, Client(url) as writer:
         leases, keys = [], []
         for _ in range(3):
@@ -162,7 +162,7 @@ def test_delay_of_a_vanished_permit_is_waited_out(url, claims, revoke_lease_of, 
 def test_holder_vanishing_while_a_waiter_enqueues_keeps_its_delay(
     url, make_driver, revoke_lease_of, claims, monkeypatch, permits
 ) -> None:
-    """A newcomer has entered the line, and before it looks again one of several holders is gone: not the oldest."""
+    """After a new waiter enqueues and before it re-checks, one of several holders vanishes, and not the oldest."""
     holder, other = make_driver(url), make_driver(url)
     kind, held = ({"kind": "semaphore", "limit": 2}, {}) if permits else ({}, {"mode": "shared"})
     kept = holder.acquire(holder.claim(**kind, **held))
@@ -186,7 +186,7 @@ def test_holder_vanishing_while_a_waiter_enqueues_keeps_its_delay(
 def test_delay_of_a_vanished_grant_is_kept_if_its_events_were_missed(
     url, make_driver, member, claims, monkeypatch
 ) -> None:
-    """When it was last seen it still waited; of its grant, and of its end, nothing came through."""
+    """The last waiter saw the vanished claim waiting, and missed the events of its grant and its end."""
     first, second, last = make_driver(url), make_driver(url), make_driver(url)
     held, next_claim, waiting = (
         first.acquire(first.claim()),
@@ -221,7 +221,7 @@ def test_waiter_whose_key_is_deleted_still_waits_out_the_delay(url, make_driver,
 
 @pytest.mark.faults
 def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claims) -> None:
-    """Nobody is let in before the delay of whoever vanished is over, as long as three stood in line and saw it."""
+    """No client is granted the lock during the delay of a vanished holder, if three waiters were there to see it."""
     end, delayed_until, inside, problems, vanished = (
         time.monotonic() + 40,
         [0.0],
@@ -270,7 +270,8 @@ def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claim
 
 
 def test_optimistic_claim_that_gives_up_leaves_no_delay(url, make_driver, monkeypatch) -> None:
-    """A claim stands in line as a holder until it has looked: one that gives up before that had no turn."""
+    """A claim joins the queue optimistically as held, until it has read the queue. If it gives up before that, it never
+    held the name and leaves no delay."""
     holder, optimist, last = make_driver(url), make_driver(url), make_driver(url)
     held, optimistic_claim, waiting = (
         holder.acquire(holder.claim()),
@@ -300,7 +301,7 @@ def once_only(original):
     return fake_get
 
 
-# ------------------------------------------------------------- what is known
+# -------------------------------------------------------------- DelayTracker
 
 
 def make_entry(create_revision: int, state: str = "held") -> Entry:
@@ -325,7 +326,7 @@ def test_missing_holder_is_looked_up_once_and_delays_until_answered() -> None:
     assert delays.left(103.0) == 4.0
     delays.entry_ended(b"1", make_entry(1), now=104.0)
     assert (delays.has_unknown_ends, delays.left(104.0)) == (False, 3.0), (
-        "from when it was missed, not from when it was told"
+        "counted from when the holder was missing, not from the answer"
     )
 
 
@@ -341,7 +342,7 @@ ENDS = st.sampled_from(["released", "held", "waiting", "cooling", "forgotten"])
 
 @given(st.lists(st.tuples(ENDS, st.booleans()), min_size=1, max_size=5))
 def test_name_is_delayed_unless_every_holder_ended_cleanly(ends: list[tuple[str, bool]]) -> None:
-    """Readers that vanish one after the other, heard of at once, or missed and found in history."""
+    """Readers end one after the other. The tracker sees each end at once, or misses it and finds it in history."""
     delays, now = DelayTracker(), 100.0
     ahead = [make_entry(number)._replace(mode="shared") for number in range(1, len(ends) + 1)]
     delays.observe(ahead, 10, now)

@@ -18,7 +18,7 @@ from leasehold import Client, LeaseLost, NotAcquired, Unavailable, Unsupported
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support import partition
 
-ELECTION_TIME = 2.5  # to elect a leader, with a timeout of 1 s
+ELECTION_TIME = 2.5  # seconds to elect a leader, with an election timeout of 1 s
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_cluster_without_quorum_grants_nothing_and_leases_end_in_time(cluster, u
 
 
 def test_paused_leader_grants_nothing_when_it_resumes(cluster, url) -> None:
-    """It does not know yet that it leads no more: its answers need a majority all the same."""
+    """The old leader does not know yet that it was replaced, but its answers still need a majority."""
     old = cluster.leader()
     direct = f"etcd://127.0.0.1:{old.port}/{url.rpartition('/')[2]}"
     with Client(url, call_timeout=8) as client, Client(direct, call_timeout=2.0) as stale:
@@ -107,12 +107,12 @@ def test_leases_and_tokens_survive_a_restart_of_the_whole_cluster(cluster, url, 
 
 
 def test_lock_of_a_dead_holder_is_granted_although_the_leader_dies(cluster, url, eventually) -> None:
-    """A new leader gives every lease its full ttl once more, never less."""
+    """A new leader restarts every lease with its full ttl, never less."""
     with Client(url, call_timeout=8) as other:
         holder = Client(url, call_timeout=8)
         lease = holder.lock("job", ttl=3).acquire()
         granted_at = time.monotonic()
-        holder._core.watchdog.unwatch(lease._claim.id_hash)  # as a killed process would: nobody renews it
+        holder._core.watchdog.unwatch(lease._claim.id_hash)  # like a killed process: the lease is not renewed
         lease._invalidate("released")
         cluster.leader().kill()
         successor = eventually(lambda: other.lock("job").acquire(wait=20), 40)
@@ -124,7 +124,7 @@ def test_lock_of_a_dead_holder_is_granted_although_the_leader_dies(cluster, url,
 
 @pytest.mark.faults
 def test_holders_never_overlap_while_members_fail(cluster, url) -> None:
-    """Members are killed and paused at random: never two who both trust their lease, tokens in order of time."""
+    """While members are killed and paused at random, two clients never trust their leases at once, and tokens rise."""
     rng, stop = random.Random(11), threading.Event()
     history: list[tuple[float, float, int]] = []
     problems: list[str] = []
@@ -168,14 +168,14 @@ def test_holders_never_overlap_while_members_fail(cluster, url) -> None:
     history.sort()
     assert len(history) > 50
     for (_, end_before, token), (begin, _, later) in pairwise(history):
-        assert end_before <= begin, "two inside"
+        assert end_before <= begin, "two holders at once"
         assert token < later
 
 
 def test_survives_trait_depends_on_url_and_server(cluster, url, start_member) -> None:
     one_member_url = f"etcd://127.0.0.1:{cluster.members[0].port}"
     assert Client(url).traits.survives == "minority"
-    assert Client(one_member_url).traits.survives == "restart", "if that very member is lost, this client is"
+    assert Client(one_member_url).traits.survives == "restart", "a client with one endpoint depends on that member"
     with pytest.raises(Unsupported), Client(one_member_url) as client:
         client.lock("job", require={"survives-minority"})
     with Client(url) as client, client.lock("job", require={"survives-minority"}):
@@ -219,6 +219,6 @@ def test_full_disk_on_a_minority_costs_no_lease(tmp_path) -> None:
 
 @pytest.mark.faults
 def test_leader_cut_off_from_the_majority_grants_nothing() -> None:
-    """In network namespaces: the minority refuses within the deadline and never grants, the majority goes on."""
-    rig_or_skip(EtcdClusterRig)  # or it is absent
+    """In network namespaces: the minority refuses within the deadline and never grants; the majority keeps working."""
+    rig_or_skip(EtcdClusterRig)  # skips if etcd is not installed
     partition.run("etcd")

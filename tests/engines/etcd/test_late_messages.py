@@ -1,4 +1,4 @@
-"""What is carried out twice, or late."""
+"""Requests that etcd executes twice or late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold.runtime.base import run_sync
 @pytest.mark.parametrize("queue", [True, False])
 @pytest.mark.parametrize("shape", [{}, {"mode": "shared"}, {"kind": "semaphore", "limit": 2}])
 def test_attempt_executed_twice_is_one_grant(url, member, make_driver, monkeypatch, queue, shape, claims) -> None:
-    """The answer of the first try is lost on the way, and it is repeated before anybody knows."""
+    """The first answer is lost, so the client repeats an attempt that etcd has already executed."""
     driver = make_driver(url)
     run_sync(driver.engine.ping(driver.deadline()))
     original, lost = RpcClient._try_once, []
@@ -29,7 +29,7 @@ def test_attempt_executed_twice_is_one_grant(url, member, make_driver, monkeypat
     monkeypatch.setattr(RpcClient, "_try_once", try_once)
     claim = driver.claim(queue=queue, **shape)
     grant = driver.attempt(claim)
-    assert isinstance(grant, Grant), "it stood in its own way"
+    assert isinstance(grant, Grant), "the claim was queued behind itself"
     assert len(claims()) == 1
     assert driver.attempt(claim).token == grant.token
     assert driver.release(claim)
@@ -37,7 +37,7 @@ def test_attempt_executed_twice_is_one_grant(url, member, make_driver, monkeypat
 
 
 def test_attempt_that_arrives_after_its_release_is_refused(url, member, make_driver, monkeypatch, claims) -> None:
-    """A lease in the pool would carry it, and the next claim on that lease would keep it alive for ever."""
+    """If the late key were attached to a pooled lease, the next claim on that lease would keep it alive for ever."""
     driver = make_driver(url)
     driver.release(driver.acquire(driver.claim()))
     original, late = RpcClient.call, []
@@ -62,7 +62,7 @@ def test_attempt_that_arrives_after_its_release_is_refused(url, member, make_dri
 
 
 def test_late_release_does_not_end_another_claim(url, member, make_driver) -> None:
-    """Chairs are used again: the key it names may be another claim's by then."""
+    """Keys are reused: when the release arrives, its key may belong to another claim."""
     driver = make_driver(url)
     first = driver.claim()
     driver.acquire(first)
@@ -76,7 +76,7 @@ def test_late_release_does_not_end_another_claim(url, member, make_driver) -> No
 
 
 def test_revoked_lease_in_the_pool_is_replaced(url, member, make_driver) -> None:
-    """Somebody tidies up at etcd: leases that nothing hangs on are gone, and this client does not know."""
+    """An operator revokes leases without keys, and this client does not know."""
     driver, leases_before = make_driver(url), member.leases()
     driver.release(driver.acquire(driver.claim(ttl=60.0)))
     driver.release(driver.acquire(driver.claim(ttl=10.0)))

@@ -30,10 +30,10 @@ def test_full_database_refuses_new_claims_and_keeps_held_leases(start_member, ev
         began = time.monotonic()
         with pytest.raises(Unavailable, match="NOSPACE"):
             client.lock("other").acquire()
-        assert time.monotonic() - began < 2, "said at once"
+        assert time.monotonic() - began < 2, "not refused at once"
         lease.verify()
-        assert lease.release(), "to give up needs no room"
-        assert delayed.release(), "nor does it with a delay"
+        assert lease.release(), "a release needs no space"
+        assert delayed.release(), "a release with a delay needs no space either"
         for number in range(200):
             member.delete(f"fill{number}")
         member.compact()

@@ -1,4 +1,4 @@
-"""Servers that are no etcd, or speak HTTP/2 as nobody should."""
+"""Servers that are not etcd, or send unusual or invalid HTTP/2."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEASE_LIFE = messages.LeaseTtlResponse(messages.ResponseHeader(1, 7), 5, 9)
 
 
 class FakeServer:
-    """Takes one connection, reads a request, says these bytes, and leaves it open. `first` it says unasked."""
+    """Reads a request on each connection, sends `replies` and keeps it open; sends `greeting` before the request."""
 
     def __init__(self, *replies: bytes, greeting: bytes = b"") -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -106,7 +106,7 @@ def call_fake_server(*replies: bytes, seconds: float = 1.0) -> tuple[messages.Le
         (
             OK_REPLY,
             encode_frame(frames.HEADERS, 5 | 8 | 32, 1, b"\x03" + bytes(5) + END_HEADERS + bytes(3)),
-        ),  # padded, with a priority
+        ),  # padded, and with a priority
         (
             encode_frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 10)),
             OK_REPLY,
@@ -139,7 +139,7 @@ def test_client_acknowledges_settings_and_pings() -> None:
         encode_frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"),
         encode_frame(frames.RST_STREAM, 0, 1, struct.pack(">I", 7)),
         encode_frame(frames.GOAWAY, 0, 0, bytes(8)),
-        encode_frame(frames.HEADERS, 5, 1, b"\x88"),  # no status of the call
+        encode_frame(frames.HEADERS, 5, 1, b"\x88"),  # no gRPC status
         encode_frame(frames.HEADERS, 5, 1, encode_literal(b":status", b"503")),
         encode_frame(
             frames.HEADERS,
@@ -148,11 +148,11 @@ def test_client_acknowledges_settings_and_pings() -> None:
             encode_literal(b"grpc-status", b"14") + encode_literal(b"grpc-message", b"etcdserver: no leader"),
         ),
         encode_frame(frames.HEADERS, 4, 1, b"\x88")
-        + encode_frame(frames.HEADERS, 5, 1, END_HEADERS),  # well, and says nothing
+        + encode_frame(frames.HEADERS, 5, 1, END_HEADERS),  # status OK without a message
         OK_REPLY[:-4] + bytes(4) + encode_frame(frames.HEADERS, 5, 1, END_HEADERS),
         encode_frame(frames.HEADERS, 4, 1, b"\x88") + encode_frame(frames.DATA, 0, 1, b"\x01" + bytes(4)),  # compressed
         encode_frame(frames.HEADERS, 4, 1, b"\x88")
-        + encode_frame(frames.DATA, 0, 1, b"\x00\xff\xff\xff\xff"),  # endless
+        + encode_frame(frames.DATA, 0, 1, b"\x00\xff\xff\xff\xff"),  # a length of 4 GiB
         b"",
     ],
 )
@@ -161,10 +161,10 @@ def test_invalid_reply_is_unavailable_within_the_deadline(reply: bytes) -> None:
     with pytest.raises(LeaseholdError) as caught:
         call_fake_server(reply, seconds=0.3)
     assert isinstance(caught.value, Unavailable)
-    assert time.monotonic() - began < 0.3 + 0.5 + 1.5  # the odd server's own goodbye
+    assert time.monotonic() - began < 0.3 + 0.5 + 1.5  # the fake server takes up to 1 s to close
 
 
-# ------------------------------------------------------ windows, goodbyes, floods
+# -------------------------------------------------------- windows, GOAWAY, floods
 
 COMPLETE_REPLY = OK_REPLY + encode_frame(frames.HEADERS, 5, 1, END_HEADERS)
 
@@ -174,7 +174,7 @@ def window_update(stream_id: int, increment: int) -> bytes:
 
 
 def test_client_waits_until_a_closed_window_opens(wait_until) -> None:
-    """Not a byte of the request may be sent before it opens; here it opens bit by bit."""
+    """The client may not send a byte of the message before the window opens; here it opens in steps."""
     closed_window = encode_frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
     server = FakeServer(
         window_update(1, 3), window_update(1, 2), window_update(1, 100), COMPLETE_REPLY, greeting=closed_window
@@ -197,7 +197,7 @@ def test_client_waits_until_a_closed_window_opens(wait_until) -> None:
             window_update(0, frames.MAX_INT31),
             window_update(1, frames.MAX_INT31),
             COMPLETE_REPLY,
-        ),  # more than there may be
+        ),  # beyond the largest window
         (window_update(0, 0), window_update(1, 0), window_update(77, 5), COMPLETE_REPLY),
         (encode_frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, frames.MAX_INT31) * 200), COMPLETE_REPLY),
         (encode_frame(frames.PING, 0, 0, bytes(8)) * 2000, COMPLETE_REPLY),
@@ -206,11 +206,11 @@ def test_client_waits_until_a_closed_window_opens(wait_until) -> None:
             OK_REPLY,
             encode_frame(frames.GOAWAY, 0, 0, struct.pack(">II", 1, 0)),
             encode_frame(frames.HEADERS, 5, 1, END_HEADERS),
-        ),  # it may finish
+        ),  # the call may finish
         (
             encode_frame(frames.DATA, 8, 9, b"\xff"),
             COMPLETE_REPLY,
-        ),  # padding longer than the frame, of a call nobody knows
+        ),  # padding longer than the frame, on an unknown stream
     ],
 )
 def test_unusual_frames_are_harmless(reply: tuple[bytes, ...]) -> None:
@@ -231,7 +231,7 @@ def test_unusual_frames_are_harmless(reply: tuple[bytes, ...]) -> None:
         encode_frame(frames.HEADERS, 0, 1, b"\x88")
         + encode_frame(frames.CONTINUATION, 0, 1, encode_literal(b"x", bytes(16_000))) * 5,
         encode_frame(frames.HEADERS, 4, 1, encode_literal(b"x", bytes(70_000))),
-        encode_frame(frames.HEADERS, 4, 1, b"\x3f\xe1\x7f"),  # a table larger than was allowed
+        encode_frame(frames.HEADERS, 4, 1, b"\x3f\xe1\x7f"),  # a table size above the limit
         encode_frame(frames.HEADERS, 4, 1, b"\x80"),
         encode_frame(frames.HEADERS, 4, 1, b"\xff\x80\x80\x80\x80\x80\x01"),
         struct.pack(">I", 1 << 23)[1:] + bytes(6),
@@ -239,16 +239,16 @@ def test_unusual_frames_are_harmless(reply: tuple[bytes, ...]) -> None:
     ],
 )
 def test_unreadable_frame_ends_the_connection_at_once(reply: bytes) -> None:
-    unfinished = reply == b"\x00"  # the one that may still become something
+    unfinished = reply == b"\x00"  # may still become a complete frame
     seconds, began = 0.4 if unfinished else 30.0, time.monotonic()
     with pytest.raises(Unavailable) as caught:
         call_fake_server(reply, seconds=seconds)
     assert time.monotonic() - began < seconds + 0.5 + 1.5
-    assert ("HTTP/2" in str(caught.value)) != unfinished, "said at once, not when the time is over"
+    assert ("HTTP/2" in str(caught.value)) != unfinished, "an invalid frame was not reported at once"
 
 
 def test_header_bomb_costs_little_cpu_time() -> None:
-    """Each byte names a header of 4,000 bytes learnt before: 65,000 of them in one block."""
+    """One block of 61,000 bytes, each of which refers to a header of 4,000 bytes in the dynamic table."""
     learn = b"\x40" + encode_literal(b"x", bytes(4000))[1:]
     block = learn + b"\xbe" * 61_000
     pieces = [block[offset : offset + 16_000] for offset in range(0, len(block), 16_000)]
@@ -290,7 +290,7 @@ def test_connection_out_of_stream_ids_is_replaced(make_driver, url) -> None:
 
 
 def test_write_to_a_slow_reader_works_on_a_high_file_descriptor() -> None:
-    """Its socket is full again and again; and with many files open, no number is small any more."""
+    """The send buffer fills up repeatedly, and the descriptor is above 1,024, where select() fails."""
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         with rpc_to(FakeServer()) as (rpc, runtime):
@@ -305,7 +305,7 @@ def test_write_to_a_slow_reader_works_on_a_high_file_descriptor() -> None:
             os.close(each)
 
 
-# ------------------------------------------------------------------ the way there
+# --------------------------------------------------------------------- connecting
 
 
 def test_endless_name_lookup_is_unavailable_within_the_deadline(monkeypatch) -> None:
@@ -319,7 +319,7 @@ def test_endless_name_lookup_is_unavailable_within_the_deadline(monkeypatch) -> 
 
 
 def test_client_connects_when_one_address_of_a_host_is_silent(monkeypatch, member) -> None:
-    """A door that takes no more, as an address that nothing comes back from."""
+    """A listener with a full backlog acts as the address that does not answer."""
     silent = socket.create_server(("127.0.0.2", member.port), backlog=0)
     waiting = [socket.socket() for _ in range(3)]
     for each in waiting:

@@ -1,4 +1,4 @@
-"""The way to etcd is hurt: lost answers, lost streams, forgotten history."""
+"""Failures between client and etcd: lost answers, lost watch streams, compacted history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leasehold import Client, Unavailable
 
 
 def test_lost_answers_never_lead_to_two_grants(url, proxied_url, proxy, member, eventually) -> None:
-    """The requests arrive, and nothing comes back: what was asked for is given up, whatever became of it."""
+    """etcd executes the requests and the answers are lost: the client gives up claims whose result it does not know."""
     leases_before = member.leases()
     with Client(url) as other, Client(proxied_url, call_timeout=0.3) as client:
         for wait in (0, 5, 0, 5):
@@ -24,7 +24,7 @@ def test_lost_answers_never_lead_to_two_grants(url, proxied_url, proxy, member, 
                 assert [holding.token for holding in other.inspect("job")] == [lease.token]
         held = client.lock("job", ttl=20).acquire(wait=10)
         proxy.lose_answers()
-        assert not held.release(), "not confirmed"
+        assert not held.release(), "an unconfirmed release reported success"
         proxy.restore()
         other.lock("job").acquire(wait=20).release()
         eventually(lambda: other.inspect() == [])
@@ -40,16 +40,16 @@ def test_waiter_survives_a_lost_watch_stream(url, proxied_url, proxy, start_wait
             time.sleep(0.05)
         began = time.monotonic()
         lease.release()
-        assert waiting.wait_granted() - began < 3, "sooner than it would have looked by itself"
+        assert waiting.wait_granted() - began < 3, "the waiter was not woken before its next re-check"
 
 
 def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, start_waiter, eventually) -> None:
-    """The watch begins again where it began, and that is history no more: look for yourself."""
+    """The new watch starts at a revision that was compacted, so the waiter has to re-check."""
     with Client(url) as holder, Client(proxied_url) as client:
         lease = holder.lock("job").acquire()
         waiting = start_waiter(client)
         mine = client.lock("mine").acquire()
-        time.sleep(0.3)  # its own key is watched by now
+        time.sleep(0.3)  # by now the client watches its own key
         proxy.cut()
         lease.release()
         for number in range(5):
@@ -67,8 +67,8 @@ def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eve
         for _ in range(3):
             with client.lock("short"):
                 pass
-        time.sleep(0.2)  # long enough for a watch to begin, were there one
-        assert proxy.accepted == 1, "one connection, and no second for a watch"
+        time.sleep(0.2)  # long enough to open a watch stream
+        assert proxy.accepted == 1, "a second connection was opened for a watch"
         lease = client.lock("job", ttl=60).acquire()
         eventually(lambda: proxy.accepted == 2, 2)
         assert operator.break_lock("job", token=lease.token)

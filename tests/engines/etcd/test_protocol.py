@@ -1,4 +1,4 @@
-"""Header compression and messages, there and back; replies that do not add up."""
+"""Round trips of header compression and messages; garbled replies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 
 def test_header_decoder_reads_the_rfc_7541_examples() -> None:
-    """RFC 7541, C.4: Huffman-coded, each block referring to what the ones before it taught."""
+    """RFC 7541, C.4: Huffman-coded blocks that refer to headers of earlier blocks."""
     decoder = HeaderDecoder()
     blocks = [
         "828684418cf1e3c2e5f23a6ba0ab90f4ff",
@@ -137,7 +137,7 @@ def test_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, make_driv
             assert not isinstance(run_sync(other.engine.attempt(claim, other.runtime.now() + 0.5)), Grant)
         mine = other.claim(**shape)._replace(token=5)
         for reply in run_sync(other.engine.renew([mine], other.runtime.now() + 0.5)):
-            assert isinstance(reply, Unavailable | Gone), "it has no such grant"
+            assert isinstance(reply, Unavailable | Gone), "a garbled reply renewed a grant that does not exist"
         with suppress(LeaseholdError):
             run_sync(other.engine.inspect("", "", False, other.runtime.now() + 0.5))
         garbling[0] = False
@@ -146,7 +146,7 @@ def test_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, make_driv
             run_sync(other.engine.release(pending.claim, other.deadline()))
         other.registry.pending_releases.clear()
     left = run_sync(holder.engine.inspect("", "", False, holder.deadline()))
-    assert [holding.token for holding in left] == [grant.token], "nothing of all that was left in line"
+    assert [holding.token for holding in left] == [grant.token], "given-up claims were left in the queue"
 
 
 def test_request_larger_than_the_window_is_sent_in_pieces(make_driver) -> None:

@@ -1,4 +1,4 @@
-"""What ends a claim, what does not, and who is told."""
+"""What ends a claim, what does not, and which clients are notified."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ttl_is_rounded_up_to_whole_seconds(url) -> None:
             assert lease.remaining > 7
             lease.renew(3)
             assert 2.9 < lease.ttl <= 3.0
-            assert client.inspect()[0].left > 5, "a life once promised is not shortened at the engine"
+            assert client.inspect()[0].left > 5, "a shorter renewal must not shorten the lease at etcd"
 
 
 @pytest.mark.faults
@@ -56,14 +56,14 @@ def test_waiters_of_a_dead_client_expire(url, make_driver, eventually) -> None:
     waiting = other.claim(queue=True)
     assert other.attempt(waiting).position == 1
     holder.release(held)
-    assert isinstance(other.attempt(waiting), Busy), "one that stands ahead is alive for all etcd knows"
+    assert isinstance(other.attempt(waiting), Busy), "etcd does not know yet that the waiter ahead is dead"
     began = time.monotonic()
     eventually(lambda: isinstance(other.attempt(waiting), Grant), 25)
     assert time.monotonic() - began < 15 + 3
 
 
 def test_client_can_queue_behind_its_own_cooling_key(url) -> None:
-    """Its chair is taken, and the next claim needs another."""
+    """The cooling key is in use, so the next claim needs another key."""
     with Client(url) as client:
         with client.lock("job", min_hold=2):
             pass
@@ -117,7 +117,7 @@ def test_repeated_attempt_after_key_deletion_is_a_new_grant(url, member, make_dr
     second = driver.acquire(claim)
     assert second.token > first.token
     assert isinstance(driver.renew(first), Gone)
-    assert isinstance(driver.renew(second), Alive), "the older token's end is not its own"
+    assert isinstance(driver.renew(second), Alive), "the end of the first grant ended the second"
     assert driver.release(claim)
 
 
@@ -152,7 +152,7 @@ def test_mismatched_kind_is_refused_before_it_is_queued(url, member, make_driver
 
 
 def test_waiter_uses_a_queue_lease_and_not_one_of_its_ttl(url, member, make_driver, claims) -> None:
-    """Not on one of its ttl: that may be shorter than two heart-beats, or an hour long (E7)."""
+    """A ttl may be shorter than two heartbeats or an hour long, so it must not decide when a waiter expires (E7)."""
     holder, other = make_driver(url), make_driver(url)
     held, waiting = holder.acquire(holder.claim(ttl=60.0)), other.claim(ttl=60.0, queue=True)
     other.attempt(waiting)

@@ -1,4 +1,4 @@
-"""`leasehold run` and `rebase` on etcd, beside `etcdctl lock`: what becomes of a command whose lease was revoked."""
+"""`leasehold run` and `rebase` on etcd, compared with `etcdctl lock` when the lease of a command is revoked."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.servers.etcd import encode_base64
 from harness.servers.process import program
 
 LEASEHOLD = [sys.executable, "-m", "leasehold"]
-# Says when it begins, every 20 ms that it runs, and when it is done.
+# Logs its begin, a timestamp every 20 ms, and its end.
 COMMAND = "echo begin >> {log}; for i in $(seq 150); do date +%s.%N >> {log}; sleep 0.02; done; echo done >> {log}"
 
 
 @pytest.fixture
 def start_process():
-    """Processes that are gone after the test."""
+    """Starts processes and kills them after the test."""
     running: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -41,7 +41,7 @@ def start_process():
 def wait_until(condition, seconds: float = 30.0):
     end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < end, "it did not come true in time"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.005)
     return found
 
@@ -55,7 +55,7 @@ def last_timestamp(log: Path) -> float:
 
 
 def test_etcdctl_lock_lets_both_commands_run_after_a_revoke(member, start_process, tmp_path) -> None:
-    """Why one would not use it. The next test is the same with `leasehold run`."""
+    """etcdctl does not stop a command whose lease is revoked. The next test is the same with `leasehold run`."""
     etcdctl = program("etcdctl", package="etcd-client")
     name, first_log, second_log = f"ctl-{os.urandom(4).hex()}", tmp_path / "one", tmp_path / "two"
     lock = (etcdctl, "--endpoints", f"127.0.0.1:{member.port}", "lock", name, "--", "sh", "-c")
@@ -65,8 +65,8 @@ def test_etcdctl_lock_lets_both_commands_run_after_a_revoke(member, start_proces
     wait_until(lambda: len(member.keys(f"{name}/")) == 2)
     member.revoke(holder_lease_of(member, name))
     wait_until(lambda: has_begun(second_log))
-    assert "done" not in first_log.read_text(), "the first still runs"
-    assert first.wait(30) == 0, "and says nothing"
+    assert "done" not in first_log.read_text(), "the first command had ended before the second began"
+    assert first.wait(30) == 0, "etcdctl reported the loss"
     assert second.wait(30) == 0
 
 
@@ -93,7 +93,7 @@ def test_leasehold_run_stops_its_command_before_the_next_begins(member, start_pr
     (lease,) = [lease for key, lease in member.keys(f"{prefix}/").items() if "/q/" in key]
     second = start_process(*run, COMMAND.format(log=second_log))
     wait_until(lambda: len(member.keys(f"{prefix}/")) == 3)
-    time.sleep(0.3)  # it has looked, and follows the holder
+    time.sleep(0.3)  # by now the waiter watches the holder
     revoked, wall = time.monotonic(), time.time()
     member.revoke(lease)
     assert first.wait(30) == 79

@@ -1,4 +1,4 @@
-"""Access control: the least a role needs, tokens that end, rights that are taken away."""
+"""Access control: the permissions a role needs, expired auth tokens, revoked permissions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def enable_users(etcdctl):
 
 
 def make_users(etcdctl, member: Etcd, prefix: str) -> str:
-    """A server with users, and a role that may do what locks need and no more: what docs/guarantees/etcd.md says."""
+    """Enable users and a role that has only the permissions listed in docs/guarantees/etcd.md."""
     etcdctl(member, "user", "add", "root:top")
     etcdctl(member, "role", "add", "locks")
     etcdctl(member, "role", "grant-permission", "--prefix=true", "locks", "readwrite", f"{prefix}/lh1/")
@@ -64,16 +64,16 @@ def test_expired_auth_token_is_replaced_silently(start_member, enable_users, sta
     with Client(url, call_timeout=8) as client, Client(url, call_timeout=8) as other:
         lease = client.lock("job", ttl=30).acquire()
         waiting = start_waiter(other)
-        member.restart()  # it forgets all tokens
+        member.restart()  # the member forgets all auth tokens
         lease.verify()
-        etcdctl(member, "user", "add", "somebody:x", user="root:top")  # and now they are of an older time
+        etcdctl(member, "user", "add", "somebody:x", user="root:top")  # auth tokens now have an old revision
         lease.verify()
         assert lease.release()
         waiting.wait_granted(20)
 
 
 def test_watch_refused_for_an_expired_login_is_restarted(start_member, enable_users, eventually) -> None:
-    """etcd refuses it on the stream, which stays open: nothing else would renew the login, or the watch."""
+    """etcd refuses the watch on a stream that stays open, so nothing else would renew the login or the watch."""
     member = start_member()
     url = enable_users(member, "app")
     with Client(url, call_timeout=8) as client, Client(url, call_timeout=8) as other:
@@ -86,7 +86,7 @@ def test_watch_refused_for_an_expired_login_is_restarted(start_member, enable_us
         began = time.monotonic()
         assert other.break_lock("job", token=lease.token)
         eventually(lambda: not lease.held, 10)
-        assert time.monotonic() - began < 3, "told, and not found at the next renewal"
+        assert time.monotonic() - began < 3, "the break was not notified but found at the next renewal"
 
 
 def test_revoked_permission_puts_a_lease_at_risk_then_loses_it(start_member, enable_users, eventually, etcdctl) -> None:

@@ -1,4 +1,4 @@
-"""TLS, with certificates on both sides."""
+"""TLS with server and client certificates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def certificates(tmp_path_factory) -> Path:
 
 
 class TlsEtcd(Etcd):
-    """A member that speaks TLS, and only to clients with a certificate."""
+    """A member that accepts only TLS clients with a certificate."""
 
     def __init__(self, certificates: Path) -> None:
         port, peer = free_ports(2)

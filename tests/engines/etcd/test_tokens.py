@@ -1,4 +1,4 @@
-"""Tokens rise: over a rebase, and after a restore from a snapshot."""
+"""Tokens rise across a rebase and after a restore from a snapshot."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def test_rebase_raises_tokens_and_keeps_held_leases(url) -> None:
         floor = old + 10**12
         assert run_sync(other._rebase(floor)) == floor
         with client.lock("a") as lease:
-            assert lease.token > floor, "also of a client that knew the old base"
+            assert lease.token > floor, "a client that knew the old base used it"
         before.renew()
-        assert client.inspect("kept")[0].token == before.token, "a token once given stays"
+        assert client.inspect("kept")[0].token == before.token, "the token of a held lease changed"
         assert other.break_lock("kept", token=before.token)
         assert run_sync(other._rebase(0)) > floor
         with pytest.raises(ConfigError):
@@ -41,7 +41,7 @@ def test_base_that_is_not_a_number_is_a_config_error(url, member, prefix) -> Non
 
 
 def test_waiter_granted_after_a_rebase_has_a_token_above_it(url, make_driver) -> None:
-    """The base that counts is the one of the grant, not the one of the day it joined the line."""
+    """The token uses the base at the time of the grant, not the base when the claim was queued."""
     holder, other = make_driver(url), make_driver(url)
     held, waiting = holder.acquire(holder.claim()), other.claim(queue=True)
     assert isinstance(other.attempt(waiting), Busy)
@@ -81,7 +81,7 @@ def test_restore_from_a_snapshot_is_detected_and_fixed_by_rebase(start_member, t
             held.verify()
     with Client(url) as new:
         with new.lock("job") as lease:
-            assert lease.token <= tokens[-1], "this is why"
+            assert lease.token <= tokens[-1], "without a rebase, tokens repeat"
         run_sync(new._rebase(0))
         with new.lock("job") as lease:
             assert lease.token > tokens[-1]

@@ -1,4 +1,4 @@
-"""URLs, good and bad; no secret is shown."""
+"""Valid and invalid URLs; no secret is shown."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_refused_connection_is_unavailable_at_once() -> None:
             client.lock("a").acquire()
         assert "hunter2" not in str(caught.value) + repr(client) + repr(caught.value.__cause__)
         assert str(port) in str(caught.value)
-    assert time.monotonic() - began < 2, "nothing was sent: there is nothing to give up either"
+    assert time.monotonic() - began < 2, "the client waited although nothing was sent"
 
 
 def test_no_secret_reaches_etcd_the_logs_or_errors(proxied_url, proxy, caplog) -> None:

@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own: its URLs, several hosts, and breaks that are told."""
+"""What only PostgreSQL has: its URLs, several hosts, breaks pushed to the holder, sweeps and query plans."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_break_is_pushed_to_the_holder(database, wait_until) -> None:
             lease.check()
 
 
-# ------------------------------------------------------------- many are held
+# --------------------------------------------------------------- many grants
 
 
 def insert_grants(database, first: int, last: int, expires_at: int) -> None:
-    """So many names, by nobody."""
+    """Insert a grant for each name `held-N`, without a client."""
     database.ask(
         "insert into {s}.lh_grant select '', 'held-' || n, n, mod(n, 1024), md5(n::text), 2, '', 'l', 'h', 1, 'p', "
         "'exclusive', 'lock', 1, null, 0, 0, 0, 0, %s, false from generate_series(%s::bigint, %s) n",
@@ -94,7 +94,7 @@ def test_expired_grants_among_thousands_are_swept(database) -> None:
         database.ask(
             "insert into {s}.lh_bucket select '', n, 0, 0 from generate_series(0, 1023) n on conflict do nothing"
         )
-        for start in range(0, 3000, 300):  # three of each hundred or so, all over the table
+        for start in range(0, 3000, 300):  # 3 of every 300 have expired, all over the table
             insert_grants(database, start + 1, start + 3, 1)
             insert_grants(database, start + 4, start + 300, 2**60)
         lock = client.lock("job")
@@ -131,12 +131,12 @@ def test_plan_made_for_an_empty_table_never_scans_sequentially(database, wait_un
         for _ in range(20):
             with client.lock("job", ttl=60) as lease:
                 lease.renew()
-    wait_until(lambda: not database.sessions("plans"))  # then what they did is counted
+    wait_until(lambda: not database.sessions("plans"))  # the server counts reads when a session ends
     assert database.ask(seq_scans, table) == before
 
 
 def test_every_index_begins_with_namespace_and_name(database) -> None:
-    """While a table is small, one is as good as another."""
+    """While a table is small, the planner may choose any of its indexes."""
     with Client(database.url()) as client:
         client.lock("job").acquire().release()
     query = (
@@ -148,7 +148,7 @@ def test_every_index_begins_with_namespace_and_name(database) -> None:
 
 
 def test_sweep_function_is_never_jit_compiled(database) -> None:
-    """It reads a table whole, which is forbidden and so beyond all cost: the server took 70 ms to compile that."""
+    """Its sequential scan is disabled, so the estimated cost is huge, and the server spent 70 ms on JIT compilation."""
     with Client(database.url()) as client:
         client.lock("job").acquire().release()
     query = "select proconfig from pg_proc where proname = 'lh_sweep_v1' and pronamespace = %s::regnamespace"
@@ -157,7 +157,7 @@ def test_sweep_function_is_never_jit_compiled(database) -> None:
 
 
 def count_rows_read(database) -> int:
-    """How many rows and entries of indexes the sessions that have ended looked at."""
+    """How many rows and index entries the sessions that have ended had read."""
     indexes = "select sum(idx_tup_read) from pg_stat_all_indexes where schemaname = %s"
     tables = "select sum(seq_tup_read) from pg_stat_all_tables where schemaname = %s"
     return sum(database.ask(query, database.schema)[0][0] for query in (indexes, tables))
@@ -192,10 +192,10 @@ def test_plan_made_for_small_tables_reads_few_rows_when_they_grow(database, make
         client.lock("job").acquire().release()
     queue(1, 1)
     for table in ("grant", "waiter", "queue", "bucket"):
-        database.ask(f"alter table {{s}}.lh_{table} set (autovacuum_enabled = off)")  # it would have plans made anew
+        database.ask(f"alter table {{s}}.lh_{table} set (autovacuum_enabled = off)")  # autovacuum would cause new plans
         database.ask(f"vacuum analyze {{s}}.lh_{table}")
     driver = make_driver(database.named_url("plans", listen="no"))
-    driver.engine._attempts = 1  # where it begins to sweep is left to chance; here, far from a look at the lines
+    driver.engine._attempts = 1  # not at random: far from a sweep of the queues
     sweep_args = (*key(driver.claim("sweep")), "", "l", "h", 1, "p", "exclusive", "lock", 1, 1, 0, False, 8, 5000)
     call_every_verb()
     queue(2, 2000)
@@ -203,7 +203,7 @@ def test_plan_made_for_small_tables_reads_few_rows_when_they_grow(database, make
     for _ in range(5):
         call_every_verb()
     run_sync(driver.engine.close())
-    wait_until(lambda: not database.sessions("plans"))  # then what they did is counted
+    wait_until(lambda: not database.sessions("plans"))  # the server counts reads when a session ends
     assert count_rows_read(database) - before < 5 * 4_500, (
-        "a sweep looks at each queue, and whether it has a waiter; others do not"
+        "only a sweep may read every queue and check that it has a waiter"
     )

@@ -1,4 +1,4 @@
-"""What goes wrong with a real PostgreSQL: killed, stopped, cut off, failed over, out of room."""
+"""The PostgreSQL engine when its server is killed, paused, out of connections, failed over or out of disk space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leasehold.core.names import bucket
 
 @pytest.fixture
 def start_postgresql(database):
-    """A server of the test's own, to be hurt."""
+    """Start servers for this test alone, so that it may break them."""
     started: list[PostgreSQL] = []
 
     def start(*settings: str, **options) -> PostgreSQL:
@@ -34,7 +34,7 @@ def start_postgresql(database):
 
 @contextmanager
 def background_waiter(client: Client, name: str, wait_until, **options):
-    """Somebody in line while the block runs; gives where its lease will be."""
+    """Wait for a lock in another thread while the block runs. Yields the list that will get the lease or the error."""
     got: list = []
 
     def wait() -> None:
@@ -52,12 +52,12 @@ def background_waiter(client: Client, name: str, wait_until, **options):
 
 
 def create_schema(url: str) -> None:
-    """Make the tables: on a machine with much to do that takes longer than a call of an impatient client may."""
+    """Create the tables: on a busy machine that takes longer than a short `call_timeout`."""
     with Client(url, call_timeout=20) as client:
         client.lock("job").acquire().release()
 
 
-# ----------------------------------------------------------- killed, stopped
+# ------------------------------------------------------------ killed, paused
 
 
 def test_grant_and_waiter_survive_a_server_restart(database, wait_until) -> None:
@@ -104,7 +104,7 @@ def test_pause_longer_than_the_ttl_grants_nothing_late(database, wait_until) -> 
         assert second.token > lease.token
         wait_until(
             lambda: [h.name for h in other.inspect()] == ["job"], 20
-        )  # the attempt that came late was taken back
+        )  # the client released what its late attempt was granted
         assert second.release()
         lease.release()
 
@@ -121,7 +121,7 @@ def test_client_recovers_when_one_of_its_sessions_is_terminated(database, wait_u
             pids = [pid for pid, query in database.sessions("mine").items() if query_parts[which] in query]
             assert pids
             database.ask("select pg_terminate_backend(unnest(%s::integer[]))", pids)
-            wait_until(lambda: len(database.sessions("mine")) == 3, 20)  # missed by nobody for long
+            wait_until(lambda: len(database.sessions("mine")) == 3, 20)  # the client soon reopens it
             taken.release()
         assert got[0].release()
         assert lease.held
@@ -206,7 +206,7 @@ def test_name_locked_by_another_transaction_is_unavailable_in_time(database) -> 
 
 
 def test_waiters_survive_a_deadlock_with_a_foreign_transaction(database, wait_until) -> None:
-    """Somebody locks our rows in another order than we do: one of the two is ended by the server."""
+    """A foreign transaction locks rows in another order than the engine does. The server aborts one of the two."""
     first, second = sorted(["a", "b"], key=bucket)
     with Client(database.url(), call_timeout=20, ttl=60) as client, Client(database.url(), ttl=60) as other:
         held = [other.lock(name).acquire() for name in (first, second)]
@@ -217,7 +217,7 @@ def test_waiters_survive_a_deadlock_with_a_foreign_transaction(database, wait_un
             wait_until(lambda: sum(h.state == "waiting" for h in other.inspect()) == 2)
             lock = f'select 1 from "{database.schema}".lh_bucket where bucket = %s for update'.encode()
             with database.server.connect() as session:
-                session.execute("set deadlock_timeout = '20s'")  # let it be ours that is ended
+                session.execute("set deadlock_timeout = '20s'")  # the server is to abort the engine's call
                 with session.transaction():
                     session.execute(lock, (bucket(second),))
                     began = time.monotonic()
@@ -250,7 +250,7 @@ def test_commit_unconfirmed_by_a_standby_is_unavailable(start_postgresql, wait_u
             client.lock("job", wait=0).acquire()
         server.ask("alter system reset synchronous_standby_names")
         server.ask("select pg_reload_conf()")
-        wait_until(lambda: not client.inspect(), 20)  # what nobody was told of is given back
+        wait_until(lambda: not client.inspect(), 20)  # the client releases the unconfirmed grant
         assert client.lock("job", wait=10).acquire().release()
 
 
@@ -332,7 +332,7 @@ def test_failover_to_an_async_standby_may_lose_a_grant_but_tokens_rise(start_pos
             primary.kill()
             standby.promote()
             second = other.lock("job", wait=20).acquire()
-            assert second.token > lease.token, "two holders, but the fence tells them apart"
+            assert second.token > lease.token, "two holders, but a fence can tell them apart"
             with pytest.raises(LeaseLost):
                 lease.renew()
             assert second.release()
@@ -372,7 +372,7 @@ def test_full_disk_is_unavailable_until_space_is_freed(start_postgresql) -> None
                     with open(filler, "ab") as file:
                         file.write(b"\0" * max(0, shutil.disk_usage(folder).free - 4096))
                     with suppress(psycopg.Error):
-                        server.ask("select pg_switch_wal()")  # the next segment finds no room
+                        server.ask("select pg_switch_wal()")  # there is no room for the next segment
                     client.lock("job", wait=0).acquire().release()
             os.unlink(filler)
             server.restart()

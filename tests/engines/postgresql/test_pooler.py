@@ -1,4 +1,4 @@
-"""Behind a pooler in transaction mode (a real PgBouncer): no session is ours, and nothing may be left on one."""
+"""Behind a pooler in transaction mode (a real PgBouncer): a client owns no session and may leave nothing on one."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_only_the_head_of_the_queue_polls_often(database, port, wait_until) -> N
         before, began = attempts(), time.monotonic()
         wait_until(lambda: time.monotonic() - began > 2)
         rate = (attempts() - before) / (time.monotonic() - began)
-        assert rate < 30, "twenty that all looked five times a second would be 100"
+        assert rate < 30, "twenty waiters that all polled five times a second would make 100"
         lease.release()
         for thread in threads:
             thread.join(60)
@@ -120,7 +120,7 @@ def test_other_default_isolation_behind_a_pooler_is_refused(database, port) -> N
     try:
         direct, pooled = database.server.url("stern"), f"{database.server.url('stern', port=port)}?listen=no"
         with Client(direct) as client, client.lock("job"):
-            pass  # a session of our own sets what it needs
+            pass  # a direct session sets its own isolation level
         with Client(pooled) as client, pytest.raises(ConfigError, match="READ COMMITTED"):
             client.lock("job").try_acquire()
     finally:

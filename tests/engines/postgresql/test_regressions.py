@@ -62,7 +62,7 @@ def make_claim(secret: str, name: str = "job", **fields) -> Claim:
 
 @pytest.fixture
 def start_postgresql(database):
-    """A server of the test's own, to be hurt."""
+    """Start servers for this test alone, so that it may break them."""
     started: list[PostgreSQL] = []
 
     def start(*settings: str, **options) -> PostgreSQL:
@@ -76,7 +76,7 @@ def start_postgresql(database):
 
 @contextmanager
 def background_waiter(client: Client, name: str, wait_until, **options):
-    """Somebody in line while the block runs; gives where its lease will be."""
+    """Wait for a lock in another thread while the block runs. Yields the list that will get the lease or the error."""
     got: list = []
 
     def wait() -> None:
@@ -121,7 +121,7 @@ def test_malformed_notifications_do_not_stop_the_listener(database, wait_until) 
 
 
 def test_unprivileged_role_cannot_listen_for_id_hashes(database, make_driver) -> None:
-    """All may read pg_locks; whoever has a mark can release its claim."""
+    """Every role may read pg_locks, and a role that knows an id hash could release its claim."""
     database.ask("create role nosy login")
     try:
         driver = make_driver()
@@ -155,7 +155,7 @@ def test_silent_listen_url_does_not_block_a_free_name(database, wait_until) -> N
             slow_thread = threading.Thread(target=lambda: client.lock("slow", ttl=60).acquire().release())
             slow_thread.start()
             silent_server.settimeout(20)
-            silent_server.accept()[0].detach()  # somebody is asking for wake-ups, and hears nothing
+            silent_server.accept()[0].detach()  # the listener connects and gets no reply
             began = time.monotonic()
             wait_until(lambda: time.monotonic() - began > 6)
             assert client.lock("quick", ttl=2, wait=0).acquire().release()
@@ -192,7 +192,7 @@ def test_cancelled_standby_wait_is_detected_with_warnings_off(start_postgresql, 
 
 def test_unconfirmed_commits_do_not_exhaust_the_connections(start_postgresql, wait_until) -> None:
     server = start_postgresql()
-    with Client(server.url(), call_timeout=20) as creator:  # it makes the tables
+    with Client(server.url(), call_timeout=20) as creator:  # creates the tables
         creator.lock("job").acquire().release()
     with Client(f"{server.url()}?application_name=stuck", call_timeout=0.4, ttl=60) as client:
         client.lock("job").acquire().release()
@@ -203,7 +203,7 @@ def test_unconfirmed_commits_do_not_exhaust_the_connections(start_postgresql, wa
             with pytest.raises(Unavailable):
                 client.lock(f"job-{number}", wait=0).acquire()
         own_pids = "select pid from pg_stat_activity where application_name = 'stuck'"
-        assert len(server.ask(own_pids)) <= 3 + 2 * 4  # with what the server has not ended yet
+        assert len(server.ask(own_pids)) <= 3 + 2 * 4  # plus sessions that the server has not ended yet
         server.ask("alter system reset synchronous_standby_names")
         server.ask("select pg_reload_conf()")
         wait_until(lambda: not client.inspect(), 30)
@@ -213,7 +213,7 @@ def test_unconfirmed_commits_do_not_exhaust_the_connections(start_postgresql, wa
 
 def test_session_closed_during_a_call_ends_the_call(database, make_driver) -> None:
     class ClosingConnection:
-        """Closed at the worst moment: what came was read, and nobody has looked at it."""
+        """Closes the session at the worst moment: after the input was read and before it is parsed."""
 
         def __init__(self, session) -> None:
             self._session, self._pg = session, session._pg
@@ -243,7 +243,7 @@ def test_session_closed_during_a_call_ends_the_call(database, make_driver) -> No
     assert [type(error) for error in errors] == [SqlConnectionLost]
 
 
-# ------------------------------------------------------- where the server is
+# ------------------------------------------------- failover and host names
 
 
 def has_caught_up(primary: PostgreSQL) -> bool:
@@ -252,7 +252,7 @@ def has_caught_up(primary: PostgreSQL) -> bool:
 
 @pytest.mark.parametrize("how", ["stopped", "switched"])
 def test_client_listens_at_the_new_primary_after_a_failover(start_postgresql, wait_until, caplog, how) -> None:
-    """Also if the old server still keeps the connection, and never says a word again."""
+    """This holds even if the old server keeps the connection open and never replies again."""
     primary = start_postgresql()
     standby = primary.standby().start()
     proxy = Proxy(primary.port)
@@ -273,7 +273,7 @@ def test_client_listens_at_the_new_primary_after_a_failover(start_postgresql, wa
                 proxy._target = ("127.0.0.1", standby.port)
                 proxy.reset()
                 wait_until(lambda: not listener.address)
-            for _ in range(3):  # the first may find nobody, the next one knows where to ask
+            for _ in range(3):  # the first may reach no server; the next finds the new primary
                 with suppress(Unavailable):
                     client.lock("job", wait=0).acquire().release()
             assert listener.address not in ("", before)
@@ -293,7 +293,7 @@ def test_host_from_the_environment_is_resolved_by_the_client(database, monkeypat
 
     monkeypatch.setattr(
         socket, "getaddrinfo", recording_getaddrinfo
-    )  # libpq would look it up by itself, and for as long as it takes
+    )  # libpq would resolve the host itself, without a deadline
     monkeypatch.setenv("PGHOST", "localhost")
     monkeypatch.setenv("PGPORT", str(database.server.port))
     with Client("postgresql://postgres@/postgres") as client:

@@ -1,4 +1,4 @@
-"""A release of a name nobody came for does without its bucket. Whoever comes at that very moment is not forgotten."""
+"""A release does not lock its bucket if no claim is queued. A claim that arrives at that moment is not missed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from leasehold.model import Busy, Claim, Grant
 @pytest.fixture
 def driver(database, make_driver) -> Any:
     found = make_driver(database.url())
-    found.release(found.acquire(found.claim()))  # the tables are there, and the name's bucket
+    found.release(found.acquire(found.claim()))  # creates the tables and the name's bucket
     return found
 
 
 class BackgroundCall:
-    """Something another thread does, and what came of it."""
+    """A call in another thread, and its result."""
 
     def __init__(self, work: Any) -> None:
         self._results: list[Any] = []
@@ -33,13 +33,13 @@ class BackgroundCall:
 
     def result(self) -> Any:
         self._thread.join(20)
-        assert self._results, "it has not ended, or failed"
+        assert self._results, "the call has not ended, or it failed"
         return self._results[0]
 
 
 @contextmanager
 def uncommitted_call(database, verb: str, *values: object) -> Iterator[Any]:
-    """A verb whose transaction has not ended yet: it commits when the block ends."""
+    """Call a verb in a transaction that commits when the block ends."""
     placeholders = ", ".join(["%s"] * len(values))
     with database.server.connect() as session, session.transaction():
         yield session.execute(f'select "{database.schema}".lh_{verb}_v1({placeholders})', values).fetchone()[0]
@@ -59,7 +59,7 @@ def is_blocked(database) -> bool:
     return bool(database.ask(query, f'%"{database.schema}"%'))
 
 
-# ------------------------------------------------------ it meets somebody who comes
+# ------------------------------------------------------ with a concurrent call
 
 
 def test_waiter_that_joins_during_a_release_is_granted(database, make_driver, driver, wait_until) -> None:
@@ -69,7 +69,7 @@ def test_waiter_that_joins_during_a_release_is_granted(database, make_driver, dr
         join_call = BackgroundCall(lambda: other.attempt(other.claim(queue=True)))
         wait_until(lambda: is_blocked(database))
     granted = join_call.result()
-    assert isinstance(granted, Grant), "nobody would ever tell it"
+    assert isinstance(granted, Grant), "a queued claim would never be notified"
     assert granted.token > held.token
 
 
@@ -81,7 +81,7 @@ def test_release_during_a_join_makes_the_waiters_reservation(database, make_driv
         release_call = BackgroundCall(lambda: driver.release(held))
         wait_until(lambda: is_blocked(database))
     assert release_call.result() is True
-    assert database.ask("select id_hash, state from {s}.lh_grant") == [(waiter.id_hash, 1)], "its turn was given"
+    assert database.ask("select id_hash, state from {s}.lh_grant") == [(waiter.id_hash, 1)], "reserved for the waiter"
     assert isinstance(other.attempt(waiter), Grant)
 
 
@@ -99,7 +99,7 @@ def test_rolled_back_release_leaves_the_queue_unchanged(database, make_driver, d
 
 @pytest.mark.parametrize("comes", ["tries", "again"])
 def test_attempt_during_a_release_gets_a_new_grant(database, make_driver, driver, wait_until, comes) -> None:
-    """`again`: a repetition of the holder's own attempt. It must not confirm what was just given up."""
+    """`again`: the holder repeats its own attempt, which must not confirm the grant that was just released."""
     held, other = driver.acquire(driver.claim()), make_driver(database.url())
     claim = held if comes == "again" else other.claim()
     with uncommitted_call(database, "release", *release_args(held)):
@@ -121,7 +121,7 @@ def test_break_during_a_release_reports_nothing_broken(database, driver, wait_un
 
 
 def test_release_and_new_claims_never_deadlock(database) -> None:
-    """In a storm nobody is forgotten until it looks for itself, and the server finds no deadlock."""
+    """Under load no waiter is missed until its own re-check, and the server finds no deadlock."""
     deadlocks = "select deadlocks from pg_stat_database where datname = current_database()"
     before, end_at, slowest = database.ask(deadlocks), time.monotonic() + 4, [0.0]
     with Client(database.url(), ttl=60) as first, Client(database.url(), ttl=60) as second:
@@ -140,12 +140,12 @@ def test_release_and_new_claims_never_deadlock(database) -> None:
             BackgroundCall(lambda c=c, wait=wait: work(c, wait) or "done") for c in (first, second) for wait in (30, 0)
         ]
         assert [each.result() for each in workers] == ["done"] * 4
-    assert slowest[0] < 0.9, "the next look of one forgotten would be a second later, or five"
+    assert slowest[0] < 0.9, "a missed waiter would re-check after one second, or five"
     assert tokens == sorted(set(tokens))
     assert database.ask(deadlocks) == before
 
 
-# -------------------------------------------------------------------- alone
+# --------------------------------------------------- without a concurrent call
 
 
 def test_release_does_not_wait_for_other_names_of_its_bucket(database, driver) -> None:
@@ -163,7 +163,7 @@ def test_renewed_and_checked_lease_is_released_without_waiting(database) -> None
             lease.renew()
             with session.transaction():
                 transaction.check(lease, session)
-                assert lease.release(), "the transaction is not waited for"
+                assert lease.release(), "the release does not wait for the transaction"
                 assert client.lock("job").try_acquire() is None
         assert client.lock("job", wait=10).acquire().release()
         assert not client.inspect()

@@ -1,4 +1,4 @@
-"""Attacks on the release that does without its bucket: somebody comes between its look at the row and its delete."""
+"""Attacks on the release that does not lock its bucket: a call comes between its read of the row and its delete."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def background_call() -> Any:
 
 @pytest.fixture
 def slow_driver(database, make_driver) -> Any:
-    """One who stops where it asks for the time: a delete asks it last of all it asks about a row."""
+    """A driver that pauses where it reads the clock: the last condition that its delete checks for a row."""
     found = make_driver(database.url(application_name="slow"))
-    found.release(found.acquire(found.claim()))  # the tables are there, and the name's bucket
+    found.release(found.acquire(found.claim()))  # creates the tables and the name's bucket
     database.ask(_PAUSING_CLOCK)
     return found
 
 
 @contextmanager
 def paused(database, wait_until, work: Any) -> Iterator[Any]:
-    """`work` of the slow one, which goes on when the block ends."""
+    """Start `work` on the slow driver, which continues when the block ends."""
     with database.server.connect() as session, session.transaction():
         session.execute(f"select pg_advisory_xact_lock({_PAUSE_LOCK})")
         call = work()
@@ -57,7 +57,7 @@ def is_waiting_for(database, *wait_events: str) -> bool:
 def test_contested_release_locks_no_row_while_waiting_for_the_bucket(
     database, make_driver, slow_driver, wait_until, background_call, comes
 ) -> None:
-    """Whoever has the bucket may wait for that row: each would wait for the other."""
+    """The call that has locked the bucket may wait for that row: the two would wait for each other."""
     held, other = slow_driver.acquire(slow_driver.claim()), make_driver(database.url())
     row = f"select 1 from \"{database.schema}\".lh_grant where name = 'job' for no key update nowait"
     with database.server.connect() as session, session.transaction():
@@ -77,7 +77,7 @@ def test_contested_release_locks_no_row_while_waiting_for_the_bucket(
 def test_release_does_not_wait_for_a_concurrent_lease_check(
     database, make_driver, slow_driver, wait_until, background_call
 ) -> None:
-    """Whoever came for the name could wait for the release, and keep the bucket as long as that transaction lasts."""
+    """Otherwise a new claim could wait for the release and keep the bucket locked until that transaction ends."""
     held, other = slow_driver.acquire(slow_driver.claim()), make_driver(database.url())
     neighbour = next(name for name in map(str, range(100_000)) if bucket(name) == bucket("job"))
     check = f'select "{database.schema}".lh_check_v1(%s, %s, %s)'
@@ -85,6 +85,6 @@ def test_release_does_not_wait_for_a_concurrent_lease_check(
         with paused(database, wait_until, lambda: background_call(lambda: slow_driver.release(held))) as release_call:
             assert session.execute(check, ("", "job", held.token)).fetchone() == (True,)
         assert release_call.result() is True
-        assert isinstance(other.attempt(other.claim()), Busy), "what it checked holds until it ends"
+        assert isinstance(other.attempt(other.claim()), Busy), "the checked lease holds until the transaction ends"
         assert isinstance(other.attempt(other.claim(neighbour)), Grant)
     assert isinstance(other.attempt(other.claim()), Grant)

@@ -1,6 +1,6 @@
-"""The schema on PostgreSQL alone: a role that was granted half of it, and databases that will not do.
+"""The schema on PostgreSQL alone: a role with incomplete grants, and databases that are refused.
 
-What holds on every server is in test_sql_schema.py.
+Tests for every SQL server are in ../sql/test_schema.py.
 """
 
 from __future__ import annotations

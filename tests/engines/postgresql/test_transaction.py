@@ -1,4 +1,4 @@
-"""The lease check inside a transaction of the application's own: "still the holder" and the write commit together."""
+"""The lease check inside the application's transaction: "still the holder" and the write commit together."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ def test_check_outside_a_transaction_is_refused(client, database) -> None:
 
 
 def test_name_is_not_granted_before_the_transaction_ends(client, connection, database) -> None:
-    """Though the lease has run out: the transaction may still commit what it wrote as the holder."""
+    """This holds even if the lease has expired: the transaction may still commit what it wrote as the holder."""
     lease = client.lock("job", ttl=300).acquire()
     with Client(database.url(), namespace="it's: %s", call_timeout=2) as other:
         with connection.transaction():
             transaction.check(lease, connection)
-            database.ask("update {s}.lh_grant set until = 1")  # as if the time had passed
+            database.ask("update {s}.lh_grant set until = 1")  # as if the lease had expired
             for _ in range(3):
                 assert other.lock("job").try_acquire() is None
             began = time.monotonic()
-            for number in range(5):  # and whoever else shares the bucket is not held up
+            for number in range(5):  # claims on other names are not blocked
                 with other.lock(f"else-{number}"):
                     pass
             assert time.monotonic() - began < 2
@@ -111,7 +111,7 @@ def test_old_snapshot_does_not_revive_an_ended_lease(client, connection, databas
     connection.isolation_level = psycopg.IsolationLevel[level]
     lease = client.lock("job", ttl=300).acquire()
     with connection.transaction():
-        connection.execute("select 1")  # the snapshot is from here
+        connection.execute("select 1")  # takes the snapshot
         lease.renew()
         transaction.check(lease, connection)
     with pytest.raises((LeaseLost, psycopg.errors.SerializationFailure)), connection.transaction():

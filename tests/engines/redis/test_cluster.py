@@ -1,4 +1,4 @@
-"""A Redis cluster: names on many nodes, slots that move while they are held."""
+"""A Redis cluster: names on several nodes, and slots that move while their names are held."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_renewal_batch_is_one_round_trip_per_node(cluster, monkeypatch) -> None:
         leases = [client.lock(f"job-{number}", ttl=60).acquire() for number in range(60)]
         claims = [lease._claim_for_renewal() for lease in leases]
         engine, runtime = client._core._engine, client._core.runtime
-        run_sync(engine.renew(claims, runtime.now() + 5))  # from now on every node knows the script
+        run_sync(engine.renew(claims, runtime.now() + 5))  # loads the script on every node
         monkeypatch.setattr(BlockingPool, "calls", counting_calls)
         answers = run_sync(engine.renew(claims, runtime.now() + 5))
         assert all(answer.ttl > 50 for answer in answers)
@@ -55,7 +55,7 @@ def test_renewal_batch_is_one_round_trip_per_node(cluster, monkeypatch) -> None:
         assert sum(round_trips) == 60
 
 
-# --------------------------------------------------------- slots that move
+# ------------------------------------------------------------ moving slots
 
 
 def is_subscribed(client: Client, node) -> bool:
@@ -76,29 +76,29 @@ def test_lease_and_waiters_follow_a_slot_that_moves(cluster) -> None:
         ]
         for count, waiter in enumerate(waiters):
             waiter.start()
-            poll(lambda count=count: len(holder.inspect()) == count + 2, 10, lambda: "it stands in line")
+            poll(lambda count=count: len(holder.inspect()) == count + 2, 10, lambda: "the claim is queued")
         try:
             cluster.move(slot, source, target)
             assert cluster.owner("job") is target
-            # Who does not listen there yet is passed over: a line keeps its order from then on.
+            # A client that is not yet subscribed at the new node is passed over, so the order counts only from here.
             poll(
                 lambda: is_subscribed(other, target) and is_subscribed(late, target),
                 10,
-                lambda: "both listen where it went",
+                lambda: "both clients are subscribed at the new node",
             )
             lease.renew()
             assert late.lock("job").try_acquire() is None
             began = time.monotonic()
             assert lease.release()
-            poll(lambda: len(grants) == 1, 10, lambda: "the first has its turn")
+            poll(lambda: len(grants) == 1, 10, lambda: "the first waiter is granted")
             assert grants[0][0] is other
-            assert grants[0][2] - began < 1.5, "told by push, where the slot went"
+            assert grants[0][2] - began < 1.5, "notified by push from the new node"
             assert grants[0][1].release()
-            poll(lambda: len(grants) == 2, 10, lambda: "the second has its turn")
+            poll(lambda: len(grants) == 2, 10, lambda: "the second waiter is granted")
             tokens = [lease.token, grants[0][1].token, grants[1][1].token]
             assert tokens == sorted(set(tokens))
             assert holder.break_lock("job", token=tokens[-1])
-            assert grants[1][1].wait_lost(5), "told of the break by push"
+            assert grants[1][1].wait_lost(5), "the break is notified by push"
             assert grants[1][1].lost_reason == "broken"
         finally:
             for waiter in waiters:
@@ -123,7 +123,7 @@ def test_call_retries_while_keys_of_a_name_are_split_between_nodes(cluster) -> N
             assert any(f"127.0.0.1:{node.port}" in str(caught.value) for node in (source, target))
             attempt_thread.start()
             attempt_thread.join(0.2)
-            assert attempt_thread.is_alive(), "it is asked again until the slot is whole"
+            assert attempt_thread.is_alive(), "the client retries until all keys are on one node"
         finally:
             while cluster.move_keys(slot, source, target):
                 continue
@@ -138,7 +138,7 @@ def test_call_retries_while_keys_of_a_name_are_split_between_nodes(cluster) -> N
 
 
 def test_script_does_not_run_partially_while_slot_moves(cluster) -> None:
-    """All keys are there, and a server would run a script until it misses one that the script itself removed."""
+    """All keys are still on the source, but a script would fail there at a key that it has just removed itself."""
     slot, source = cluster.slot("job"), cluster.owner("job")
     target = cluster.other_than(source)
     with (
@@ -155,12 +155,12 @@ def test_script_does_not_run_partially_while_slot_moves(cluster) -> None:
 
         waiters = [threading.Thread(target=wait, args=(client,)) for client in (first, second)]
         waiters[0].start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
         cluster.begin_move(slot, source, target)
         try:
             before = sorted(source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10))
             assert len(before) == 4
-            assert not lease.release(), "not confirmed: it is owed"
+            assert not lease.release(), "not confirmed: a pending release"
             assert sorted(source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10)) == before
             waiters[1].start()
         finally:
@@ -170,7 +170,7 @@ def test_script_does_not_run_partially_while_slot_moves(cluster) -> None:
             for waiter in waiters:
                 waiter.join(30)
             cluster.move(slot, target, source)
-        # Both, in either order: until the first listens at the new node it is passed over, and keeps its place.
+        # In either order: the first waiter keeps its position, but is passed over until it subscribes at the new node.
         assert set(grants) == {first, second}
 
 
@@ -193,7 +193,7 @@ def test_renewal_batch_follows_many_moved_slots_with_few_queries(cluster) -> Non
             answers = run_sync(engine.renew([lease._claim_for_renewal() for lease in leases], runtime.now() + 10))
             assert all(answer.ttl > 50 for answer in answers)
             assert time.monotonic() - began < 2
-            assert slot_map_queries() - before <= 3, "a storm of redirections is not one of questions"
+            assert slot_map_queries() - before <= 3, "many redirects cause few queries of the slot map"
             for lease in leases:
                 assert lease.release()
         finally:
@@ -206,7 +206,7 @@ def test_redirect_without_host_uses_same_host_with_other_port(cluster) -> None:
     target = cluster.other_than(source)
     kind = "cluster-preferred-endpoint-type"
     with Client(cluster.url(), call_timeout=5) as client:
-        client.ping()  # it knows the map, and does not hear of the move
+        client.ping()  # loads the slot map; the client is not notified of the move
         try:
             for node in cluster.all:
                 node.ask("CONFIG", "SET", kind, "unknown-endpoint")
@@ -240,7 +240,7 @@ def test_lock_stays_exclusive_while_slot_moves_back_and_forth(cluster) -> None:
             for here, there in ((source, target), (target, source)):
                 cluster.move(slot, here, there)
                 count = len(tokens)
-                poll(lambda count=count: len(tokens) > count + 3, 20, lambda: "they go on there")
+                poll(lambda count=count: len(tokens) > count + 3, 20, lambda: "the workers continue at the new node")
 
     async def main() -> None:
         stopped = asyncio.Event()
@@ -261,7 +261,7 @@ def test_waiter_is_woken_after_subscriptions_are_killed(cluster) -> None:
         grants = []
         waiter = threading.Thread(target=lambda: grants.append(other.lock("job", wait=30).acquire()))
         waiter.start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
         for node in cluster.primaries:
             node.ask("CLIENT", "KILL", "TYPE", "pubsub")
         assert lease.release()
@@ -269,7 +269,7 @@ def test_waiter_is_woken_after_subscriptions_are_killed(cluster) -> None:
         assert grants[0].token > lease.token
 
 
-# ------------------------------------------------------------ who is there
+# ----------------------------------------- wrong servers, and permissions
 
 
 def test_unreachable_cluster_raises_unavailable_without_password(cluster) -> None:
@@ -289,7 +289,7 @@ def test_single_server_is_refused_as_cluster(cluster) -> None:
     began = time.monotonic()
     with Client(url) as client, pytest.raises(ConfigError, match="not part of a cluster"):
         client.lock("job").acquire()
-    assert time.monotonic() - began < 2, "nothing was taken, so nothing is owed"
+    assert time.monotonic() - began < 2, "nothing was granted, so close() has no pending release to wait for"
 
 
 def test_user_with_documented_permissions_can_use_every_call(cluster, rights) -> None:
@@ -303,7 +303,7 @@ def test_user_with_documented_permissions_can_use_every_call(cluster, rights) ->
         grants = []
         waiter = threading.Thread(target=lambda: grants.append(other.lock(names[0], wait=20).acquire()))
         waiter.start()
-        poll(lambda: len(one.inspect()) == 4, 10, lambda: "it stands in line")
+        poll(lambda: len(one.inspect()) == 4, 10, lambda: "the claim is queued")
         slot, source = cluster.slot(names[0]), cluster.owner(names[0])
         cluster.move(slot, source, cluster.other_than(source))
         try:

@@ -1,4 +1,4 @@
-"""Nodes of a Redis cluster that fail, hand over or fall silent: leases and lines go on where the names are."""
+"""Nodes of a Redis cluster that fail, fail over or fall silent: leases and waiters continue at the new primary."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture
 def cluster_with_replicas():
-    """With replicas, and quick to see a failure."""
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    """A cluster with replicas and a short node timeout, so that a fail-over starts soon."""
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     redis_cluster = RedisCluster(node_timeout=1, replicas=True)
     yield redis_cluster
     redis_cluster.close()
 
 
 def fail_over_to(cluster: RedisCluster, replica: ClusterNode) -> None:
-    """As an operator has it done: nothing is lost, and the old primary stays as a replica."""
+    """A manual fail-over: no write is lost, and the old primary becomes a replica."""
 
     def is_primary() -> bool:
         if replica.info("replication")["role"] == "master":
             return True
-        with suppress(hiredis.ReplyError):  # the two have just met
+        with suppress(hiredis.ReplyError):  # it refuses until the nodes know each other
             replica.ask("CLUSTER", "FAILOVER")
         return False
 
-    poll(is_primary, 30, lambda: "it took over")
+    poll(is_primary, 30, lambda: "the replica is the primary")
 
 
 @pytest.mark.parametrize("fault", ["killed", "demoted"])
 def test_waiter_gets_wakeup_from_promoted_replica(cluster_with_replicas, fault) -> None:
-    """A replica takes subscriptions too, but nobody who decides counts them."""
+    """A replica accepts subscriptions too, but the scripts on the primary do not count them."""
     owner = cluster_with_replicas.owner("job")
     replica = cluster_with_replicas.replicas[cluster_with_replicas.primaries.index(owner)]
     with (
@@ -55,20 +55,20 @@ def test_waiter_gets_wakeup_from_promoted_replica(cluster_with_replicas, fault) 
             target=lambda: grants.append((other.lock("job", wait=60).acquire(), time.monotonic()))
         )
         waiter.start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
-        poll(lambda: replica.ask("DBSIZE") > 2, 10, lambda: "it was replicated")
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
+        poll(lambda: replica.ask("DBSIZE") > 2, 10, lambda: "the replica has the keys")
         if fault == "killed":
             owner.kill()
         else:
             fail_over_to(cluster_with_replicas, replica)
-        poll(lambda: replica.info("replication")["role"] == "master", 30, lambda: "it was promoted")
+        poll(lambda: replica.info("replication")["role"] == "master", 30, lambda: "the replica is promoted")
         began = time.monotonic()
-        poll(lambda: len(replica.ask("PUBSUB", "SHARDCHANNELS")) == 2, 10, lambda: "both listen there")
-        assert time.monotonic() - began < 2.5, "not only when they next ask something"
+        poll(lambda: len(replica.ask("PUBSUB", "SHARDCHANNELS")) == 2, 10, lambda: "both clients are subscribed there")
+        assert time.monotonic() - began < 2.5, "the clients subscribe at once, not with their next call"
         began = time.monotonic()
         assert lease.release()
         waiter.join(20)
-        assert grants[0][1] - began < 1, "told by push"
+        assert grants[0][1] - began < 1, "notified by push"
         assert grants[0][0].release()
 
 
@@ -80,7 +80,7 @@ def test_lease_survives_node_failure_on_promoted_replica(cluster_with_replicas) 
     ):
         leases = [client.lock(name, ttl=60).acquire() for name in names]
         for replica in cluster_with_replicas.replicas:
-            poll(lambda replica=replica: replica.ask("DBSIZE") > 1, 10, lambda: "it was replicated")
+            poll(lambda replica=replica: replica.ask("DBSIZE") > 1, 10, lambda: "the replica has the keys")
         cluster_with_replicas.owner(names[0]).kill()
         assert other.lock(names[0]).try_acquire() is None, "the replica has the grant"
         for lease in leases:
@@ -100,15 +100,15 @@ def test_promoted_replica_without_grant_issues_a_higher_token(cluster_with_repli
         with client.lock("job"):
             pass
         replica.ask("CONFIG", "SET", "repl-timeout", 3600)
-        replica.ask("CONFIG", "SET", "masterauth", "wrong")  # it can connect no more
+        replica.ask("CONFIG", "SET", "masterauth", "wrong")  # the replica cannot reconnect
         owner.ask("CONFIG", "SET", "requirepass", "other")
         owner._auth = b"*2\r\n$4\r\nAUTH\r\n$5\r\nother\r\n"
         owner.ask("CLIENT", "KILL", "TYPE", "replica")
         lease = client.lock("job", ttl=60).acquire()
         replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
-        poll(lambda: cluster_with_replicas.owner("job") is replica, 20, lambda: "it has the slot")
+        poll(lambda: cluster_with_replicas.owner("job") is replica, 20, lambda: "the replica owns the slot")
         owner.kill()
-        with other.lock("job") as theirs:  # documented: two may believe they hold it
+        with other.lock("job") as theirs:  # documented: both clients may believe they hold it
             assert theirs.token > lease.token
         with pytest.raises(Exception, match="lost"):
             lease.verify()
@@ -140,12 +140,12 @@ def test_pending_release_to_paused_node_does_not_delay_other_nodes(cluster) -> N
         first, second = (client.lock(name, ttl=60).acquire() for name in names[:2])
         paused_node = cluster.owner(names[0])
         paused_node.pause()
-        assert not first.release(), "not confirmed: it is owed"
+        assert not first.release(), "not confirmed: a pending release"
         client._core.registry.retry_release(second._claim_for_renewal())
-        poll(lambda: not other.lock(names[1]).locked(), 10, lambda: "that of the other node is not held up")
+        poll(lambda: not other.lock(names[1]).locked(), 10, lambda: "the release on the other node is confirmed")
         assert paused_node._paused_pids
         paused_node.resume()
-        poll(lambda: not other.inspect(), 10, lambda: "the first is repeated until it is answered")
+        poll(lambda: not other.inspect(), 10, lambda: "the pending release is confirmed")
 
 
 def test_unavailable_names_the_node_that_is_down(cluster) -> None:
@@ -164,7 +164,7 @@ def test_unavailable_names_the_node_that_is_down(cluster) -> None:
                 client.inspect()
         finally:
             node.start()
-            poll(cluster.is_healthy, 60, lambda: "the cluster is well")
+            poll(cluster.is_healthy, 60, lambda: "the cluster is healthy")
         with client.lock(name, wait=10):
             pass
 
@@ -180,8 +180,8 @@ def test_failover_during_slot_move_loses_grant_but_token_rises(cluster_with_repl
         lease = client.lock("job", ttl=60).acquire()
         cluster_with_replicas.begin_move(slot, source, cluster_with_replicas.other_than(source))
         assert cluster_with_replicas.move_keys(slot, source, cluster_with_replicas.other_than(source)) == 2
-        poll(lambda: replica.ask("DBSIZE") == 0, 10, lambda: "the replica has let them go too")
+        poll(lambda: replica.ask("DBSIZE") == 0, 10, lambda: "the replica has removed the keys, too")
         source.kill()
-        poll(lambda: replica.info("replication")["role"] == "master", 30, lambda: "it was promoted")
-        with other.lock("job", ttl=60, wait=10) as theirs:  # documented: two may believe they hold it
+        poll(lambda: replica.info("replication")["role"] == "master", 30, lambda: "the replica is promoted")
+        with other.lock("job", ttl=60, wait=10) as theirs:  # documented: both clients may believe they hold it
             assert theirs.token > lease.token

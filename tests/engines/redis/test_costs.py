@@ -1,4 +1,4 @@
-"""What a lock costs a Redis server, and what it keeps there: of one server, and of each of the five of a redlock."""
+"""What a lock costs a Redis server and what it stores there: on a single server and on each of five Redlock nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Deployment(NamedTuple):
         return f"{self.scheme}://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
 
     def call_counts(self, name: str) -> list[int]:
-        """How often each server was asked to do this."""
+        """How often each server ran this command."""
         return [server.calls().get(name, 0) for server in self.servers]
 
     def calls_since(self, before: Sequence[int], name: str) -> list[int]:
@@ -63,10 +63,8 @@ def test_server_stores_id_hash_but_never_the_claim_id(deployment) -> None:
 
 @pytest.mark.parametrize(("scheme", "count"), [("redis", 1), ("redlock", 3)])
 def test_garbage_collected_client_leaves_no_thread_or_connection(scheme, count, wait_until) -> None:
-    rig_or_skip(redis.RedisRig)  # a skip where there is no Redis
-    nodes = RedlockNodes(
-        count=count
-    )  # what other tests left behind on shared ones would be counted, and goes by and by
+    rig_or_skip(redis.RedisRig)  # skips if Redis is not installed
+    nodes = RedlockNodes(count=count)  # own servers: earlier tests may still have connections to the shared ones
     deployment = Deployment(scheme, nodes.all)
 
     def connections() -> int:
@@ -76,11 +74,11 @@ def test_garbage_collected_client_leaves_no_thread_or_connection(scheme, count, 
     client = Client(deployment.url)
     assert client.lock("job").acquire().release()
     assert connections() > before
-    assert threading.active_count() <= threads + 4, "watchdog, teller, one that listens: none for each node"
+    assert threading.active_count() <= threads + 4, "threads for watchdog, callbacks and listener, but none per node"
     del client
 
     def all_released() -> bool:
-        gc.collect()  # its parts know each other
+        gc.collect()  # the client has reference cycles
         return (
             connections() <= before
             and threading.active_count() <= threads
@@ -102,7 +100,7 @@ def test_acquire_and_release_cost_each_server_two_commands(deployment) -> None:
             with lock:
                 pass
         spent = deployment.calls_since(before, "evalsha")
-    # A machine that stands still for 3 ms between two sends needs a second round to agree on a redlock's token.
+    # If the machine stalls for 3 ms between two sends, Redlock needs a second round to agree on the token.
     maximum = 200 if deployment.scheme == "redis" else 230
     assert all(200 <= count <= maximum for count in spent), spent
 
@@ -129,7 +127,7 @@ def test_handoff_costs_each_server_few_commands_and_messages(deployment, wait_un
             deployment.calls_since(script_calls, "evalsha"),
             deployment.calls_since(published, "publish"),
         )
-    # A machine so slow that it takes seconds sees heart-beats and looks around on top.
+    # On a machine so slow that this takes seconds, heartbeats and re-checks come on top.
     single_server = deployment.scheme == "redis"
     assert max(script_calls) <= (2.1 * waiter_count + 4 if single_server else 4 * waiter_count + 10)
     assert max(published) <= (2 if single_server else 3) * waiter_count
@@ -138,7 +136,7 @@ def test_handoff_costs_each_server_few_commands_and_messages(deployment, wait_un
 def test_renewal_batch_costs_each_server_one_command_per_lease(deployment) -> None:
     with Client(deployment.url) as client:
         leases = [client.lock(f"name-{number}", ttl=60).acquire() for number in range(100)]
-        leases[0].renew()  # the servers know the script
+        leases[0].renew()  # loads the script
         before = deployment.call_counts("evalsha")
         core = client._core
         replies = run_sync(core._engine.renew([lease._claim_for_renewal() for lease in leases], core.deadline()))

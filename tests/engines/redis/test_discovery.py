@@ -1,4 +1,4 @@
-"""Asking sentinels and nodes: whom to believe, what of odd answers, how to sign in, what a URL says."""
+"""Sentinels and cluster nodes: stale and malformed answers, authentication, TLS, URLs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 
 class FakeServer:
-    """A server that says what it is told to."""
+    """A server whose replies a test defines."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -42,7 +42,7 @@ class FakeServer:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):  # the listener was closed
             while True:
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
@@ -62,7 +62,7 @@ class FakeServer:
         raise NotImplementedError
 
     def close(self) -> None:
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):  # the listener was closed
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -94,7 +94,7 @@ class FakeSentinel(FakeServer):
 
 @pytest.fixture
 def make_sentinels(start_fake):
-    """Sentinels with these answers, and a way to ask them."""
+    """Fake sentinels with these answers, and a `SentinelSet` that queries them."""
 
     def make(*answers: tuple[int | str, int]) -> tuple[SentinelSet, list[FakeSentinel]]:
         fakes = [start_fake(FakeSentinel, *answer) for answer in answers]
@@ -111,7 +111,7 @@ def find_primary_port(sentinels: SentinelSet) -> int:
 
 def test_stale_sentinel_answer_is_ignored(make_sentinels) -> None:
     sentinels, fakes = make_sentinels((1, 7001), (2, 7002), (2, 7002))
-    assert find_primary_port(sentinels) == 7002, "the first alone would have said 7001"
+    assert find_primary_port(sentinels) == 7002, "the first sentinel alone reports 7001"
     for fake in fakes[1:]:
         fake.close()
     with pytest.raises(Unreachable, match="outdated sentinels"):
@@ -119,12 +119,12 @@ def test_stale_sentinel_answer_is_ignored(make_sentinels) -> None:
 
 
 def test_stale_majority_of_sentinels_is_ignored(make_sentinels) -> None:
-    """For a moment after a fail-over only the sentinel that made it knows."""
+    """Right after a fail-over only the sentinel that led it knows the new primary."""
     sentinels, fakes = make_sentinels((1, 7001), (1, 7001), (1, 7001))
     assert find_primary_port(sentinels) == 7001
     fakes[2].epoch, fakes[2].reported_port = 2, 7002
     runtime = Threads()
-    run_sync(sentinels.confirm_switch(sentinels.nodes[2], runtime, runtime.now() + 5))  # it told so
+    run_sync(sentinels.confirm_switch(sentinels.nodes[2], runtime, runtime.now() + 5))  # it published the switch
     assert find_primary_port(sentinels) == 7002
     fakes[2].close()
     with pytest.raises(Unreachable, match="outdated sentinels"):
@@ -138,7 +138,7 @@ def test_late_sentinel_answer_does_not_replace_a_newer_one(make_sentinels, monke
 
     def parse_reply_late(node: DiscoveryNode, replies: list[object]) -> object:
         answer = parse_reply(node, replies)
-        sentinels._update_primary(Primary(2, SocketAddress("127.0.0.1", 7002)))  # by another thread, meanwhile
+        sentinels._update_primary(Primary(2, SocketAddress("127.0.0.1", 7002)))  # as another thread would meanwhile
         return answer
 
     monkeypatch.setattr(sentinels, "_parse_reply", parse_reply_late)
@@ -146,7 +146,7 @@ def test_late_sentinel_answer_does_not_replace_a_newer_one(make_sentinels, monke
 
 
 def test_sentinels_may_restart_their_epochs_at_zero(make_sentinels) -> None:
-    """`SENTINEL REMOVE` and `MONITOR` begin again at 0."""
+    """`SENTINEL REMOVE` and `SENTINEL MONITOR` restart the epoch at 0."""
     sentinels, fakes = make_sentinels((5, 7001), (5, 7001), (5, 7001))
     assert find_primary_port(sentinels) == 7001
     for fake in fakes:
@@ -184,11 +184,11 @@ def test_redis_server_is_refused_as_sentinel() -> None:
         client.lock("job").acquire()
 
 
-# ------------------------------------------------------ nodes of a cluster
+# ---------------------------------------------------------- cluster nodes
 
 
 class FakeNode(FakeServer):
-    """Of a cluster that it has all by itself, unless told otherwise."""
+    """The only node of a cluster, unless a test sets other slots."""
 
     info = b"redis_version:7.0.0\r\nrole:master\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
     state = b"cluster_state:ok\r\ncluster_current_epoch:1\r\n"
@@ -215,12 +215,12 @@ def bulk_string(text: bytes) -> bytes:
 
 
 def slots_reply(port: int, host: str = "127.0.0.1", first: int = 0, last: int = 16_383) -> bytes:
-    """All slots, as CLUSTER SLOTS says it."""
+    """The reply to CLUSTER SLOTS when one node owns them all."""
     return b"*1\r\n*3\r\n:%d\r\n:%d\r\n*2\r\n%b:%d\r\n" % (first, last, bulk_string(host.encode()), port)
 
 
 def error_of_attempt(*nodes: FakeServer) -> str:
-    """What an attempt says, in both faces; never too late."""
+    """The error of an attempt. Both clients must raise it in time."""
     url = f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in nodes)}"
 
     async def run_asyncio() -> None:
@@ -253,7 +253,7 @@ def test_endless_subscription_redirects_send_few_requests(start_fake) -> None:
     slot = slot_of(lock_keys("", "job")[0].partition(":")[2])
     for node, next_ in ((one, other), (other, one)):
         node.slots, node.subscription = slots_reply(one.port), b"-MOVED %d 127.0.0.1:%d\r\n" % (slot, next_.port)
-    one.script = b"*6\r\n:0\r\n:1000\r\n:0\r\n:5\r\n$4\r\nh\x001\x00\r\n:0\r\n"  # busy, and nobody listens
+    one.script = b"*6\r\n:0\r\n:1000\r\n:0\r\n:5\r\n$4\r\nh\x001\x00\r\n:0\r\n"  # busy, and no client is subscribed
     with Client(f"redis+cluster://127.0.0.1:{one.port}", call_timeout=0.5) as client:
         with pytest.raises((NotAcquired, Unavailable)):
             client.lock("job", wait=0.5).acquire()
@@ -297,7 +297,7 @@ def test_malformed_slot_map_is_refused(start_fake, slots) -> None:
     assert error_of_attempt(node)
 
 
-# ------------------------------------------------------------- signing in
+# --------------------------------------------------- authentication, TLS
 
 
 def test_users_with_documented_permissions_can_use_every_call(rights, caplog) -> None:
@@ -334,7 +334,7 @@ def test_users_with_documented_permissions_can_use_every_call(rights, caplog) ->
 
 
 def enable_tls(server: RedisServer, certificate: tuple[str, str]) -> int:
-    """Have it serve by TLS, too."""
+    """Make the server accept TLS on a second port, and return that port."""
     key, cert = certificate
     port = free_ports(1)[0]
     files = ("tls-cert-file", cert, "tls-key-file", key, "tls-ca-cert-file", cert)
@@ -365,7 +365,7 @@ def test_tls_works_with_remapped_addresses(kind, certificate) -> None:
         deployment.close()
 
 
-# ---------------------------------------------------------------- the URLs
+# -------------------------------------------------------------------- URLs
 
 
 def test_multi_server_url_is_parsed() -> None:

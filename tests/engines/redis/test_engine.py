@@ -1,6 +1,6 @@
-"""The Redis engine on one server: labels, ttls, tokens, and answers that go to who asked.
+"""The Redis engine on one server: labels, ttls, tokens, routing of replies.
 
-Crowds, forks and loops are in test_crowds.py, what a server is asked and told in test_redis_costs.py.
+Threads, forks and event loops are tested in tests/engines/test_concurrency.py, commands and messages in test_costs.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def url(server):
 
 
 def remaining_keys(server) -> list[bytes]:
-    """Keys of names: the counters of their buckets stay."""
+    """The keys of names. The counters of their buckets are never removed."""
     return [key for key in server.ask("KEYS", "*") if protocol.parse_key(key.decode()) or key.count(b":") > 2]
 
 
@@ -65,7 +65,7 @@ def test_tokens_rise_after_server_loses_its_data(url, server) -> None:
 
 
 def test_cancelled_calls_do_not_misroute_replies(url) -> None:
-    """Cancelled calls leave their slots in the order of replies."""
+    """A cancelled call still gets its reply, which must not go to the next call."""
 
     async def main() -> None:
         async with AsyncClient(url) as client:
@@ -90,7 +90,7 @@ def test_held_lock_uses_at_most_200_bytes_and_released_name_none(url, server) ->
         leases = [client.lock(f"orders/{number:06}").acquire() for number in range(50)]
         sizes = [server.ask("MEMORY", "USAGE", key) for key in remaining_keys(server)]
         assert len(sizes) == 50
-        assert max(sizes) <= 200, "as it was measured: 1.3 to 1.5 times a lock of redis-py"
+        assert max(sizes) <= 200, "measured: 1.3 to 1.5 times as much as a redis-py lock"
         for lease in leases:
             lease.release()
         assert remaining_keys(server) == []

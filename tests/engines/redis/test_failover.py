@@ -1,4 +1,4 @@
-"""The moment of a fail-over, seen from a client: who is believed, who is asked, and what is said when nobody knows."""
+"""A client during a fail-over: which sentinel it believes, which server it asks, how it fails if all are silent."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture
 def sentinel_setup() -> Iterator[SentinelSetup]:
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     setup = SentinelSetup(down_after=30)
     yield setup
     setup.close()
 
 
 def known_primary_port(client: Client | AsyncClient) -> int:
-    """The port this client believes in."""
+    """The port of the server that this client takes for the primary."""
     server = client._core.registry.shared["redis"].subscriptions._sentinels.server
     return 0 if server is None else server.address.port
 
 
 class DelayedConnect:
-    """Holds up one new connection to a server, until it is let go."""
+    """Delays one new connection to the server at `port` until `resume` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.connected, self.resume = threading.Event(), threading.Event()
@@ -63,16 +63,16 @@ class DelayedConnect:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> None:
-    """It is still a primary by its own account, and the call had chosen it before."""
+    """The old primary still reports the role master, and the call chose it before the fail-over."""
     delayed_connect = DelayedConnect(monkeypatch)
     clients: list[Client | AsyncClient] = []
     answers: list[object] = []
 
     def delay_next_connect(client: Client | AsyncClient) -> None:
-        """The next connection to the primary, which is that of a call."""
+        """Delay the next connection to the primary. The listener is connected, so a call opens it."""
         listener = client._core.registry.shared["redis"].subscriptions
         listener.start()
-        poll(lambda: listener.active, 10, lambda: "it listens")
+        poll(lambda: listener.active, 10, lambda: "the listener is subscribed")
         client._core._engine._topology._connections.hang_up()
         delayed_connect.port = sentinel_setup.primary.port
         clients.append(client)
@@ -93,16 +93,20 @@ def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> N
     thread.start()
     assert delayed_connect.connected.wait(20)
     sentinel_setup.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
-    poll(lambda: known_primary_port(clients[0]) == sentinel_setup.replica.port, 20, lambda: "it knows of the fail-over")
+    poll(
+        lambda: known_primary_port(clients[0]) == sentinel_setup.replica.port,
+        20,
+        lambda: "the client knows the new primary",
+    )
     with Client(sentinel_setup.url(), call_timeout=15) as other:
         other.ping()
         assert known_primary_port(other) == sentinel_setup.replica.port
         with other.lock("job", ttl=60) as lease:
-            assert sentinel_setup.primary.info("replication")["role"] == "master", "the old one was not told yet"
+            assert sentinel_setup.primary.info("replication")["role"] == "master", "the old primary is not demoted yet"
             delayed_connect.resume.set()
             thread.join(30)
             assert lease.held
-    assert answers == [None], "asked again at the new primary, where the name is taken"
+    assert answers == [None], "the client repeats the attempt at the new primary, where the name is held"
 
 
 @pytest.mark.parametrize("where", ["redis+cluster://{}", "redis+sentinel://{}/locks"])
@@ -129,7 +133,7 @@ def test_concurrent_calls_raise_unavailable_when_servers_are_silent(where) -> No
 
 
 def test_lost_connection_is_not_replaced_while_all_sentinels_are_down(sentinel_setup) -> None:
-    """The primary is well, and says so; whether it was replaced only a sentinel could say."""
+    """The primary is up and reports the role master, but only a sentinel knows whether it was replaced."""
     with Client(sentinel_setup.url(), call_timeout=1) as client:
         lease = client.lock("job", ttl=60).acquire()
         for sentinel in sentinel_setup.sentinels:
@@ -179,7 +183,11 @@ def test_stale_sentinel_is_polled_at_a_limited_rate(sentinel_setup) -> None:
         lease = client.lock("job", ttl=60).acquire()
         stale_sentinel.kill()
         others[0].ask("SENTINEL", "FAILOVER", SERVICE)
-        poll(lambda: known_primary_port(client) == sentinel_setup.replica.port, 20, lambda: "it knows of the fail-over")
+        poll(
+            lambda: known_primary_port(client) == sentinel_setup.replica.port,
+            20,
+            lambda: "the client knows the new primary",
+        )
         for sentinel in others:
             sentinel.kill()
         stale_sentinel.start()
@@ -188,9 +196,9 @@ def test_stale_sentinel_is_polled_at_a_limited_rate(sentinel_setup) -> None:
         def connections() -> int:
             return int(stale_sentinel.info("stats")["total_connections_received"])
 
-        poll(lambda: connections() > 5, 20, lambda: "this client asks it")
+        poll(lambda: connections() > 5, 20, lambda: "the client polls the stale sentinel")
         before, end = connections(), time.monotonic() + 3
-        poll(lambda: time.monotonic() > end, 10, lambda: "a while")
-        assert connections() - before < 20, "not a storm"
+        poll(lambda: time.monotonic() > end, 10, lambda: "three seconds have passed")
+        assert connections() - before < 20, "the client polls at a limited rate"
         lease.verify()
         assert known_primary_port(client) == sentinel_setup.replica.port

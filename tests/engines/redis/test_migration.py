@@ -1,4 +1,4 @@
-"""Moving to Leasehold: what docs/how-to/replacing-redis-py-lock.md says may run together, run together."""
+"""Migration to Leasehold: runs together the releases that docs/how-to/replacing-redis-py-lock.md says may overlap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "orders/42"
 
 
 class Worker(threading.Thread):
-    """A process of one release, as a thread: takes what that release takes, and looks who else is inside."""
+    """A thread as a process of one release: takes that release's locks and counts the other workers inside."""
 
     def __init__(self, server, locks: str, inside: set[threading.Thread]) -> None:
         super().__init__(daemon=True)
@@ -32,7 +32,7 @@ class Worker(threading.Thread):
                         held.enter_context(new.lock(NAME, ttl=30))
                     self.overlap_count += len(self._inside)
                     self._inside.add(self)
-                    old.ping()  # some work, and time for another to come in
+                    old.ping()  # some work, and time for another worker to enter
                     self._inside.discard(self)
                     self.finished_rounds += 1
 

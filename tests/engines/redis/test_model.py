@@ -1,7 +1,7 @@
-"""The scripts beside the pure line: the same verbs at the same times give the same answers and wake-ups.
+"""The Lua scripts compared with core/lock_state.py: same verbs at the same times, same answers and wake-ups.
 
-The clock of the scripts is the one line of their source that is replaced here; keys are expired by hand as it moves on.
-Who can be told is decided by real subscriptions, and what is told is read from them.
+The test replaces one line of the scripts, which reads the clock, and expires keys itself when it advances the clock.
+Real subscriptions decide which clients can be notified, and the test reads the notifications from them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEYS = lock_keys("ns", "name")
 
 
 class RawConnection:
-    """A bare connection to the server."""
+    """A connection to the server without the engine."""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -56,7 +56,7 @@ class RawConnection:
 
 
 class PureLockState(LockState):
-    """With keys, lapsed places are looked for from the first waiter on."""
+    """Like attempt.lua, schedules the first scan for expired waiters when the first waiter queues."""
 
     def _add_entry(self, now, claim, client):
         if not any(entry.state in (WAITING, PASSED) for entry in self.entries.values()):
@@ -65,13 +65,13 @@ class PureLockState(LockState):
 
 
 class ModelComparison:
-    """One clock, clients that can be told or not, and the same name kept in two ways."""
+    """One clock, clients that are subscribed or not, and the same name in the scripts and in the model."""
 
     def __init__(self, port: int) -> None:
         self.connection, self.subscriber = RawConnection(port), RawConnection(port)
         self.requests = RedisRequests(PubSubCommands(), "")
         self.requests.scripts = RedisScripts(*map(self.with_fake_clock, self.requests.scripts))
-        self.requests.set_client("")  # they are packed anew
+        self.requests.set_client("")  # encodes the requests with these scripts
         self.name = self.requests.name_keys("ns", "name")
         self.reset()
 
@@ -83,17 +83,18 @@ class ModelComparison:
         return fake_clock_script
 
     def requests_for(self, claim: Claim) -> RedisRequests:
-        """As its own client would make it."""
+        """The requests of the client that made this claim."""
         self.requests.set_client(claim.id_hash)
         return self.requests
 
     def reset(self) -> None:
         self.connection.ask("FLUSHALL")
-        self.now, self.counter, self.state = 4_000_000_000.0, TokenCounter(), None  # the server itself expires nothing
+        # So far ahead of the server's clock that the server expires no key itself.
+        self.now, self.counter, self.state = 4_000_000_000.0, TokenCounter(), None
         self.write_clock()
         self.unsubscribed = set(ID_HASHES)
         self.subscriber.sock.sendall(encode_command("UNSUBSCRIBE"))
-        while self.subscriber.read()[2]:  # how many are left
+        while self.subscriber.read()[2]:  # subscriptions left
             continue
         for id_hash in ID_HASHES:
             self.subscribe(id_hash)
@@ -106,7 +107,7 @@ class ModelComparison:
         self.write_clock()
         for key in KEYS[1:]:
             end = self.connection.ask("PEXPIRETIME", key)
-            assert end != -1, f"{key} would stay for ever"
+            assert end != -1, f"{key} would never expire"
             if 0 < end <= self.now * 1000:
                 self.connection.ask("DEL", key)
 
@@ -122,7 +123,7 @@ class ModelComparison:
             assert self.subscriber.read()[0] == b"unsubscribe"
 
     def read_notifications(self):
-        """What was told since last asked; None: more to read before the answer to the question."""
+        """The notifications sent since the last call."""
         notifications: list[Notification] = []
         self.subscriber.sock.sendall(encode_command("PING", "drained"))
         while True:
@@ -158,7 +159,7 @@ class ModelComparison:
             return str(error)
 
     def check_inspect(self) -> None:
-        """What a look at the name shows, the same from both, nothing changed."""
+        """`inspect` shows the same holdings as the model, and changes nothing."""
         holdings = protocol.decode_holdings("ns", "name", self.connection.send(self.requests.inspect(self.name)))
         state = deepcopy(self.state) or LockState(self.now)
         state.expire(self.now)
@@ -166,7 +167,7 @@ class ModelComparison:
 
 
 def round_times(value):
-    """Times as whole microseconds: the pure line computes with seconds."""
+    """Round times to 10 microseconds: the model computes with float seconds."""
     if isinstance(value, float):
         return round(value * MICROS / 10)
     if isinstance(value, Grant | Busy | Alive | Gone | Notification):
@@ -240,7 +241,7 @@ def check_agreement(kind: str, data, comparison: ModelComparison) -> None:
     for step in data.draw(steps):
         run_both(comparison, step, tokens, kind, data)
         comparison.check_inspect()
-    # Nobody asks any more: nothing stays but the counter.
+    # Without further calls, only the counter remains.
     comparison.advance_clock(1000.0)
     assert set(comparison.connection.ask("KEYS", "*")) <= {b"clock", KEYS[0].encode()}
 
@@ -273,7 +274,7 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         claims = [
             claim(id_hash, token=tokens.get(id_hash, 7) if held else 0, ttl=ttl) for id_hash, held, ttl in args[0]
         ]
-        name_expired = not comparison.connection.ask("EXISTS", KEYS[1])  # nothing is left that could say it was there
+        name_expired = not comparison.connection.ask("EXISTS", KEYS[1])  # then the server knows no claim
         reply = comparison.connection.send(comparison.requests.renew(comparison.name, claims))
         actual = protocol.decode_renewals(claims, reply)
         expected, notifications = [], []
@@ -285,10 +286,10 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
             answer, new_notifications = comparison.run_model(
                 lambda state, context, current_claim=current_claim: state.renew(context, current_claim)
             )
-            # Asked for together, all are answered as of the same moment.
+            # The script answers all claims of a batch as of the same instant.
             entry = comparison.state and comparison.state.entries.get(current_claim.id_hash)
             if isinstance(answer, Alive) and entry.state == HELD and not current_claim.token:
-                answer = answer._replace(position=actual[len(expected)].position)  # of no meaning: it holds
+                answer = answer._replace(position=actual[len(expected)].position)  # without meaning for a holder
             if isinstance(answer, Gone):
                 answer = Gone(
                     "expired" if current_claim.id_hash in expired_id_hashes and not name_expired else "unknown"
@@ -338,7 +339,7 @@ def test_release_costs_the_same_with_3_as_with_200_waiters(comparison: ModelComp
 
 
 def test_waiters_that_send_heartbeats_keep_their_positions(comparison: ModelComparison) -> None:
-    """The keys of a line are not pushed back by every beat: often enough, all the same."""
+    """Not every heartbeat postpones the expiry of the queue's keys, but enough of them do."""
     comparison.reset()
     tokens: dict[str, int] = {}
     holder, first, second = ID_HASHES[:3]
@@ -360,7 +361,7 @@ def test_waiters_that_send_heartbeats_keep_their_positions(comparison: ModelComp
 
 @pytest.mark.parametrize("end", ["release", "renew", "break", "attempt"])
 def test_call_during_delay_after_expiry_does_not_end_the_delay(end: str, comparison: ModelComparison) -> None:
-    """A holder too late by less than the delay, alone on the name: the fast paths must look at the clock too."""
+    """The only holder calls after its ttl but within its delay: the fast paths must check the clock, too."""
     comparison.reset()
     id_hash, tokens = ID_HASHES[0], {}
     ends = {
@@ -373,18 +374,18 @@ def test_call_during_delay_after_expiry_does_not_end_the_delay(end: str, compari
     for step in (*steps, ("attempt", ID_HASHES[1], False, {}, 10.0)):
         run_both(comparison, step, tokens, "lock", None)
         comparison.check_inspect()
-    assert ID_HASHES[1] not in tokens, "it cools still"
+    assert ID_HASHES[1] not in tokens, "the name is still cooling"
 
 
 def test_passed_over_waiter_returns_ahead_of_the_head(comparison: ModelComparison) -> None:
-    """Its ticket is the older one, also in the step that reads who the head is."""
+    """The returning waiter has the older ticket, also in the call that determines the head of the queue."""
     comparison.reset()
     tokens: dict[str, int] = {}
     holder, first, second = ID_HASHES[:3]
     steps = [
         *[("attempt", id_hash, True, {}, 4.5) for id_hash in (holder, first, second)],
         ("deaf", first),
-        ("renew", [(second, False, 0.0)]),  # the server looks who is there
+        ("renew", [(second, False, 0.0)]),  # the server checks which clients are subscribed
         ("pass", 8.0),
         ("hears", first),
         ("attempt", first, True, {}, 10.0),

@@ -1,6 +1,7 @@
-"""The Redis engine hurt: killed and restarted, stopped, cut off, full, its clock stepped. On servers of its own.
+"""The Redis engine while its server is killed, paused, cut off or full, or its clock jumps.
 
-What a redlock suffers as well is in test_redis_hurt.py; what those in line do meanwhile in test_redis_patience.py.
+Each test starts its own server. Faults that apply to Redlock, too, are in test_outage_also_redlock.py; what waiters do
+during a restart is in test_wakeups_after_restart.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.support.foreign_clients import Waiter, serve_fixed_reply
 
 @pytest.fixture
 def server():
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     server = RedisServer().start()
     yield server
     server.kill()
@@ -52,16 +53,16 @@ def has_waiters(client, count=1) -> bool:
     return sum(holding.state == "waiting" for holding in client.inspect()) == count
 
 
-# ------------------------------------------------- killed, stopped, emptied
+# ------------------------------------------------ killed, paused, restarted
 
 
 def test_server_restarted_empty_frees_locks_and_tokens_rise(server, wait_until) -> None:
     with Client(url(server), call_timeout=1) as holder, Client(url(server), call_timeout=1) as other:
         lease = holder.lock("job", ttl=60).acquire()
-        server.restart()  # it keeps nothing
+        server.restart()  # without persistence
         wait_until(lambda: other.ping() >= 0 if is_reachable(other) else False)
         theirs = other.lock("job").acquire()
-        assert theirs.token > lease.token, "the fence still knows the elder"
+        assert theirs.token > lease.token, "a fence still remembers the older token"
         with pytest.raises(LeaseLost):
             lease.renew()
         assert lease.lost_reason == "unknown"
@@ -77,15 +78,15 @@ def is_reachable(client) -> bool:
 
 
 def wait_until_waiter_is_idle(server, holder) -> None:
-    """Until somebody stands in line and asks for nothing: in the midst of a call it would be told what happens next."""
+    """Until a claim waits and its client makes no call: the answer to a call could replace the wake-up under test."""
 
     def is_idle() -> bool:
         before = server.calls().get("evalsha")
-        time.sleep(0.2)  # it looks once more when its subscription has begun
+        time.sleep(0.2)  # a waiter re-checks once after it has subscribed
         return server.calls().get("evalsha") == before
 
-    poll(lambda: has_waiters(holder), 10, lambda: "it stands in line")
-    poll(is_idle, 10, lambda: "it waits to be woken")
+    poll(lambda: has_waiters(holder), 10, lambda: "the claim is queued")
+    poll(is_idle, 10, lambda: "the waiter makes no more calls")
 
 
 def test_lease_is_lost_by_client_clock_when_server_is_paused(server) -> None:
@@ -106,29 +107,29 @@ def test_full_server_refuses_new_locks_and_keeps_held_ones(server) -> None:
         with pytest.raises(Unavailable, match="OOM"):
             other.lock("new").acquire(wait=0)
         lease.renew()
-        assert client.lock("new").locked() is False, "looking is allowed"
+        assert client.lock("new").locked() is False, "reads are allowed"
         assert other_lease.release()
-        assert has_waiters(client), "its place is kept"
+        assert has_waiters(client), "the waiter keeps its position"
         server.ask("CONFIG", "SET", "maxmemory", 0)
         assert lease.release()
         assert waiter.wait_granted().held
 
 
-# --------------------------------------------------------------- the network
+# ------------------------------------------------------------------- network
 
 
 def test_silent_subscription_is_detected_and_replaced(server, proxy, monkeypatch) -> None:
     from leasehold.engines.redis import pubsub
 
-    monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.3)  # how long it hears nothing before it asks
+    monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.3)  # seconds of silence before the listener sends a PING
     with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.3) as client:
         client.lock("job").acquire().release()
         subscription = client._core.registry.shared["redis"].subscriptions
         assert subscription.active
         proxy.cut()
-        poll(lambda: not subscription.active, 10, lambda: "it asked, and nobody answered")
+        poll(lambda: not subscription.active, 10, lambda: "the listener gets no reply to its PING")
         proxy.restore()
-        poll(lambda: subscription.active, 10, lambda: "it listens again")
+        poll(lambda: subscription.active, 10, lambda: "the listener is subscribed again")
 
 
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n", b"*-1\r\n" * 9, b"", b"$-5\r\n"])
@@ -146,7 +147,7 @@ def test_server_that_is_not_redis_is_refused(reply) -> None:
         asyncio.run(main())
 
 
-# ------------------------------------------------------------ the clock
+# ---------------------------------------------------------------- clock
 
 
 def test_forward_clock_jump_expires_lease_and_renew_reports_it(server_with_fake_clock) -> None:
@@ -154,7 +155,7 @@ def test_forward_clock_jump_expires_lease_and_renew_reports_it(server_with_fake_
         lease = holder.lock("job", ttl=30).acquire()
         server_with_fake_clock.set_clock(60)
         theirs = other.lock("job").acquire(wait=5)
-        assert theirs.token > lease.token, "two may believe they hold it: the fence must tell"
+        assert theirs.token > lease.token, "both clients may believe they hold it: a fence must decide"
         with pytest.raises(LeaseLost):
             lease.renew()
 
@@ -164,7 +165,7 @@ def test_backward_clock_jump_extends_leases_and_tokens_rise(server_with_fake_clo
         first = client.lock("job", ttl=30).acquire()
         server_with_fake_clock.set_clock(-3600)
         assert other.lock("job").try_acquire() is None
-        second = client.lock("another", ttl=30).acquire()  # of whatever bucket
+        second = client.lock("another", ttl=30).acquire()  # in any bucket
         assert first.release()
         third = other.lock("job", ttl=0.5).acquire(wait=5)
         assert third.token > first.token

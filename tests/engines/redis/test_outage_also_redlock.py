@@ -1,6 +1,7 @@
-"""Redis hurt, alone and as a majority of a redlock: stopped, made forgetful, cut off. On servers of its own.
+"""Faults of a single Redis server and of a majority of Redlock nodes: paused, scripts flushed, connections cut.
 
-What only one server, or only several, can suffer is in test_redis_faults.py and test_redlock_faults.py.
+Each test starts its own servers. Faults of one engine only are in tests/engines/redis/test_outage.py and
+tests/engines/redlock/test_outage.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.support.foreign_clients import Waiter
 
 
 class Deployment:
-    """One server, or five."""
+    """One Redis server, or five Redlock nodes."""
 
     def __init__(self, scheme: str, count: int) -> None:
         self.scheme, self.nodes = scheme, RedlockNodes(count=count)
@@ -36,7 +37,7 @@ class Deployment:
         return len(self.nodes.all) // 2 + 1
 
     def proxied(self) -> str:
-        """A way to them that can be hurt."""
+        """A URL that leads through proxies, which can inject faults."""
         self.proxies = [Proxy(node.port) for node in self.nodes.all]
         return self._url_for([proxy.port for proxy in self.proxies])
 
@@ -64,7 +65,7 @@ def send_to(nodes: Sequence[RedisServer], *command: str) -> None:
 
 @pytest.fixture(params=[("redis", 1), ("redlock", 5)], ids=["redis", "redlock"])
 def deployment(request):
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     deployment = Deployment(*request.param)
     yield deployment
     deployment.close()
@@ -81,7 +82,7 @@ def test_paused_servers_grant_nothing_and_keep_no_late_grant(deployment, wait_un
         deployment.nodes.resume()
         wait_until(
             lambda: deployment.nodes.remaining_keys() == [], 8
-        )  # the attempts are carried out now, and the releases behind them
+        )  # the servers now run the late attempts and the releases behind them
         with client.lock("job", wait=5):
             pass
 
@@ -99,7 +100,7 @@ def test_flushed_scripts_are_sent_again(deployment) -> None:
                 send_to(flushed_nodes, "SCRIPT", "FLUSH")
         leases = [client.lock(f"name-{number}").acquire() for number in range(10)]
         deployment.send_to_all("SCRIPT", "FLUSH")
-        assert len(client.inspect("name-")) == 10, "a batch, of which none was known"
+        assert len(client.inspect("name-")) == 10, "the server knew none of the scripts in this batch"
         for lease in leases:
             lease.release()
 
@@ -136,7 +137,7 @@ def test_waiter_is_woken_after_its_subscriptions_are_killed(deployment, wait_unt
             began = time.monotonic()
             lease.release()
             waiter.wait_granted().release()
-            assert waiter.granted_at - began < 2.5, "by its new subscriptions, not by the look around after 5 s"
+            assert waiter.granted_at - began < 2.5, "woken by its new subscriptions, not by its re-check after 5 s"
 
 
 def test_lost_answers_raise_unavailable_and_leave_no_grant(deployment, wait_until) -> None:
@@ -165,7 +166,7 @@ def test_lost_answers_under_asyncio_leave_no_grant(deployment) -> None:
             assert time.monotonic() - began < 0.3 + 0.5
             deployment.restore()
             while deployment.nodes.remaining_keys():
-                assert time.monotonic() - began < 15, "what was granted unheard is given back"
+                assert time.monotonic() - began < 15, "grants whose answers were lost are released"
                 await asyncio.sleep(0.01)
             async with client.lock("name-1", wait=5):
                 pass

@@ -1,6 +1,6 @@
-"""Servers are killed, paused and told to fail over, again and again, under a crowd that takes turns.
+"""Servers are killed, paused and failed over repeatedly while threads contend for a few names.
 
-With `min_replicas=1` no two who both trust their lease are ever inside together; with or without it tokens rise.
+Tokens always rise. With `min_replicas=1`, two leases of the same name never report `held` at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIONS = pytest.mark.parametrize("options", ["?min_replicas=1", ""], ids=["conf
 
 
 class WorkerThreads:
-    """Threads that take turns on a few names, each with a client of its own."""
+    """Threads that contend for a few names, each with its own client."""
 
     def __init__(self, url: str) -> None:
         self.tokens: dict[str, list[int]] = {name: [] for name in NAMES}
@@ -61,7 +61,9 @@ class WorkerThreads:
     def wait_for_progress(self) -> None:
         before = {name: len(tokens) for name, tokens in self.tokens.items()}
         poll(
-            lambda: all(len(self.tokens[name]) > before[name] + 2 for name in NAMES), 40, lambda: "all names are taken"
+            lambda: all(len(self.tokens[name]) > before[name] + 2 for name in NAMES),
+            40,
+            lambda: "every name was granted again",
         )
 
     def end(self) -> None:
@@ -85,20 +87,22 @@ def fail_over_and_recover(
     fault: str,
     workers: WorkerThreads,
 ) -> None:
-    """Until the replica was promoted, and the pair is whole again."""
+    """Returns when the replica was promoted and one server replicates from the other again."""
     if fault == "kill":
         primary.kill()
     elif fault == "pause":
         primary.pause()
     else:
         start_failover(replica)
-    poll(lambda: role(replica) == "master", 40, lambda: "it is promoted")
+    poll(lambda: role(replica) == "master", 40, lambda: "the replica is promoted")
     if fault == "kill":
         primary.start()
     primary.resume()
-    # Busy machines may take the one just promoted for dead, and go back: what counts is that one follows the other.
+    # On a busy machine the new primary may be declared dead and replaced in turn, so accept either role.
     poll(
-        lambda: is_replica_of(primary, replica) or is_replica_of(replica, primary), 90, lambda: "one follows the other"
+        lambda: is_replica_of(primary, replica) or is_replica_of(replica, primary),
+        90,
+        lambda: "one server replicates from the other",
     )
     workers.wait_for_progress()
 

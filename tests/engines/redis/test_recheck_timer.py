@@ -1,4 +1,4 @@
-"""Heads of a line that are to look later: woken then, not before, and never forgotten."""
+"""Waiters that were notified to re-check later: woken at that time, not before, and never forgotten."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_recheck_timer_drops_waiters_that_left(registry, recheck_timer) -> None:
         recheck_timer.schedule(registry, claim(number).id_hash, 1e9 + number)
         registry.remove_waiter(claim(number).id_hash)
     assert len(recheck_timer._due) < 100
-    recheck_timer.schedule(registry, claim(1).id_hash, 1.0)  # and nobody of whom nothing is known
+    recheck_timer.schedule(registry, claim(1).id_hash, 1.0)  # an unknown id hash is ignored
     assert recheck_timer.next_due() >= 1e9
 
 
 class SilentServer:
-    """Takes a subscription, tells one waiter when to look, and says nothing more."""
+    """Accepts a subscription, notifies one waiter to re-check later, and then stays silent."""
 
     def __init__(self, id_hash: str, delay: float) -> None:
         self.client_side, self.server_side = socket.socketpair()
@@ -91,16 +91,16 @@ class SilentServer:
 
 
 def test_waiter_rechecks_in_time_while_listener_awaits_a_reply(registry, wait_until, monkeypatch) -> None:
-    # A connection that died without a word: it is asked whether it is there, and that takes its time.
+    # The connection is dead but not closed: the listener sends a PING and waits for the reply.
     monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.1)
     waiter = registry.add_waiter(claim(1), Threads())
     server = SilentServer(claim(1).id_hash, delay=1.0)
     subscriber = PubSubListener(server, PubSubCommands(), Threads(), registry, call_timeout=4.0)
     subscriber.start()
     try:
-        wait_until(lambda: waiter.recheck_at is not None and waiter.recheck_at > boot_clock() + 0.1)  # told
+        wait_until(lambda: waiter.recheck_at is not None and waiter.recheck_at > boot_clock() + 0.1)  # notified
         began = time.monotonic()
-        assert run_sync(waiter.signal.wait(5.0))  # connected: everybody looks once
+        assert run_sync(waiter.signal.wait(5.0))  # on connect every waiter re-checks once
         assert run_sync(waiter.signal.wait(5.0))
         assert time.monotonic() - began < 3.0
         assert b"PING" in server.server_side.recv(1000)
@@ -110,7 +110,7 @@ def test_waiter_rechecks_in_time_while_listener_awaits_a_reply(registry, wait_un
 
 
 class QueueScenario:
-    """One holds; two of another client wait, the first of them for its turn."""
+    """One client holds the lock, and two threads of another client wait for it."""
 
     def __init__(self, url: str, wait_until) -> None:
         self.holder, self.client, self.errors = Client(url), Client(url, call_timeout=1.0), []
@@ -130,7 +130,7 @@ class QueueScenario:
             self.errors.append((time.monotonic(), error))
 
     def second_waiter(self) -> Waiter | None:
-        """Once the first has its turn, and this one was told."""
+        """The second waiter, once the first has left the queue and this one was notified to re-check."""
         waiters = list(self.client._core.registry.waiting.values())
         return waiters[0] if len(waiters) == 1 and waiters[0].recheck_at is not None else None
 
@@ -153,14 +153,14 @@ def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) ->
     scenario.finish.set()
     for thread in scenario.threads:
         thread.join(30)
-    # Both are in the list: the first was told to go. Nobody else was woken before it was to look.
+    # The first wake-up is that of the first waiter. The second waiter must sleep until its re-check time.
     assert sorted(set_at)[1] >= recheck_at
     scenario.client.close()
     scenario.holder.close()
 
 
 class RecordedSignal:
-    """A signal, and when it was set."""
+    """A signal that records when it is set."""
 
     def __init__(self, signal, set_at, now) -> None:
         self._signal, self._set_at, self._now = signal, set_at, now
@@ -181,5 +181,5 @@ def test_second_waiter_rechecks_in_time_when_server_is_down(start_redis, wait_un
     scenario.threads[1].join(30)
     scenario.finish.set()
     scenario.threads[0].join(30)
-    assert scenario.errors, "it looked, and there was nobody to ask"
+    assert scenario.errors, "the second waiter re-checked and found the server down"
     assert min(at for at, _ in scenario.errors) < began + WAITER_TTL / 3

@@ -1,6 +1,6 @@
-"""The Redis engine attacked: hostile answers, foreign keys and messages, missing rights, a close at the wrong moment.
+"""Regressions of the Redis engine: malformed replies, foreign keys and messages, missing permissions, closing.
 
-Each of these did harm once. On servers of its own, so that what is set here disturbs nobody.
+Each test starts its own server, because some change the server's settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def url(server, options: str = "", user: str = "") -> str:
 
 
 def remaining_keys(server) -> list[bytes]:
-    """The keys that are not a bucket's counter."""
+    """All keys except the counters of buckets."""
     return [key for key in server.ask("KEYS", "*") if key.count(b":") > 2]
 
 
@@ -44,15 +44,15 @@ def wait_until_queued(client, name: str, count: int = 1) -> None:
     poll(
         lambda: sum(each.state == "waiting" for each in client.inspect(name)) == count,
         10,
-        lambda: f"{count} in line for {name}",
+        lambda: f"{count} claims wait for {name}",
     )
 
 
-# ------------------------------------------------------------ odd answers
+# ------------------------------------------------------ malformed replies
 
 
 class FakeServer:
-    """A server that signs everybody in, and then says always the same."""
+    """A server that accepts every handshake and then sends the same reply to every request."""
 
     def __init__(self, reply: bytes) -> None:
         self._reply = reply
@@ -142,10 +142,10 @@ def test_client_still_receives_wakeups_after_foreign_messages(server) -> None:
         began = time.monotonic()
         lease.release()
         waiter.join(10)
-        assert time.monotonic() - began < 1.0, "woken, not looking now and then"
+        assert time.monotonic() - began < 1.0, "woken by push, not by its re-check"
 
 
-# ---------------------------------------------------------- rights, secrets
+# ----------------------------------------------------- permissions, secrets
 
 
 def test_password_is_not_shown_when_server_echoes_the_command(start_redis) -> None:
@@ -162,12 +162,12 @@ def test_missing_script_permission_leaves_no_claim_behind(server, missing) -> No
     server.ask("ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all", f"-{missing}")
     with Client(url(server)) as one, Client(url(server, user="locks:pw@"), call_timeout=1) as other:
         lease = one.lock("job", ttl=60).acquire()
-        with pytest.raises((ConfigError, NotAcquired)):  # not everything needs every right
+        with pytest.raises((ConfigError, NotAcquired)):  # some calls work without this permission
             other.lock("job", wait=0.3).acquire()
-        server.ask("ACL", "SETUSER", "locks", f"+{missing}")  # what it could not give back meanwhile, it gives back now
-        poll(lambda: len(one.inspect()) == 1, 10, lambda: "it left the line")
+        server.ask("ACL", "SETUSER", "locks", f"+{missing}")  # the watchdog can now confirm the pending release
+        poll(lambda: len(one.inspect()) == 1, 10, lambda: "the waiter has left the queue")
         lease.release()
-        poll(lambda: not remaining_keys(server), 10, lambda: "no key stays")
+        poll(lambda: not remaining_keys(server), 10, lambda: "no key is left")
 
 
 def test_waiter_that_loses_its_permission_leaves_the_queue(server) -> None:
@@ -188,17 +188,17 @@ def test_waiter_that_loses_its_permission_leaves_the_queue(server) -> None:
         server.ask("ACL", "SETUSER", "locks", "-evalsha")
         for waiter_state in other._core.registry.waiting.values():
             waiter_state.woken = True
-            waiter_state.signal.set()  # it asks again
+            waiter_state.signal.set()  # makes the waiter attempt again
         waiter.join(10)
         assert errors
         server.ask("ACL", "SETUSER", "locks", "+evalsha")
         began = time.monotonic()
         wait_until_queued(one, "job", 0)
-        assert time.monotonic() - began < 5, "it had to lapse"
+        assert time.monotonic() - began < 5, "the claim was released, it did not expire"
         assert lease.held
 
 
-# ---------------------------------------------------------------- the ends
+# ----------------------------------------- closing, and closed connections
 
 
 def test_client_closed_while_threads_wait_leaves_no_keys(server) -> None:
@@ -206,7 +206,7 @@ def test_client_closed_while_threads_wait_leaves_no_keys(server) -> None:
         client = Client(url(server), call_timeout=2)
 
         def take(client=client) -> None:
-            with suppress(ConfigError):  # it is closed
+            with suppress(ConfigError):  # the client was closed
                 while True:
                     with client.lock("job", ttl=60, wait=20):
                         pass
@@ -214,12 +214,14 @@ def test_client_closed_while_threads_wait_leaves_no_keys(server) -> None:
         threads = [threading.Thread(target=take) for _ in range(8)]
         for thread in threads:
             thread.start()
-        poll(lambda: server.ask("KEYS", "*:q"), 10, lambda: "some wait")
+        poll(lambda: server.ask("KEYS", "*:q"), 10, lambda: "some claims are queued")
         client.close()
         for thread in threads:
             thread.join(10)
-        poll(lambda: not remaining_keys(server), 5, lambda: "all of them have left, and nobody holds")
-    poll(lambda: server.info("clients")["connected_clients"] == "1", 5, lambda: "no connection is left but this one")
+        poll(lambda: not remaining_keys(server), 5, lambda: "no claim is left")
+    poll(
+        lambda: server.info("clients")["connected_clients"] == "1", 5, lambda: "only the test's own connection is left"
+    )
 
 
 def test_pool_closes_connection_that_was_in_use_at_close(server) -> None:
@@ -231,7 +233,7 @@ def test_pool_closes_connection_that_was_in_use_at_close(server) -> None:
         pool.close()
         run_sync(
             pool.calls(encode_command("PING"), 1, runtime.now() + 5, compensation)
-        )  # by a thread that had begun before
+        )  # as by a thread that began before the close
         assert not pool._idle
         assert not pool._all
 
@@ -273,7 +275,7 @@ def test_semaphore_limits_tasks_and_loses_no_permit() -> None:
 
 
 def test_batch_is_unconfirmed_when_any_round_trip_lacks_replicas() -> None:
-    """Some of a batch were known to the server and some were not: two trips, and both must be confirmed."""
+    """If the server lacks a script, a batch takes two round trips, and replicas must confirm both."""
     noscript = hiredis.ReplyError("NOSCRIPT")
     round_trips = [[[-1, -1], noscript, 0], [[-1, -1], 1]]
 

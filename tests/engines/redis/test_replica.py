@@ -1,4 +1,4 @@
-"""A primary and its replica: what a fail-over loses, and what `min_replicas` makes of that."""
+"""A primary and its replica: what a fail-over loses, and what `min_replicas` prevents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 
 class ReplicatedPair:
-    """A primary, and a replica that follows it through a proxy which can be cut."""
+    """A primary, and a replica that replicates through a proxy, which can be cut."""
 
     def __init__(self) -> None:
         self.primary = RedisServer().start()
@@ -25,14 +25,14 @@ class ReplicatedPair:
         self.wait_until_in_sync()
 
     def wait_until_in_sync(self) -> None:
-        poll(self._is_in_sync, 30, lambda: "the replica is in step")
+        poll(self._is_in_sync, 30, lambda: "the replica is in sync")
 
     def _is_in_sync(self) -> bool:
         replication_info = self.primary.info("replication")
         return f"state=online,offset={replication_info['master_repl_offset']}" in replication_info.get("slave0", "")
 
     def promote(self) -> None:
-        """What a fail-over does, however it came about."""
+        """What every kind of fail-over does to the replica."""
         self.replica.ask("REPLICAOF", "NO", "ONE")
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class ReplicatedPair:
 
 @pytest.fixture
 def pair():
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     pair = ReplicatedPair()
     yield pair
     pair.close()
@@ -77,16 +77,24 @@ def test_unreplicated_release_keeps_name_held_until_ttl_is_over(pair) -> None:
 
 
 def test_split_brain_grants_twice_unless_all_replicas_must_confirm(pair, start_redis) -> None:
-    """A partition: one replica goes on following the old primary, another follows the new one."""
+    """A partition: one replica still follows the old primary, another follows the new one."""
     old_replica = start_redis("--replicaof", "127.0.0.1", str(pair.primary.port), "--repl-ping-replica-period", "1")
-    poll(lambda: old_replica.info("replication")["master_link_status"] == "up", 30, lambda: "it follows the old one")
+    poll(
+        lambda: old_replica.info("replication")["master_link_status"] == "up",
+        30,
+        lambda: "the replica follows the old primary",
+    )
     pair.promote()
     new_replica = start_redis("--replicaof", "127.0.0.1", str(pair.replica.port), "--repl-ping-replica-period", "1")
-    poll(lambda: new_replica.info("replication")["master_link_status"] == "up", 30, lambda: "it follows the new one")
+    poll(
+        lambda: new_replica.info("replication")["master_link_status"] == "up",
+        30,
+        lambda: "the replica follows the new primary",
+    )
     old_url, new_url = url(pair.primary, "?min_replicas=1"), url(pair.replica, "?min_replicas=1")
     with Client(old_url, call_timeout=5) as holder, Client(new_url, call_timeout=5) as other:
         lease, theirs = holder.lock("job", ttl=60).acquire(), other.lock("job", ttl=60).acquire()
-        assert lease.held, "documented: one of three replicas is not enough to tell"
+        assert lease.held, "documented: one confirming replica of three does not exclude a second holder"
         assert theirs.token > lease.token
     with (
         Client(url(pair.primary, "?min_replicas=2"), call_timeout=1) as strict_client,
@@ -101,8 +109,8 @@ def test_failover_without_the_write_makes_two_holders_and_token_rises(pair) -> N
         lease = holder.lock("job", ttl=60).acquire()
         pair.promote()
         theirs = other.lock("job", ttl=60).acquire()
-        assert lease.held, "documented: it cannot know yet"
-        assert theirs.token > lease.token, "the resource tells them apart"
+        assert lease.held, "documented: the holder cannot know yet"
+        assert theirs.token > lease.token, "a fence can reject the older token"
 
 
 def test_min_replicas_prevents_a_second_holder_after_failover(pair) -> None:
@@ -125,7 +133,7 @@ def test_renewal_without_replica_confirmation_is_unavailable(pair) -> None:
         with pytest.raises(Unavailable, match="replicas"):
             lease.renew()
         assert lease.state == "AT_RISK"
-        assert lease.wait_lost(5), "what cannot be shown to be renewed ends by its own clock"
+        assert lease.wait_lost(5), "an unconfirmed renewal does not extend the lease"
         assert lease.lost_reason == "unreachable"
 
 
@@ -135,7 +143,7 @@ def test_unconfirmed_grant_is_released(pair) -> None:
         pair.proxy.cut()
         with pytest.raises(Unavailable):
             holder.lock("job", ttl=60).acquire()
-        poll(lambda: not other.inspect(), 10, lambda: "what could not be confirmed is given back")
+        poll(lambda: not other.inspect(), 10, lambda: "the unconfirmed grant is released")
         pair.proxy.restore()
         pair.wait_until_in_sync()
     with Client(url(pair.primary, "?min_replicas=1")) as holder, holder.lock("job", wait=5):
@@ -161,7 +169,7 @@ def test_primary_demoted_to_replica_is_detected(pair) -> None:
             pass
         pair.promote()
         pair.primary.ask("REPLICAOF", "127.0.0.1", pair.replica.port)
-        for _ in range(2):  # by its refusal, then by its settings on the new connection
+        for _ in range(2):  # by its refusal, then by the role that it reports on the new connection
             with pytest.raises(Unavailable):
                 client.lock("job").acquire()
         pair.primary.ask("REPLICAOF", "NO", "ONE")

@@ -1,4 +1,4 @@
-"""Redis behind sentinels: who is primary, what a fail-over keeps and loses, and who is told."""
+"""Redis behind sentinels: finding the primary, what a fail-over keeps and loses, and the wake-ups after it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture
 def sentinel_setup():
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     setup = SentinelSetup(down_after=0.5)
     yield setup
     setup.close()
 
 
 def fail_over(sentinel_setup: SentinelSetup) -> None:
-    """Asked for by an operator: the old primary becomes a replica of the new one."""
+    """A manual fail-over: the old primary becomes a replica of the new one."""
     before = sentinel_setup.sentinels[0].primary()
     sentinel_setup.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
-    poll(lambda: sentinel_setup.sentinels[0].primary() != before, 30, lambda: "another is primary")
+    poll(lambda: sentinel_setup.sentinels[0].primary() != before, 30, lambda: "the sentinel reports another primary")
 
 
 def wait_until_promoted(sentinel_setup: SentinelSetup) -> None:
-    poll(lambda: sentinel_setup.replica.info("replication")["role"] == "master", 30, lambda: "the replica was promoted")
+    poll(lambda: sentinel_setup.replica.info("replication")["role"] == "master", 30, lambda: "the replica is promoted")
 
 
 # ------------------------------------------------------------- fail-overs
@@ -44,7 +44,7 @@ def test_failover_keeps_replicated_lease_and_tokens_rise(sentinel_setup) -> None
     ):
         lease = holder.lock("job", ttl=20).acquire()
         other.ping()
-        poll(lambda: sentinel_setup.replica.ask("DBSIZE") > 1, 10, lambda: "it was replicated")
+        poll(lambda: sentinel_setup.replica.ask("DBSIZE") > 1, 10, lambda: "the replica has the keys")
         sentinel_setup.primary.kill()
         assert other.lock("job").try_acquire() is None, "the call waits for the new primary, which has the grant"
         lease.verify()
@@ -65,9 +65,9 @@ def test_failover_without_the_write_loses_lease_and_token_rises(sentinel_setup) 
         lease = holder.lock("job", ttl=60).acquire()
         sentinel_setup.primary.kill()
         wait_until_promoted(sentinel_setup)
-        with other.lock("job", ttl=60) as theirs:  # documented: two may believe they hold it
-            assert theirs.token > lease.token, "the resource tells them apart"
-            assert lease.wait_lost(10), "the new primary is asked about every lease at once"
+        with other.lock("job", ttl=60) as theirs:  # documented: both clients may believe they hold it
+            assert theirs.token > lease.token, "a fence can reject the older token"
+            assert lease.wait_lost(10), "the watchdog renews every lease at the new primary at once"
             assert lease.lost_reason == "unknown"
             assert theirs.held
 
@@ -93,12 +93,12 @@ def test_min_replicas_counts_replicas_of_the_new_primary(sentinel_setup) -> None
         lease = client.lock("job", ttl=60).acquire()
         sentinel_setup.primary.kill()
         wait_until_promoted(sentinel_setup)
-        with pytest.raises(Unavailable):  # the new primary has to be found, and to learn the script
+        with pytest.raises(Unavailable):  # the client must find the new primary and load the script there
             lease.renew()
         with pytest.raises(Unavailable, match="1 of its replicas"):
             lease.renew()
         assert lease.state == "AT_RISK"
-        sentinel_setup.primary.start()  # and the sentinels make it a replica
+        sentinel_setup.primary.start()  # the sentinels make it a replica
 
         def renewed() -> bool:
             try:
@@ -107,7 +107,7 @@ def test_min_replicas_counts_replicas_of_the_new_primary(sentinel_setup) -> None
                 return False
             return True
 
-        poll(renewed, 40, lambda: "the old primary follows the new one, and confirms")
+        poll(renewed, 40, lambda: "the old primary confirms as a replica")
         assert lease.state == "HELD"
 
 
@@ -122,7 +122,7 @@ def test_manual_failover_keeps_leases_and_tokens_rising(sentinel_setup) -> None:
 
         def work() -> None:
             while not stopped.is_set():
-                with other.lock("another", ttl=3) as other_lease:  # what a release that was not replicated costs
+                with other.lock("another", ttl=3) as other_lease:  # an unreplicated release costs the ttl
                     tokens.append(other_lease.token)
 
         worker = threading.Thread(target=work)
@@ -130,7 +130,7 @@ def test_manual_failover_keeps_leases_and_tokens_rising(sentinel_setup) -> None:
         try:
             fail_over(sentinel_setup)
             count = len(tokens)
-            poll(lambda: len(tokens) > count + 20, 20, lambda: "it goes on at the new primary")
+            poll(lambda: len(tokens) > count + 20, 20, lambda: "the worker continues at the new primary")
         finally:
             stopped.set()
             worker.join(20)
@@ -147,7 +147,7 @@ def test_asyncio_tasks_continue_at_the_new_primary(sentinel_setup) -> None:
         async def work(client: AsyncClient) -> None:
             nonlocal inside
             for _ in range(15):
-                async with client.lock("job", ttl=3) as lease:  # what a release that was not replicated costs
+                async with client.lock("job", ttl=3) as lease:  # an unreplicated release costs the ttl
                     inside += 1
                     assert inside == 1
                     tokens.append(lease.token)
@@ -171,13 +171,17 @@ def test_asyncio_tasks_continue_at_the_new_primary(sentinel_setup) -> None:
 def test_call_to_paused_primary_is_answered_by_the_new_primary(sentinel_setup) -> None:
     with Client(sentinel_setup.url(), call_timeout=20) as client:
         lease = client.lock("job", ttl=60).acquire()
-        poll(lambda: sentinel_setup.replica.ask("DBSIZE") > 1, 10, lambda: "it was replicated")
+        poll(lambda: sentinel_setup.replica.ask("DBSIZE") > 1, 10, lambda: "the replica has the keys")
         sentinel_setup.primary.pause()
         began = time.monotonic()
-        lease.verify()  # on a connection that hears nothing, until the sentinels say who is next
+        lease.verify()  # gets no reply until the sentinels report the new primary
         assert time.monotonic() - began < 15
         sentinel_setup.primary.resume()
-        poll(lambda: sentinel_setup.primary.info("replication")["role"] == "slave", 30, lambda: "it was told to follow")
+        poll(
+            lambda: sentinel_setup.primary.info("replication")["role"] == "slave",
+            30,
+            lambda: "the old primary is demoted",
+        )
         with client.lock("another") as other:
             assert other.token > lease.token
 
@@ -191,7 +195,7 @@ def test_waiter_is_woken_at_the_new_primary(sentinel_setup) -> None:
         grants = []
         waiter = threading.Thread(target=lambda: grants.append(other.lock("job", wait=60).acquire()))
         waiter.start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
         fail_over(sentinel_setup)
         assert lease.release()
         began = time.monotonic()
@@ -213,9 +217,9 @@ def test_one_sentinel_is_enough_to_find_the_primary(sentinel_setup) -> None:
 def test_client_learns_of_failover_when_its_sentinel_is_down(sentinel_setup) -> None:
     with Client(sentinel_setup.url(), call_timeout=15) as client:
         lease = client.lock("job", ttl=60).acquire()
-        poll(lambda: sentinel_setup.replica.ask("DBSIZE") > 1, 10, lambda: "it was replicated")
+        poll(lambda: sentinel_setup.replica.ask("DBSIZE") > 1, 10, lambda: "the replica has the keys")
         node_index = client._core.registry.shared["redis"].subscriptions._switch_watcher._node_index
-        sentinel_setup.sentinels[node_index].kill()  # the one that it listens to
+        sentinel_setup.sentinels[node_index].kill()  # the one that the client subscribed to
         sentinel_setup.primary.pause()
         lease.verify()
         assert lease.release()
@@ -268,7 +272,7 @@ def test_killed_subscriptions_are_replaced(sentinel_setup) -> None:
         grants = []
         waiter = threading.Thread(target=lambda: grants.append(other.lock("job", wait=60).acquire()))
         waiter.start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "it stands in line")
+        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
         for server in (sentinel_setup.primary, *sentinel_setup.sentinels):
             server.ask("CLIENT", "KILL", "TYPE", "pubsub")
         assert lease.release()

@@ -1,4 +1,4 @@
-"""How a Redis server is reached, and what is asked of it: URLs, passwords, rights, TLS, settings."""
+"""Connecting to a Redis server: URLs, passwords, permissions, TLS, and the settings that the engine requires."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PASSWORD = "pa:ss/w@rd?%"
 QUOTED = "pa%3Ass%2Fw%40rd%3F%25"
 
 PAGE = ROOT / "docs" / "guarantees" / "redis.md"
-# What Leasehold needs, and no more: as the page has it, from behind the password on.
+# The permissions that the page documents: what follows the password in its ACL command.
 RIGHTS = PAGE.read_text().partition("ACL SETUSER locks on >password")[2].partition("```")[0]
 
 
@@ -105,7 +105,7 @@ def test_msgpack_encoding_matches_lua_cmsgpack(start_redis) -> None:
         assert equal == 1, value
 
 
-# --------------------------------------------------------- signing in, rights
+# ------------------------------------------------- authentication, permissions
 
 
 def test_password_is_required_and_never_shown(start_redis, caplog) -> None:
@@ -149,7 +149,7 @@ def test_user_with_documented_permissions_can_use_every_call(start_redis) -> Non
 def test_documented_permissions_suffice_with_min_replicas(start_redis) -> None:
     server = start_redis()
     start_redis(primary=server)
-    poll(lambda: "state=online" in server.info("replication").get("slave0", ""), 30, lambda: "the replica is in step")
+    poll(lambda: "state=online" in server.info("replication").get("slave0", ""), 30, lambda: "the replica is in sync")
     url = f"redis://locks:pw@127.0.0.1:{server.port}?min_replicas=1"
     server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.split())
     with Client(url, call_timeout=2) as client:
@@ -158,7 +158,7 @@ def test_documented_permissions_suffice_with_min_replicas(start_redis) -> None:
         server.ask("ACL", "SETUSER", "locks", "-wait")
         with pytest.raises(ConfigError, match="wait"):
             client.lock("job").acquire()
-        poll(lambda: not client.inspect(), 10, lambda: "what could not be confirmed is given back")
+        poll(lambda: not client.inspect(), 10, lambda: "the unconfirmed grant is released")
 
 
 def test_user_without_info_and_config_can_lock_and_is_warned(start_redis, caplog) -> None:
@@ -166,7 +166,7 @@ def test_user_without_info_and_config_can_lock_and_is_warned(start_redis, caplog
     rights = RIGHTS.replace("+info", "").replace("+config|get", "")
     server.ask("ACL", "SETUSER", "locks", "on", ">pw", *rights.split())
     with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client, client.lock("job"):
-        assert client.traits.survives == "nothing", "what is not known is not promised"
+        assert client.traits.survives == "nothing", "an unknown setting is not promised"
     assert "it may evict held locks" in caplog.text
 
 
@@ -192,7 +192,7 @@ def test_missing_evalsha_permission_raises_config_error(start_redis) -> None:
     with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client:
         with pytest.raises(ConfigError, match="evalsha"):
             client.lock("job").acquire()
-        assert not client._core.registry.pending_releases, "nothing was ever written"
+        assert not client._core.registry.pending_releases, "nothing was written, so there is nothing to release"
 
 
 def test_unknown_database_number_raises_config_error(start_redis) -> None:
@@ -241,7 +241,7 @@ def test_tls_works_with_client_and_server_certificates(certificate) -> None:
                 with client.lock("job") as lease:
                     lease.renew()
             leases = [client.lock(f"name-{number}", purpose="p" * 200).acquire() for number in range(150)]
-            assert len(client.inspect("name-")) == 150, "answers larger than a record of TLS"
+            assert len(client.inspect("name-")) == 150, "the replies are larger than a TLS record"
             for lease in leases:
                 lease.release()
             lease = client.lock("told").acquire()
@@ -296,7 +296,7 @@ def test_missing_persistence_is_logged_once(start_redis, caplog) -> None:
 def test_required_trait_the_server_lacks_is_refused_before_any_grant(start_redis) -> None:
     server = start_redis()
     with Client(f"redis://127.0.0.1:{server.port}") as client:
-        lock = client.lock("job", require={"survives-restart"})  # it could be: nobody has asked the server yet
+        lock = client.lock("job", require={"survives-restart"})  # allowed: the settings are not known yet
         with pytest.raises(Unsupported):
             lock.acquire()
         assert not client.inspect()

@@ -1,5 +1,4 @@
-"""Whoever stands in line outlasts a restart of a Redis server: for how long it asks on, what it meets when that is
-back, and what it costs meanwhile."""
+"""Waiters survive a restart of a Redis server: how long they retry, what they find afterwards, what retrying costs."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from leasehold.engines.redis.server import RedisEndpoint
 from leasehold.engines.redis.topology import pause_before_retry
 from leasehold.testing.conformance.suite import rig_or_skip
 
-_JOIN_TIMEOUT = 10  # seconds: far more than anybody here wants to wait, far less than a call may take
+_JOIN_TIMEOUT = 10  # seconds: far longer than the short waits below, far shorter than _CALL_TIMEOUT
 _CALL_TIMEOUT = 25
 
 
 @pytest.fixture
 def server():
-    rig_or_skip(RedisRig)  # a skip where there is no Redis
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
     server = RedisServer(*AOF_ALWAYS).start()
     yield server
     server.kill()
@@ -33,7 +32,7 @@ def server():
 
 @pytest.fixture
 def server_without_persistence():
-    """It keeps no log: nothing is left after a restart."""
+    """A restart loses all its data."""
     rig_or_skip(RedisRig)
     server = RedisServer().start()
     yield server
@@ -53,7 +52,7 @@ def url(server) -> str:
 
 
 class WaitingThread(threading.Thread):
-    """Stands in line behind the lease of another client, and keeps what becomes of that."""
+    """Waits for a lock that another client holds, and records the lease or the error."""
 
     def __init__(self, client: Client, **options) -> None:
         super().__init__(daemon=True)
@@ -79,14 +78,14 @@ def has_waiters(client) -> bool:
 
 
 def recheck_waiters(client) -> None:
-    """Have all its waiters ask again now."""
+    """Make all waiters of this client attempt again now."""
     for id_hash in list(client._core.registry.waiting):
         client._core.registry.on_notification("head", id_hash, 0.0, None)
 
 
 @pytest.fixture
 def retries(monkeypatch) -> list[int]:
-    """An entry each time somebody goes on asking a server that cannot be reached."""
+    """Gets an entry for each retry of a call to an unreachable server."""
     retry_numbers: list[int] = []
 
     async def pause(runtime, retry_number, deadline) -> bool:
@@ -99,7 +98,7 @@ def retries(monkeypatch) -> list[int]:
 
 @asynccontextmanager
 async def waiter_without_server(server, call_timeout, wait):
-    """A lease, and a task that stands in line behind it and looks, with their server gone."""
+    """A lease, and a task that waits for its name and attempts again, after their server was killed."""
     async with AsyncClient(url(server), call_timeout=call_timeout) as client, asyncio.timeout(60):
         lease = await client.lock("job", ttl=60).acquire()
         waiter = asyncio.create_task(client.lock("job").acquire(wait=wait))
@@ -110,7 +109,7 @@ async def waiter_without_server(server, call_timeout, wait):
         yield lease, waiter
 
 
-# ---------------------------------------------------------------- it asks on
+# ------------------------------------------------------------------- retries
 
 
 def test_waiter_survives_server_restart(server_without_persistence, retries, wait_until) -> None:
@@ -125,7 +124,7 @@ def test_waiter_survives_server_restart(server_without_persistence, retries, wai
         recheck_waiters(other)
         wait_until(lambda: len(retries) >= 3)
         server_without_persistence.start()
-        assert waiter.wait_granted().token > lease.token  # nothing is left that could keep it from it
+        assert waiter.wait_granted().token > lease.token  # the restarted server has no grant
 
 
 def test_asyncio_waiter_survives_server_restart(server_without_persistence, retries) -> None:
@@ -146,7 +145,7 @@ def test_waiter_keeps_its_position_while_server_loads_its_log(retries, wait_unti
         "30000",
         "--loading-process-events-interval-bytes",
         "1024",
-    )  # 30 ms each
+    )  # 30 ms per key
     server = RedisServer("--appendonly", "yes", "--appendfsync", "always", *slow_loading_options).start()
     try:
         with Client(url(server), call_timeout=20) as holder, Client(url(server), call_timeout=20) as other:
@@ -155,14 +154,14 @@ def test_waiter_keeps_its_position_while_server_loads_its_log(retries, wait_unti
             wait_until(lambda: has_waiters(holder))
             for number in range(50):
                 server.ask("SET", f"filler:{number}", "x" * 2000)
-            server.ask("BGREWRITEAOF")  # to a form during whose reading it answers
+            server.ask("BGREWRITEAOF")  # into a format that the server can load while it answers
             wait_until(lambda: server.info("persistence")["aof_rewrite_in_progress"] == "0")
             server.kill()
             recheck_waiters(other)
             wait_until(lambda: len(retries) >= 3)
             retry_count = len(retries)
-            server.start()  # once it has read all of it
-            assert len(retries) > retry_count, "nobody asked while it read"
+            server.start()  # returns when the server has loaded the log
+            assert len(retries) > retry_count, "the waiter did not retry during the load"
             assert waiter.is_alive()
             assert lease.release()
             assert waiter.wait_granted().token > lease.token
@@ -176,7 +175,7 @@ def test_waiter_raises_unavailable_when_server_stays_down(server_without_persist
         async with waiter_without_server(server_without_persistence, 1, wait=60) as (lease, waiter):
             with pytest.raises(Unavailable, match="cannot be reached"):
                 await waiter
-            assert retries, "it went on asking"
+            assert retries, "the waiter did not retry"
             assert time.monotonic() - began < 10
             assert lease.lost_reason in (None, "unreachable")
 
@@ -191,8 +190,8 @@ def test_waiter_cancelled_while_retrying_leaves_the_queue(server, retries) -> No
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiter
-            server.start()  # it kept the line
-            async with AsyncClient(url(server)) as other, asyncio.timeout(_JOIN_TIMEOUT):  # a place lapses after 15 s
+            server.start()  # the queue was persisted
+            async with AsyncClient(url(server)) as other, asyncio.timeout(_JOIN_TIMEOUT):  # before it expires
                 while [holding.token for holding in await other.inspect()] != [lease.token]:
                     await asyncio.sleep(0.01)
             assert await lease.release()
@@ -213,15 +212,15 @@ def test_client_can_be_closed_while_a_waiter_retries(server_without_persistence,
     closing = threading.Thread(target=other.close, daemon=True)
     closing.start()
     waiter.join(_JOIN_TIMEOUT)
-    assert isinstance(waiter.outcome, ConfigError | Unavailable), "it goes on asking for a client that is closed"
+    assert isinstance(waiter.outcome, ConfigError | Unavailable), "the waiter retries although its client is closed"
     server_without_persistence.start()
     closing.join(_JOIN_TIMEOUT)
-    assert not closing.is_alive(), "what it owed is settled"
+    assert not closing.is_alive(), "close() must return once the pending release is confirmed"
     assert lease.token
     holder.close()
 
 
-# ------------------------------------------------------------- for how long
+# ----------------------------------------------------------------- deadlines
 
 
 @pytest.mark.parametrize("options", ["", "?min_replicas=1"])
@@ -236,10 +235,10 @@ def test_waiter_gives_up_at_its_wait_when_server_is_down(server, wait_until, opt
         server.kill()
         recheck_waiters(other)
         waiter.join(_JOIN_TIMEOUT)
-        assert isinstance(waiter.outcome, Unavailable), "its wait is over"
+        assert isinstance(waiter.outcome, Unavailable), "the waiter must give up when its wait is over"
         assert 0.5 < waiter.elapsed < _JOIN_TIMEOUT
         assert lease.token
-        newcomer = WaitingThread(other, wait=0.3)  # the client knows that there is a line, and would join it at once
+        newcomer = WaitingThread(other, wait=0.3)  # the client knows of the queue and joins it at once
         newcomer.join(_JOIN_TIMEOUT)
         assert isinstance(newcomer.outcome, Unavailable)
     finally:
@@ -254,7 +253,7 @@ def test_asyncio_waiter_gives_up_at_its_wait_when_server_is_down(server) -> None
         async with waiter_without_server(server, _CALL_TIMEOUT, wait=2) as (lease, waiter):
             try:
                 done, _ = await asyncio.wait([waiter], timeout=_JOIN_TIMEOUT)
-                assert done, "its wait is over"
+                assert done, "the waiter must give up when its wait is over"
                 with pytest.raises(Unavailable):
                     await waiter
             finally:
@@ -288,7 +287,7 @@ def test_waiters_survive_restart_of_all_servers(sentinels_or_cluster, wait_until
             waiters.remove(granted_waiter)
 
 
-# --------------------------------------------- what it meets, and what it costs
+# -------------------------------------- after the restart, and cost of retries
 
 
 def test_required_durability_is_checked_again_after_restart(server, wait_until) -> None:
@@ -304,9 +303,9 @@ def test_required_durability_is_checked_again_after_restart(server, wait_until) 
         server._options = ["--appendonly", "no"]
         server.start()
         waiter.join(_JOIN_TIMEOUT)
-        assert isinstance(waiter.outcome, Unsupported), "the settings it required are gone"
+        assert isinstance(waiter.outcome, Unsupported), "the restarted server lacks the required durability"
         assert lease.token
-        wait_until(lambda: not holder.inspect())  # and what it was granted is given back
+        wait_until(lambda: not holder.inspect())  # the grant made before the check is released
 
 
 def test_concurrent_tasks_share_failed_connection_attempts(monkeypatch) -> None:
@@ -328,7 +327,7 @@ def test_concurrent_tasks_share_failed_connection_attempts(monkeypatch) -> None:
 
     asyncio.run(scenario())
     connect_count = len(opened)
-    assert connect_count < 20, f"{connect_count} for a hundred who all failed at the same moment"
+    assert connect_count < 20, f"{connect_count} connection attempts for 100 tasks that failed together"
 
 
 def test_task_with_later_deadline_connects_after_shared_failure(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""A SQL server whose clock steps. It has one of its own: no other test could use it."""
+"""SQL servers whose clock steps. No other test can share such a server, so each test starts its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold import Client, LeaseLost, NotAcquired
 
 @pytest.fixture(params=["postgresql", "mysql", "mysql?procedures=no"])
 def steppable_server(request) -> Iterator[tuple[PostgreSQL | MariaDB, str]]:
-    """A server, and the URL of a client."""
+    """A server whose clock can be set, and the URL for its clients."""
     scheme, _, options = request.param.partition("?")
     server: PostgreSQL | MariaDB
     if scheme == "postgresql":
@@ -32,7 +32,7 @@ def test_clock_step_expires_leases_and_tokens_still_rise(steppable_server) -> No
     server, url = steppable_server
     with Client(url, ttl=30, call_timeout=20) as client, Client(url, ttl=30, call_timeout=20) as other:
         first = client.lock("job").acquire()
-        server.set_clock(60)  # forward: everything is over, and the holder learns it when it next asks
+        server.set_clock(60)  # forward: all leases expire, and the holder learns so from its next call
         second = other.lock("job", wait=5).acquire()
         assert second.token > first.token
         with pytest.raises(LeaseLost):

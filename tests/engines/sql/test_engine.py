@@ -1,4 +1,4 @@
-"""The engines on SQL servers: connections, forks, secrets, and what it costs the server. Crowds: test_crowds.py."""
+"""The engines on SQL servers: connections, forks, secrets, calls per operation. See also ../test_concurrency.py."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def test_client_uses_no_more_connections_than_promised(sql, wait_until) -> None:
 
 
 def test_lease_of_an_earlier_loop_is_released_in_the_next(sql) -> None:
-    """There the connections are new ones, which have met no server yet: that says nothing about the lease."""
+    """The new loop's connections have not met the server yet. That says nothing about the lease."""
     client = AsyncClient(sql.url())
 
     async def take() -> AsyncLease:
         return await client.lock("job").acquire()
 
     async def give_up() -> None:
-        client._core.engine()  # of the new loop
+        client._core.engine()  # opens the engine of the new loop
         releasing = asyncio.create_task(lease.release())
-        await asyncio.sleep(0)  # it connects
+        await asyncio.sleep(0)  # the release starts to connect
         releasing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await releasing
@@ -84,7 +84,7 @@ def test_handoff_costs_two_calls_however_long_the_queue(sql, wait_until, waiters
     with Client(sql.url(), call_timeout=30) as client, Client(sql.url()) as other:
         sql.start_counting()
         lease = other.lock("job", ttl=60).acquire()
-        with pytest.raises(NotAcquired):  # from here on it is listened to: whoever came before that would ask again
+        with pytest.raises(NotAcquired):  # from now on the client listens; an earlier waiter would attempt again
             client.lock("job", wait=0.5).acquire()
         lock = client.lock("job", wait=60, ttl=60)
 
@@ -99,18 +99,18 @@ def test_handoff_costs_two_calls_however_long_the_queue(sql, wait_until, waiters
         wait_until(lambda: len(client.inspect()) == waiters + 1)
         wait_until(
             lambda: not client._core.registry.pending_releases
-        )  # the release of the one that gave up is not counted
+        )  # do not count the release of the waiter that gave up
         before = sql.call_counts()
         lease.release()
         for thread in threads:
             thread.join(60)
         after = sql.call_counts()
-        unprompted = waiters * int((time.monotonic() - began) / HEARTBEAT_INTERVAL)  # on a machine as slow as that
+        unprompted = waiters * int((time.monotonic() - began) / HEARTBEAT_INTERVAL)  # re-checks on a slow machine
     attempts = after["attempt"] - before["attempt"]
     released = after["release"] - before.get("release", 0)
     assert released == waiters + 1
-    assert attempts <= 1.1 * waiters + 1 + unprompted, "each claims its turn once; the next may look after a second"
-    listen_calls = after.get("listen", 0) - before.get("listen", 0)  # where a wake-up is a call as well
+    assert attempts <= 1.1 * waiters + 1 + unprompted, "one attempt per wake-up; the next waiter may re-check"
+    listen_calls = after.get("listen", 0) - before.get("listen", 0)  # on MySQL a wake-up is a call too
     assert listen_calls <= 1.1 * waiters + 2 + unprompted
 
 
@@ -157,7 +157,7 @@ def test_forked_child_has_its_own_connections(sql) -> None:
             except BaseException:
                 os._exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert before <= set(sql.sessions("fork")), "the child has hurt no session of its parent"
+        assert before <= set(sql.sessions("fork")), "the child closed no session of its parent"
         lease.verify()
         assert lease.release()
 
@@ -185,7 +185,7 @@ def test_killed_waiter_is_passed_over(sql, wait_until) -> None:
         lease.release()
         thread.join(30)
         assert got
-        assert time.monotonic() - began < 2.5, "passed over at once, at the latest by the look after a second"
+        assert time.monotonic() - began < 2.5, "passed over at once, or at the re-check after a second"
         assert "passed over" in [h.state for h in client.inspect()]
         got[0].release()
 

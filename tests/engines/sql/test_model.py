@@ -1,5 +1,5 @@
-"""The state machine in stored procedures beside the pure one: the same verbs at the same times give the same answers,
-and the same words are said, on PostgreSQL and on MariaDB.
+"""The state machine in stored procedures against the pure one (core/lock_state.py): the same verbs at the same times
+give the same answers and notifications, on PostgreSQL and on MariaDB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ID_HASHES = "abcdefgh"
 
 
 def round_times(answer):
-    """Without what floating seconds and whole microseconds make of the same time, and without a place in a renewal."""
+    """Round times (the model has float seconds, the server microseconds) and drop the position of a renewal."""
     if isinstance(answer, Busy):
         return answer._replace(left=None if answer.left is None else round(answer.left, 5))
     if isinstance(answer, Grant):
@@ -214,7 +214,7 @@ def run_history(model, history, kind: str, data) -> None:
     for step in history:
         apply_step(model, step, tokens, kind, data)
         model.compare_inspect()
-    # Nobody asks any more: a look long after finds nothing, and leaves nothing.
+    # Long after the last call, a sweep leaves no row.
     model.advance_clock(1000.0)
     model.sweep()
     assert model.row_count() == 0
@@ -249,7 +249,7 @@ def apply_step(model, step, tokens: dict[str, int], kind: str, data) -> None:
         id_hash, held = args
         new_claim = claim(id_hash, token=tokens.get(id_hash, 7) if held else 0)
         answer = model.renew(new_claim)
-        model.sweep()  # a renewal there touches nothing else
+        model.sweep()  # the server's renewal does not advance the queue; the model's does
         assert_agreement(model, answer, lambda lock_state, context: renew_in_model(lock_state, context, new_claim))
     elif verb == "release":
         id_hash, min_hold, held = args
@@ -265,7 +265,7 @@ def apply_step(model, step, tokens: dict[str, int], kind: str, data) -> None:
 
 def renew_in_model(lock_state: LockState, context: Context, new_claim: Claim):
     reply, notifications = lock_state.renew(context, new_claim)
-    if isinstance(reply, Gone) and not new_claim.token:  # of a place in line nobody asks why it is gone
+    if isinstance(reply, Gone) and not new_claim.token:  # the server gives no reason why a queued claim is gone
         reply = Gone()
     return reply, notifications
 

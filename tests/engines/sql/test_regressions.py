@@ -20,7 +20,7 @@ def make_claim(secret: str, name: str = "job", **fields) -> Claim:
     return Claim("", name, secret, hash_id(secret), Holder(secret), 60.0, **fields)
 
 
-# -------------------------------------------------------------------- ghosts
+# --------------------------------------------------------- claims left behind
 
 
 def test_release_of_an_expired_reservation_leaves_nothing(sql, make_driver) -> None:
@@ -28,20 +28,20 @@ def test_release_of_an_expired_reservation_leaves_nothing(sql, make_driver) -> N
     assert isinstance(driver.attempt(make_claim("first")), Grant)
     assert isinstance(driver.attempt(make_claim("second", queue=True)), Busy)
     assert driver.release(make_claim("first"))
-    sql.ask("update {s}.lh_grant set until = 1 where state = 1")  # its turn was not taken in time
+    sql.ask("update {s}.lh_grant set until = 1 where state = 1")  # the waiter did not use its reservation in time
     assert not driver.release(make_claim("second"))
     assert sql.ask("select name from {s}.lh_waiter union select name from {s}.lh_queue") == []
 
 
 def test_attempt_that_landed_before_the_role_was_locked_is_released(sql, wait_until) -> None:
-    """The answer is lost, and whoever asks again is refused: that says nothing of the first attempt."""
+    """The answer is lost, and the server refuses the retry. The refusal says nothing about the first attempt."""
     with Client(sql.url()) as owner:
         owner.inspect()
     proxy = Proxy(sql.server.port)
     try:
         with Client(sql.create_granted_role("shut", proxy.port), ttl=600, call_timeout=20) as client:
             client.ping()
-            client._core.registry.shared["contended"] = True  # it has met others: it stands in line from the start
+            client._core.registry.shared["contended"] = True  # so the client queues with its first attempt
 
             def drop_answers(outward: bool, data: bytes) -> None:
                 if outward and b"lh_attempt" in data:
@@ -83,7 +83,7 @@ def test_only_the_head_of_a_long_queue_is_woken_to_recheck(sql, make_driver) -> 
         True,
         True,
         True,
-    ]  # the watchdog wakes who has no place
+    ]  # the watchdog wakes a waiter at position 0
 
 
 # -------------------------------------------------------------------- errors
@@ -119,7 +119,7 @@ def test_cancelled_calls_do_not_exhaust_the_connections(sql, wait_until) -> None
                 if number % 10 == 9:
                     assert (
                         len(await asyncio.to_thread(sql.sessions, "impatient")) <= sql.max_connections + 2 * 4
-                    )  # with what the server has not ended yet
+                    )  # plus sessions that the server has not ended yet
 
     with Client(sql.url()) as client:
         client.lock("job").acquire().release()
@@ -146,7 +146,7 @@ def test_client_closed_during_a_call_takes_the_call_back(sql, wait_until) -> Non
     with sql.lock_all_buckets():
         thread.start()
         wait_until(lambda: sql.is_blocked("closing"), every=0.2)
-        closing = threading.Thread(target=client.close)  # it waits a while for calls in their midst
+        closing = threading.Thread(target=client.close)  # close() waits a while for calls in flight
         closing.start()
         wait_until(lambda: client._core.closed)
     thread.join(30)
@@ -168,11 +168,11 @@ def test_silent_address_leaves_time_for_the_next(sql, monkeypatch) -> None:
         first.inspect()
     monkeypatch.setattr(socket, "getaddrinfo", resolve_two)
     url = sql.url().replace("127.0.0.1", "two.example")
-    with socket.create_server(("127.0.0.2", port)), Client(url, call_timeout=8) as client:  # accepts, and says nothing
+    with socket.create_server(("127.0.0.2", port)), Client(url, call_timeout=8) as client:  # accepts, never replies
         assert client.lock("job", wait=0).acquire().release()
 
 
-# ------------------------------------------------------------------ odd things
+# --------------------------------------------------------------- unusual input
 
 
 def test_deleted_schema_version_is_recreated(sql) -> None:

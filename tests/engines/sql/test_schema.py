@@ -1,4 +1,4 @@
-"""The schema: made on first use or by its owner, under any name, with the least rights, run again while in use."""
+"""The schema: created on first use or by its owner, under any name, with minimal rights, run again while in use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from leasehold.engines.postgresql import schema as postgresql_schema
 
 
 class PostgresqlDialect:
-    """What a script, a session of the application's and a refusal are there."""
+    """How to run a script, open an application's session and recognize a refusal on PostgreSQL."""
 
     owner, dialect = "postgres", "postgresql+psycopg"
     denied_error = psycopg.errors.InsufficientPrivilege
@@ -64,7 +64,7 @@ def server_dialect(sql) -> Any:
 
 @pytest.fixture
 def role(sql) -> Iterator[str]:
-    """One that may log in, and nothing else."""
+    """A role that may only log in."""
     name = f"app-{sql.schema}"
     sql.create_login_role(name)
     yield name
@@ -176,9 +176,9 @@ def test_newer_schema_serves_this_version_while_procedures_remain(sql) -> None:
             sql.drop_verb(verb)
         with pytest.raises(ConfigError, match="newer Leasehold"):
             client.lock("other").try_acquire()
-        assert not lease.release(), "owed: an upgrade of this client may still give it back"
+        assert not lease.release(), "the release stays pending: an upgraded client may still send it"
         sql.ask("update {s}.lh_meta set version = 1")
-        with client.lock("other"):  # a procedure that was lost is made again
+        with client.lock("other"):  # the client recreates a missing procedure
             pass
 
 

@@ -1,7 +1,7 @@
-"""A server that logs all it is told learns no claim id and no password, nor does whoever looks at its sessions.
+"""No claim id and no password appears in a server's log or in its list of sessions.
 
-An id proves who holds a lease; engines are told its mark, a hash. Here every value a client has drawn is remembered,
-and looked for in all that the real servers write down: statements with their parameters, errors, connections.
+An id proves who holds a lease; engines send only its hash. These tests record every value that a client draws and
+search for it in all that real servers log: statements with their parameters, errors, connections.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PASSWORD, WRONG_PASSWORD = "pass-w0rd-of-the-role", "another-w0rd"
 
 
 class StatementLog:
-    """Have a server log whatever it can, and watch its sessions meanwhile."""
+    """Make a server log all it can, and record the statements of its sessions meanwhile."""
 
     def __init__(self, database: Any, role: str) -> None:
         self.database, self.server, self.role = database, database.server, role
@@ -35,7 +35,7 @@ class StatementLog:
         raise NotImplementedError
 
     def sessions(self) -> list[tuple[str | None]]:
-        """What each is doing."""
+        """The current statement of each session."""
         raise NotImplementedError
 
     def read_log(self) -> str:
@@ -138,11 +138,11 @@ def drawn_secrets(monkeypatch) -> list[str]:
 
 
 def call_every_verb(database, url: str, wait_until) -> list[str]:
-    """Every verb, and ways in which they fail. Gives the marks of claims that were told."""
+    """Call every verb, and make calls fail. Returns id hashes that were sent to the server."""
     id_hashes = []
     with ExitStack() as stack:
         first_client, second_client = (stack.enter_context(Client(url, ttl=30, call_timeout=5)) for _ in range(2))
-        lease = first_client.lock("job").acquire()  # and the schema is found missing, and made
+        lease = first_client.lock("job").acquire()  # also creates the missing schema
         id_hashes.append(lease._claim.id_hash)
         lease.renew()
         second_client.inspect()
@@ -171,7 +171,7 @@ def call_every_verb(database, url: str, wait_until) -> list[str]:
 
 
 def contains(text: str, haystack: str) -> bool:
-    """As it is, or as the bytes of a literal."""
+    """Whether the text occurs as it is or as a hexadecimal literal."""
     return text in haystack or text.encode().hex() in haystack.lower()
 
 
@@ -181,13 +181,13 @@ def assert_no_secret_logged(statement_log: StatementLog, drawn_secrets: list[str
         id_hashes = call_every_verb(statement_log.database, url, wait_until)
         wait_until(
             lambda: all(contains(id_hash, statement_log.read_log()) for id_hash in id_hashes), every=0.5
-        )  # it shows what was told
+        )  # the log has what clients send
         log_text, session_queries = statement_log.read_log(), "\n".join(statement_log.seen_queries)
     assert "lh_" in session_queries
     assert len(drawn_secrets) >= 4
     for secret in (*drawn_secrets, PASSWORD, WRONG_PASSWORD):
-        assert not contains(secret, log_text), "in the server's log"
-        assert not contains(secret, session_queries), "in its list of sessions"
+        assert not contains(secret, log_text), "a secret is in the server's log"
+        assert not contains(secret, session_queries), "a secret is in the server's list of sessions"
 
 
 def test_statement_log_contains_no_secret_on_postgresql(database, drawn_secrets, wait_until) -> None:

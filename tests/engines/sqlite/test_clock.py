@@ -1,4 +1,4 @@
-"""Whose clock a file of leases goes by: after a restart, on another machine, in another time namespace."""
+"""The clock that ends the leases of a file: after a restart, on another machine, in another time namespace."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_leases_get_their_full_ttl_again_after_machine_restart(path) -> None:
     assert (first.state, first.token, first.left) == ("held", held.token, 30.0)
     assert (second.state, second.left) == ("waiting", 15.0)
     now[0] = 7.0 + 30.0 + 2.9
-    assert isinstance(run_sync(after.attempt(claim("c"), NO_DEADLINE)), Busy)  # its delay counts too
+    assert isinstance(run_sync(after.attempt(claim("c"), NO_DEADLINE)), Busy)  # the holder's delay counts too
     now[0] = 7.0 + 30.0 + 3.1
     assert run_sync(after.attempt(claim("c"), NO_DEADLINE)).token > held.token
     for opened_engine in (before, after):
@@ -68,7 +68,7 @@ def test_file_with_live_leases_of_another_clock_is_refused(path, other_clock, me
                 other_client.lock("b").acquire()
             with pytest.raises(ConfigError, match=message):
                 other_client.ping()
-        # Nothing is live, so the file is theirs now: the first client notices, though it has it open.
+        # No lease is live, so the other clock takes the file over. The first client has the file open and detects it.
         with (
             Client(f"sqlite://{path}", engine=open_on(other_clock)) as other_client,
             other_client.lock("b"),
@@ -104,7 +104,7 @@ def test_client_in_another_time_namespace_is_refused(path) -> None:
         with client.lock("a"):
             assert "another time namespace" in run_shifted_client()
         assert run_shifted_client() == "taken\n"
-        with client.lock("a"):  # and back again
+        with client.lock("a"):  # the first clock takes the file back
             pass
 
 

@@ -1,4 +1,4 @@
-"""A file of leases that cannot grow: nothing is lost, nothing granted, and it heals."""
+"""If the database file cannot grow, no lease is lost, new claims are Unavailable, and the engine recovers."""
 
 from __future__ import annotations
 

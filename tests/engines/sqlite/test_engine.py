@@ -1,4 +1,4 @@
-"""The SQLite engine in one process: wake-ups, what waits for the disk, nothing left behind."""
+"""The SQLite engine in one process: wake-ups, syncs to disk, and no rows, sockets or threads left behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def count_rows(path: str) -> int:
     return total
 
 
-# ------------------------------------------------------------------- use
+# -------------------------------------------------------- locks and rows
 
 
 def test_released_name_leaves_no_rows(url, path) -> None:
@@ -122,14 +122,14 @@ def test_abandoned_attempt_writes_nothing_or_is_undone(url, path, monkeypatch) -
     claim = Claim("", "a", "secret", "mark", Holder("h"), 60.0)
     with Client(url) as client:
         engine, flight = sqlite_engine(client), InFlightAttempt(sync=True)
-        flight.abandoned = True  # before the worker came to it
+        flight.abandoned = True  # before the worker starts the attempt
         with pytest.raises(Unavailable):
             engine._attempt(claim, flight)
         assert count_rows(path) == 0
         flight = InFlightAttempt(sync=True)
 
         def abandon_while_running(*args) -> Grant | None:
-            flight.abandoned = True  # while it runs: its release may be over by now
+            flight.abandoned = True  # during the attempt: its release may already have run
             return acquire_uncontended(*args)
 
         monkeypatch.setattr("leasehold.engines.sqlite.engine.acquire_uncontended", abandon_while_running)
@@ -157,11 +157,11 @@ def test_grants_renewals_and_releases_sync_to_disk_but_waiters_do_not(path, monk
         wait_until(lambda: [h.state for h in holder.inspect()] == ["held", "waiting"])
         client._core.watchdog._next_heartbeat_at = 0.0
         client._core.registry.wake_watchdog(0.0)
-        wait_until(lambda: any(answer == [Alive(15.0, 0)] for _, answer in transactions))  # a beat
+        wait_until(lambda: any(answer == [Alive(15.0, 0)] for _, answer in transactions))  # a heartbeat
         held.renew()
         held.release()
         waiter.join(20)
-        client.lock("b").acquire().release()  # free, though the client queues at once by now
+        client.lock("b").acquire().release()  # uncontended, although this client now queues at once
         assert [level for level, answer in transactions if isinstance(answer, Grant) or answer is True] == [
             grant_level
         ] * 6
@@ -209,7 +209,7 @@ def test_waiter_that_dies_before_its_notification_is_passed_over(url, path, wait
 
         def reachable(self, address: str) -> bool:
             addresses.append(address)
-            return len(addresses) == 1 or original(self, address)  # it was still there when the turn was given
+            return len(addresses) == 1 or original(self, address)  # reachable when the name was reserved
 
         monkeypatch.setattr(WakeupSocket, "is_reachable", reachable)
         began = time.monotonic()
@@ -247,7 +247,7 @@ def test_stale_sockets_of_killed_processes_are_removed(url, path, child, monkeyp
     assert len(list(socket_folder.iterdir())) == 1
     monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket._STALE_AFTER", -1.0)
     with Client(url) as client, client.lock("b"):
-        assert len(list(socket_folder.iterdir())) == 1  # our own
+        assert len(list(socket_folder.iterdir())) == 1  # this client's own
     assert not list(socket_folder.iterdir())
 
 
@@ -257,7 +257,7 @@ def test_garbage_collected_client_leaves_no_thread_or_socket(url, path, wait_unt
         pass
     assert len(list(Path(f"{path}-wakeup").iterdir())) == 1
     del client
-    wait_until(lambda: gc.collect() >= 0 and not list(Path(f"{path}-wakeup").iterdir()))  # its parts know each other
+    wait_until(lambda: gc.collect() >= 0 and not list(Path(f"{path}-wakeup").iterdir()))  # reference cycles
     wait_until(lambda: not any("leasehold-wakeup" in thread.name for thread in threading.enumerate()))
 
 

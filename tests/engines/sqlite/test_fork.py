@@ -1,4 +1,4 @@
-"""The SQLite engine in forked children: a file of their own, and the parent's left alone."""
+"""The SQLite engine after a fork: the child opens its own connection and leaves the parent's alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_forked_child_opens_its_own_connection(url, path, run_in_fork) -> None:
             with client.lock("b"):
                 assert {holding.name for holding in client.inspect()} == {"a", "b"}
             client.close()
-            assert len(list(Path(f"{path}-wakeup").iterdir())) == 1  # the parent's
+            assert len(list(Path(f"{path}-wakeup").iterdir())) == 1  # the parent's socket
 
         for _ in range(3):
             run_in_fork(child)
@@ -32,7 +32,7 @@ def test_forked_child_opens_its_own_connection(url, path, run_in_fork) -> None:
 
 
 def test_fork_during_transactions_of_other_threads_is_safe(url, path, run_in_fork) -> None:
-    """The child must get a file it can use, and the parent's threads must not notice."""
+    """The child gets a usable connection, and the parent's threads are not disturbed."""
     stopped = threading.Event()
     errors, connections_before = [], len(file_module._NEVER_CLOSED)
 
@@ -67,7 +67,7 @@ def test_fork_during_transactions_of_other_threads_is_safe(url, path, run_in_for
 
 
 def test_client_cannot_open_the_file_while_process_forks(url) -> None:
-    """A watchdog that starts just then, say: its connection would not be closed before the fork."""
+    """A connection opened then, for example by a watchdog that starts, would not be closed before the fork."""
     file_module._freeze_all()
     with Client(url, call_timeout=0.2) as client:
         try:
@@ -79,8 +79,8 @@ def test_client_cannot_open_the_file_while_process_forks(url) -> None:
 
 
 def test_each_of_two_forking_threads_thaws_its_own_connections(url, monkeypatch) -> None:
-    """The second froze a file made since the first began. The first could not let go of that, and so of no other
-    either: the process could not open a file of locks again."""
+    """The second thread froze a connection made after the first thread froze its own. The first thread could not thaw
+    it and thawed none of the others: no client of the process could open a file again."""
     monkeypatch.setattr(file_module, "_FORK_TIMEOUT", 0.05)
     frozen, stopped = threading.Event(), threading.Event()
 
@@ -108,7 +108,7 @@ def test_each_of_two_forking_threads_thaws_its_own_connections(url, monkeypatch)
 
 
 def test_two_forking_threads_freeze_connections_in_same_order(url, monkeypatch) -> None:
-    """A set gives its files in another order once there are more of them: each thread had what the other waited for."""
+    """A set's order changes when it grows: two threads froze the connections in different orders and deadlocked."""
     orders: list[list[file_module.SqliteConnection]] = []
     monkeypatch.setattr(file_module.SqliteConnection, "freeze", lambda file: orders[-1].append(file))
     with Client(url), Client(url):
@@ -122,7 +122,7 @@ def test_two_forking_threads_freeze_connections_in_same_order(url, monkeypatch) 
 
 
 def test_child_and_parent_see_the_same_locks_after_parent_closes(url, path, run_in_fork) -> None:
-    """A connection carried across the fork would part them here: the parent's close removes the log it shares."""
+    """If the child kept the parent's connection, they would disagree: the parent's close removes the WAL they share."""
     client = Client(url)
     with client.lock("before"):
         pass

@@ -1,4 +1,4 @@
-"""Where a file of leases may live, and what is refused before any grant: paths, permissions, file systems, schema."""
+"""Where the database file may be, and what is refused before any grant: paths, permissions, file systems, schema."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_default_file_is_in_the_state_directory_of_the_user(tmp_path, monkeypatc
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state %41"))
     with Client() as client, client.lock("a"):
         assert (tmp_path / "state %41" / "leasehold" / "locks.db").is_file()
-    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # ignored, as the XDG rules say
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # ignored, as the XDG specification requires
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with Client() as client, client.lock("a"):
         assert (tmp_path / "home" / ".local" / "state" / "leasehold" / "locks.db").is_file()
@@ -131,12 +131,12 @@ def test_file_damaged_while_lease_is_held_raises_unavailable(path, tmp_path) -> 
         lease = client.lock("a").acquire()
         (tmp_path / "bad").write_bytes(b"bad" * 1000)
         os.replace(tmp_path / "bad", path)
-        os.unlink(f"{path}-wal")  # or SQLite finds every page in there
+        os.unlink(f"{path}-wal")  # otherwise SQLite reads every page from it
         os.unlink(f"{path}-shm")
         client._core._engine._connection._file_check_at = 0.0
         with pytest.raises(Unavailable, match="not a valid SQLite file"):
             lease.renew()
-        assert lease.release() is False  # owed, and never raised
+        assert lease.release() is False  # a pending release, never an error
         with pytest.raises(ConfigError, match="not a valid SQLite file"):
             client.lock("b").acquire()
         client._core.registry.pending_releases.clear()

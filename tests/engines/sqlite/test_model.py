@@ -1,7 +1,7 @@
-"""The line on rows beside the pure line: the same verbs at the same times give the same answers and wake-ups.
+"""`RowLockState` against `LockState`: the same verbs at the same times give the same answers and notifications.
 
-`RowLockState` brings in only what a verb needs, so what this shows is that it never needs more than it brings in; and
-that a name nobody else wants needs no line (`fast_path.py`)."""
+`RowLockState` loads only the rows that a verb needs. These tests show that no verb needs a row that was not loaded, and
+that the fast path for uncontended names (`fast_path.py`) gives the same answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ID_HASHES = "abcdefgh"
 
 @dataclass
 class ModelComparison:
-    """One clock, one set of clients that can be told, and the same name kept in two ways."""
+    """One name kept both in rows and in a `LockState`, with the same clock and the same unreachable clients."""
 
     now: float = 1000.0
     unreachable: set[str] = field(default_factory=set)
@@ -44,19 +44,19 @@ class ModelComparison:
     def run_model(self, verb, kind="lock", limit=1):
         context = Context(self.now, lambda: self.counter.next(0), lambda client: client not in self.unreachable)
         state = self.state or LockState(self.now, kind, limit)
-        state.holders = dict(sorted(state.holders.items()))  # of two that end together, rows show the older
+        state.holders = dict(sorted(state.holders.items()))  # if two expire together, rows report the older
         queued = any(entry.heartbeat_expires_at and not entry.token for entry in state.entries.values())
         try:
             answer = verb(state, context)
         except Mismatch as error:
             return str(error)
-        if not queued:  # on rows, lapsed places are looked for from the first waiter on
+        if not queued:  # rows are scanned for expired waiters only once there is a waiter
             state._next_waiter_scan = self.now + WAITER_TTL
         self.state = None if state.idle else state
         return answer
 
     def run_on_rows(self, verb, id_hash="", kind="lock", limit=1, idle=lambda *_: None):
-        """As the engine does: first as if nobody else wanted the name, and where somebody does, by the line."""
+        """As the engine does: try the fast path, and if the name is contended, load its state."""
         self.db.execute("begin immediate")
         try:
             if answer := idle(self.db, self.boot_clock):
@@ -72,7 +72,7 @@ class ModelComparison:
         return answer
 
     def check_inspect(self):
-        """What a look at the name shows, the same from both, nothing changed."""
+        """`inspect` shows the same holdings for both and changes nothing."""
         holdings_found = list(holdings(self.db, self.boot_clock, "ns", "name", True))
         state = deepcopy(self.state) or LockState(self.now)
         state.expire(self.now)
@@ -125,7 +125,7 @@ def test_row_lock_state_agrees_with_the_pure_model(kind: str, data) -> None:
     for step in data.draw(steps):
         run_both(comparison, step, tokens, kind, data)
         comparison.check_inspect()
-    # Nobody asks any more: a look long after finds nothing, and leaves nothing.
+    # Long after the last call, a sweep removes every row.
     comparison.now += 1000.0
     comparison.run_on_rows(lambda state, context: state.sweep(context))
     assert comparison.row_count() == 0
@@ -191,7 +191,7 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
 
 
 def test_name_with_a_passed_over_waiter_is_not_uncontended() -> None:
-    """Nothing occupies it; but whoever was passed over comes back to a semaphore."""
+    """The name has no holder, but the passed-over waiter may return, and it waits for a semaphore."""
     comparison = ModelComparison(unreachable={"client b"})
     for id_hash in "ab":
         current_claim = claim(id_hash, kind="semaphore")

@@ -1,4 +1,4 @@
-"""SQLite between real processes: exclusion, order, and what becomes of the dead."""
+"""The SQLite engine between real processes: exclusion, order, and killed or stopped holders and waiters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def boot_time() -> float:
 
 
 class GrantRecorder:
-    """Writes down, inside the very transactions, who was let in in which order and who was passed over."""
+    """Records with triggers, inside the engine's transactions, the order of grants and the passed-over waiters."""
 
     def __init__(self, path: str) -> None:
         self.db = sqlite3.connect(path, isolation_level=None, timeout=30)
@@ -43,7 +43,7 @@ class GrantRecorder:
         return int(count)
 
     def check_order(self, grants: int) -> int:
-        """Everybody was let in by ticket, but for those passed over: how many were."""
+        """Check that grants follow tickets, except for passed-over waiters; return the number of those."""
         passed_over = self.passed_over()
         rows = self.db.execute("select ticket, token from let_in order by n").fetchall()
         tickets = [ticket for ticket, _ in rows if ticket not in passed_over]
@@ -158,7 +158,7 @@ def test_stopped_head_is_passed_over_and_returns_to_its_position(url, child, wai
         head.signal(signal.SIGCONT)
         wait_until(lambda: [holding.state for holding in client.inspect("a")] == ["held", "waiting", "waiting"])
         second.send_newline()
-        head.read_message()  # before the third, who came later
+        head.read_message()  # before the third waiter, which came later
         head.send_newline()
         third.read_message()
 
@@ -168,7 +168,7 @@ def test_killing_a_process_inside_a_transaction_loses_no_grant(url, path, child)
     for round_ in range(6):
         one = child("churn", url)
         assert one.read_message() == "on"
-        for _ in range(round_ * 7 + 1):  # another instant each time
+        for _ in range(round_ * 7 + 1):  # kill it at another moment each time
             name, token = one.read_message()
             granted[name] = token
         one.kill()

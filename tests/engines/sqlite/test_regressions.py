@@ -1,4 +1,4 @@
-"""Attacks on the SQLite engine that once succeeded, each with the mechanism that made it succeed."""
+"""Bugs of the SQLite engine that attacks found, each with its cause."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def boot_time() -> float:
 
 
 def test_hard_link_to_the_file_is_refused(path, child) -> None:
-    """SQLite names its log after the path: under a second name the same file had a second log, and a second holder."""
+    """SQLite names the WAL after the path: through a second path the same file had a second WAL and a second holder."""
     holder = child("hold", f"sqlite://{path}", "a", 60)
     holder.read_message()
     os.link(path, f"{path}.too")
@@ -46,7 +46,7 @@ def test_hard_link_to_the_file_is_refused(path, child) -> None:
 
 
 def test_leftover_link_of_a_killed_creator_is_removed(path) -> None:
-    """The file is made under another name and linked: a maker killed in between leaves that name for ever."""
+    """A client creates the file under a temporary name and links it. If it is killed in between, that name stays."""
     with Client(f"sqlite://{path}") as client:
         client.ping()
     os.link(path, os.path.join(os.path.dirname(path), ".leasehold-killed"))
@@ -69,7 +69,7 @@ with Client(f"sqlite://{sys.argv[1]}/view/l.db") as client:
 
 
 def test_file_mounted_without_its_folder_is_refused(tmp_path) -> None:
-    """`docker -v locks.db:/data/locks.db`: each side has a log of its own beside the one file. Both were HELD."""
+    """`docker -v locks.db:/data/locks.db` shares the file but not the WAL next to it: two leases were HELD."""
     if os.getuid() != 0 or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs root for a mount of its own")
     command = ["unshare", "-m", "sh", "-c", BIND, "sh", str(tmp_path), sys.executable]
@@ -78,15 +78,15 @@ def test_file_mounted_without_its_folder_is_refused(tmp_path) -> None:
 
 
 def test_wal_removed_while_in_use_is_detected(url, path, wait_until) -> None:
-    """Only the file's own inode was compared: with log and shared memory removed, old and new clients were both HELD
-    for as long as they liked, each in a log of its own."""
+    """The engine compared only the inode of the database file. If -wal and -shm were removed, old and new clients
+    each had their own WAL, and the leases of both stayed HELD."""
     with Client(url, ttl=600) as client:
         lease = client.lock("a").acquire()
         lease.renew()
         for suffix in ("-wal", "-shm"):
             os.unlink(path + suffix)
         client._core._engine._connection._file_check_at = 0.0
-        lease.renew()  # noticed: closed, which saves the log, and opened again
+        lease.renew()  # detects it: closing writes the WAL back, then it reopens
         inodes = [os.stat(path + suffix).st_ino for suffix in ("", "-wal", "-shm")]
         assert [inode for _, inode in client._core._engine._connection._inodes] == inodes
         with sqlite3.connect(path) as other:
@@ -94,12 +94,12 @@ def test_wal_removed_while_in_use_is_detected(url, path, wait_until) -> None:
         other.close()
 
 
-# ------------------------------------------------------- the file is lost
+# ------------------------------------------------------------- lost files
 
 
 def test_idle_client_of_removed_file_does_not_block_new_clients(url, path, child) -> None:
-    """`rm locks.db` leaves -shm behind, which idle clients have mapped: a new file met an index of the old log, and
-    everybody had "disk I/O error" until the last idle client went away."""
+    """`rm locks.db` leaves -shm behind, which idle clients have mapped. The new file was used with the index of the
+    old WAL, and every client got "disk I/O error" until the last idle client closed."""
     idle_client = child("hold", url, "a", 60)
     idle_client.read_message()
     os.unlink(path)
@@ -109,7 +109,7 @@ def test_idle_client_of_removed_file_does_not_block_new_clients(url, path, child
 
 
 def test_emptied_meta_table_is_filled_again(url, path) -> None:
-    """No row in lh_meta was an IndexError across the seam (E9)."""
+    """If lh_meta had no row, the engine raised IndexError (E9)."""
     with Client(url) as client:
         client.ping()
         with sqlite3.connect(path) as other:
@@ -123,7 +123,7 @@ def test_emptied_meta_table_is_filled_again(url, path) -> None:
 
 
 def test_waiter_through_symbolic_link_is_woken(url, path, child) -> None:
-    """The folder of sockets was named after the link: its waiters looked dead to the rest, and were passed over."""
+    """The socket folder was named after the link: other clients took its waiters for dead and passed them over."""
     with Client(url) as client:
         lease = client.lock("a").acquire()
         os.symlink(path, f"{path}.link")
@@ -135,8 +135,8 @@ def test_waiter_through_symbolic_link_is_woken(url, path, child) -> None:
 
 
 def test_sockets_belong_to_the_group_of_the_file(monkeypatch) -> None:
-    """Users who share a file by its group could not write to each other's sockets, which had their makers' groups:
-    every hand-off between two users took until the waiter looked by itself, up to 5 s."""
+    """Each socket had its creator's group, so users who share a file by its group could not write to each other's
+    sockets. Every hand-off between two users took until the waiter's next poll, up to 5 s."""
     if os.getuid() != 0:
         pytest.skip("needs root to give a file to another group")
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def test_sockets_belong_to_the_group_of_the_file(monkeypatch) -> None:
 
 
 def test_socket_without_a_reader_is_replaced(url, path) -> None:
-    """The box was looked for by name alone: one whose listener had died stayed, and its waiters were passed over."""
+    """Only the socket's name was checked: a socket whose listener had died stayed, and its waiters were passed over."""
     with Client(url) as client:
         with client.lock("a"):
             pass
@@ -161,16 +161,28 @@ def test_socket_without_a_reader_is_replaced(url, path) -> None:
         before, sock = wakeup_socket.address, wakeup_socket._socket
         sock.shutdown(socket.SHUT_RDWR)
         os.unlink(os.path.join(f"{path}-wakeup", before))
-        Path(f"{path}-wakeup", before).touch()  # the name is there
+        Path(f"{path}-wakeup", before).touch()  # the name exists, but no socket
         lease = client.lock("a").acquire(wait=1)
         wakeup_socket.ensure_bound(client._core.runtime)
         assert wakeup_socket.address != before
         lease.release()
 
 
+def test_empty_message_does_not_end_the_wakeup_thread(url, path) -> None:
+    """The thread took an empty message for the end of the socket: the client's waiters were passed over."""
+    with Client(url) as client:
+        client.lock("a").acquire(wait=1).release()
+        wakeup_socket = client._core._engine._wakeup_socket
+        address = wakeup_socket.ensure_bound(client._core.runtime)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            for _ in range(50):  # more than the socket buffers: all but the last few have been read
+                sender.sendto(b"", os.path.join(f"{path}-wakeup", address))
+        assert wakeup_socket.ensure_bound(client._core.runtime) == address
+
+
 def test_child_forked_during_bind_does_not_inherit_the_socket(url, monkeypatch) -> None:
-    """It was made known only when it was bound: a child forked in between kept it open, and a killed parent then
-    looked alive for as long as the child lived."""
+    """The socket was registered only after it was bound. A child forked in between kept it open, so a killed parent
+    seemed alive for as long as the child lived."""
     forked, original = [], WakeupSocket._remove_stale_sockets
 
     def sweep(self) -> None:
@@ -200,8 +212,8 @@ def bound_sockets() -> list[str]:
 
 
 def test_head_killed_after_its_reservation_does_not_delay_next_waiter(url, child) -> None:
-    """It was there when it was given its turn (stopped, so it could not claim) and is dead a moment later. Nobody asks
-    again whether it is reachable until the reservation ends."""
+    """The head is stopped, so it is reachable when the name is reserved for it but cannot claim it; then it is
+    killed. Its reachability was not checked again until the reservation expired."""
     with Client(url) as client:
         lease = client.lock("a").acquire()
         head, second = child("wait", url, "a", 60), None
@@ -216,18 +228,18 @@ def test_head_killed_after_its_reservation_does_not_delay_next_waiter(url, child
         assert waited < MAX_HANDOFF_SECONDS
 
 
-# ------------------------------------------- interrupted, and out of everything
+# ------------------------------------------- interrupts and exhausted resources
 
 
 def test_release_in_signal_handler_does_not_wait_for_own_transaction(url, monkeypatch) -> None:
-    """It waited for its own thread until the deadline, with the write lock held: everybody on the machine with it."""
+    """The release waited for its own thread until the deadline and held the write lock, which blocked every client."""
     durations = []
     with Client(url, call_timeout=3) as client:
         lease = client.lock("other").acquire()
 
         def release_inside_transaction(*args):
             began = time.monotonic()
-            lease.release()  # as a handler or finaliser does, on this very thread
+            lease.release()  # as a signal handler or finaliser does, on the same thread
             durations.append(time.monotonic() - began)
             return acquire_uncontended(*args)
 
@@ -235,16 +247,16 @@ def test_release_in_signal_handler_does_not_wait_for_own_transaction(url, monkey
         with client.lock("a", wait=0):
             pass
         assert durations[0] < 1
-        with client.lock("other", wait=5):  # the release was owed, and came
+        with client.lock("other", wait=5):  # the pending release was retried
             pass
 
 
 def test_interrupt_before_rollback_does_not_keep_the_write_lock(url, path) -> None:
-    """Two Ctrl-C, the second between the job and its rollback, left the connection inside its transaction."""
+    """A second Ctrl-C before the rollback of the first left the connection inside its transaction."""
     with Client(url, call_timeout=1) as client:
         client.ping()
         file = client._core._engine._connection
-        file._db.execute("begin immediate")  # what is left then
+        file._db.execute("begin immediate")  # the state after the second Ctrl-C
         client.ping()
         assert not file._db.in_transaction
 
@@ -259,8 +271,8 @@ def exhaust_descriptors() -> list[int]:
 
 
 def test_client_without_file_descriptors_raises_unavailable(url) -> None:
-    """Ids that could not be read for want of descriptors were taken for empty ones: such a client took the file over
-    as another machine, and everybody else was refused with a ConfigError."""
+    """A client without free descriptors could not read the machine's ids and took them for empty. It then took the
+    file over as another machine, and every other client got a ConfigError."""
     with Client(url) as client:
         client.ping()
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -278,7 +290,7 @@ def test_client_without_file_descriptors_raises_unavailable(url) -> None:
 
 
 def test_client_without_socket_descriptor_still_acquires(url, monkeypatch) -> None:
-    """The socket was made outside the `try`: OSError crossed the seam (E9)."""
+    """The socket was created outside the `try`, so the engine raised OSError (E9)."""
 
     def refuse(*_: object) -> None:
         raise OSError(24, "Too many open files")
@@ -289,7 +301,7 @@ def test_client_without_socket_descriptor_still_acquires(url, monkeypatch) -> No
 
 
 def test_socket_without_listener_thread_is_not_announced(url, path, monkeypatch) -> None:
-    """The address was known before its listener ran: without a thread, turns were given to a box nobody reads."""
+    """The address was announced before its listener ran: without a thread, nothing read the wake-ups sent there."""
     with Client(url) as client:
         client.ping()
         runtime = client._core.runtime
@@ -302,7 +314,7 @@ def test_socket_without_listener_thread_is_not_announced(url, path, monkeypatch)
         assert not list(Path(f"{path}-wakeup").iterdir())
 
 
-# ------------------------------------------------------------ the seam (E9)
+# -------------------------------------------------------------- errors (E9)
 
 
 @pytest.mark.parametrize(
@@ -311,14 +323,14 @@ def test_socket_without_listener_thread_is_not_announced(url, path, monkeypatch)
     ids=["text that is no UTF-8", "a limit beyond 64 bits"],
 )
 def test_values_sqlite_cannot_store_raise_leasehold_error(url, ask) -> None:
-    """UnicodeEncodeError and OverflowError come from binding a value, and are no sqlite3.Error."""
+    """Binding a value may raise UnicodeEncodeError or OverflowError, which are not sqlite3.Error."""
     with Client(url) as client, pytest.raises(LeaseholdError):
         ask(client)
 
 
 @pytest.mark.parametrize("parts", [["x" * 100] * 6, ["y" * 252]], ids=["long", "long name"])
 def test_too_long_path_raises_config_error(tmp_path, parts) -> None:
-    """It was Unavailable, though waiting never mends it: SQLite takes 512 bytes, and a name must leave room."""
+    """It was Unavailable, although a retry never helps: SQLite accepts 512 bytes, suffixes included."""
     with Client(f"sqlite://{tmp_path}/{'/'.join(parts)}") as client, pytest.raises(ConfigError, match="too long"):
         client.ping()
 
@@ -332,7 +344,7 @@ def test_missing_home_raises_config_error_naming_xdg_state_home(monkeypatch) -> 
 
 
 def test_clients_can_open_the_file_while_others_are_busy(url) -> None:
-    """Opening looks at every connection of the process: the busy ones that are sound must not hold it up."""
+    """Opening a file checks every connection of the process. Busy connections that are intact must not delay it."""
     stopped, connections_before = threading.Event(), len(file_module._NEVER_CLOSED)
 
     def churn(client: Client) -> None:

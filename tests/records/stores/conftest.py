@@ -61,7 +61,7 @@ def key() -> str:
 
 
 class StoreRunner:
-    """One store, asked in one runtime; every call is to be awaited, in blocking mode none suspends."""
+    """One store in one runtime. Every call is awaited; in blocking mode none suspends."""
 
     def __init__(self, url: str, mode: str, call_timeout: float = 5.0) -> None:
         self.mode = mode

@@ -1,4 +1,4 @@
-"""Every store keeps S1 to S4: in blocking mode and under asyncio, on its real server."""
+"""Every store keeps S1 to S4, in blocking mode and under asyncio, on its real server."""
 
 import os
 import re
@@ -39,8 +39,8 @@ def test_write_over_another_version_changes_nothing(runner, key):
         assert not await runner.write(key, record(), first.version), "there is no record to replace"
         assert await runner.read(key) is None
         assert await runner.write(key, first)
-        assert not await runner.write(key, record()), "there is one"
-        assert not await runner.write(key, record(), record().version), "another one"
+        assert not await runner.write(key, record()), "there is a record already"
+        assert not await runner.write(key, record(), record().version), "the record has another version"
         assert await runner.read(key) == first
 
     runner.run(work())
@@ -55,7 +55,7 @@ def test_record_expires_after_its_keep_time(runner, key):
         while await runner.read(key) is not None:
             assert time.monotonic() < end
             await runner.runtime.sleep(0.01)
-        assert not await runner.write(key, record(), old.version), "as if it had never been"
+        assert not await runner.write(key, record(), old.version), "an expired record is the same as no record"
         assert await runner.write(key, new)
         assert await runner.read(key) == new
         assert not await runner.write(key, record(), old.version)
@@ -109,7 +109,7 @@ def test_one_of_many_concurrent_writers_wins(kind, key, url_of, open_runner, exi
 
 def test_expired_records_are_removed(kind, url_of, open_runner, monkeypatch):
     runner = open_runner(url_of(kind))
-    monkeypatch.setattr(runner.runtime, "random", lambda: 0.0)  # else one new record in sixteen looks
+    monkeypatch.setattr(runner.runtime, "random", lambda: 0.0)  # otherwise one write in sixteen sweeps
     names = [f"test:{os.urandom(8).hex()}" for _ in range(3)]
     for name in names:
         assert run_sync(runner.write(name, record(), keep=0.05))
@@ -128,7 +128,7 @@ def test_expired_records_are_removed(kind, url_of, open_runner, monkeypatch):
         assert not {row[0] for row in rows} & set(names)
 
 
-# --------------------------------------------------------------- when it cannot tell
+# -------------------------------------------------------- when the store cannot tell
 
 SERVERS = ["redis", "postgresql", "mysql"]
 
@@ -148,7 +148,7 @@ def test_silent_network_is_unavailable_in_time_and_store_reconnects(which, serve
                     await call()
                 assert time.monotonic() - began < 2.0 + 1.5
             proxy.restore()
-            assert await runner.read(key) is not None, "it connects anew"
+            assert await runner.read(key) is not None, "the store reconnects"
 
         runner.run(work())
     finally:
@@ -161,7 +161,7 @@ def test_server_restart_loses_no_record(which, server, open_runner, key):
     first = record()
     assert run_sync(runner.write(key, first))
     server(which).restart()
-    with suppress(Unavailable):  # some drivers notice before they ask
+    with suppress(Unavailable):  # some drivers notice before they send
         run_sync(runner.read(key))
     assert run_sync(runner.read(key)) == first
 
@@ -181,7 +181,7 @@ def test_forked_child_uses_its_own_connections(which, url_of, open_runner, key):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert run_sync(runner.read(key)) == second, "the parent's connection lives"
+    assert run_sync(runner.read(key)) == second, "the parent's connection still works"
 
 
 # ------------------------------------------------------------------- configuration
@@ -208,7 +208,7 @@ def test_invalid_url_is_refused_at_once_without_its_password(url):
 def test_denied_login_is_reported_without_the_password(which, server, open_runner, key):
     url = server(which).url()
     wrong = url.replace("postgres@", "nobody:s3cret@") if which == "postgresql" else url.replace("t:t@", "t:s3cret@")
-    with pytest.raises((ConfigError, Unavailable)) as refused:  # libpq tells no code of what it meets on connecting
+    with pytest.raises((ConfigError, Unavailable)) as refused:  # libpq gives no error code for a failed connection
         run_sync(open_runner(wrong).read(key))
     assert re.search("nobody|Access denied", str(refused.value))
     assert "s3cret" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The store of memory: what only it has to care for."""
+"""Behaviour specific to the memory store."""
 
 import os
 
@@ -18,7 +18,7 @@ def test_memory_store_drops_expired_records():
 
 def test_forked_child_has_its_own_mutex():
     store = MemoryStore(Threads())
-    with store._mutex:  # as another thread might, at the moment of the fork
+    with store._mutex:  # as another thread might at the moment of the fork
         child = os.fork()
         if child == 0:
             os._exit(0 if store.read("a", 1.0) is None and store._pid == os.getpid() else 1)

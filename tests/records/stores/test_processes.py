@@ -1,4 +1,4 @@
-"""Real processes, real databases: runners killed half-way, and fleets whose clocks differ."""
+"""Real processes and databases: runners killed midway, and processes whose clocks differ."""
 
 import contextlib
 import glob
@@ -19,7 +19,7 @@ CHILD = SUPPORT / "once_child.py"
 
 
 class Child:
-    """One process, whose lines are kept as they come."""
+    """A child process whose output lines are collected as they come."""
 
     def __init__(self, *args: object, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -39,7 +39,7 @@ class Child:
 
     @property
     def runs(self) -> list[int]:
-        """The tokens it ran under."""
+        """Return the tokens that the child ran under."""
         return [int(line.split()[1]) for line in self.lines if line.startswith("inside")]
 
     @property
@@ -84,7 +84,7 @@ TABLES = (
 
 @pytest.fixture
 def shop(server):
-    """A database with tables for effects and records: its URL, and a way to ask it."""
+    """A database with tables for effects and records: its URL, and a function to query it."""
     with contextlib.ExitStack() as stack:
 
         def make(kind):
@@ -111,7 +111,8 @@ def shop(server):
 )
 @pytest.mark.parametrize("kind", ["postgresql", "mysql", "redis"])
 def test_effect_happens_exactly_once_when_runners_are_killed(kind, size, kills, shop, url_of, tmp_path, key):
-    """PostgreSQL and MySQL: effect and record commit together. Redis cannot: there the resource is told the key."""
+    """On PostgreSQL and MySQL, effect and record commit together. On Redis they cannot, so the resource gets the
+    key."""
     store, table = (url_of(kind), "keyed") if kind == "redis" else ("within", "paid")
     database, query = shop("postgresql" if kind == "redis" else kind)
     locks = url_of("redis") if kind == "redis" else f"sqlite://{tmp_path}/locks.db?durable=no"
@@ -130,16 +131,16 @@ def test_effect_happens_exactly_once_when_runners_are_killed(kind, size, kills, 
         assert [child.end(120) for child in survivors] == [0] * len(survivors)
         results = {line for child in survivors for line in child.lines if line.startswith("result")}
     rows = query(f"select pid from {table} where name = %s", (key,))
-    assert len(rows) == 1, "the effect is there exactly once"
-    assert results == {f"result {rows[0][0]}"}, "and everybody has the result of the one that did it"
+    assert len(rows) == 1, "the effect must have happened exactly once"
+    assert results == {f"result {rows[0][0]}"}, "every survivor must get the result of that run"
     tokens = sorted(token for child in made for token in child.runs)
-    assert len(set(tokens)) == len(tokens) == kills + 1, "each take-over has a token of its own"
+    assert len(set(tokens)) == len(tokens) == kills + 1, "each take-over must have its own token"
     print(f"{kind}: {size} processes, {kills} killed, one effect, in {time.monotonic() - began:.1f} s")
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql", "redis"])
 def test_runner_paused_past_its_lease_is_replaced_and_refused(kind, url_of, tmp_path, key):
-    """Stopped, not killed: it comes back and believes that it is the only one."""
+    """The runner is stopped, not killed: it resumes and believes that it is the only one."""
     arguments = (f"sqlite://{tmp_path}/locks.db?durable=no", url_of(kind), key, 1.0)
     first = Child("sleep", *arguments)
     with children(first):
@@ -149,7 +150,7 @@ def test_runner_paused_past_its_lease_is_replaced_and_refused(kind, url_of, tmp_
         with children(second):
             wait_until(lambda: second.inside, 60, "nobody takes over")
             os.kill(first.process.pid, signal.SIGCONT)
-            first.process.stdin.close()  # both end their work now, the late one first
+            first.process.stdin.close()  # both finish now, the late runner first
             assert first.end(60) == 0
             second.process.stdin.close()
             assert second.end(60) == 0
@@ -186,15 +187,15 @@ def test_tick_runs_once_when_clocks_differ_by_two_seconds(kind, every, count, tm
     ]
     with children(*made):
         wait_until(lambda: all(child.lines for child in made), 60, "all have started")
-        first = int((time.time() + 3) / every) + 1  # still to come for all, the clock that is ahead included
+        first = int((time.time() + 3) / every) + 1  # in the future for every clock, even the one that is ahead
         for child in made:
             print(first, file=child.process.stdin, flush=True)
         assert [child.end(120) for child in made] == [0] * len(made)
     last = first + count - 1
     clocks = [float(child.lines[0].split()[1]) for child in made]
-    assert max(clocks) - min(clocks) > 2, "the clocks do differ"
+    assert max(clocks) - min(clocks) > 2, "the clocks must differ"
     lines = [line.split() for line in runs.read_text().splitlines()]
     ticks = [int(number) for number, _ in lines]
-    assert ticks[:count] == list(range(first, last + 1)), "every tick, each once, in order"
-    assert ticks[count:] in ([], [last + 1])  # the next one may come while they look for the last time
+    assert ticks[:count] == list(range(first, last + 1)), "every tick must run once, in order"
+    assert ticks[count:] in ([], [last + 1])  # the next tick may come during the last check
     print(f"{kind}: {count} ticks, {len(ticks)} runs, by {len({pid for _, pid in lines})} processes")

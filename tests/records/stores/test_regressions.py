@@ -1,4 +1,4 @@
-"""Stores that are not what their URL seems to say, and URLs that say too much."""
+"""Stores that differ from what their URL suggests, and URLs that contain secrets."""
 
 import socket
 import threading
@@ -24,7 +24,7 @@ def record(data: bytes = b"data") -> Record:
 
 
 def test_postgresql_store_works_behind_pooler_in_transaction_mode(server, open_runner, key):
-    """Its sessions are shared: nothing that was prepared on one is there on the next."""
+    """The pooler shares sessions: a statement prepared in one is missing in the next."""
     try:
         pooler = PgBouncer(server("postgresql")).start()
     except Absent as absent:
@@ -54,8 +54,8 @@ def test_postgresql_store_works_behind_pooler_in_transaction_mode(server, open_r
 
 
 def test_redis_store_refuses_cluster_node(open_runner, key):
-    """It would send us to another node for most keys, and we would not go."""
-    bus = str(free_ports(1)[0])  # of its own choice it would be the port and 10,000, which may be too high
+    """A cluster node redirects most keys to other nodes, and the store does not follow."""
+    bus = str(free_ports(1)[0])  # the default is port + 10,000, which may be too high
     node = RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", bus).start()
     try:
         runner = open_runner(f"redis://127.0.0.1:{node.port}")
@@ -83,7 +83,7 @@ def test_redis_unix_socket_keeps_records_in_database_of_the_url(tmp_path):
         with Client(f"redis+unix://{path}?db=3") as client:
             assert client.once("a", lambda: 1) == 1
             assert client.once("a", lambda: 2) == 1
-        assert running.ask("EXISTS", "lh1:record:once::a") == 0, "in the database that the URL says"
+        assert running.ask("EXISTS", "lh1:record:once::a") == 0, "the record must be in the database of the URL"
     finally:
         running.stop()
 
@@ -91,7 +91,8 @@ def test_redis_unix_socket_keeps_records_in_database_of_the_url(tmp_path):
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "mysql", "postgresql"])
 @pytest.mark.parametrize("secret", ["s3cret/x", "s3cret#x", "x:s3cret", "s3cret?y=1", "[s3cret"])
 def test_unencoded_password_in_url_is_not_shown(scheme, secret):
-    """It ends where the URL has a reason to end: what follows is read as something else, and complained of."""
+    """The URL parser ends the password at a special character and reads the rest as another part, which the error
+    quotes."""
     message = ""
     try:
         stores.open_store(

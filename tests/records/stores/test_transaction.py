@@ -1,4 +1,4 @@
-"""A record in a transaction of the caller's: it and the effect are there together, or not at all."""
+"""A record in the caller's transaction: record and effect commit together or not at all."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,8 @@ def test_failed_run_rolls_back_its_effect(client, database, key):
 
 
 def test_second_transaction_waits_for_first_and_gets_its_result(client, database, key):
-    """The lock is free as soon as `once` returns, and the first has not yet committed: the unique key excludes."""
+    """The lock is free as soon as `once` returns, but the first caller has not committed yet: the unique key
+    excludes."""
     first, results = database.connect(), []
     first.cursor().execute("begin immediate" if database.kind == "sqlite" else "select 1")
     assert client.once(key, lambda: "first", store=stores.within(first)) == "first"
@@ -76,7 +77,7 @@ def test_second_transaction_waits_for_first_and_gets_its_result(client, database
     thread = threading.Thread(target=other)
     thread.start()
     thread.join(0.3)
-    assert results == [], "it waits for the first transaction to end"
+    assert results == [], "the second caller must wait for the first transaction to end"
     first.commit()
     thread.join(30)
     first.close()

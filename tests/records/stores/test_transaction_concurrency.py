@@ -1,4 +1,4 @@
-"""Many callers at once, each in a transaction of its own: nobody waits for a row of one who waits for the lock."""
+"""Many concurrent callers, each in its own transaction: no caller waits for a row of one that waits for the lock."""
 
 import contextlib
 import threading
@@ -10,13 +10,13 @@ from leasehold import Client
 from leasehold.records import stores
 
 
-@pytest.fixture(params=["postgresql", "mysql"])  # in SQLite one transaction writes at a time
+@pytest.fixture(params=["postgresql", "mysql"])  # SQLite allows only one writing transaction at a time
 def database(request, database_of):
     return database_of(request.param)
 
 
 def run_together(jobs, release=lambda: None):
-    """What each gives, or raises, when all begin together; `release` is called once they are all under way."""
+    """Start all jobs together and return what each returns or raises. `release` is called once all are running."""
     results, barrier = {}, threading.Barrier(len(jobs))
 
     def run(number, job):
@@ -32,7 +32,7 @@ def run_together(jobs, release=lambda: None):
     release()
     for thread in threads:
         thread.join(20)
-    assert len(results) == len(jobs), f"some never came back: {results}"
+    assert len(results) == len(jobs), f"some jobs never returned: {results}"
     return [results[number] for number in range(len(jobs))]
 
 
@@ -51,7 +51,7 @@ def payer(client, database, key, effect):
 
 
 def run_queued(client, key, jobs):
-    """All of them stand in line for the lock of the key before the first gets it."""
+    """Queue all jobs for the lock of the key before the first gets it."""
     lease = client.lock(f"once:{key}").acquire()
 
     def release():
@@ -81,7 +81,7 @@ def test_queued_callers_of_a_failed_key_do_not_block_its_runner(database, key):
 
 
 def test_callers_of_different_keys_do_not_block_each_other(database, key):
-    """An absent row has no lock of its own: what MySQL locks in its place is the gap it would be in."""
+    """An absent row cannot be locked: MySQL locks the gap where it would be."""
     with Client("memory://", ttl=30) as client:
         for round_number in range(5):
             names = [f"{key}/{round_number}/{number}" for number in range(8)]

@@ -1,4 +1,4 @@
-"""Values in real servers, in both faces: one way to ask them all."""
+"""Values on real servers, in both APIs, with one interface for all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leasehold.testing.conformance.rig import Absent
 
 
 class BlockingWrapper:
-    """An asyncio value behind plain calls: a loop of its own in a thread of its own."""
+    """Blocking calls to an asyncio value, which runs on its own loop in its own thread."""
 
     def __init__(self, value: Any) -> None:
         self._value, self._loop = value, asyncio.new_event_loop()
@@ -66,7 +66,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def make(kind: str, request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
-    """Makes values at one place."""
+    """A function that creates values for the same key."""
     server = request.getfixturevalue("etcd_url" if kind == "etcd" else "zookeeper_client")
     path, is_async = f"/test/{uuid.uuid4().hex}", request.param == "asyncio"
     name = {"etcd": "EtcdKey", "zookeeper": "ZooKeeperNode"}[kind]
@@ -90,5 +90,5 @@ def value(make: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def other(make: Callable[[], Any]) -> Any:
-    """The same, in other hands."""
+    """The same value, used by another client."""
     return make()

@@ -1,4 +1,4 @@
-"""Compare-and-set on real servers: nothing is lost, conflicts are counted, and it ends."""
+"""Compare-and-set on real servers: no update is lost, conflicts are counted, and retries are bounded."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_update_gives_up_after_its_attempts_and_reports_conflicts(value, other):
 
     def change_in_between(found: bytes | None) -> str:
         calls.append(found)
-        other.update(add_one)  # somebody else, in between
+        other.update(add_one)  # another client writes in between
         return "never"
 
     with pytest.raises(Conflict, match="in each of 3 attempts") as over:
         value.update(change_in_between, attempts=3, pause=0, on_event=conflicts.append)
     assert over.value.attempts == 3
-    assert calls == [None, b"1", b"2"], "each attempt reads again"
+    assert calls == [None, b"1", b"2"], "each attempt must read again"
     assert [event.kind for event in conflicts] == ["conflict"] * 3
     assert value.read().value == b"3"
 
@@ -97,7 +97,7 @@ def test_async_update_function_is_awaited_and_refused_when_blocking(etcd_url):
 
 @pytest.mark.parametrize("version", [-1, True, None, 1.0])
 def test_write_with_invalid_version_is_refused(value, version):
-    """ZooKeeper takes -1 for any version at all: it must never be sent."""
+    """ZooKeeper takes -1 for any version, so it must never be sent."""
     first = value.write("one", 0)
     with pytest.raises(ConfigError):
         value.write("two", version)
@@ -162,7 +162,7 @@ def test_unreachable_etcd_is_unavailable_and_next_member_is_tried(etcd_url):
     closed.close()
     with pytest.raises(Unavailable, match="any etcd member"):
         EtcdKey(f"http://127.0.0.1:{port}", "/x").read()
-    assert EtcdKey([f"http://127.0.0.1:{port}", etcd_url], "/x").read() is not None, "the next member is asked"
+    assert EtcdKey([f"http://127.0.0.1:{port}", etcd_url], "/x").read() is not None, "the next member must be tried"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_unreachable_etcd_is_unavailable_and_next_member_is_tried(etcd_url):
     ],
 )
 def test_invalid_etcd_response_is_unavailable_and_not_retried(answer):
-    """The write may have been done: only who asked can decide whether to ask again."""
+    """The write may have been applied: only the caller can decide whether to retry."""
     requests = []
 
     def serve() -> None:
@@ -211,7 +211,7 @@ def test_invalid_etcd_response_is_unavailable_and_not_retried(answer):
 def test_silent_zookeeper_is_unavailable_in_time(zookeeper_client):
     node = ZooKeeperNode(zookeeper_client, f"/test/{time.time_ns()}", timeout=0.5)
     first = node.write("one", 0)
-    zookeeper_client.stop()  # nobody will answer any more
+    zookeeper_client.stop()  # there are no answers from here on
     for call in (node.read, lambda: node.write("two", first.version), lambda: node.update(add_one)):
         began = time.monotonic()
         with pytest.raises(Unavailable):

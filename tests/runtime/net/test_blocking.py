@@ -1,4 +1,4 @@
-"""Blocking streams over a server that answers as a test wants it to: late, in pieces, never, or nonsense."""
+"""Blocking streams to a server that answers late, in pieces, never, or with too much."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_self_pipe_wakes_a_listening_stream(echo) -> None:
     assert [stream.listen(5, self_pipe), stream.listen(5, self_pipe)] == [b"one", b"two"]
     threading.Timer(0.05, self_pipe.set).start()
     assert stream.listen(5, self_pipe) is blocking.WOKEN
-    for _ in range(1000):  # more than fit in
+    for _ in range(1000):  # more than fit into the pipe
         self_pipe.set()
     assert stream.listen(5, self_pipe) is blocking.WOKEN
     with pytest.raises(TimeoutError):
@@ -141,4 +141,4 @@ def test_self_pipe_wakes_a_listening_stream(echo) -> None:
             continue
     stream.close()
     self_pipe.close()
-    self_pipe.set()  # late, and harmless
+    self_pipe.set()  # harmless after close()

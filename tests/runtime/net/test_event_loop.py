@@ -1,4 +1,4 @@
-"""Streams of a loop: many calls share one, are cancelled, come late, and find out together when it ends."""
+"""Event-loop streams: calls that share one stream, are cancelled, get late replies, and fail together with it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_each_call_times_out_at_its_own_deadline(echo) -> None:
         assert [wait for wait, _ in took] == [0.1, 0.2, 0.3]
         for wait, seconds in took:
             assert wait - 0.02 <= seconds < wait + 0.4
-        assert not stream.usable, "nobody else is sent there"
+        assert not stream.usable, "a stream with an overdue reply takes no further calls"
         with pytest.raises(ConnectionError):
             await stream.call(b"late\n", deadline_in())
 
@@ -106,7 +106,7 @@ def test_late_reply_is_not_given_to_the_next_call(echo) -> None:
             await first
         assert not stream.usable
         may_answer.set()
-        assert await second == b"second", "not the answer to the first"
+        assert await second == b"second", "the second call must not get the reply to the first"
         stream.close()
 
     asyncio.run(main())
@@ -167,7 +167,7 @@ def test_connect_to_unresponsive_listener_times_out_at_deadline(line_protocol) -
     listener.bind(("127.0.0.1", 0))
     listener.listen(0)
     backlog = [socket.socket() for _ in range(4)]
-    for sock in backlog:  # the backlog is full: nobody is let in
+    for sock in backlog:  # fill the backlog, so that no further connection is accepted
         sock.setblocking(False)
         sock.connect_ex(listener.getsockname())
 
@@ -191,7 +191,7 @@ def test_unreferenced_stream_is_closed(echo) -> None:
         stream = await echo.connect_in_loop()
         assert await stream.call(b"a\n", deadline_in()) == b"a"
         sock = stream._sock
-        stream._set_timer(clock() + 0.01)  # its timer must not keep it either
+        stream._set_timer(clock() + 0.01)  # the timer must not keep the stream alive
         await asyncio.sleep(0.05)
         del stream
         gc.collect()
@@ -201,7 +201,7 @@ def test_unreferenced_stream_is_closed(echo) -> None:
     asyncio.run(main())
     with asyncio.Runner() as runner:
         left = runner.run(echo.connect_in_loop())
-    sock = left._sock  # its loop is closed
+    sock = left._sock  # the loop is closed
     del left
     gc.collect()
     assert sock.fileno() == -1

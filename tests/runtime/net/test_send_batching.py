@@ -1,4 +1,4 @@
-"""When the requests of a loop's tasks leave: the only one at once, others together."""
+"""When an event-loop stream sends requests: the first at once, further ones in one batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_first_request_is_sent_at_once_and_later_ones_are_batched() -> None:
     async def main() -> None:
         stream = LoopStream(client_socket, WordProtocol(), clock)
         first = stream.call(b"one\n", clock() + 5)
-        assert server_socket.recv(100) == b"one\n"  # the loop has not turned
+        assert server_socket.recv(100) == b"one\n"  # before the loop runs again
         others = [stream.call(line, clock() + 5) for line in (b"two\n", b"three\n")]
         with pytest.raises(BlockingIOError):
             server_socket.recv(100)
@@ -63,4 +63,4 @@ def test_request_interrupted_while_sent_closes_the_connection(monkeypatch) -> No
 
     with server_socket:
         asyncio.run(main())
-    assert not loop_errors, "an answer that nobody could await is not said to be missed"
+    assert not loop_errors, "the loop must not report the reply of the interrupted call as never retrieved"

@@ -33,10 +33,10 @@ WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per proce
 def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | None) -> int:
     """Show failures that locks and fences prevent, with real processes.
 
-    Prints a timeline of each DEMO, first without the fix and then with it; by default of all demos. Without -u and
-    $LEASEHOLD_URL they use their own SQLite engine in a temporary directory, which is deleted afterwards. They touch
-    nothing else and need no privileges. `failover` always starts two Redis servers of its own, with the installed
-    redis-server.
+    Prints a timeline of each DEMO, first without the fix and then with it. Without DEMO, runs all of them. Without -u
+    and $LEASEHOLD_URL, demos use their own SQLite engine in a temporary directory, which is deleted afterwards. They
+    touch nothing else and need no privileges. `failover` always starts two Redis servers of its own; it needs
+    redis-server and leasehold[redis].
 
     With `-o json`: one object per demo, described in docs/reference/json.md. The exit code is 0 if every demo behaved
     as expected: it failed without the fix, and worked with it.

@@ -129,7 +129,7 @@ class RunOptions:
     "--max-hold",
     type=positive_seconds,
     metavar="SECS",
-    help="Stop CMD after SECS: SIGTERM shortly before, then SIGKILL.",
+    help="Stop CMD after SECS: send SIGTERM shortly before, and SIGKILL when the time is up.",
 )
 @click.option(
     "--on-lost",
@@ -137,7 +137,7 @@ class RunOptions:
     default="term",
     show_default=True,
     help="What to do when the lease is lost. term: SIGTERM, then SIGKILL; kill: SIGKILL only; "
-    "ignore: leave CMD running (the resource checks tokens).",
+    "ignore: leave CMD running (only if the resource checks tokens).",
 )
 @click.option(
     "--kill-after",
@@ -146,7 +146,7 @@ class RunOptions:
     help="Time between SIGTERM and SIGKILL; at most a third of --ttl. "
     "Default: 5, or a third of the granted ttl if that is shorter.",
 )
-@click.option("--skip-ok", is_flag=True, help="Exit 0 if the lock is busy (someone else is running the job).")
+@click.option("--skip-ok", is_flag=True, help="Exit 0 if NAME is busy (another process is running the job).")
 @click.option(
     "--result-file",
     type=click.Path(dir_okay=False),
@@ -170,17 +170,18 @@ def run(
     """Hold NAME while CMD runs.
 
     Acquires NAME, waiting in its queue if it is busy, and runs CMD without a shell. Stdin, the terminal and signals are
-    passed on to CMD, and the exit code is the one of CMD. The lease is renewed while CMD runs, and released when CMD
-    ends. The lock does not cover background processes that CMD leaves behind.
+    passed on to CMD, and the exit code is that of CMD. The lease is renewed while CMD runs, and released when CMD ends.
+    The lock does not cover background processes that CMD leaves behind.
 
-    The environment of CMD has LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL and LEASEHOLD_HELD=1;
-    with --slots also LEASEHOLD_SLOT, with -s also LEASEHOLD_SHARED=1. Pass the token to every resource that CMD writes
-    to: a resource that refuses older tokens is safe even from a holder that does not know that its lease is lost.
+    The environment of CMD contains LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL and
+    LEASEHOLD_HELD=1; with --slots also LEASEHOLD_SLOT, with -s also LEASEHOLD_SHARED=1. Pass the token to every
+    resource that CMD writes to: a resource that refuses older tokens is safe even from a holder that does not know that
+    its lease is lost.
 
     If the lease cannot be renewed, CMD and its process group get SIGTERM shortly before the lease expires, and SIGKILL
-    when it does. If the engine reports that the lease is gone, they get both at once. The exit code is then 79. If
-    `leasehold run` and CMD are paused together for longer than the lease lasts, CMD is killed as soon as they resume.
-    If only `leasehold run` is stopped, it cannot stop CMD: only tokens protect the resource then.
+    when it does. If the engine reports that the lease is gone, they get SIGTERM and SIGKILL at once. In both cases the
+    exit code is 79. If `leasehold run` and CMD are paused together for longer than the lease lasts, CMD is killed as
+    soon as they resume. If only `leasehold run` is stopped, it cannot stop CMD: then only tokens protect the resource.
     """
     options = AcquireOptions(**given)
     run_options = RunOptions(options.ttl, max_hold, on_lost, kill_after)

@@ -85,6 +85,7 @@ class EtcdAttempt:
                 if as_holder
                 else await self._claim_grant(checked=True)
             )
+        # The first `limit` keys ahead hold the name, the others wait. For several readers, `_observe` corrects this.
         claim_state.position = max(0, enqueued.total - claim_state.queue_key.limit)
         self._query_missing_ends(enqueued.oldest, claim_state.create_revision)
         if as_holder:
@@ -321,6 +322,7 @@ class EtcdAttempt:
         queue_key, watcher, id_hash = self.claim_state.queue_key, self.client_state.watcher, self.claim.id_hash
         if not conflicts:
             return
+        # `conflicts` has at most one key more than the limit. Without that one, all keys ahead hold, and this is next.
         is_next = len(conflicts) <= queue_key.limit
         if is_next and queue_key.limit > 1:
             watcher.watch_conflict(

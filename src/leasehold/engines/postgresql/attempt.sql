@@ -4,6 +4,7 @@
 -- The reply is one value, because eleven columns cost the server 7 us more. [1, token, life, slot]: granted. Otherwise
 -- [answer, token, life, slot, queue_position, label, host, pid, purpose, kind, grant_limit], where answer is 0: busy
 -- (token, life and holder of the grant that ends first; queue_position), 1: granted, 2: the name is of another kind.
+-- States: 0 waiting, 1 reserved, 2 held, 3 cooling, 4 passed over. Times and durations are in microseconds.
 create or replace function "leasehold".lh_attempt_v1(
     _namespace text, _bucket integer, _name text, _id_hash text, _client text,
     _label text, _host text, _pid bigint, _purpose text,

@@ -5,6 +5,8 @@
 --      ^            │          └────> cooling ──> (over)
 --      └─ passed ───┘ not claimed in time, or its client cannot be notified
 --
+-- States: 0 waiting, 1 reserved, 2 held, 3 cooling, 4 passed over. Times and durations are in microseconds.
+--
 -- A transaction of the application that called lh_check_v1 may have locked a grant's row. Nothing here waits for such a
 -- row while it has the bucket locked: a grant that cannot be removed keeps occupying the name, and is checked again a
 -- little later (100000 us).

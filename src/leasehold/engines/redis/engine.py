@@ -52,6 +52,7 @@ class RedisEngine:
 
     @property
     def listening(self) -> bool:
+        """Whether this client has met contention: then its claims queue at their first attempt."""
         return "contended" in self._registry.shared
 
     # ---------------------------------------------------------------- verbs

@@ -1,4 +1,4 @@
-"""Runs scripts: retries, redirects, confirmation by replicas. The only place that maps driver errors to ours (E9).
+"""Runs scripts: retries, redirects, confirmation by replicas.
 
 - If a server does not know a script, the executor sends its text.
 - If a connection breaks during a request, the executor repeats the request on a new one: the script finds what it did
@@ -12,6 +12,9 @@
 - With `min_replicas`, a grant or renewal counts once that many replicas have it. WAIT covers only the writes of its own
   connection, so it is sent on the same one, and no other request uses that meanwhile. WAIT is sent after the reply: the
   compensation of an attempt would otherwise queue behind WAIT, and be lost with the connection.
+
+Driver errors become ours (E9) in three places: error replies and failures to connect in `server.py`, failures of
+discovery in `discovery.py`, and requests without a reply in this module.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime, maybe_await
 
 _WAIT_SHARE: Final = 0.8  # of the time left: the reply to WAIT must arrive before the deadline too
-_MAX_RETRIES: Final = 3  # after broken connections: a newly promoted server closes connections once more
+_MAX_RETRIES: Final = 3  # after broken connections; more than one: a newly promoted server closes its connections again
 
 
 # Until when to retry if the server cannot be reached; None: do not retry.
@@ -156,7 +159,8 @@ class Executor:
                 return call._replace(packed=text), connections
         rejected = Rejected(error, connections)
         retry_deadline = 0.0 if call.retry_until is None else min(call.deadline, call.retry_until())
-        no_server_known = connections is None and call.retry_until is not None  # discovery then ends with the wait
+        # If no server is known, discovery for a waiter ends when its `wait` is over, even before the deadline.
+        no_server_known = connections is None and call.retry_until is not None
         target = await self._topology.redirect(
             call.tag, rejected, tries, retry_deadline if no_server_known else call.deadline
         )

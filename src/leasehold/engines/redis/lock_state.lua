@@ -15,7 +15,7 @@ lock_state = lock_state or {0, 0, 0, '', 0}
 -- semaphore_limit 0: the name is a lock; next_waiter_scan 0: no claim has waited yet
 local semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at =
   lock_state[1], lock_state[2], lock_state[3], lock_state[4], lock_state[5]
-local holders, holders_by_hash, changed = {}, {}, false  -- cooling entries have no owner, so they are not in the second
+local holders, holders_by_hash, changed = {}, {}, false  -- the claim of a cooling entry has ended: not in the second
 -- A script spends its time on calls to the server and on formatting floats. So its answers are kept until the script
 -- ends, and numbers are passed to it as strings.
 local cached_head, reachable_by_client = nil, {}  -- cached_head false: the queue is empty; nil: not read yet
@@ -141,7 +141,7 @@ local function pass_over(entry)  -- the entry keeps its ticket, and so its posit
   write_waiter(entry)
 end
 
-local function start_cooling(entry, expires_at, delay)  -- the owner loses the grant, but it blocks the name until then
+local function start_cooling(entry, expires_at, delay)  -- the claim ends, but its entry blocks the name until then
   entry.state, entry.expires_at, entry.delay, holders_by_hash[entry.id_hash], changed =
     COOLING, expires_at, delay, nil, true
 end

@@ -101,9 +101,9 @@ class RedisRequests:
         return encode_prefix(script, arguments, 4 + self._pubsub_commands.by_bucket)
 
     def name_keys(self, namespace: str, name: str) -> NameKeys:
-        """In a cluster there is one more key, which never exists. While a slot moves, a server refuses a script if any
-        of its keys is missing. Without that key a script would run while its keys exist, and be aborted halfway at the
-        first one that does not."""
+        """In a cluster there is one more key, which never exists. While a hash slot moves, a server refuses a script if
+        any of its keys is missing. Without that key a script would run while its keys exist, and be aborted halfway at
+        the first one that does not."""
         cache_key = (namespace, name)
         keys = self._cached_keys.get(cache_key)
         if keys is None:

@@ -32,7 +32,8 @@ _MAX_DRAINING: Final = 4  # connections that the client gave up and the server h
 
 
 class SerialConnection(ABC):
-    """Subclasses know one kind of server: how to open a session, the statement of a verb, how to create the schema."""
+    """One session at a time; calls are made in order of arrival. Subclasses supply what depends on the kind of server:
+    how to open a session, the statement of each verb, and how to create the schema."""
 
     def __init__(self, runtime: Runtime, engine: str, server_name: str) -> None:
         self._runtime, self._engine, self._server_name = runtime, engine, server_name
@@ -64,7 +65,7 @@ class SerialConnection(ABC):
         return await self._execute(self._statement(verb), values, deadline, claim)
 
     def decode_reply(self, row: Row) -> Row:
-        """The columns of an attempt's reply."""
+        """The columns of an attempt's reply. Overridden if a server returns them packed into one value."""
         return row
 
     async def ping(self, deadline: float) -> None:
@@ -178,7 +179,8 @@ class SerialConnection(ABC):
         if session is None or not session.unanswered:
             return
         self._session = None
-        # Earlier ones will not be compensated any more: a caller that gives up does so at once.
+        # Earlier sessions will not be compensated any more: a caller that gives up calls `compensate` as soon as its
+        # call has failed.
         for earlier in self._unanswered.values():
             self._track_draining(earlier.hang_up())
         self._unanswered.clear()
