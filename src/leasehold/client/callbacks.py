@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from leasehold.runtime.base import Runtime, Signal
 
@@ -53,7 +54,8 @@ class CallbackThread:
                 try:
                     fn(*args)
                 except BaseException:  # sys.exit() in a callback ends the callback, not this thread
-                    _log.exception("callback %s failed", getattr(fn, "__qualname__", fn))
+                    with suppress(Exception):  # a log handler of the program may fail as well
+                        _log.exception("callback %s failed", getattr(fn, "__qualname__", fn))
                 del fn, args  # or the idle thread would keep a lease alive
             with self._mutex:
                 if self._stops_when_idle and not self._queue:

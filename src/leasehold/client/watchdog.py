@@ -1,9 +1,11 @@
 """The background renewer: one per client, on a thread of its own, even under asyncio.
 
-Its promises (DESIGN: "renewal a busy program can hardly starve"):
-- The watchdog renews a lease at a third of its life, sooner after a failed renewal, in batches. No call lasts longer
-  than a third of the shortest ttl that is held or may be granted meanwhile, so one silent call never costs another
-  lease its renewal.
+Its promises:
+- The watchdog renews a lease at a third of its life, sooner after a failed renewal, in batches. A call lasts at most a
+  third of the shortest ttl that is held or may be granted meanwhile, so that one silent call does not cost another
+  lease its renewal. Two exceptions: the limit is never below `_MIN_CALL_TIMEOUT`, and it does not apply to a retry
+  after a failed renewal. But no call lasts longer than `call_timeout`, or than a third of the time until the first
+  lease ends (10 ms if that is shorter).
 - A lease that reaches its local deadline is ended and reported then, before the engine can grant the name again.
 - Heartbeats keep waiters in the queue, and pending releases are retried until the engine answers.
 - Leases are referenced weakly: one that was dropped is released, not renewed for ever.
@@ -146,18 +148,24 @@ class Watchdog:
                 wake = runtime.now() + 0.1
             if self._stops_when_idle and wake == _NEVER and self._try_finish():
                 break
-            # Keep the requested wake-up even if its lease has ended, or each short-lived lease would wake this thread.
+            # Keep the requested wake-up even if its lease has ended: then the next lease, due no earlier, need not wake
+            # this thread. Otherwise each short-lived lease would.
             requested, self._requested_wake = self._requested_wake, _NEVER
             if requested > runtime.now():
                 wake = min(wake, requested)
             self._wakes_at = wake
-            # Sleeps do not count suspend, ttls do: while there is something to do, no sleep is long.
+            # While the machine is suspended, a sleep does not advance, but a ttl does. So the thread sleeps only
+            # briefly while it has something to do.
             await signal.wait(3600.0 if wake == _NEVER else min(wake - runtime.now(), timing.MAX_SLEEP))
-        if self._engine is not None:
-            await self._engine.close()
-            self._engine = None
-        if self._stopped and self._stopped_signal is not None:
-            self._stopped_signal.set()
+        try:
+            if self._engine is not None:
+                await self._engine.close()
+                self._engine = None
+        finally:  # stop() waits for this
+            if self._stopped:
+                self._running = False
+                if self._stopped_signal is not None:
+                    self._stopped_signal.set()
 
     def _try_finish(self) -> bool:
         with self._mutex:

@@ -7,12 +7,20 @@ and `simulated`, a seeded simulation with a virtual clock.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from leasehold.core.timing import backoff
+
 T = TypeVar("T")
 P = ParamSpec("P")
+
+_RESTART_PAUSE = 0.05  # seconds before a thread that failed starts again; doubled after each failure in a row
+_MAX_RESTART_PAUSE = 2.0
+_STABLE_AFTER = 5.0  # a thread that ran this long did not fail in a row
 
 
 class Signal(Protocol):
@@ -113,6 +121,30 @@ def run_sync(coro: Coroutine[Any, Any, T]) -> T:
         return done.value  # type: ignore[no-any-return]  # a cast would cost a call
     coro.close()
     raise AssertionError("an engine suspended in blocking mode: use the runtime, not asyncio")
+
+
+def restarting(
+    start: Callable[[Runtime], Coroutine[Any, Any, None]], log: logging.Logger, thread: str
+) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+    """What a thread runs that must not end by an error: an unexpected one is logged, and `start` is called again."""
+
+    async def run(runtime: Runtime) -> None:
+        failures = 0
+        while True:
+            began = runtime.now()
+            try:
+                return await start(runtime)
+            except Exception as error:
+                log_unexpected(log, thread, error)
+            failures = 0 if runtime.now() > began + _STABLE_AFTER else failures + 1
+            await runtime.sleep(backoff(failures, _RESTART_PAUSE, _MAX_RESTART_PAUSE, 0.5 + runtime.random() / 2))
+
+    return run
+
+
+def log_unexpected(log: logging.Logger, thread: str, error: BaseException) -> None:
+    with suppress(Exception):  # a log handler of the program may fail as well, and must not end the thread
+        log.error("unexpected error in %s; restarting", thread, exc_info=error)
 
 
 async def maybe_await(value: T | Awaitable[T]) -> T:

@@ -108,7 +108,7 @@ def test_leasehold_run_stops_its_command_before_the_next_begins(member, start_pr
     assert second.wait(30) == 0
 
 
-def test_rebase_command_raises_tokens(member, start_process) -> None:
+def test_rebase_command_raises_tokens(member, start_process, tmp_path) -> None:
     url = f"etcd://127.0.0.1:{member.port}/rebase-{os.urandom(4).hex()}"
 
     def run_leasehold(*arguments: str) -> tuple[int, str, str]:
@@ -124,6 +124,6 @@ def test_rebase_command_raises_tokens(member, start_process) -> None:
     code, out, err = run_leasehold("-u", url, "rebase")
     assert code == 0
     assert "greater than 5000000000000001" in err
-    code, _, err = run_leasehold("-u", "memory://", "rebase")
+    code, _, err = run_leasehold("-u", f"sqlite://{tmp_path}/locks.db", "rebase")
     assert code == 78
     assert "needs no rebase" in err

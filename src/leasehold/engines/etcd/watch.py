@@ -29,7 +29,7 @@ from leasehold.engines.etcd.grpc.hpack import Header
 from leasehold.engines.etcd.rpc import Login, RpcClient
 from leasehold.engines.etcd.url import EtcdUrl
 from leasehold.errors import LeaseholdError
-from leasehold.runtime.base import Mutex, Runtime, Signal
+from leasehold.runtime.base import Mutex, Runtime, Signal, restarting
 
 _log = logging.getLogger("leasehold.etcd")
 
@@ -173,7 +173,8 @@ class Watcher:
         if not self._running and not self._closed:
             self._running = True
             try:
-                self._runtime.start_thread(_watch_loop(ref(self), self._url, self._login), "leasehold-etcd-watch")
+                watch_loop = _watch_loop(ref(self), self._url, self._login)
+                self._runtime.start_thread(restarting(watch_loop, _log, "the watch thread"), "leasehold-etcd-watch")
             except RuntimeError as error:  # the waiters poll, and the next watch tries again
                 self._running = False
                 _log.debug("cannot start the watch thread, waiters poll: %s", error)
@@ -329,8 +330,12 @@ def _watch_loop(watcher: ref[Watcher], url: EtcdUrl, login: Login) -> Callable[[
             began, reader = runtime.now(), None
             try:
                 connection = await rpc.connect_unshared(began + _CONNECT_TIMEOUT)
-                live_watcher._on_connected(connection)
-                reader = connection.make_reader()
+                try:
+                    live_watcher._on_connected(connection)
+                    reader = connection.make_reader()
+                except BaseException:
+                    connection.fail("the watch stream was not opened")
+                    raise
                 del connection
             except (ConnectionBroken, LeaseholdError) as error:
                 _log.debug("cannot open the watch stream: %s", error)

@@ -28,7 +28,7 @@ from leasehold.engines.redis.server import CONNECTION_ERRORS, encode_command
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
-from leasehold.runtime.base import Runtime, Signal
+from leasehold.runtime.base import Runtime, Signal, log_unexpected, restarting
 from leasehold.runtime.net.blocking import WOKEN, SelfPipe, SocketStream
 from leasehold.runtime.net.event_loop import LoopStream
 
@@ -208,13 +208,17 @@ class PubSubListener(BaseSubscription):
         async def run(runtime: Runtime) -> None:
             misses = 0
             while not stop_flag and self._registry_ref() is not None:
+                failed_unexpectedly = False
                 try:
                     await self._listen(runtime, stop_flag)
-                except Exception as error:  # of any kind: without this thread no waiter is woken
+                except (*CONNECTION_ERRORS, LeaseholdError) as error:
                     expected = isinstance(error, (*CONNECTION_ERRORS, Unavailable))
                     level = logging.DEBUG if expected or misses else logging.WARNING
                     _log.log(level, "push notifications unavailable, falling back to polling: %s", error)
-                succeeded, self._succeeded = self._succeeded, False
+                except Exception as error:  # without this thread no waiter is woken
+                    log_unexpected(_log, "the thread for push notifications", error)
+                    failed_unexpectedly = True  # even if it had subscribed: the pauses must become longer
+                succeeded, self._succeeded = self._succeeded and not failed_unexpectedly, False
                 misses = 0 if succeeded else misses + 1
                 self._failing = not succeeded  # a lost one will be back soon: worth waiting for
                 self._on_disconnect()
@@ -224,7 +228,7 @@ class PubSubListener(BaseSubscription):
                 if not stop_flag:
                     await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.random() / 2))
 
-        return run
+        return restarting(run, _log, "the thread for push notifications")
 
     async def _listen(self, runtime: Runtime, stop_flag: list[bool]) -> None:
         stream = cast(SocketStream, await self._open(runtime))

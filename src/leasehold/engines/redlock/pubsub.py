@@ -109,6 +109,7 @@ class NodeSubscriptions(PubSubListener):
     # --------------------------------------------------------- on its thread
 
     async def _listen(self, runtime: Runtime, stop_flag: list[bool]) -> None:
+        self._node_subscriptions = [_NodeSubscription() for _ in self._nodes]  # after an error, subscribe again
         connections = self._node_connections = ConnectionGroup(self._nodes, hiredis.Reader, runtime.now)
         try:
             while not stop_flag and (registry := self._registry_ref()) is not None:

@@ -24,9 +24,10 @@ from leasehold.engines.sql.fifo_lock import FifoLock
 from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError, SqlSession
 from leasehold.errors import LeaseholdError
 from leasehold.model import Claim, Holder
-from leasehold.runtime.base import Runtime
+from leasehold.runtime.base import Runtime, log_unexpected
 
 _RETRY_AFTER: Final = 5.0  # seconds after a failed attempt to open the listening session
+_RESTART_PAUSE: Final = 0.5  # seconds after an unexpected error; until then, waiters poll
 
 ListenLoop: TypeAlias = "Callable[[Runtime, ReferenceType[ClaimRegistry]], Coroutine[Any, Any, None]]"
 
@@ -76,7 +77,7 @@ class SqlListener(ABC):
         return self.address
 
     async def _connect(self, runtime: Runtime, deadline: float, call_server: DatabaseServer | None) -> None:
-        self._retry_at = max(runtime.now() + _RETRY_AFTER, deadline)  # until then, other calls poll
+        self._retry_at = retry_at = max(runtime.now() + _RETRY_AFTER, deadline)  # until then, other calls poll
         address = runtime.random_bytes(8).hex()
         try:
             session = await self._open(runtime, deadline)
@@ -89,21 +90,27 @@ class SqlListener(ABC):
                 session.close()
                 return
             listen_loop = await self._start_listening(session, address, runtime, deadline)
+            # Before the thread starts: it may end at once, and then says that this session is lost.
+            self._server_identity = session.server.identity
+            self._session, self.address, self._retry_at = session, address, 0.0
             runtime.start_thread(
                 _make_listen_thread(session, listen_loop, ref(self), self._registry_ref), "leasehold-listener"
             )
-            self._server_identity = session.server.identity
-            self._session, self.address, self.unavailable, self._retry_at = session, address, False, 0.0
+            self.unavailable = False
             self._wake_waiters()  # claims that joined a queue meanwhile did so without an address
         # RuntimeError: no thread could be started.
         except (LeaseholdError, SqlServerError, SqlConnectionLost, RuntimeError) as error:
-            session.close()
-            self._close_liveness_session()
+            self._abandon(session, retry_at)
             self._set_unavailable(str(error))
         except BaseException:
-            session.close()
-            self._close_liveness_session()
+            self._abandon(session, retry_at)
             raise
+
+    def _abandon(self, session: SqlSession, retry_at: float) -> None:
+        """The session could not be made to listen."""
+        self._session, self.address, self._retry_at = None, "", retry_at
+        session.close()
+        self._close_liveness_session()
 
     def _set_unavailable(self, why: str) -> None:
         if not self.unavailable:
@@ -125,10 +132,12 @@ class SqlListener(ABC):
         with self._mutex:  # several threads may check at once
             return self._liveness_session is None or self._liveness_session.usable()
 
-    def on_session_lost(self, session: SqlSession) -> None:
-        """The session has ended, and wake-ups may have been missed: all waiters attempt again, which reconnects."""
+    def on_session_lost(self, session: SqlSession, pause: float = 0.0) -> None:
+        """The session has ended, and wake-ups may have been missed: all waiters attempt again, which reconnects, though
+        not within `pause` seconds."""
         if self._session is session:
-            self._session, self.address, self._retry_at = None, "", 0.0
+            self._session, self.address = None, ""
+            self._retry_at = self._runtime.now() + pause if pause else 0.0
             self._close_liveness_session()
             self._wake_waiters()
 
@@ -174,13 +183,20 @@ def _make_listen_thread(
     garbage-collected."""
 
     async def listen(runtime: Runtime) -> None:
+        pause = 0.0
         try:
             with suppress(OSError):
                 await listen_loop(runtime, registry)
+        except Exception as error:
+            pause = _RESTART_PAUSE
+            if (listener := listener_ref()) is not None and listener._session is session:  # not closed meanwhile
+                log_unexpected(listener._log, "the listening thread", error)
         finally:  # always: a client that believes it is listening would never poll
-            if (listener := listener_ref()) is not None:
-                listener.on_session_lost(session)
-            session.close()
+            try:
+                if (listener := listener_ref()) is not None:
+                    listener.on_session_lost(session, pause)
+            finally:
+                session.close()
 
     return listen
 

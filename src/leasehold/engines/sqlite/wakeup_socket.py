@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import socket
 import sys
 import tempfile
@@ -23,10 +24,10 @@ from typing import Any, Final, Literal, cast
 from weakref import ref
 
 from leasehold.core.queue_entry import Notification
-from leasehold.core.timing import WAITER_TTL
+from leasehold.core.timing import WAITER_TTL, backoff
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.model import Claim, Holder
-from leasehold.runtime.base import Mutex, Runtime
+from leasehold.runtime.base import Mutex, Runtime, log_unexpected
 
 _log = logging.getLogger("leasehold.sqlite")
 
@@ -46,6 +47,7 @@ class WakeupSocket:
         self._mutex: Mutex = runtime.mutex()  # for the receiving socket
         self._senders_mutex: Mutex = runtime.mutex()
         self._socket: socket.socket | None = None
+        self._stop_flag: list[bool] = []  # of the current listener; not empty: it must stop
         self._senders: tuple[socket.socket, socket.socket] | None = None  # to probe, and to send
         self._folder_fd = -1
         self._bind_count = 0
@@ -118,7 +120,8 @@ class WakeupSocket:
                 sock.bind(self._short_path(address))
                 self._copy_permissions(self._socket_path(address), os.stat(self.database_path))
                 self._remove_stale_sockets()
-                runtime.start_thread(_make_listener(sock, self._registry_ref), "leasehold-wakeup")
+                self._stop_flag = []
+                runtime.start_thread(_make_listener(sock, self._registry_ref, self._stop_flag), "leasehold-wakeup")
             except (OSError, RuntimeError) as error:  # RuntimeError: the thread could not be started
                 failed_socket, self._socket = self._socket, None
                 if failed_socket is not None:
@@ -193,6 +196,7 @@ class WakeupSocket:
 
     def _unbind(self, forked: bool = False) -> None:
         sock, self._socket, address, self.address = self._socket, None, self.address, ""
+        self._stop_flag.append(True)
         if sock is not None and forked:
             sock.close()
         elif sock is not None:
@@ -208,24 +212,38 @@ class WakeupSocket:
             self._folder_fd = -1
 
 
-def _make_listener(sock: socket.socket, registry_ref: ref[ClaimRegistry]) -> Callable[[Runtime], Any]:
+def _make_listener(
+    sock: socket.socket, registry_ref: ref[ClaimRegistry], stop_flag: list[bool]
+) -> Callable[[Runtime], Any]:
     """The thread that reads the socket until it is shut down. It refers to the registry weakly, so that a dropped
     client can be garbage-collected."""
 
-    async def listen(_: Runtime) -> None:
+    async def listen(runtime: Runtime) -> None:
+        failures = 0
         with sock:
-            while True:
+            while not stop_flag and sock.fileno() >= 0:
                 try:
-                    message = sock.recv(2048)
-                except OSError:
-                    return
-                if not message:
-                    return
-                if (registry := registry_ref()) is not None:
-                    _dispatch(registry, message)
-                del registry
+                    if not (message := sock.recv(2048)) and _is_shut_down(sock):
+                        return
+                    if (registry := registry_ref()) is not None:
+                        _dispatch(registry, message)
+                    registry, failures = None, 0
+                except Exception as error:  # if this thread ended, the client's waiters would be passed over
+                    registry = None
+                    if stop_flag:
+                        return
+                    log_unexpected(_log, "the wake-up thread", error)
+                    failures += 1
+                    await runtime.sleep(backoff(failures, 0.02, 1.0, 0.5 + runtime.random() / 2))
 
     return listen
+
+
+def _is_shut_down(sock: socket.socket) -> bool:
+    """After an empty message, which any process that may use the database can send: whether it was the socket's end."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))
 
 
 def _dispatch(registry: ClaimRegistry, message: bytes) -> None:

@@ -222,5 +222,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         except Exception as error:  # a refused SASL handshake, an unknown reply: the next call connects again
             self.client.last_error = error
         finally:
-            self.close()
-            self.client.on_ended(self.client)
+            try:
+                self.close()
+            finally:  # always: otherwise no call would connect again
+                self.client.on_ended(self.client)

@@ -11,6 +11,7 @@ is never repaired: any error (`fail`) ends it and every call on it, and the next
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import ssl
@@ -26,7 +27,9 @@ from leasehold.engines.etcd.grpc.frames import ConnectionBroken, GrpcStatus, Grp
 from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
 from leasehold.engines.etcd.url import Endpoint
 from leasehold.errors import Reentered
-from leasehold.runtime.base import Mutex, Runtime
+from leasehold.runtime.base import Mutex, Runtime, log_unexpected
+
+_log = logging.getLogger("leasehold.etcd")
 
 _WINDOW_UPDATE_AFTER: Final = 1 << 20  # bytes received before the client sends a WINDOW_UPDATE
 _SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MAX_INT31)  # ENABLE_PUSH 0, and the largest window
@@ -200,8 +203,9 @@ class GrpcConnection:
     # -------------------------------------------------------------- reader
 
     def make_reader(self) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
-        """What the reader thread runs until the connection fails or is garbage-collected."""
-        assert self._socket is not None
+        """What the reader thread runs until the connection fails or is garbage-collected. Raises ConnectionBroken."""
+        if self._socket is None or self.failure is not None:  # failed since it was opened: the socket is closed
+            raise ConnectionBroken(self.failure)
         self._has_reader = True
         return _make_reader(self._socket, ref(self))
 
@@ -372,29 +376,39 @@ def _make_reader(
     """Holds only a weak reference, so that an unused connection can be collected; its `__del__` wakes this thread."""
 
     async def read(_: Runtime) -> None:
+        with sock:
+            try:
+                await read_until_end()
+            except Exception as error:
+                live_connection = connection()
+                # After a failure the socket may be closed, and polling it is an error.
+                if live_connection is not None and live_connection.failure is None:
+                    log_unexpected(_log, "the reader of a connection", error)
+                    live_connection.fail(f"unexpected error: {_error_text(error)}")
+
+    async def read_until_end() -> None:
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         timeout = 1.0
-        with sock:
-            while True:
-                readable = poll.poll(timeout * 1000)
-                live_connection = connection()
-                if live_connection is None or live_connection.failure is not None:
+        while True:
+            readable = poll.poll(timeout * 1000)
+            live_connection = connection()
+            if live_connection is None or live_connection.failure is not None:
+                return
+            if readable:
+                try:
+                    data = sock.recv(65_536)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    data, live_connection.failure = b"", live_connection.failure or _error_text(error)
+                if not data:
+                    live_connection.fail("the server closed the connection")
                     return
-                if readable:
-                    try:
-                        data = sock.recv(65_536)
-                    except BlockingIOError:
-                        continue
-                    except OSError as error:
-                        data, live_connection.failure = b"", live_connection.failure or _error_text(error)
-                    if not data:
-                        live_connection.fail("the server closed the connection")
-                        return
-                    live_connection.receive(data)
-                else:
-                    live_connection.ping_if_idle()
-                timeout = live_connection.poll_timeout()
-                del live_connection
+                live_connection.receive(data)
+            else:
+                live_connection.ping_if_idle()
+            timeout = live_connection.poll_timeout()
+            del live_connection
 
     return read

@@ -1,0 +1,135 @@
+"""The threads that read from etcd survive any failure: afterwards the client's waiters are notified again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leasehold import Client
+from leasehold.engines.etcd.client_state import EtcdClientState
+from leasehold.engines.etcd.grpc import connect
+from leasehold.engines.etcd.grpc.connection import GrpcConnection
+from leasehold.engines.etcd.rpc import RpcClient
+from leasehold.engines.etcd.watch import Watcher
+
+WATCH_THREAD, CALL_THREAD = "leasehold-etcd-watch", "leasehold-etcd"
+
+STEPS: dict[str, tuple[Any, str, int]] = {  # what fails on the thread, and at which call
+    "resolve": (RpcClient, "connect_unshared", 1),
+    "connect": (connect, "open_socket", 1),
+    "preface": (GrpcConnection, "_write", 1),
+    "headers": (GrpcConnection, "start", 1),
+    "first request": (GrpcConnection, "send", 1),
+    "start of the reader": (GrpcConnection, "make_reader", 1),
+    "first read": (GrpcConnection, "receive", 1),
+    "later read": (GrpcConnection, "receive", 3),
+    "first frame": (GrpcConnection, "_on_frame", 1),
+    "first message": (Watcher, "handle_message", 1),
+    "event": (EtcdClientState, "on_watch_event", 1),
+    "timeout": (GrpcConnection, "poll_timeout", 1),
+    "due watches": (Watcher, "_send_due", 1),
+    "loop": (Watcher, "_seconds_until_needed", 1),
+}
+
+
+def fail_once(
+    monkeypatch: pytest.MonkeyPatch, thread: str, step: tuple[Any, str, int], failure: Callable[..., object]
+) -> threading.Event:
+    """On threads of this name, call `failure` instead of the function of this step, once. Returns what that sets."""
+    (place, function, at_call), failed, calls = step, threading.Event(), 0
+    original = getattr(place, function)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if threading.current_thread().name == thread:
+            calls += 1
+            if calls == at_call:
+                failed.set()
+                failure(*args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(place, function, wrapper)
+    return failed
+
+
+def raising(error: Exception) -> Callable[..., object]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def assert_notified_after(url, monkeypatch, start_waiter) -> Callable[[threading.Event], None]:
+    """Lets clients wait for each other until etcd's notification of a release arrives after the failure."""
+    events: list[bool] = []  # for each watch event: whether it came after the failure
+
+    def check(failed: threading.Event) -> None:
+        original = EtcdClientState.on_watch_event
+
+        def record(state: EtcdClientState, key_watch: Any, event: Any, seconds: float) -> None:
+            original(state, key_watch, event, seconds)
+            if event is not None and key_watch.reason == "ahead" and failed.is_set():
+                events.append(True)
+
+        monkeypatch.setattr(EtcdClientState, "on_watch_event", record)
+        end = time.monotonic() + 40
+        with Client(url) as holder, Client(url) as client:
+            while not events:
+                assert time.monotonic() < end, "the failed thread never received another notification"
+                lease = holder.lock("job", ttl=60).acquire(wait=30)
+                waiter = start_waiter(client)
+                time.sleep(0.1)  # usually enough for a watch to start; if not, the next round has one
+                lease.release()
+                waiter.wait_granted()
+
+    return check
+
+
+@pytest.mark.parametrize("error", [OSError("injected"), ValueError("injected")], ids=["OSError", "ValueError"])
+@pytest.mark.parametrize("step", STEPS)
+def test_waiters_are_notified_after_the_watch_thread_fails(step, error, monkeypatch, assert_notified_after) -> None:
+    failed = fail_once(monkeypatch, WATCH_THREAD, STEPS[step], raising(error))
+    assert_notified_after(failed)
+
+
+def test_waiters_are_notified_after_a_failure_before_the_first_read(monkeypatch, assert_notified_after) -> None:
+    """The connection fails while its first watches are requested, and its socket is closed when the reader starts."""
+
+    def fail(connection: GrpcConnection, *_: object) -> None:
+        connection.fail("injected")
+
+    assert_notified_after(fail_once(monkeypatch, WATCH_THREAD, (GrpcConnection, "make_reader", 1), fail))
+
+
+def test_waiters_are_notified_after_the_watch_socket_is_closed(monkeypatch, assert_notified_after) -> None:
+    def close(connection: GrpcConnection, *_: object) -> None:
+        assert connection._socket is not None
+        connection._socket.close()
+
+    assert_notified_after(fail_once(monkeypatch, WATCH_THREAD, (GrpcConnection, "poll_timeout", 2), close))
+
+
+def test_unexpected_error_of_the_watch_thread_is_logged(monkeypatch, assert_notified_after, caplog) -> None:
+    step = (Watcher, "handle_message", 1)
+    assert_notified_after(fail_once(monkeypatch, WATCH_THREAD, step, raising(ValueError("injected"))))
+    assert "unexpected error" in caplog.text
+    assert "ValueError: injected" in caplog.text
+
+
+@pytest.mark.parametrize("function", ["receive", "_on_frame", "poll_timeout"])
+def test_calls_fail_at_once_when_their_reader_fails(function, url, monkeypatch, caplog) -> None:
+    """A call whose reader failed is repeated on a new connection, and does not wait for its timeout."""
+    step = (GrpcConnection, function, 2)
+    failed = fail_once(monkeypatch, CALL_THREAD, step, raising(ValueError("injected")))
+    with Client(url, call_timeout=300) as client:
+        for _ in range(5):
+            with client.lock("job", ttl=600, wait=60):
+                pass
+    assert failed.is_set()
+    assert "unexpected error" in caplog.text
+    assert "ValueError: injected" in caplog.text
