@@ -148,10 +148,8 @@ class ClusterTopology:
             self._connections_to(address) for address in dict.fromkeys(self._slot_map.owners) if address is not None
         ]
 
-    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections | None:
+    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections:
         error, slot_map = rejected.error, self._slot_map
-        if not rejected.retryable:
-            return None
         if rejected.connections is None or not is_error_reply(error, "MOVED") or tries >= _MAX_REDIRECTS:
             return await rediscover(self, self._runtime, tag, rejected, tries, deadline)
         if self._runtime.now() > slot_map.found_at + _MAP_MAX_AGE:  # other slots may have moved too

@@ -104,7 +104,7 @@ class RedisEngine:
 
     async def _attempt_confirmed(self, claim: Claim, call: ScriptCall, subscription: Subscription) -> Grant | Busy:
         """An attempt with `min_replicas`: a grant that too few replicas have confirmed does not count."""
-        reply, confirmed = await self._executor.execute_confirmed(call)
+        reply, confirmed = await self._executor.execute_with_retries(call)
         answer = protocol.decode_attempt(claim, reply)
         if isinstance(answer, Grant) and not confirmed:
             raise self._unconfirmed_error()

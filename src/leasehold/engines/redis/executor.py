@@ -1,14 +1,23 @@
 """Runs scripts: retries, redirects, confirmation by replicas.
 
-- If a server does not know a script, the executor sends its text.
-- If a connection breaks during a request, the executor repeats the request on a new one: the script finds what it did
-  before by the claim's id hash (E2, E6). A request without a reply by its deadline is not repeated: its outcome is
-  unknown.
-- If a request was certainly not executed, because the server said so or was never reached, the executor sends it
-  elsewhere, if the topology knows where, until the deadline.
-- A waiter survives a restart, even of the only server: its attempt is retried until the deadline, or until its `wait`
-  is over.
-- A reply from a server that has been replaced as primary does not count: the request is sent to the new primary.
+One loop, `Executor.execute_with_retries`, decides after each sending what to do next. A request was answered, was
+certainly not executed, or may have been executed (`Outcome`). `next_step` is this table:
+
+| outcome     | because                          | next step                                                        |
+|-------------|----------------------------------|------------------------------------------------------------------|
+| ANSWERED    |                                  | return the reply                                                 |
+| NOT_APPLIED | the server lacks the script      | send the script's text, on the same server                       |
+| NOT_APPLIED | another server has the name      | send it there, if names can move, until the deadline             |
+| NOT_APPLIED | no server was reached            | the same; with one server, and for a waiter: retry there later   |
+| NOT_APPLIED | the server loads its data        | for a waiter: retry there later, until its `wait` is over        |
+| NOT_APPLIED | anything else                    | raise                                                            |
+| UNKNOWN     | the connection broke             | repeat it where the name is now, at most three times             |
+| UNKNOWN     | no reply came by the deadline    | raise `Unavailable`                                              |
+
+- A repeated request finds what the first one did by the claim's id hash (E2, E6). The compensation of an attempt is
+  sent only on the connection that carried it, and only if the attempt is not repeated: `BlockingPool._drop`.
+- After a repetition every error is a plain `Unavailable`: it says nothing about the first request.
+- A reply from a server that has been replaced as primary does not count: the outcome is UNKNOWN.
 - With `min_replicas`, a grant or renewal counts once that many replicas have it. WAIT covers only the writes of its own
   connection, so it is sent on the same one, and no other request uses that meanwhile. WAIT is sent after the reply: the
   compensation of an attempt would otherwise queue behind WAIT, and be lost with the connection.
@@ -20,6 +29,7 @@ discovery in `discovery.py`, and requests without a reply in this module.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import hiredis
@@ -55,8 +65,54 @@ class ScriptCall(NamedTuple):
 
 
 class ScriptResult(NamedTuple):
-    reply: Any
+    reply: Any  # inside this module also the error that came instead of a reply
     confirmed: bool = True  # enough replicas have the write
+
+
+class Outcome(Enum):
+    """What became of a request that was sent once."""
+
+    ANSWERED = auto()
+    NOT_APPLIED = auto()  # certainly not executed: the server refused it, or no server was reached
+    UNKNOWN = auto()  # executed or not: no reply came, or only one that does not count
+
+    @classmethod
+    def of(cls, reply: Any) -> Outcome:
+        """By the reply, or the error that came instead."""
+        if isinstance(reply, CONNECTION_ERRORS):
+            return cls.UNKNOWN
+        return cls.NOT_APPLIED if isinstance(reply, (hiredis.ReplyError, Unreachable)) else cls.ANSWERED
+
+
+class Step(Enum):
+    """What to do next with a request: see the table at the top."""
+
+    RETURN = auto()
+    SEND_TEXT = auto()
+    ELSEWHERE = auto()
+    SAME_SERVER_LATER = auto()
+    REPEAT = auto()
+    RAISE = auto()
+
+
+def next_step(call: ScriptCall, reply: Any, names_can_move: bool) -> Step:
+    """The table at the top. `reply`: or the error that came instead."""
+    outcome = Outcome.of(reply)
+    if outcome is Outcome.ANSWERED:
+        return Step.RETURN
+    if outcome is Outcome.UNKNOWN:
+        return Step.RAISE if isinstance(reply, TimeoutError) or not call.retries_left else Step.REPEAT
+    if is_error_reply(reply, "NOSCRIPT") and as_eval(call.script, call.packed) != call.packed:
+        return Step.SEND_TEXT
+    unreachable, is_waiter = isinstance(reply, Unreachable), call.retry_until is not None
+    if names_can_move and (unreachable or is_error_reply(reply, WRONG_SERVER_ERRORS)):
+        return Step.ELSEWHERE
+    return Step.SAME_SERVER_LATER if is_waiter and (unreachable or is_error_reply(reply, "LOADING")) else Step.RAISE
+
+
+def _retry_deadline(call: ScriptCall) -> float:
+    """Of a waiter: the end of its `wait`, which `close()` of the client brings forward."""
+    return 0.0 if call.retry_until is None else min(call.deadline, call.retry_until())
 
 
 class Executor:
@@ -77,122 +133,114 @@ class Executor:
     ) -> Any | Awaitable[Any]:
         """The reply to one script: returned directly if one blocking call was enough, else an awaitable."""
         topology = self._topology
-        connections = topology.connections(tag)
+        connections, reply = topology.connections(tag), None
         if connections is not None:
             try:
                 reply = connections.call(packed, deadline, compensation)
             except CONNECTION_ERRORS as error:
-                return self._reply_after_disconnect(
-                    error,
-                    connections,
-                    ScriptCall(tag, script, packed, deadline, compensation, retries_left, retry_until),
-                )
+                reply = error
             answered = reply.__class__ is list or reply.__class__ is int
             if answered and not (topology.names_can_move and topology.is_replaced(connections)):
                 return reply
-        call_fields = (tag, script, packed, deadline, compensation, retries_left, retry_until)  # for a retry
-        return (
-            self._find_and_execute(ScriptCall(*call_fields))
-            if connections is None
-            else self._await_reply(reply, connections, call_fields)
+        return self._finish(
+            (tag, script, packed, deadline, compensation, retries_left, retry_until), connections, reply
         )
 
-    async def _await_reply(self, reply: Any, connections: Connections, call_fields: tuple[Any, ...]) -> Any:
+    async def _finish(self, call_fields: tuple[Any, ...], connections: Connections | None, reply: Any) -> Any:
+        """What is left of `execute`: to await the reply, and to retry."""
+        if connections is None:
+            return (await self.execute_with_retries(ScriptCall(*call_fields))).reply
         try:
             if hasattr(reply, "__await__"):  # like `maybe_await`, but without one more coroutine
                 reply = await reply
-            self._check_not_replaced(connections)
-        except CONNECTION_ERRORS as error:
-            return await self._reply_after_disconnect(error, connections, ScriptCall(*call_fields))
-        except Unreachable as error:
-            return (await self._execute_until_deadline(ScriptCall(*call_fields), connections, error)).reply
-        if not isinstance(reply, hiredis.ReplyError):
+            if not isinstance(reply, CONNECTION_ERRORS):  # a timeout must not become a broken connection
+                self._check_not_replaced(connections)
+        except (*CONNECTION_ERRORS, Unreachable) as error:
+            reply = error
+        if reply.__class__ is list or reply.__class__ is int:  # answered, found out cheaply
             return reply
-        return (await self._execute_until_deadline(ScriptCall(*call_fields), connections, reply)).reply
+        return (await self.execute_with_retries(ScriptCall(*call_fields), connections, ScriptResult(reply))).reply
 
-    async def _find_and_execute(self, call: ScriptCall) -> Any:
-        return (await self.execute_confirmed(call)).reply
+    async def execute_with_retries(
+        self, call: ScriptCall, connections: Connections | None = None, result: ScriptResult | None = None
+    ) -> ScriptResult:
+        """Send the request until a step of the table returns or raises. `result`: of a first sending, there."""
+        tries, earlier_error, may_be_executed = 0, None, False
+        try:
+            while True:
+                if result is None:
+                    connections, result = await self._find_and_send(call)
+                step, error = next_step(call, result.reply, self._topology.names_can_move), result.reply
+                if step is Step.RETURN:
+                    return result
+                if Outcome.of(error) is Outcome.UNKNOWN:
+                    self._rediscover_later(connections)
+                if step is Step.REPEAT:
+                    call, may_be_executed = call._replace(retries_left=call.retries_left - 1), True
+                    tries, earlier_error, result = 0, None, None
+                    continue
+                if step is Step.SEND_TEXT:
+                    call = call._replace(packed=as_eval(call.script, call.packed))
+                elif step is Step.ELSEWHERE:
+                    connections = await self._find_other_server(call, connections, error, tries)
+                elif step is Step.RAISE or not await pause_before_retry(self._runtime, tries, _retry_deadline(call)):
+                    raise self._final_error(connections, error, earlier_error)
+                tries, earlier_error = tries + 1, error
+                assert connections is not None
+                result = await self._send(call, connections)
+        except LeaseholdError as final_error:
+            if may_be_executed:
+                raise Unavailable(str(final_error), engine="redis") from final_error
+            raise
 
-    async def execute_confirmed(self, call: ScriptCall) -> ScriptResult:
-        """The reply to one script, and whether enough replicas have its write, if `call.confirm`."""
-        connections, discovery_error = self._topology.connections(call.tag), None
+    async def _find_and_send(self, call: ScriptCall) -> tuple[Connections | None, ScriptResult]:
+        """The server that has the name, and the result there. Without one, the request was not executed."""
+        connections = self._topology.connections(call.tag)
+        no_server = Unreachable("no cluster node currently serves this hash slot", engine="redis")
         if connections is None:
             try:
                 await self._topology.find(call.deadline)
             except Unreachable as error:
                 if call.retry_until is None:
                     raise
-                discovery_error = error
+                no_server = error
             connections = self._topology.connections(call.tag)
-        return await self._execute_until_deadline(call, connections, discovery_error if connections is None else None)
+        return connections, ScriptResult(no_server) if connections is None else await self._send(call, connections)
 
-    async def _execute_until_deadline(
-        self, call: ScriptCall, connections: Connections | None, error: Exception | None = None
-    ) -> ScriptResult:
-        """Send the request there, or elsewhere if `error` says that it was not executed there; until the deadline."""
-        if connections is None and error is None:
-            error = Unreachable("no cluster node currently serves this hash slot", engine="redis")
-        tries = 0
-        while True:
-            if error is not None:
-                call, connections = await self._choose_retry(call, connections, error, tries)
-                tries += 1
-            assert connections is not None
-            try:
-                result = await self._send(call, connections)
-            except CONNECTION_ERRORS as broken:
-                return await self._retry_after_disconnect(broken, connections, call, error)
-            except Unreachable as unreachable:
-                error = unreachable
-                continue
-            if not isinstance(result.reply, hiredis.ReplyError):
-                return result
-            error = result.reply
-
-    async def _choose_retry(
+    async def _find_other_server(
         self, call: ScriptCall, connections: Connections | None, error: Exception, tries: int
-    ) -> tuple[ScriptCall, Connections]:
-        """What to send, and where, after a request that was not executed. Raises the error if a retry is no use."""
-        if connections is not None and is_error_reply(error, "NOSCRIPT"):
-            text = as_eval(call.script, call.packed)
-            if text != call.packed:
-                return call._replace(packed=text), connections
-        rejected = Rejected(error, connections)
-        retry_deadline = 0.0 if call.retry_until is None else min(call.deadline, call.retry_until())
+    ) -> Connections:
         # If no server is known, discovery for a waiter ends when its `wait` is over, even before the deadline.
-        no_server_known = connections is None and call.retry_until is not None
-        target = await self._topology.redirect(
-            call.tag, rejected, tries, retry_deadline if no_server_known else call.deadline
-        )
-        if target is not None:
-            return call, target
-        not_executed = isinstance(error, Unreachable) or is_error_reply(error, "LOADING")
-        if connections is not None and not_executed and await pause_before_retry(self._runtime, tries, retry_deadline):
-            return call, connections
-        raise rejected.map_error() if connections is None else self._map_error(connections, error)
+        is_waiter = call.retry_until is not None
+        deadline = _retry_deadline(call) if connections is None and is_waiter else call.deadline
+        return await self._topology.redirect(call.tag, Rejected(error, connections), tries, deadline)
 
     async def _send(self, call: ScriptCall, connections: Connections) -> ScriptResult:
-        if not call.confirm:
+        """The result of sending it once; without a reply, the error."""
+        try:
+            if call.confirm:
+                replies, confirmed = await self._round_trip(
+                    connections, [call.packed], call.deadline, True, call.compensation
+                )
+                return ScriptResult(replies[0], confirmed)
             reply = await maybe_await(connections.call(call.packed, call.deadline, call.compensation))
             self._check_not_replaced(connections)
             return ScriptResult(reply)
-        replies, confirmed = await self._round_trip(connections, [call.packed], call.deadline, True, call.compensation)
-        return ScriptResult(replies[0], confirmed)
+        except (*CONNECTION_ERRORS, Unreachable) as error:
+            return ScriptResult(error)
 
-    async def _reply_after_disconnect(self, error: Exception, connections: Connections, call: ScriptCall) -> Any:
-        return (await self._retry_after_disconnect(error, connections, call)).reply
-
-    async def _retry_after_disconnect(
-        self, error: Exception, connections: Connections, call: ScriptCall, earlier_error: Exception | None = None
-    ) -> ScriptResult:
-        """Repeat a request whose outcome is unknown. `earlier_error`: why another server did not execute it before."""
-        self._connection_lost(connections)
-        if isinstance(error, TimeoutError) or not call.retries_left:
-            raise self._no_answer_error(connections, error, earlier_error) from error
-        try:
-            return await self.execute_confirmed(call._replace(retries_left=call.retries_left - 1))
-        except LeaseholdError as retry_error:  # says nothing about the first request
-            raise Unavailable(str(retry_error), engine="redis") from retry_error
+    def _final_error(
+        self, connections: Connections | None, error: Exception, earlier_error: Exception | None
+    ) -> LeaseholdError:
+        if isinstance(error, LeaseholdError):
+            return error
+        assert connections is not None  # it sent this reply, or none
+        if isinstance(error, CONNECTION_ERRORS):
+            final_error: LeaseholdError = self._no_answer_error(connections, error, earlier_error)
+        else:
+            final_error = self._map_error(connections, error)
+        final_error.__cause__ = error
+        return final_error
 
     # --------------------------------------------------------------- batches
 
@@ -214,7 +262,7 @@ class Executor:
 
     async def _execute_single(self, call: ScriptCall) -> ScriptResult | LeaseholdError:
         try:
-            return await self.execute_confirmed(call)
+            return await self.execute_with_retries(call)
         except LeaseholdError as error:
             return error
 
@@ -269,7 +317,7 @@ class Executor:
         try:
             return await self._round_trip(connections, packed, deadline, confirm)
         except CONNECTION_ERRORS as error:
-            self._connection_lost(connections)
+            self._rediscover_later(connections)
             if isinstance(error, TimeoutError):
                 raise self._no_answer_error(connections, error) from error
             if self._topology.names_can_move:  # a batch may be repeated anywhere
@@ -288,7 +336,7 @@ class Executor:
         try:
             replies, _ = await self._send_with_retry(connections, [packed], deadline, confirm=False)
         except Unreachable:
-            self._connection_lost(connections)
+            self._rediscover_later(connections)
             raise
         if isinstance(replies[0], hiredis.ReplyError):
             raise self._map_error(connections, replies[0])
@@ -339,8 +387,9 @@ class Executor:
         suffix = "" if earlier_error is None else f"; before that: {earlier_error}"
         return Unavailable(f"{connections.server} did not answer: {describe_error(error)}{suffix}", engine="redis")
 
-    def _connection_lost(self, connections: Connections) -> None:
-        if self._topology.names_can_move:
+    def _rediscover_later(self, connections: Connections | None) -> None:
+        """This server did not answer: unless it is the only one, the next call discovers where its names are now."""
+        if connections is not None and self._topology.names_can_move:
             self._topology.mark_stale(connections)
 
     def _map_error(self, connections: Connections, error: Exception) -> LeaseholdError:

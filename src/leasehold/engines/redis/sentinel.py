@@ -196,9 +196,7 @@ class SentinelTopology:
             await self.find(deadline)
         return (connections,)
 
-    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections | None:
-        if not rejected.retryable:
-            return None
+    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections:
         connections = self._connections
         if (
             connections is not None

@@ -15,7 +15,7 @@ from leasehold.config import EngineConfig
 from leasehold.core.timing import backoff
 from leasehold.engines.redis.connections import BlockingPool, Connections, SharedConnection
 from leasehold.engines.redis.scripts import PubSubCommands
-from leasehold.engines.redis.server import RedisEndpoint, is_error_reply
+from leasehold.engines.redis.server import RedisEndpoint
 from leasehold.engines.redis.server_settings import Unreachable
 from leasehold.errors import ConfigError, LeaseholdError
 from leasehold.runtime.base import Runtime
@@ -43,16 +43,10 @@ class Rejected(NamedTuple):
     error: Exception
     connections: Connections | None = None
 
-    @property
-    def retryable(self) -> bool:
-        """Whether another server may execute it, or this one later."""
-        return isinstance(self.error, Unreachable) or is_error_reply(self.error, WRONG_SERVER_ERRORS)
-
     def map_error(self) -> LeaseholdError:
-        if self.connections is None or isinstance(self.error, LeaseholdError):
-            return (
-                self.error if isinstance(self.error, LeaseholdError) else Unreachable(str(self.error), engine="redis")
-            )
+        if isinstance(self.error, LeaseholdError):
+            return self.error
+        assert self.connections is not None  # an error reply has a sender
         return self.connections.server.map_error(self.error)
 
 
@@ -72,9 +66,9 @@ class Topology(Protocol):
     async def find(self, deadline: float) -> None:
         """Discover which servers have the names. Raises `Unreachable` if that fails by the deadline."""
 
-    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections | None:
-        """Where to send the request instead, perhaps after a pause; None: nowhere. Raises `Unreachable` if that is not
-        known by the deadline."""
+    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections:
+        """If names can move: where to send a request that this server cannot execute, or that did not reach it, perhaps
+        after a pause. Raises `Unreachable` if that is not known by the deadline."""
 
     async def all_connections(self, deadline: float) -> Iterable[Connections]:
         """To every server that has names."""
@@ -137,8 +131,8 @@ class SingleServer:
     async def find(self, deadline: float) -> None:
         """Nothing to discover: the URL has the address."""
 
-    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> None:
-        return None
+    async def redirect(self, tag: str, rejected: Rejected, tries: int, deadline: float) -> Connections:
+        raise rejected.map_error()  # there is no other server
 
     async def all_connections(self, deadline: float) -> Iterable[Connections]:
         return (self._connections,)
