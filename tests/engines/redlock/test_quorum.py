@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.engines.redlock import quorum
-from leasehold.engines.redlock.protocol import NodeBusy, NodeRenewal
-from leasehold.model import Alive, Gone
+from leasehold.engines.redlock.protocol import NodeBusy, NodeGrant, NodeRenewal
+from leasehold.model import Alive, Gone, Holder
 
 NODES, QUORUM = 5, 3
 
@@ -109,6 +109,48 @@ def test_minority_does_not_set_the_highest_ticket(tickets, nodes, highest_ticket
 )
 def test_vote_is_decided_when_remaining_nodes_cannot_change_it(taken, refused, decided) -> None:
     assert quorum.is_decided(taken, refused, NODES) is decided
+
+
+def parse_votes(text: str) -> quorum.Round:
+    """One letter for each node: y votes for the claim, a and b for others, . did not answer."""
+    answers: dict[int, NodeGrant | NodeBusy] = {}
+    for node, letter in enumerate(text):
+        if letter == "y":
+            answers[node] = NodeGrant(7, 9.0)
+        elif letter != ".":
+            answers[node] = NodeBusy(9.0, None, ord(letter), Holder(letter), True, 0)
+    silent = {node: TimeoutError() for node, letter in enumerate(text) if letter == "."}
+    return quorum.Round.of(answers, silent, len(text))
+
+
+@pytest.mark.parametrize(
+    ("votes", "verdict"),
+    [
+        ("yyy..", "won"),
+        ("yyyaa", "won"),
+        ("yyyyy", "won"),
+        ("yyaab", "lost"),
+        ("yya..", "lost"),
+        ("aaa..", "lost"),
+        ("yy...", "undecided"),
+        ("ya...", "undecided"),
+        (".....", "undecided"),
+        ("yy.", "won"),
+        ("ya.", "lost"),
+        ("yyaa", "lost"),
+    ],
+)
+def test_round_is_won_only_by_a_majority_of_all_nodes(votes, verdict) -> None:
+    votes = parse_votes(votes)
+    assert [each for each in ("won", "lost", "undecided") if getattr(votes, each)] == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("votes", "split", "outvoted"),
+    [("yyabb", True, False), ("yyaa.", False, False), ("aabb.", False, False), ("yaaab", True, True)],
+)
+def test_split_vote_is_told_apart_from_a_rival_with_a_majority(votes, split, outvoted) -> None:
+    assert (parse_votes(votes).is_split_vote, parse_votes(votes).is_outvoted) == (split, outvoted)
 
 
 def parse_renewals(text: str) -> dict[int, NodeRenewal]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from leasehold.config import EngineConfig
 from leasehold.core.timing import WAITER_TTL
@@ -27,8 +27,9 @@ from leasehold.engines.redlock import protocol, quorum
 from leasehold.engines.redlock.broadcast import Broadcaster
 from leasehold.engines.redlock.client_state import ProposalClock, RedlockClientState
 from leasehold.engines.redlock.inspect import RedlockInspector
-from leasehold.engines.redlock.protocol import NodeBusy, NodeGrant, RedlockRequests
+from leasehold.engines.redlock.protocol import RedlockRequests
 from leasehold.engines.redlock.pubsub import NodeSubscriptions
+from leasehold.engines.redlock.quorum import Round
 from leasehold.engines.redlock.renew import RedlockRenewer
 from leasehold.engines.redlock.url import parse_nodes
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
@@ -49,6 +50,15 @@ _PING: Final = encode_command("PING")
 _POLL_INTERVAL: Final = 0.2  # seconds, on average, between attempts of a waiter without subscriptions
 _MAX_TRIES: Final = 3  # of an attempt without `queue`, if perhaps no claim has a majority
 _RETRY_DELAY: Final = 0.02  # seconds at most between them, random: the first to return finds the nodes free
+
+
+class NumberedAttempt(NamedTuple):
+    """An attempt as it is sent to every node."""
+
+    keys: NameKeys
+    claim: Claim
+    number: int  # orders the requests of a claim, and is the token it proposes
+    ticket: int  # 0: the claim does not queue
 
 
 class RedlockEngine:
@@ -102,68 +112,80 @@ class RedlockEngine:
         return answer or Busy()
 
     async def _attempt_round(self, claim: Claim, deadline: float) -> Grant | Busy | None:
-        """One round, and what is needed to complete or to undo it. None: perhaps no claim has a majority."""
-        keys, number = self._requests.name_keys(claim.namespace, claim.name), self._proposals.next_number()
+        """One round to all nodes, then what follows from their votes. None: perhaps no claim has a majority."""
         ticket = self._proposals.assign_ticket(claim.id_hash) if claim.queue else 0
-        packed = self._requests.attempt(keys, claim, number, ticket)
+        keys = self._requests.name_keys(claim.namespace, claim.name)
+        attempt = NumberedAttempt(keys, claim, self._proposals.next_number(), ticket)
         result = await self._broadcaster.run_round(
             self._scripts.attempt,
-            [packed],
+            [self._requests.attempt(*attempt)],
             deadline,
             claim.ttl,
             self._is_decided,
-            partial(self._compensation, keys, claim, number),
+            partial(self._compensation, attempt),
         )
-        node_answers = result.decode_first(lambda reply: protocol.decode_attempt(claim, reply))
-        taken = {n: node_answer for n, node_answer in node_answers.items() if isinstance(node_answer, NodeGrant)}
-        refused = {n: node_answer for n, node_answer in node_answers.items() if isinstance(node_answer, NodeBusy)}
-        tokens = {n: node_answer.token for n, node_answer in taken.items()}
+        answers = result.decode_first(lambda reply: protocol.decode_attempt(claim, reply))
+        votes = Round.of(answers, result.errors, len(self._nodes))
+        tickets = [refusal.last_ticket for refusal in votes.refused.values()]
         self._proposals.observe_answers(
-            number,
-            tokens.values(),
-            quorum.highest_ticket([node_answer.last_ticket for node_answer in refused.values()], len(self._nodes)),
+            attempt.number, votes.tokens.values(), quorum.highest_ticket(tickets, len(self._nodes))
         )
-        if len(taken) >= self._quorum:
-            token, confirmed_by = await self._agree_token(claim, keys, tokens, number, deadline)
-            to_repair = quorum.mismatched_nodes({n: tokens[n] for n in taken if n not in confirmed_by}, token)
-            if claim.queue:
-                to_repair += refused
-            if to_repair:
-                await self._repair_minority(claim._replace(token=token), keys, to_repair, deadline)
-            return Grant(token, quorum.majority_life([taken[n].life for n in confirmed_by], self._quorum))
-        if len(node_answers) < self._quorum:
-            # The client then calls forget(), which returns the votes.
-            raise self._broadcaster.no_majority_error(result, f"could not attempt {claim.name}")
-        if taken:
-            reserved_at = await self._undo(claim, keys, list(taken), number, ticket, deadline)
-            if not quorum.is_outvoted(refused.values(), self._quorum):
-                for n in reserved_at:
-                    self._subscriptions.on_node_reservation(claim.id_hash, n)
-        if not claim.queue:  # no later attempt or release follows: return votes whose answers were lost
-            self._add_missed_releases(claim, self._requests.undo_attempt(keys, claim, number), result.errors)
-        for n, node_answer in refused.items():
-            if claim.queue:
-                self._subscriptions.check_node_subscribed(n, node_answer.subscribed)
-        if quorum.is_split_vote(taken, refused) and not claim.queue:
-            return None
-        return quorum.merge_busy(len(taken), list(refused.values()), self._quorum)
+        if votes.won:
+            return await self._complete_grant(attempt, votes, deadline)
+        if votes.lost:
+            return await self._return_votes(attempt, votes, deadline)
+        # The client then calls forget(), which returns the votes.
+        raise self._broadcaster.no_majority_error(result, f"could not attempt {claim.name}")
 
-    def _compensation(self, keys: NameKeys, claim: Claim, number: int) -> bytes:
-        return as_eval(self._scripts.release, self._requests.undo_attempt(keys, claim, number))
+    async def _complete_grant(self, attempt: NumberedAttempt, votes: Round, deadline: float) -> Grant:
+        """A majority votes for the claim: agree on its token, and repair the other nodes."""
+        token, confirmed_by = await self._agree_token(attempt, votes.tokens, deadline)
+        unconfirmed = {node: answer for node, answer in votes.tokens.items() if node not in confirmed_by}
+        to_repair = quorum.mismatched_nodes(unconfirmed, token)
+        if attempt.claim.queue:
+            to_repair += votes.refused
+        if to_repair:
+            await self._repair_minority(attempt, token, to_repair, deadline)
+        return Grant(token, quorum.majority_life([votes.taken[node].life for node in confirmed_by], self._quorum))
+
+    async def _return_votes(self, attempt: NumberedAttempt, votes: Round, deadline: float) -> Busy | None:
+        """The claim has no majority: return the votes it got, or may have got, so that another claim can win."""
+        claim = attempt.claim
+        if votes.taken:
+            reserved_at = await self._undo(attempt, list(votes.taken), deadline)
+            if not votes.is_outvoted:
+                for node in reserved_at:
+                    self._subscriptions.on_node_reservation(claim.id_hash, node)
+        if not claim.queue:  # no later attempt or release follows: return votes whose answers were lost
+            self._add_missed_releases(claim, self._undo_request(attempt), votes.silent)
+            return None if votes.is_split_vote else self._busy(votes)
+        for node, refusal in votes.refused.items():
+            self._subscriptions.check_node_subscribed(node, refusal.subscribed)
+        return self._busy(votes)
+
+    def _busy(self, votes: Round) -> Busy:
+        return quorum.merge_busy(len(votes.taken), list(votes.refused.values()), self._quorum)
+
+    def _undo_request(self, attempt: NumberedAttempt, ticket: int = 0) -> bytes:
+        return self._requests.undo_attempt(attempt.keys, attempt.claim, attempt.number, ticket)
+
+    def _compensation(self, attempt: NumberedAttempt) -> bytes:
+        return as_eval(self._scripts.release, self._undo_request(attempt))
 
     def _is_decided(self, replies: Any) -> bool:
         taken = sum(_is_taken(reply) for (reply,) in replies.values())
         return quorum.is_decided(taken, len(replies) - taken, len(self._nodes))
 
     async def _agree_token(
-        self, claim: Claim, keys: NameKeys, tokens: dict[int, int], number: int, deadline: float
+        self, attempt: NumberedAttempt, tokens: dict[int, int], deadline: float
     ) -> tuple[int, list[int]]:
         """The token of the grant, and the majority of nodes that confirmed it. If this raises, the caller must forget
         the claim."""
-        token, is_agreed = quorum.agree_token(tokens, self._quorum, number)
+        claim = attempt.claim
+        token, is_agreed = quorum.agree_token(tokens, self._quorum, attempt.number)
         confirmed_by = [n for n, answer in tokens.items() if answer == token]
         if not is_agreed:
-            packed = self._requests.confirm(keys, claim, token, self._proposals.next_number())
+            packed = self._requests.confirm(attempt.keys, claim, token, self._proposals.next_number())
             calls = {n: [packed] for n, answer in tokens.items() if answer <= token}
             result = await self._broadcaster.run_round(
                 self._scripts.confirm, calls, deadline, claim.ttl, lambda replies: self._is_confirmed(replies)
@@ -177,32 +199,33 @@ class RedlockEngine:
     def _is_confirmed(self, replies: Any) -> bool:
         return bool(sum(reply[0] == 1 for reply in replies.values()) >= self._quorum)
 
-    async def _repair_minority(self, claim: Claim, keys: NameKeys, to_repair: list[int], deadline: float) -> None:
+    async def _repair_minority(
+        self, attempt: NumberedAttempt, token: int, to_repair: list[int], deadline: float
+    ) -> None:
         """Nodes that got the last release later than others still have this claim queued, and some may have it with
         another token. They join the grant, or drop the claim from the queue. The grant does not depend on it."""
-        number = self._proposals.next_number()
-        packed = self._requests.rejoin(keys, claim, number)
+        claim = attempt.claim._replace(token=token)
+        offer = attempt._replace(claim=claim, number=self._proposals.next_number())
+        packed = self._requests.rejoin(offer.keys, claim, offer.number)
         await self._broadcaster.run_round(
             self._scripts.rejoin,
             {n: [packed] for n in to_repair},
             deadline,
             claim.ttl,
             lambda _: True,
-            partial(self._compensation, keys, claim, number),
+            partial(self._compensation, offer),
         )
 
-    async def _undo(
-        self, claim: Claim, keys: NameKeys, taken: list[int], number: int, ticket: int, deadline: float
-    ) -> list[int]:
+    async def _undo(self, attempt: NumberedAttempt, taken: list[int], deadline: float) -> list[int]:
         """Return votes that are too few for a grant; with a ticket, requeue the claim on those nodes. Returns the nodes
         that reserved the name for the claim at once."""
-        packed = self._requests.undo_attempt(keys, claim, number, ticket)
+        packed = self._undo_request(attempt, attempt.ticket)
         result = await self._broadcaster.run_round(
-            self._scripts.release, {n: [packed] for n in taken}, deadline, claim.ttl, _never_decided
+            self._scripts.release, {n: [packed] for n in taken}, deadline, attempt.claim.ttl, _never_decided
         )
         ended = result.decode_first(protocol.decode_release)
-        if not ticket:
-            self._add_missed_releases(claim, packed, [n for n in taken if n in result.errors])
+        if not attempt.ticket:
+            self._add_missed_releases(attempt.claim, packed, [n for n in taken if n in result.errors])
         return [n for n, reply in ended.items() if reply == 2]
 
     # ------------------------------------------------------------- other verbs

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from leasehold.engines.redlock.protocol import NodeBusy, NodeGrant, NodeRenewal
 from leasehold.model import Alive, Busy, Gone, Holding, HoldingState
@@ -76,15 +76,47 @@ def is_decided(taken: int, refused: int, node_count: int) -> bool:
     return taken >= quorum or refused > node_count - quorum
 
 
-def is_split_vote(taken: Mapping[int, NodeGrant], refused: Mapping[int, NodeBusy]) -> bool:
-    """Whether perhaps no claim has a majority: several attempted at once, and each got some votes."""
-    return bool(taken) and len({refusal.token for refusal in refused.values()}) > 1
+class Round(NamedTuple):
+    """The nodes' answers to one attempt, by node index. Exactly one of `won`, `undecided` and `lost` is true."""
 
+    node_count: int
+    taken: Mapping[int, NodeGrant]  # these nodes vote for the claim
+    refused: Mapping[int, NodeBusy]  # these vote for another claim
+    silent: Mapping[int, Exception]  # these gave no valid answer, and may vote for it or not
 
-def is_outvoted(refused: Iterable[NodeBusy], quorum: int) -> bool:
-    """Whether another claim has a majority with one token: the reservation of a minority is then of no use."""
-    rivals = Counter(refusal.token for refusal in refused if refusal.holder is not None)
-    return max(rivals.values(), default=0) >= quorum
+    @classmethod
+    def of(cls, answers: Mapping[int, NodeGrant | NodeBusy], silent: Mapping[int, Exception], node_count: int) -> Round:
+        taken = {node: answer for node, answer in answers.items() if isinstance(answer, NodeGrant)}
+        refused = {node: answer for node, answer in answers.items() if isinstance(answer, NodeBusy)}
+        return cls(node_count, taken, refused, silent)
+
+    @property
+    def won(self) -> bool:
+        return len(self.taken) >= majority(self.node_count)
+
+    @property
+    def undecided(self) -> bool:
+        """Too few nodes answered for any result."""
+        return len(self.taken) + len(self.refused) < majority(self.node_count)
+
+    @property
+    def lost(self) -> bool:
+        return not self.won and not self.undecided
+
+    @property
+    def tokens(self) -> dict[int, int]:
+        return {node: grant.token for node, grant in self.taken.items()}
+
+    @property
+    def is_split_vote(self) -> bool:
+        """Whether perhaps no claim has a majority: several attempted at once, and each got some votes."""
+        return bool(self.taken) and len({refusal.token for refusal in self.refused.values()}) > 1
+
+    @property
+    def is_outvoted(self) -> bool:
+        """Whether another claim has a majority with one token: the reservation of a minority is then of no use."""
+        rivals = Counter(refusal.token for refusal in self.refused.values() if refusal.holder is not None)
+        return max(rivals.values(), default=0) >= majority(self.node_count)
 
 
 def merge_busy(released: int, refused: Sequence[NodeBusy], quorum: int) -> Busy:
