@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -53,6 +54,18 @@ class Shell:
             timeout=seconds,
             cwd=self.folder,
             env={**self.environment, **environment},
+        )
+
+    def sh(self, line: str) -> subprocess.CompletedProcess[str]:
+        """`leasehold LINE` through /bin/sh, for its redirections."""
+        return subprocess.run(
+            ["/bin/sh", "-c", f"{shlex.join(PROGRAM)} {line}"],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            stdin=subprocess.DEVNULL,
         )
 
     def start(self, *arguments: str, **settings: Any) -> subprocess.Popen[str]:

@@ -137,3 +137,20 @@ def test_lease_as_command_line_argument_is_refused(shell):
     for command in ("renew", "release"):
         assert shell(command, text).returncode == 64
     assert shell.json("get", "j")["locked"] is True
+
+
+@pytest.mark.parametrize("command", ["renew", "release"])
+def test_renew_and_release_with_closed_stdin_are_64(shell, command):
+    done = shell.sh(f"{command} <&-")
+    assert done.returncode == 64
+    assert "no lease" in done.stderr
+
+
+def test_acquire_with_closed_stdout_leaves_no_lease(shell):
+    assert shell.sh("acquire j >&-").returncode == 64
+    assert shell.json("ls") == []
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"name":' * 100_000], ids=["array", "object"])
+def test_release_of_deeply_nested_json_is_78(shell, text):
+    assert shell("release", stdin=text).returncode == 78

@@ -79,3 +79,10 @@ def test_break_prints_json(shell):
     assert (found["name"], found["token"], found["broken"]) == ("j", token, True)
     assert found["holding"]["token"] == token
     assert shell.json("break", "j") == {"namespace": "", "name": "j", "token": None, "broken": False, "holding": None}
+
+
+def test_break_with_closed_stdin_is_refused(shell):
+    shell.hold("j")
+    done = shell.sh("break j <&-")
+    assert done.returncode == 64
+    assert "--yes" in done.stderr

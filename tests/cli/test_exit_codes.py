@@ -4,6 +4,7 @@ import errno
 import os
 import pathlib
 import sqlite3
+import sys
 
 import pytest
 
@@ -143,3 +144,11 @@ def test_version_option_prints_the_version(shell):
     import leasehold
 
     assert shell("--version").stdout == f"leasehold {leasehold.__version__}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_exit_code_is_kept_when_stderr_is_full(shell):
+    shell.hold("j")
+    assert shell.sh("run -n j true 2>/dev/full").returncode == 75
+    assert shell.sh("run --no-such-option 2>/dev/full").returncode == 64
+    assert shell.sh("-vv -u nope://x ls 2>/dev/full").returncode == 78

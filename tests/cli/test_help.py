@@ -1,7 +1,5 @@
 """The help is a manual: every command has examples and exit codes, every flag names its environment variable."""
 
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -83,37 +81,6 @@ def test_missing_command_prints_help_to_stderr_and_is_64(shell):
     assert done.returncode == 64
     assert "Commands:" in done.stderr
     assert done.stdout == ""
-
-
-# ------------------------------------------------------------------- completion
-
-
-@pytest.mark.parametrize(("name", "check"), [("bash", ["-n"]), ("zsh", ["-n"]), ("fish", ["--no-execute"])])
-def test_completion_script_parses(shell, tmp_path, name, check):
-    script = shell("completion", name)
-    assert script.returncode == 0
-    assert "_LEASEHOLD_COMPLETE" in script.stdout
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed here")
-    (tmp_path / "script").write_text(script.stdout)
-    subprocess.run([found, *check, tmp_path / "script"], check=True, timeout=60)
-
-
-def complete(shell, *words):
-    done = shell(
-        COMP_WORDS=" ".join(("leasehold", *words)), COMP_CWORD=str(len(words)), _LEASEHOLD_COMPLETE="bash_complete"
-    )
-    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
-
-
-def test_completion_offers_commands_options_and_held_names(shell):
-    assert complete(shell, "re") == ["renew", "release", "rebase"]
-    assert "--kill-after" in complete(shell, "run", "--k")
-    shell.hold("orders/42")
-    assert complete(shell, "get", "or") == ["orders/42"]
-    shell.environment["LEASEHOLD_URL"] = "nope://"
-    assert complete(shell, "get", "or") == []
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,3 +186,24 @@ def test_json_reference_page_names_every_field():
     described = re.findall(r"^\| `(\w+)` \|", page, re.M)
     for field in HOLDING:
         assert field in described, field
+
+
+def test_name_outside_of_the_output_encoding_is_escaped(shell):
+    shell.hold("日本")
+    for command in (["ls"], ["get", "日本"], ["watch", "--for", "0"]):
+        done = shell(*command, PYTHONIOENCODING="latin-1")
+        assert done.returncode == 0, done.stderr
+        assert "\\u65e5\\u672c" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["ls", "watch", "get"])
+def test_name_that_is_not_utf8_is_64(shell, command):
+    done = subprocess.run(
+        [sys.executable, "-m", "leasehold", command, b"\xff"],
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 64
+    assert "UTF-8" in done.stderr

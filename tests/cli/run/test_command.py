@@ -5,8 +5,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+PROGRAM = [sys.executable, "-m", "leasehold"]
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 75, 79, 126, 255])
@@ -324,3 +327,68 @@ def test_wrong_command_line_is_64_and_says_why(shell, arguments, why):
     assert why in done.stderr
     assert "Try 'leasehold run --help'." in done.stderr
     assert done.stdout == ""
+
+
+def test_run_of_empty_command_is_127(shell):
+    done = shell("run", "j", "--", "")
+    assert done.returncode == 127
+    assert "No such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--slots", "9" * 30, "j", "true"], "--slots"),
+        (["--ttl", "1e300", "j", "true"], "ttl"),
+        (["--ttl", "1e-9", "j", "true"], "must be greater than 0.002 s"),
+        (["-w", "1e300", "j", "true"], "wait"),
+        (["j", "-c"], "requires an argument"),
+        (["j", "--ttl"], "requires an argument"),
+        (["j", "--result-file"], "requires an argument"),
+    ],
+)
+def test_run_option_out_of_range_or_without_value_is_64(shell, arguments, why):
+    done = shell("run", *arguments)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert why in done.stderr
+
+
+def test_nested_run_of_the_same_name_is_refused(shell):
+    done = shell("run", "j", "--", *PROGRAM, "run", "j", "--", "touch", "ran")
+    assert done.returncode == 78
+    assert "wait for itself" in done.stderr
+    assert not (shell.folder / "ran").exists()
+
+
+def test_nested_run_of_other_name_or_engine_is_allowed(shell, tmp_path):
+    inner = [*PROGRAM, "run", "k", "--", "sh", "-c", "echo $LEASEHOLD_LOCK"]
+    assert shell("run", "j", "--", *inner).stdout == "k\n"
+    other = [*PROGRAM, "-u", f"sqlite://{tmp_path}/other.db", "run", "j", "--", "echo", "apart"]
+    assert shell("run", "j", "--", *other).stdout == "apart\n"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "empty"])
+def test_result_file_that_is_no_regular_file_is_refused(shell, kind):
+    """As root, `--result-file /dev/null` replaced /dev/null by a file."""
+    path = shell.folder / "special"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/null") if os.geteuid() else path
+        if not os.geteuid():
+            try:
+                os.mknod(path, 0o600 | 0o020000, os.makedev(1, 3))
+            except OSError as error:
+                pytest.skip(f"no device can be made here: {error}")
+    done = shell("run", "--result-file", "" if kind == "empty" else str(path), "j", "--", "touch", "ran")
+    assert done.returncode == 64
+    assert "not a regular file" in done.stderr
+    assert not path.is_file()
+    assert not (shell.folder / "ran").exists()
+
+
+def test_result_file_given_as_symlink_is_written_to_its_target(shell):
+    (shell.folder / "link").symlink_to("real.json")
+    assert shell("run", "--result-file", "link", "j", "true").returncode == 0
+    assert (shell.folder / "link").is_symlink()
+    assert json.loads((shell.folder / "real.json").read_text())["outcome"] == "done"

@@ -256,3 +256,31 @@ def test_child_continues_after_pause_within_the_ttl(shell):
     os.kill(process.pid, signal.SIGCONT)
     process.communicate("go on\n", timeout=60)  # the wrapper resumes the child, too
     assert process.returncode == 3
+
+
+IGNORES_TERM = "trap '' TERM; echo $$; (while :; do sleep 1; done) & echo $!; wait; while :; do sleep 1; done"
+
+
+@linux
+@pytest.mark.parametrize("way", ["full", "broken"])
+def test_run_with_unwritable_stderr_still_kills_group_after_term(shell, is_alive, wait_until, way):
+    """`leasehold run ... 2>&1 | head -1`: the wrapper died while printing after SIGTERM, and released the lease while
+    the group was still working.
+    """
+    if way == "full":
+        stderr = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, stderr = os.pipe()
+        os.close(reader)
+    process = shell.start(
+        "run", "--max-hold", "0.6", "--result-file", "r.json", "j", "--", "sh", "-c", IGNORES_TERM, stderr=stderr
+    )
+    os.close(stderr)
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    try:
+        assert process.wait(60) == 79
+        wait_until(lambda: not any(map(is_alive, pids)), 5)
+        assert json.loads((shell.folder / "r.json").read_text())["outcome"] == "lost"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pids[0], signal.SIGKILL)

@@ -1,0 +1,96 @@
+"""The process of CMD, its group, and what is left of them when `leasehold run` ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="root alone can make a program of its own")
+def test_signals_to_setuid_child_do_not_end_the_wrapper(shell, tmp_path, wait_until):
+    """`leasehold run j -- sudo ...`: forwarding SIGUSR1 failed with EPERM, which ended the wrapper and the lease."""
+    if (setpriv := shutil.which("setpriv")) is None or not os.access("/usr/bin/python3", os.X_OK):
+        pytest.skip("needs setpriv, and a python3 that everybody may run")
+    source = Path(sys.modules["leasehold"].__file__).parents[1]
+    click = Path(__import__("click").__file__).parents[1]
+    with subprocess.Popen(["mktemp", "-d", "/tmp/leasehold-XXXXXX"], stdout=subprocess.PIPE, text=True) as mktemp:
+        folder = Path(mktemp.stdout.read().strip())
+    try:
+        folder.chmod(0o777)
+        for package in (source / "leasehold", click / "click"):  # other users may not be able to read the originals
+            shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        program = shutil.copy(os.path.realpath("/usr/bin/python3"), folder / "root-python")
+        os.chmod(program, 0o4755)
+        script = "import os, sys; os.setuid(0); print(os.getpid(), flush=True); sys.stdin.read(); sys.exit(6)"
+        process = subprocess.Popen(
+            [setpriv, "--reuid", "65534", "--regid", "65534", "--clear-groups", "/usr/bin/python3", "-m", "leasehold",
+             "-u", f"sqlite://{folder}/locks.db", "run", "j", "--", str(program), "-c", script],
+            cwd=folder, env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        first_line = process.stdout.readline()
+        if not first_line:
+            pytest.skip(f"set-user-id does not work here: {process.communicate()[1]}")
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate("", timeout=60)
+        assert (process.returncode, out, err) == (6, "", "")
+    finally:
+        shutil.rmtree(folder)
+
+
+@linux
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, 137), (signal.SIGTERM, 143)])
+def test_child_killed_while_run_is_queued_sets_the_exit_code(shell, wait_until, signum, code):
+    """It exited with 1, without a message."""
+    holder = shell.hold("j")
+    waiter = shell.start("run", "--result-file", "r.json", "j", "--", "touch", "ran")
+    wait_until(lambda: shell.json("get", "j")["waiters"])
+    pid, _orphan_killer_pid = Path(f"/proc/{waiter.pid}/task/{waiter.pid}/children").read_text().split()
+    os.kill(int(pid), signum)
+    holder.stdin.close()
+    assert waiter.wait(60) == code
+    assert json.loads((shell.folder / "r.json").read_text())["exit_code"] == code
+    assert not (shell.folder / "ran").exists()
+    assert shell.json("ls") == []
+
+
+def test_grandchild_dies_before_next_grant_when_wrapper_is_killed(shell, wait_until, is_alive):
+    """kill -9 (or the OOM killer) of the wrapper of `-c 'work; more'`: `work` kept running next to the next holder."""
+    process = shell.start("run", "--ttl", "1", "j", "-c", "sh -c 'echo $$; exec sleep 60'; true")
+    pid = int(process.stdout.readline())
+    process.kill()
+    try:
+        assert shell("run", "-w", "30", "j", "true").returncode == 0
+        assert not is_alive(pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@linux
+def test_orphan_killer_spares_background_jobs_when_command_succeeds(shell, wait_until, is_alive):
+    """A process that CMD leaves in the background survives, and the orphan killer ends."""
+    done = shell("run", "j", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+    pid = int(done.stdout)
+    try:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert is_alive(pid)
+        leftovers = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"run\0j\0-c\0sleep" in _read(path)]
+        assert leftovers == []
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _read(path: Path) -> bytes:
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
