@@ -137,6 +137,18 @@ def test_renewal_without_replica_confirmation_is_unavailable(pair) -> None:
         assert lease.lost_reason == "unreachable"
 
 
+def test_script_that_is_not_loaded_waits_for_replicas_only_once(pair) -> None:
+    """A second wait, for a request that was not executed, left no time to run the script."""
+    pair.proxy.cut()
+    pair.primary.ask("SCRIPT", "FLUSH")
+    with (
+        Client(url(pair.primary, "?min_replicas=1"), call_timeout=5) as client,
+        pytest.raises(Unavailable, match="could not confirm that 1 of its replicas have this write"),
+    ):
+        client.lock("job").acquire(wait=0)
+    assert "calls=1," in pair.primary.info("commandstats")["cmdstat_wait"]
+
+
 def test_unconfirmed_grant_is_released(pair) -> None:
     with Client(url(pair.primary, "?min_replicas=1"), call_timeout=0.5) as holder, Client(url(pair.primary)) as other:
         holder.ping()

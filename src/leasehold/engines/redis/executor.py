@@ -179,8 +179,8 @@ class Executor:
                     call, may_be_executed = call._replace(retries_left=call.retries_left - 1), True
                     tries, earlier_error, result = 0, None, None
                     continue
-                if step is Step.SEND_TEXT:
-                    call = call._replace(packed=as_eval(call.script, call.packed))
+                if step is Step.SEND_TEXT:  # puts the error right, so a later one must not name it
+                    call, error = call._replace(packed=as_eval(call.script, call.packed)), None
                 elif step is Step.ELSEWHERE:
                     connections = await self._find_other_server(call, connections, error, tries)
                 elif step is Step.RAISE or not await pause_before_retry(self._runtime, tries, _retry_deadline(call)):
@@ -370,7 +370,8 @@ class Executor:
             error = connections.server.map_error(count)
             # The script was executed: this error must not look like a refusal of the script (NotPermitted).
             raise ConfigError(str(error)) if isinstance(error, ConfigError) else error
-        return ScriptResult(replies, isinstance(count, int) and count >= self.min_replicas)
+        # None: no request was executed, so there was no write to confirm.
+        return ScriptResult(replies, count is None or (isinstance(count, int) and count >= self.min_replicas))
 
     def _check_not_replaced(self, connections: Connections) -> None:
         """Raise if this server was replaced. It may not know that yet, so its reply does not count."""

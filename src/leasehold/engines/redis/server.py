@@ -49,6 +49,10 @@ def is_error_reply(reply: Any, prefixes: str | tuple[str, ...]) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(prefixes)
 
 
+def all_errors(replies: list[Any]) -> bool:
+    return all(isinstance(reply, hiredis.ReplyError) for reply in replies)
+
+
 def encode_command(*arguments: bytes | str | int) -> bytes:
     """One request in the server's protocol (RESP)."""
     parts = [b"*%d\r\n" % len(arguments)]
