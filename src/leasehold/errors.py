@@ -189,3 +189,7 @@ class RunFailed(LeaseholdError):
 
 class ConfigError(LeaseholdError, ValueError):
     """An argument, URL or name is invalid. Nothing was sent and nothing was changed."""
+
+
+class AccessDenied(ConfigError):
+    """The engine does not permit this user to do it. Raised as a `ConfigError`; the command line exits with 77."""

@@ -56,10 +56,10 @@ class Shell:
             env={**self.environment, **environment},
         )
 
-    def sh(self, line: str) -> subprocess.CompletedProcess[str]:
-        """`leasehold LINE` through /bin/sh, for its redirections."""
+    def sh(self, line: str, before: str = ":") -> subprocess.CompletedProcess[str]:
+        """`leasehold LINE` through /bin/sh, for its redirections; after the command `before`."""
         return subprocess.run(
-            ["/bin/sh", "-c", f"{shlex.join(PROGRAM)} {line}"],
+            ["/bin/sh", "-c", f"{before}; {shlex.join(PROGRAM)} {line}"],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,

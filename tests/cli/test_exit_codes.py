@@ -21,6 +21,7 @@ from leasehold.cli import exit_codes
         (errors.Unsupported("no"), 78),
         (errors.Mismatch("j", wanted="lock", found="semaphore of 2"), 78),
         (errors.ConfigError("no"), 78),
+        (errors.AccessDenied("no"), 77),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -152,3 +153,22 @@ def test_exit_code_is_kept_when_stderr_is_full(shell):
     assert shell.sh("run -n j true 2>/dev/full").returncode == 75
     assert shell.sh("run --no-such-option 2>/dev/full").returncode == 64
     assert shell.sh("-vv -u nope://x ls 2>/dev/full").returncode == 78
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize("line", ["-o json ls", "acquire j", "demo --list", "--help", "ls --help", "--version"])
+def test_full_device_on_stdout_is_74(shell, line):
+    done = shell.sh(f"{line} >/dev/full")
+    assert done.returncode == 74
+    assert done.stderr == "leasehold: the output could not be written to stdout: No space left on device\n"
+    assert shell.json("ls") == []  # `acquire` released what it could not print
+
+
+@pytest.mark.parametrize("line", ["run --result-file r.json j true", "-u sqlite://./x.db ls"])
+def test_deleted_working_directory_is_78_where_it_is_needed(shell, tmp_path, line):
+    (tmp_path / "gone").mkdir()
+    shell.folder = tmp_path / "gone"
+    done = shell.sh(line, before="rmdir ../gone")
+    assert done.returncode == 78
+    assert "the working directory has been deleted" in done.stderr
+    assert "bug" not in done.stderr

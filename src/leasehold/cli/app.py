@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -17,7 +18,7 @@ from leasehold.cli.acquire import acquire
 from leasehold.cli.bench.command import bench
 from leasehold.cli.break_ import break_
 from leasehold.cli.completion import completion
-from leasehold.cli.console import global_options, say, write_stderr
+from leasehold.cli.console import discard_stdout, global_options, say, write_stderr
 from leasehold.cli.deadlocks import deadlocks
 from leasehold.cli.demo.command import demo
 from leasehold.cli.elect import elect
@@ -108,10 +109,32 @@ def start(arguments: Sequence[str] | None = None) -> int:
         _print_traceback()
         say(f"not permitted: {denied}")
         return exit_codes.NOT_PERMITTED
+    except OSError as error:
+        return _explain_os_error(error)
     except Exception as bug:
-        if not _print_traceback():
-            say(f"bug in leasehold: {type(bug).__name__}: {bug}; run with -vv for a traceback, and please report it")
-        return 70  # EX_SOFTWARE: a bug, so it has no documented exit code
+        return _report_bug(bug)
+
+
+def _explain_os_error(error: OSError) -> int:
+    """What the system refused. Engines map their own errors (E9) and errors of files name the file, so what is left is
+    stdout, or a working directory that is gone."""
+    if not isinstance(error, FileNotFoundError) and error.filename is None:
+        _print_traceback()
+        discard_stdout()
+        say(f"the output could not be written to stdout: {error.strerror or error}")
+        return exit_codes.OUTPUT
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        say("the working directory has been deleted: change to one that exists, or pass absolute paths")
+        return exit_codes.CONFIG
+    return _report_bug(error)
+
+
+def _report_bug(bug: Exception) -> int:
+    if not _print_traceback():
+        say(f"bug in leasehold: {type(bug).__name__}: {bug}; run with -vv for a traceback, and please report it")
+    return 70  # EX_SOFTWARE: a bug, so it has no documented exit code
 
 
 def _explain_usage(bad: click.UsageError) -> None:

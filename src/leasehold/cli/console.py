@@ -56,13 +56,18 @@ class Console:
         """Print a line of data to stdout."""
         try:
             click.echo(text)  # which flushes
-        except BrokenPipeError:  # `| head` has ended; the interpreter must not flush again when it exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # `| head` has ended
+            discard_stdout()
             raise Interrupted(signal.SIGPIPE) from None
 
     def put_json(self, value: Any) -> None:
         """One JSON document on one line, so that a stream of them is JSON lines."""
         self.put(json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False))
+
+
+def discard_stdout() -> None:
+    """Drop what could not be written: the interpreter would try again when it exits, and change the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:

@@ -23,7 +23,7 @@ from leasehold.cli.options import (
     seconds,
     usage_error_if,
 )
-from leasehold.cli.run.command import RunCommand, RunJob, RunOptions
+from leasehold.cli.run.command import RUN_CODES, RunCommand, RunJob, RunOptions
 from leasehold.cli.run.result_file import RunResult
 from leasehold.cli.run.signals import raise_on_signals
 from leasehold.config import LockArguments
@@ -45,11 +45,7 @@ _MAX_PAUSE = 10.0
     "elect",
     cls=RunCommand,
     examples=EXAMPLES,
-    codes=tuple(
-        code
-        for code in exit_codes.MEANING
-        if code not in (exit_codes.OK, exit_codes.USAGE, exit_codes.BUSY, exit_codes.LOST)
-    ),
+    codes=[code for code in RUN_CODES if code not in (exit_codes.BUSY, exit_codes.LOST)],
     options_metavar="[OPTIONS]",
 )
 @name_argument

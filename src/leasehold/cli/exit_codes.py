@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from leasehold.errors import LeaseholdError, LeaseLost, NotAcquired, Unavailable
+from leasehold.errors import AccessDenied, LeaseholdError, LeaseLost, NotAcquired, Unavailable
 
 OK: Final = 0
 NOT_SHOWN: Final = 1  # only `demo`
 USAGE: Final = 64  # the command line itself is wrong
 UNREACHABLE: Final = 69  # the engine did not answer: the outcome is unknown
+OUTPUT: Final = 74  # stdout takes no data
 BUSY: Final = 75  # another holder has the name, or the wait is over
 NOT_PERMITTED: Final = 77
 CONFIG: Final = 78  # the URL, the engine or the kind of the name: a retry will not help
@@ -24,8 +25,9 @@ MEANING: Final = {
     NOT_SHOWN: "`demo`: a demo did not behave as expected",
     USAGE: "usage error; nothing was done",
     UNREACHABLE: "the engine did not answer",
+    OUTPUT: "the output could not be written",
     BUSY: "the name is busy, or the wait is over (-E CODE changes this code)",
-    NOT_PERMITTED: "not permitted",
+    NOT_PERMITTED: "not permitted, by the engine, by the file system, or by your answer",
     CONFIG: "configuration error: the URL, the database, or a name in use as another kind of lock",
     LOST: "the lease was lost",
     CANNOT_RUN: "CMD was found but could not be executed",
@@ -42,4 +44,6 @@ def code_for(error: LeaseholdError) -> int:
         return LOST
     if isinstance(error, Unavailable):
         return UNREACHABLE
+    if isinstance(error, AccessDenied):
+        return NOT_PERMITTED
     return CONFIG

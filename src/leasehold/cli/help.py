@@ -17,13 +17,15 @@ WIDTH = 100
 
 
 class Command(click.Command):
-    """A command with examples. `codes` are its possible exit codes other than 0 and 64."""
+    """A command with examples. `codes` are its possible exit codes other than 0, 64 and, if it `prints` data, 74."""
 
-    def __init__(self, *args: Any, examples: str = "", codes: Sequence[int] = (), **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, examples: str = "", codes: Sequence[int] = (), prints: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.params += global_options(for_command=True)
         self.examples = examples.strip("\n")
-        self.codes = (exit_codes.OK, *codes, exit_codes.USAGE)
+        self.codes = (exit_codes.OK, *codes, exit_codes.USAGE, *((exit_codes.OUTPUT,) if prints else ()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()

@@ -173,12 +173,20 @@ def test_run_is_75_when_its_wait_is_over(shell):
     assert "at position 1 in the queue" in busy.stderr
 
 
-@pytest.mark.parametrize(("options", "code"), [(["-E", "3"], 3), (["-E", "0"], 0), (["--skip-ok"], 0)])
-def test_busy_exit_code_can_be_chosen(shell, options, code):
+def test_busy_exit_code_can_be_chosen(shell):
+    shell.hold("j")
+    done = shell("run", "-n", "-E", "3", "j", "--", "false")
+    assert done.returncode == 3
+    assert "is held by" in done.stderr
+
+
+@pytest.mark.parametrize("options", [["-E", "0"], ["--skip-ok"]], ids=" ".join)
+def test_busy_run_that_is_no_failure_is_silent_unless_verbose(shell, options):
+    """cron sends a mail for everything that a job prints."""
     shell.hold("j")
     done = shell("run", "-n", *options, "j", "--", "false")
-    assert done.returncode == code
-    assert "is held by" in done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "is held by" in shell("-v", "run", "-n", *options, "j", "--", "false").stderr
 
 
 def test_quiet_run_of_busy_name_prints_nothing(shell):

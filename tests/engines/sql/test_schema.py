@@ -138,6 +138,10 @@ def test_role_without_operator_rights_cannot_inspect_or_break(sql, server_dialec
             client.inspect()
         with pytest.raises(ConfigError, match="denied"):
             client.break_lock("job", token=lease.token)
+        command = [sys.executable, "-m", "leasehold", "-u", sql.url(role), "break", "job", "--token", str(lease.token)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 77
+        assert "denied" in done.stderr
 
 
 def test_schema_may_be_run_again_while_clients_work(sql, server_dialect, wait_until) -> None:

@@ -42,6 +42,16 @@ leasehold run j -- sh -c 'psql -v token=$LEASEHOLD_TOKEN -f step.sql'
 """
 
 DEFAULT_KILL_AFTER = 5.0
+RUN_CODES = (
+    exit_codes.UNREACHABLE,
+    exit_codes.BUSY,
+    exit_codes.NOT_PERMITTED,
+    exit_codes.CONFIG,
+    exit_codes.LOST,
+    exit_codes.CANNOT_RUN,
+    exit_codes.NOT_FOUND,
+    exit_codes.SIGNALLED,
+)
 
 
 class RunCommand(Command):
@@ -116,9 +126,8 @@ class RunOptions:
     "run",
     cls=RunCommand,
     examples=EXAMPLES,
-    codes=tuple(
-        code for code in exit_codes.MEANING if code not in (exit_codes.OK, exit_codes.NOT_SHOWN, exit_codes.USAGE)
-    ),
+    codes=RUN_CODES,
+    prints=False,
     options_metavar="[OPTIONS]",
 )
 @name_argument
@@ -146,7 +155,11 @@ class RunOptions:
     help="Time between SIGTERM and SIGKILL; at most a third of --ttl. "
     "Default: 5, or a third of the granted ttl if that is shorter.",
 )
-@click.option("--skip-ok", is_flag=True, help="Exit 0 if NAME is busy (another process is running the job).")
+@click.option(
+    "--skip-ok",
+    is_flag=True,
+    help="If NAME is busy, exit 0 without a message: another process is running the job, and cron has nothing to mail.",
+)
 @click.option(
     "--result-file",
     type=click.Path(dir_okay=False),
@@ -238,7 +251,9 @@ class RunJob:
                     lease = self._acquire(lock)
                 except NotAcquired as busy:
                     self.result.busy(busy, self.busy_code)
-                    self.console.say(render.busy_text(busy) + ("" if busy.waited else "; pass -w SECS to wait for it"))
+                    if self.busy_code != exit_codes.OK or self._interactive:  # cron sends a mail for every line
+                        advice = "" if busy.waited else "; pass -w SECS to wait for it"
+                        self.console.say(render.busy_text(busy) + advice)
                     return
                 self.result.granted(lease, time.monotonic() - began)
                 self.console.say(f"acquired {self.name} (token {lease.token})", detail=True)
@@ -252,19 +267,23 @@ class RunJob:
             child.abandon()
 
     def _acquire(self, lock: Lock) -> Lease:
-        """Acquire. On a terminal, or with -v, report the wait first: a silent wait would look like a hang."""
-        report_waiting = self.console.verbosity or (sys.stderr is not None and sys.stderr.isatty())
+        """Acquire. Report the wait to a person first: a silent wait would look like a hang."""
         nested = os.environ.get("LEASEHOLD_LOCK") == self.name and lock.shape.limit == 1
-        if (report_waiting or nested) and lock.options.wait != 0:
+        if (self._interactive or nested) and lock.options.wait != 0:
             try:
                 return lock.acquire(wait=0)
             except NotAcquired as busy:
                 if nested and str(busy.token) == os.environ.get("LEASEHOLD_TOKEN"):
                     why = "this command runs under that lock and would wait for itself"
                     raise SelfDeadlock(self.name, token=busy.token, why=why) from None
-                if report_waiting:
+                if self._interactive:
                     self.console.say(f"{render.busy_text(busy)}; waiting")
         return lock.acquire()
+
+    @property
+    def _interactive(self) -> bool:
+        """Whether a person reads the messages: on a terminal, or with -v."""
+        return self.console.verbosity > 0 or (sys.stderr is not None and sys.stderr.isatty())
 
     def _run_child(self, lease: Lease, child: Child, signal_queue: SignalQueue) -> None:
         terminal = Terminal()

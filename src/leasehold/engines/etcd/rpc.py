@@ -26,7 +26,7 @@ from leasehold.engines.etcd.grpc.frames import (
 from leasehold.engines.etcd.grpc.hpack import Header
 from leasehold.engines.etcd.messages import MalformedReply, RpcMethod
 from leasehold.engines.etcd.url import EtcdUrl, resolve
-from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Mutex, Runtime, Signal
 
 _log = logging.getLogger("leasehold.etcd")
@@ -384,7 +384,7 @@ def _to_error(status: GrpcStatus) -> Exception:
     if status.code == _UNIMPLEMENTED:
         return ConfigError(f"the server is not etcd 3.4 or newer: {text}")
     if status.code == _PERMISSION_DENIED:
-        return ConfigError(f"etcd does not permit the user in the URL to do this: {text}")
+        return AccessDenied(f"etcd does not permit the user in the URL to do this: {text}")
     if status.code in (_INVALID_ARGUMENT, UNAUTHENTICATED):
         return ConfigError(f"etcd rejected the user, the password or the request: {text}")
     if "space exceeded" in text:

@@ -15,7 +15,7 @@ from pymysql.constants import CR, ER
 from leasehold.engines.mysql import schema
 from leasehold.engines.sql.session import SchemaMissing, SqlServerError, TransactionConflict
 from leasehold.engines.sql.session import no_answer as _no_answer
-from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 
 ENGINE: Final = "mysql"
 SERVER: Final = "MySQL"
@@ -80,7 +80,9 @@ class MyServerError(SqlServerError):
         if self.code == _DEADLOCK:
             return TransactionConflict(str(self))
         if self.code in _DENIED:
-            return ConfigError(f"MySQL: {self}; grant this account what `leasehold schema mysql --role ACCOUNT` prints")
+            return AccessDenied(
+                f"MySQL: {self}; grant this account what `leasehold schema mysql --role ACCOUNT` prints"
+            )
         if self.code == _DEFINER_GONE:
             return ConfigError(
                 f"MySQL: {self}: the account that created Leasehold's procedures no longer exists; "
@@ -114,7 +116,8 @@ def no_answer(seconds: float) -> Unavailable:
 
 
 def schema_missing(name: str, why: object) -> ConfigError:
-    return ConfigError(
+    denied = isinstance(why, MyServerError) and why.code in _DENIED | {ER.PROCACCESS_DENIED_ERROR}
+    return (AccessDenied if denied else ConfigError)(
         f"Leasehold's tables and procedures are missing from database {name!r} or not granted to this account, and "
         f"could not be created ({why}); run what `leasehold schema mysql --role ACCOUNT` prints, as the database's "
         "owner. For an account that may create tables but no procedures, pass procedures=no (locks only)"

@@ -13,7 +13,7 @@ from psycopg import pq
 from leasehold.engines.postgresql import schema
 from leasehold.engines.sql.session import SchemaMissing, SqlServerError, TransactionConflict
 from leasehold.engines.sql.session import no_answer as _no_answer
-from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 
 ENGINE: Final = "postgresql"
 SERVER: Final = "PostgreSQL"
@@ -60,7 +60,7 @@ class PgServerError(SqlServerError):
         if self.sqlstate in _MISSING:
             return SchemaMissing(str(self))
         if self.sqlstate == _DENIED:
-            return ConfigError(
+            return AccessDenied(
                 f"PostgreSQL: {self}; grant this role what `leasehold schema postgresql --role ROLE` prints"
             )
         if self.sqlstate == _ISOLATION:

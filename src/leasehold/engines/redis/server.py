@@ -15,12 +15,13 @@ import hiredis
 
 from leasehold.engines.redis.server_settings import (
     SETTINGS_COMMANDS,
+    CommandDenied,
     NotPermitted,
     ServerSettings,
     Unreachable,
     parse_settings,
 )
-from leasehold.errors import ConfigError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, Unavailable
 from leasehold.runtime.base import Runtime, maybe_await
 from leasehold.runtime.net.blocking import SocketAddress, SocketStream, connect_blocking
 from leasehold.runtime.net.event_loop import LoopStream, connect_in_loop
@@ -141,7 +142,8 @@ class RedisEndpoint:
         if self._password:
             text = text.replace(self._password, "***")
         if text.startswith(_PERMANENT_ERRORS):
-            return NotPermitted(f"{self} denied access; check user, password, permissions and database: {text}")
+            kind = CommandDenied if text.startswith("NOPERM") else NotPermitted
+            return kind(f"{self} denied access; check user, password, permissions and database: {text}")
         if text.startswith(_ERRORS_INSIDE_SCRIPT):
-            return ConfigError(f"{self} denied a command inside a script; check the permissions of its user: {text}")
+            return AccessDenied(f"{self} denied a command inside a script; check the permissions of its user: {text}")
         return Unavailable(f"{self} refused the request: {text}", engine="redis")

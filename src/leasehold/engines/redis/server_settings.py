@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from leasehold.errors import ConfigError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, Unavailable
 
 SETTINGS_COMMANDS: Final = (  # one round trip, together with the sign-in
     ("INFO", "server", "memory", "persistence", "replication"),
@@ -23,6 +23,10 @@ class Unreachable(Unavailable):
 
 class NotPermitted(ConfigError):
     """Denied by permissions or settings: the request was certainly not executed."""
+
+
+class CommandDenied(NotPermitted, AccessDenied):
+    """The user of the URL lacks a permission."""
 
 
 class ServerSettings(NamedTuple):

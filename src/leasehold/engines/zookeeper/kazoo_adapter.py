@@ -30,7 +30,7 @@ from kazoo.retry import KazooRetry
 
 from leasehold.engines.zookeeper.connection import KazooConnection, KazooHandler
 from leasehold.engines.zookeeper.url import ZookeeperUrl
-from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 
 # kazoo logs every connection attempt: set this logger's level to see it. Records below INFO are always dropped, because
 # kazoo logs requests there, with passwords.
@@ -94,7 +94,7 @@ def map_error(error: Exception) -> LeaseholdError | ZookeeperConnectionLost:
     if isinstance(error, ConnectionLoss | SessionExpiredError | SessionMovedError | OperationTimeoutError):
         return ZookeeperConnectionLost()
     if isinstance(error, NoAuthError):
-        return ConfigError(
+        return AccessDenied(
             "ZooKeeper does not permit this: nodes below /lh1 belong to another user; check acl= and the credentials"
         )
     if isinstance(error, AuthFailedError | SASLException):
