@@ -33,8 +33,14 @@ EXPECTED = {  # what each demo shows without the fix, and with it
 }
 
 
+@pytest.fixture(autouse=True)
+def own_engine(shell):
+    """Without a URL, a demo uses an engine of its own."""
+    del shell.environment["LEASEHOLD_URL"]
+
+
 def run_demo(shell, name, *options):
-    done = shell("-o", "json", "demo", *options, name, LEASEHOLD_URL="", seconds=120)
+    done = shell("-o", "json", "demo", *options, name, seconds=120)
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
@@ -42,7 +48,7 @@ def run_demo(shell, name, *options):
 def test_demo_shows_failure_and_fix(name, shell):
     began = time.monotonic()
     code, report, errors = run_demo(shell, name)
-    assert (code, report["story"], report["shown"], errors) == (0, name, True, ""), report
+    assert (code, report["demo"], report["as_expected"], errors) == (0, name, True, ""), report
     fails, cured = EXPECTED[name]
     assert fails(report["without"]), report
     assert cured(report["with"]), report
@@ -59,7 +65,7 @@ def test_demo_shows_failure_and_fix_in_twenty_runs(name, shell):
 
 
 def test_demo_text_shows_timeline_without_and_with_the_fix(shell):
-    done = shell("demo", "zombie", LEASEHOLD_URL="")
+    done = shell("demo", "zombie")
     assert done.returncode == 0, done.stderr
     without, _, cured = done.stdout.partition(" with the fix")
     assert "2 sold, 1 in stock  (as expected)" in without
@@ -74,34 +80,71 @@ def test_demo_list_names_every_demo(shell):
     listed = shell("demo", "--list").stdout
     assert [line.split()[0] for line in listed.splitlines()] == list(NAMES)
     rows = [json.loads(line) for line in shell("-o", "json", "demo", "--list").stdout.splitlines()]
-    assert rows[0].keys() == {"story", "title", "cure"}
+    assert rows[0].keys() == {"demo", "title", "fix"}
     for name in NAMES:
         assert load_demo(name).TITLE
-        assert load_demo(name).CURE
+        assert load_demo(name).FIX
     assert shell("demo", "nonsense").returncode == 64
 
 
-def test_demo_on_given_engine_leaves_nothing_behind(shell):
-    done = shell("-o", "json", "demo", "deadlock")  # on the engine of LEASEHOLD_URL
-    assert (done.returncode, json.loads(done.stdout)["shown"]) == (0, True)
-    assert shell("ls").stdout == ""  # the demo left nothing there
+def test_demo_on_given_engine_leaves_nothing_behind(shell, url):
+    done = shell("-o", "json", "demo", "deadlock", LEASEHOLD_URL=url)
+    assert (done.returncode, json.loads(done.stdout)["as_expected"]) == (0, True)
+    assert shell("ls", LEASEHOLD_URL=url).stdout == ""  # the demo left nothing there
 
 
-def test_demo_that_engine_cannot_run_is_78(shell):
-    done = shell("-u", "memory://x", "demo", "expired-lease")
+def test_expired_lease_demo_uses_its_own_engine_whatever_the_url(shell):
+    done = shell("-o", "json", "demo", "expired-lease", LEASEHOLD_URL="redis://127.0.0.1:1")
+    assert (done.returncode, json.loads(done.stdout)["as_expected"]) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["zombie", "thundering-herd"])
+def test_demo_on_unreachable_engine_is_69(shell, name):
+    done = shell("-u", "redis://127.0.0.1:1", "demo", name)
+    assert done.returncode == 69
+    assert "127.0.0.1:1" in done.stderr
+    assert "Connection refused" in done.stderr
+
+
+def test_demo_with_empty_url_is_refused(shell):
+    done = shell("-u", "", "demo", "zombie")
     assert done.returncode == 78
-    assert "needs the embedded engine" in done.stderr
+    assert "is empty" in done.stderr
+
+
+def test_thundering_herd_has_exactly_as_many_callers_as_told(shell):
+    code, report, _ = run_demo(shell, "thundering-herd", "--size", "53")
+    assert (code, report["without"]["served"], report["with"]["served"]) == (0, 53, 53)
+
+
+def test_failover_demo_text_mentions_no_internals(shell):
+    done = shell("demo", "failover")
+    assert done.returncode == 0
+    assert "could not confirm that 1 of its replicas have this write" in done.stdout
+    assert "NOSCRIPT" not in done.stdout
+
+
+def test_demo_without_name_runs_what_it_can_on_a_base_install(shell, hide_redis):
+    done = shell("-o", "json", "demo", seconds=240, **hide_redis)
+    reports = {report["demo"]: report for report in map(json.loads, done.stdout.splitlines())}
+    skipped = reports.pop("failover")
+    assert (done.returncode, {name: report["as_expected"] for name, report in reports.items()}) == (
+        0,
+        {name: True for name in NAMES if name != "failover"},
+    )
+    assert skipped["as_expected"] is None
+    assert 'pip install "leasehold[redis]"' in skipped["skipped"]
 
 
 def test_demo_whose_fix_does_not_work_exits_with_1(shell):
     """With `memory://`, processes do not exclude each other, so the lock fixes nothing."""
     done = shell("-o", "json", "-u", "memory://x", "demo", "lost-update")
-    assert (done.returncode, json.loads(done.stdout)["shown"]) == (1, False)
+    assert (done.returncode, json.loads(done.stdout)["as_expected"]) == (1, False)
 
 
 @pytest.mark.parametrize("name", ["zombie", "failover"])
 def test_demo_leaves_no_process_and_no_folder(name, shell, tmp_path):
-    assert shell("demo", name, LEASEHOLD_URL="", TMPDIR=str(tmp_path)).returncode == 0
+    assert shell("demo", name, TMPDIR=str(tmp_path)).returncode == 0
     assert [name for name in os.listdir(tmp_path) if name.startswith("leasehold-demo")] == []
     assert [pid for pid in os.listdir("/proc") if str(tmp_path) in command_line_of(pid)] == []
 
@@ -126,7 +169,7 @@ def state_of(pid: int) -> str:
 def test_demo_that_is_killed_leaves_no_process(name, shell, wait_until, tmp_path):
     """A process that the demo has paused would stay paused for ever."""
     shell.environment["TMPDIR"] = str(tmp_path)  # the directory does stay behind
-    demo = shell.start("-u", "", "demo", name)
+    demo = shell.start("demo", name)
     is_under_way = {
         "zombie": lambda pids: any(state_of(pid) == "T" for pid in pids),
         "failover": lambda pids: len(pids) > 2,
@@ -141,15 +184,22 @@ def test_demo_that_is_killed_leaves_no_process(name, shell, wait_until, tmp_path
 def test_demo_without_redis_server_says_how_to_install_it(shell, tmp_path):
     if shutil.which("redis-server", path="/usr/sbin:/usr/local/sbin"):
         pytest.skip("redis-server is in a folder where it is always looked for")
-    done = shell("demo", "failover", LEASEHOLD_URL="", PATH=str(tmp_path))
+    done = shell("demo", "failover", PATH=str(tmp_path))
     assert done.returncode == 78
     assert "redis-server is not installed: apt-get install redis-server" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_demo_without_redis_package_says_how_to_install_it(shell, tmp_path):
-    (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(\"No module named 'redis'\", name='redis')")
-    (tmp_path / "hiredis.py").write_text("raise ModuleNotFoundError(\"No module named 'hiredis'\", name='hiredis')")
-    done = shell("demo", "failover", LEASEHOLD_URL="", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+@pytest.fixture
+def hide_redis(tmp_path):
+    """The environment of a program that cannot import the packages of Redis."""
+    for package in ("redis", "hiredis"):
+        text = f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')"
+        (tmp_path / f"{package}.py").write_text(text)
+    return {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+def test_demo_without_redis_package_says_how_to_install_it(shell, hide_redis):
+    done = shell("demo", "failover", **hide_redis)
     assert done.returncode == 78
     assert 'pip install "leasehold[redis]"' in done.stderr

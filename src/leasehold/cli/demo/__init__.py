@@ -23,10 +23,10 @@ class Demo(Protocol):
     """The interface of a demo module of this package."""
 
     TITLE: str
-    CURE: str  # the fix, which only the second half uses
+    FIX: str  # the fix, which only the second half uses
     ROLES: Mapping[str, Callable[..., None]]  # what its processes do, by name
 
-    def run(self, runner: DemoRunner, cured: bool) -> DemoResult: ...
+    def run(self, runner: DemoRunner, fixed: bool) -> DemoResult: ...
 
 
 NAMES: Final = ("zombie", "lost-update", "deadlock", "expired-lease", "thundering-herd", "failover")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import click
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, make_printable, pass_console
 from leasehold.cli.demo import NAMES, DemoResult, load_demo
-from leasehold.cli.demo.runner import DemoRunner, TimelinePrinter
+from leasehold.cli.demo.redis_server import find_program
+from leasehold.cli.demo.runner import DemoFailed, DemoRunner, TimelinePrinter
 from leasehold.cli.help import Command
+from leasehold.errors import ConfigError
 
 EXAMPLES = """
 leasehold demo --list            list the demos
 leasehold demo zombie            a paused holder sells the last teapot twice; a fence refuses it
 leasehold demo failover          Redis forgets a lock in a failover; needs redis-server
-leasehold demo                   run all demos
+leasehold demo                   all that can run here
 leasehold -o json demo lost-update | jq .with
 """
+
+# Raises `ConfigError` if something is not installed that this demo needs; the others need only the base install.
+CHECKS = {"failover": find_program}
 
 WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per process
 
@@ -27,52 +34,95 @@ WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per proce
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[DEMO]...")
 @click.option("--list", "listing", is_flag=True, help="List the demos and exit.")
 @click.option(
-    "--size", type=click.IntRange(10, 5000), metavar="N", help="Number of callers in thundering-herd. Default: 200."
+    "--size", type=click.IntRange(50, 1000), metavar="N", help="Number of callers in thundering-herd. Default: 200."
 )
 @pass_console
 def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | None) -> int:
     """Show failures that locks and fences prevent, with real processes.
 
-    Prints a timeline of each DEMO, first without the fix and then with it. Without DEMO, runs all of them. Without -u
-    and $LEASEHOLD_URL, demos use their own SQLite engine in a temporary directory, which is deleted afterwards. They
-    touch nothing else and need no privileges. `failover` always starts two Redis servers of its own; it needs
-    redis-server and leasehold[redis].
+    Prints a timeline of each DEMO, first without the fix and then with it. Without DEMO, runs all demos that can run
+    here, and says what the others need. Without -u and $LEASEHOLD_URL, demos use their own SQLite engine in a temporary
+    directory, which is deleted afterwards. They touch nothing else and need no privileges. `expired-lease` always uses
+    that engine. `failover` always starts two Redis servers of its own; it needs redis-server and leasehold[redis].
 
-    With `-o json`: one object per demo, described in docs/reference/json.md. The exit code is 0 if every demo behaved
-    as expected: it failed without the fix, and worked with it.
+    With `-o json`: one object per demo, described in docs/reference/json.md. The exit code is 0 if every demo that ran
+    behaved as expected: it failed without the fix, and worked with it.
     """
     if listing:
         for name in NAMES:
-            about = {"story": name, "title": load_demo(name).TITLE, "cure": load_demo(name).CURE}
+            about = {"demo": name, "title": load_demo(name).TITLE, "fix": load_demo(name).FIX}
             console.put_json(about) if console.json else console.put(f"{name:<16} {about['title']}")
         return exit_codes.OK
-    results = [_run_demo(console, name, size) for name in names or NAMES]
+    console.client(in_process=True).close()  # connects to nothing; raises if the URL is wrong
+    for name in names:
+        _check_requirements(name)
+    results = [_run_demo(console, name, size) for name in names or _runnable(console)]
     return exit_codes.OK if all(results) else exit_codes.NOT_SHOWN
 
 
+def _check_requirements(name: str) -> None:
+    if name in CHECKS:
+        CHECKS[name]()
+
+
+def _runnable(console: Console) -> Iterator[str]:
+    """The demos that can run here, and a message for each other one."""
+    for name in NAMES:
+        try:
+            _check_requirements(name)
+        except ConfigError as missing:
+            if console.json:
+                console.put_json(_report_json(name, skipped=str(missing)))
+            else:
+                console.put(click.style(f"{name}: skipped", bold=True) + f": {missing}\n")
+        else:
+            yield name
+
+
+def _report_json(
+    name: str, *, skipped: str | None = None, halves: Mapping[str, DemoResult] | None = None
+) -> dict[str, object]:
+    """The document of one demo. Every key is always present."""
+    facts = {half: {"as_expected": result.as_expected, **result.facts} for half, result in (halves or {}).items()}
+    as_expected = None if halves is None else len(halves) == 2 and all(part.as_expected for part in halves.values())
+    return {
+        "demo": name,
+        "as_expected": as_expected,
+        "skipped": skipped,
+        "without": facts.get("without"),
+        "with": facts.get("with"),
+    }
+
+
 def _run_demo(console: Console, name: str, size: int | None) -> bool:
+    halves: dict[str, DemoResult] = {}
+    try:
+        _run_halves(console, name, size, halves)
+    except DemoFailed as failed:
+        console.say(f"{name}: {failed}", error=True)
+    report = _report_json(name, halves=halves)
+    if console.json:
+        console.put_json(report)
+    else:
+        console.put("")
+    return report["as_expected"] is True
+
+
+def _run_halves(console: Console, name: str, size: int | None, halves: dict[str, DemoResult]) -> None:
     chosen_demo = load_demo(name)
     if not console.json:
         console.put(click.style(f"{name}: {chosen_demo.TITLE}", bold=True))
-    halves: dict[str, DemoResult] = {}
-    for half, cured in (("without", False), ("with", True)):
+    for half, fixed in (("without", False), ("with", True)):
         if not console.json:
-            console.put(click.style(f"\n {half} the fix" + (f": {chosen_demo.CURE}" if cured else ""), underline=True))
+            console.put(click.style(f"\n {half} the fix" + (f": {chosen_demo.FIX}" if fixed else ""), underline=True))
         with DemoRunner(
             name, console.url, _timeline_printer(console), size=size, verbose=console.verbosity > 0
         ) as runner:
-            result = halves[half] = chosen_demo.run(runner, cured)
+            result = halves[half] = chosen_demo.run(runner, fixed)
         if not console.json:
             verdict = "as expected" if result.as_expected else "NOT as expected"
-            good = cured and result.as_expected
+            good = fixed and result.as_expected
             console.put(f"  => {click.style(result.text, fg='green' if good else 'red', bold=True)}  ({verdict})")
-    all_as_expected = all(result.as_expected for result in halves.values())
-    if console.json:
-        facts = {half: {"seen": half_result.as_expected, **half_result.facts} for half, half_result in halves.items()}
-        console.put_json({"story": name, "shown": all_as_expected, **facts})
-    else:
-        console.put("")
-    return all_as_expected
 
 
 def _timeline_printer(console: Console) -> TimelinePrinter:

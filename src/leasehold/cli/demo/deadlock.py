@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
 TITLE: Final = "two transfers lock two accounts in opposite order"
-CURE: Final = "one lock order: both lock the accounts in sorted order"
+FIX: Final = "one lock order: both lock the accounts in sorted order"
 
 _STUCK_WAIT: Final = 1.5  # without a limit they would wait for ever, because each lease is renewed
 
@@ -39,12 +39,12 @@ def transfer(worker: Worker) -> None:
 ROLES: Final = {"transfer": transfer}
 
 
-def run(runner: DemoRunner, cured: bool) -> DemoResult:
+def run(runner: DemoRunner, fixed: bool) -> DemoResult:
     wants = {"A": ["account/1", "account/2"], "B": ["account/2", "account/1"]}
-    wait = 30.0 if cured else _STUCK_WAIT
-    orders = {who: sorted(names) if cured else names for who, names in wants.items()}
+    wait = 30.0 if fixed else _STUCK_WAIT
+    orders = {who: sorted(names) if fixed else names for who, names in wants.items()}
     workers = [runner.start("transfer", who, names=names, wait=wait) for who, names in orders.items()]
-    if not cured:  # with one order, the second process waits for its first lock
+    if not fixed:  # with one order, the second process waits for its first lock
         runner.wait_for_all(workers, "one")
     for worker in workers:
         worker.send_go()
@@ -52,4 +52,4 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     for worker in workers:
         worker.send_go()
     text = "both wait for each other" if all(stuck) else "both finished" if not any(stuck) else "only one finished"
-    return DemoResult(not any(stuck) if cured else all(stuck), text, {"stuck": sum(stuck)})
+    return DemoResult(not any(stuck) if fixed else all(stuck), text, {"stuck": sum(stuck)})

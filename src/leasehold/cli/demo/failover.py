@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
 TITLE: Final = "a Redis failover forgets a lock, and an order is paid twice"
-CURE: Final = (
-    "a fence at the ledger (leasehold.fences.SQLFence), and min_replicas=1, which refuses to grant such a lock"
-)
+FIX: Final = "a fence at the ledger (leasehold.fences.SQLFence), and min_replicas=1, which refuses to grant such a lock"
 
 _INSERT_PAYMENT: Final = "insert into payments values (?)"
 
@@ -31,7 +29,7 @@ def payer(worker: Worker) -> None:
         worker.wait_go()  # the failover happens here
         lease.check()
         try:
-            if worker.cured:
+            if worker.fixed:
                 SQLFence(ledger, "order/42").write(lease, _INSERT_PAYMENT, (worker.who,))
             else:
                 with ledger:
@@ -58,8 +56,8 @@ def careful(worker: Worker) -> None:
 ROLES: Final = {"payer": payer, "careful": careful, "server": server}
 
 
-def run(runner: DemoRunner, cured: bool) -> DemoResult:
-    ledger = runner.path(f"ledger-{cured}.db")
+def run(runner: DemoRunner, fixed: bool) -> DemoResult:
+    ledger = runner.path(f"ledger-{fixed}.db")
     with closing(sqlite3.connect(ledger)) as connection:
         connection.execute("create table payments (who text)")
         SQLFence(connection, "order/42").create()
@@ -69,10 +67,10 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     replica.execute("REPLICAOF 127.0.0.1 1")  # no server listens there
     runner.log("the replication link breaks: the replica misses all writes from now on")
     granted = False
-    if cured:
+    if fixed:
         careful_worker = runner.start("careful", "C", url=f"{primary.url}?min_replicas=1")
         granted = careful_worker.wait_for("done")["granted"]
-    facts = {"ledger": ledger, "cured": cured}
+    facts = {"ledger": ledger, "fixed": fixed}
     first = runner.start("payer", "A", url=primary.url, whom="the primary", **facts)
     first.wait_for("holds")
     primary.crash()
@@ -86,6 +84,6 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     refused = first.wait_for("done")["refused"]
     with closing(sqlite3.connect(ledger)) as connection:
         paid = connection.execute("select count(*) from payments").fetchone()[0]
-    as_expected = (paid, refused, granted) == ((1, True, False) if cured else (2, False, False))
+    as_expected = (paid, refused, granted) == ((1, True, False) if fixed else (2, False, False))
     text = "paid once" if paid == 1 else f"paid {paid} times"
-    return DemoResult(as_expected, text, {"paid": paid, "refused": refused, **({"granted": granted} if cured else {})})
+    return DemoResult(as_expected, text, {"paid": paid, "refused": refused, **({"granted": granted} if fixed else {})})

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
 TITLE: Final = "four processes increment one counter without a lock"
-CURE: Final = 'a lock: with client.lock("counter")'
+FIX: Final = 'a lock: with client.lock("counter")'
 
 _ROUNDS: Final = 25
 _THINK_SECONDS: Final = 0.002
@@ -25,7 +25,7 @@ def adder(worker: Worker) -> None:
     worker.report("ready")
     worker.wait_go()
     for _ in range(worker.rounds):
-        with client.lock("counter") if worker.cured else nullcontext():
+        with client.lock("counter") if worker.fixed else nullcontext():
             with open(worker.file) as file:
                 count = int(file.read() or 0)
             time.sleep(_THINK_SECONDS)
@@ -39,11 +39,11 @@ def adder(worker: Worker) -> None:
 ROLES: Final = {"adder": adder}
 
 
-def run(runner: DemoRunner, cured: bool) -> DemoResult:
-    path = runner.path(f"counter-{cured}")
+def run(runner: DemoRunner, fixed: bool) -> DemoResult:
+    path = runner.path(f"counter-{fixed}")
     with open(path, "w") as file:
         file.write("0")
-    workers = [runner.start("adder", who, file=path, rounds=_ROUNDS, cured=cured) for who in "ABCD"]
+    workers = [runner.start("adder", who, file=path, rounds=_ROUNDS, fixed=fixed) for who in "ABCD"]
     runner.wait_for_all(workers, "ready")
     for worker in workers:
         worker.send_go()
@@ -51,6 +51,6 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     with open(path) as file:
         counted = int(file.read())
     added = _ROUNDS * len(workers)
-    as_expected = (counted == added) if cured else (counted < added)
+    as_expected = (counted == added) if fixed else (counted < added)
     text = f"{added} increments, the counter is at {counted}: {added - counted} lost"
     return DemoResult(as_expected, text, {"added": added, "counted": counted, "lost": added - counted})

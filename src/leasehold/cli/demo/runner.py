@@ -15,9 +15,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-from leasehold.errors import LeaseholdError
+from leasehold.errors import LeaseholdError, Unavailable
 
 _TIMEOUT: Final = 60.0  # seconds for a process to end, however busy the machine
+FAILED: Final = "failed"  # the event of a process that an error of Leasehold has ended
 
 
 WorkerMessage: TypeAlias = dict[str, Any]
@@ -26,7 +27,7 @@ TimelinePrinter: TypeAlias = Callable[[float, str, str], None]
 
 
 class DemoFailed(LeaseholdError):
-    """A process of the demo ended, or did not start, when it was still needed."""
+    """A process of the demo failed or ended when it was still needed."""
 
 
 class WorkerProcess:
@@ -44,6 +45,9 @@ class WorkerProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             message: WorkerMessage = {**json.loads(line), "who": self.who}
+            if message["event"] == FAILED:
+                kind = Unavailable if message["unavailable"] else DemoFailed
+                raise kind(f"process {self.who} of the demo failed: {message['reason']}")
             yield message
             if message["event"] == event:
                 return
@@ -89,16 +93,16 @@ class DemoRunner:
     def __init__(
         self, demo_name: str, url: str | None, printer: TimelinePrinter, *, size: int | None, verbose: bool
     ) -> None:
-        """`url`: None means a temporary SQLite engine. `verbose`: show what the processes print to stderr."""
+        """`url`: None means a SQLite engine of its own. `verbose`: show what the processes print to stderr."""
         self._demo_name, self._url, self._printer, self._verbose, self.size = demo_name, url, printer, verbose, size
         self.namespace = f"demo-{secrets.token_hex(4)}"  # apart from everything else on that engine
-        self.embedded = url is None or url.startswith("sqlite:")
         self._workers: list[WorkerProcess] = []
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="leasehold-demo-")
         self.folder = self._folder.name
-        self.url = self._url or f"sqlite://{self.folder}/locks.db"
+        self.own_url = f"sqlite://{self.folder}/locks.db"
+        self.url = self.own_url if self._url is None else self._url
         self._began = time.monotonic()
         return self
 

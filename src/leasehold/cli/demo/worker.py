@@ -10,7 +10,9 @@ from typing import Any
 
 from leasehold.blocking import Client
 from leasehold.cli.demo import load_demo
+from leasehold.cli.demo.runner import FAILED
 from leasehold.cli.run.parent_death import die_with_parent
+from leasehold.errors import LeaseholdError, Unavailable
 
 
 class Worker:
@@ -41,7 +43,11 @@ class Worker:
 def main(name: str, role: str, facts: str) -> None:
     worker = Worker(json.loads(facts))
     die_with_parent(worker.parent)  # or a process that the demo has paused would stay paused for ever
-    load_demo(name).ROLES[role](worker)
+    try:
+        load_demo(name).ROLES[role](worker)
+    except LeaseholdError as error:
+        worker.report(FAILED, reason=str(error), unavailable=isinstance(error, Unavailable))
+        raise  # to stderr, which `-v` shows
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
 TITLE: Final = "a paused holder sells the last teapot a second time"
-CURE: Final = "a fence at the stock table: leasehold.fences.SQLFence"
+FIX: Final = "a fence at the stock table: leasehold.fences.SQLFence"
 
 _SELECT_QUANTITY: Final = "select quantity from stock"
 _TTL: Final = 1.0
@@ -26,13 +26,13 @@ def seller(worker: Worker) -> None:
         client = worker.client(ttl=worker.ttl)
         fence = SQLFence(shop, "stock")
         lease = client.lock("stock/teapot", wait=30).acquire()
-        rows = fence.read(lease, _SELECT_QUANTITY) if worker.cured else shop.execute(_SELECT_QUANTITY).fetchall()
+        rows = fence.read(lease, _SELECT_QUANTITY) if worker.fixed else shop.execute(_SELECT_QUANTITY).fetchall()
         worker.report("looked", f"acquires stock/teapot (token {lease.token}) and reads the stock: {rows[0][0]} left")
         lease.check()
         worker.report("checked", "checks its lease: held. About to sell")
         worker.wait_go()  # the pause happens here
         try:
-            if worker.cured:
+            if worker.fixed:
                 with fence.transaction(lease) as cursor:
                     sell(cursor, rows[0][0], worker.who)
             else:
@@ -52,17 +52,17 @@ def sell(cursor: sqlite3.Cursor, quantity: int, who: str) -> None:
 ROLES: Final = {"seller": seller}
 
 
-def run(runner: DemoRunner, cured: bool) -> DemoResult:
-    shop = runner.path(f"shop-{cured}.db")
+def run(runner: DemoRunner, fixed: bool) -> DemoResult:
+    shop = runner.path(f"shop-{fixed}.db")
     with closing(sqlite3.connect(shop)) as connection:
         connection.executescript("create table stock (quantity integer); create table sales (who text)")
         connection.execute("insert into stock values (1)")
         connection.commit()
         SQLFence(connection, "stock").create()
-    first = runner.start("seller", "A", shop=shop, ttl=_TTL, cured=cured)
+    first = runner.start("seller", "A", shop=shop, ttl=_TTL, fixed=fixed)
     first.wait_for("checked")
     first.pause()
-    second = runner.start("seller", "B", shop=shop, ttl=30.0, cured=cured)
+    second = runner.start("seller", "B", shop=shop, ttl=30.0, fixed=fixed)
     second.wait_for("checked")  # once A's lease has expired
     second.send_go()
     second.wait_for("done")
@@ -71,5 +71,5 @@ def run(runner: DemoRunner, cured: bool) -> DemoResult:
     refused = first.wait_for("done")["refused"]
     with closing(sqlite3.connect(shop)) as connection:
         sold = connection.execute("select count(*) from sales").fetchone()[0]
-    as_expected = (sold, refused) == ((1, True) if cured else (2, False))
+    as_expected = (sold, refused) == ((1, True) if fixed else (2, False))
     return DemoResult(as_expected, f"{sold} sold, 1 in stock", {"sold": sold, "refused": refused})
