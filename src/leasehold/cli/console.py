@@ -106,8 +106,9 @@ class _ConsoleHandler(logging.Handler):
 
 
 def _not_reported_by_command(record: logging.LogRecord) -> bool:
-    """Drop the log line of a lost lease: the command reports the loss itself, with what it did about it."""
-    return not str(record.msg).endswith("is lost: %s")  # the format of `ClientCore.report_lost`
+    """Drop two lines of `ClientCore`: the loss of a lease, which the command reports itself with what it did about it,
+    and the first retry of a release: if the retries fail, too, the next line says so."""
+    return not str(record.msg).endswith(("is lost: %s", "retrying in the background: %s"))
 
 
 def use_color() -> bool | None:

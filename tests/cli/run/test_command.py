@@ -3,11 +3,19 @@
 import json
 import os
 import re
+import shlex
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from harness.rigs.redis import RedisRig
+from harness.servers.redis import RedisServer
+from leasehold.cli.run.command import has_password
+from leasehold.testing.conformance.suite import rig_or_skip
 
 PROGRAM = [sys.executable, "-m", "leasehold"]
 
@@ -69,6 +77,80 @@ def test_child_environment_describes_its_lease(shell):
 
 def test_child_environment_has_its_slot(shell):
     assert shell("run", "--slots", "2", "j", "-c", "echo $LEASEHOLD_SLOT").stdout == "0\n"
+
+
+def environment_of_child(shell, *options, **environment):
+    done = shell(*options, "run", "j", "--", "env", **environment)
+    assert done.returncode == 0, done.stderr
+    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+
+
+def test_child_uses_the_engine_and_namespace_of_its_run(shell, tmp_path):
+    url = f"sqlite://{tmp_path}/other.db?durable=no"
+    environment = environment_of_child(shell, "-u", url, "--namespace", "shop")
+    assert (environment["LEASEHOLD_URL"], environment["LEASEHOLD_NAMESPACE"]) == (url, "shop")
+    inner = [*PROGRAM, "-o", "json", "get", "j"]
+    assert json.loads(shell("-u", url, "--namespace", "shop", "run", "j", "--", *inner).stdout)["locked"]
+
+
+def test_child_gets_relative_database_as_absolute_path(shell, tmp_path):
+    (tmp_path / "other folder").mkdir()
+    script = f"cd 'other folder' && {shlex.join(PROGRAM)} -o json get j"
+    assert json.loads(shell("-u", "sqlite://./x.db", "run", "j", "-c", script).stdout)["locked"]
+    assert not (tmp_path / "other folder/x.db").exists()
+
+
+def test_child_without_url_of_its_run_gets_none(shell):
+    del shell.environment["LEASEHOLD_URL"]
+    assert "LEASEHOLD_URL" not in environment_of_child(shell)
+
+
+@pytest.fixture
+def redis_with_password():
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
+    server = RedisServer().start()
+    server.ask("ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all")
+    yield server
+    server.kill()
+
+
+def test_child_environment_gets_no_password_from_the_url_option(shell, redis_with_password):
+    url = f"redis://app:hunter2@127.0.0.1:{redis_with_password.port}"
+    environment = environment_of_child(shell, "-q", "-u", url)
+    assert environment["LEASEHOLD_URL"] == shell.environment["LEASEHOLD_URL"]
+    assert environment_of_child(shell, "-q", LEASEHOLD_URL=url)["LEASEHOLD_URL"] == url  # it had that anyway
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h:6379/0", False),
+        ("postgresql://app@db/shop", False),
+        ("sqlite:///srv/a@b.db", False),
+        ("redis://:pw@h", True),
+        ("etcd://app:pw@h1,h2", True),
+        ("postgresql://app:p@ss@db/shop", True),
+        ("postgresql://app@db/shop?listen_url=postgresql://app:pw@db2/shop", True),
+        ("redis+sentinel://s1/main?sentinel_password=pw", True),
+        ("postgresql://db/shop?user=app&password=pw", True),
+        ("zookeeper://zk1?key_password=pw", True),
+    ],
+)
+def test_password_in_a_url_is_recognized(url, expected):
+    assert has_password(url) is expected
+
+
+def test_silent_engine_delays_the_end_of_run_for_two_seconds_at_most(shell, tmp_path):
+    holder = shell.hold("j")
+    with sqlite3.connect(tmp_path / "locks.db", isolation_level=None) as blocker:
+        blocker.execute("begin exclusive")
+        began = time.monotonic()
+        _, err = holder.communicate(timeout=60)
+        assert time.monotonic() - began < 4.5  # it was ten; and a busy machine takes its time to end a process
+        blocker.execute("rollback")
+    blocker.close()
+    assert holder.returncode == 0
+    assert err == "leasehold: the release of j was not confirmed before close(); the claim will expire\n"
 
 
 def test_child_environment_lacks_the_claim_id(shell):

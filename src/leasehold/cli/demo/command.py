@@ -34,7 +34,7 @@ WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per proce
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[DEMO]...")
 @click.option("--list", "listing", is_flag=True, help="List the demos and exit.")
 @click.option(
-    "--size", type=click.IntRange(50, 1000), metavar="N", help="Number of callers in thundering-herd. Default: 200."
+    "--size", type=click.IntRange(50, 500), metavar="N", help="Number of callers in thundering-herd. Default: 200."
 )
 @pass_console
 def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | None) -> int:

@@ -23,7 +23,7 @@ _ARRIVAL_SHARE: Final = 0.5  # they arrive spread over half of the time it takes
 _POLL_SECONDS: Final = 0.05
 _STALL_LIMIT: Final = 0.7  # the engine passes over a waiter that does not respond for one to three seconds
 _TTL: Final = 120.0
-_CALL_TIMEOUT: Final = 60.0  # a thousand pollers keep a SQLite file busy
+_CALL_TIMEOUT: Final = 60.0  # hundreds of pollers keep a SQLite file busy
 _MAX_RUNS: Final = 3
 _OVERTAKEN_SHARE: Final = 0.5  # of that: a caller that arrived this much later and was served first has overtaken
 

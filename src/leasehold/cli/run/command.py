@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -29,6 +31,7 @@ from leasehold.cli.run.result_file import RunResult
 from leasehold.cli.run.signals import Interrupted, SignalQueue
 from leasehold.cli.run.supervisor import OnLost, Supervisor
 from leasehold.cli.run.terminal import Terminal
+from leasehold.config import URL_VARIABLE
 from leasehold.errors import LeaseholdError, NotAcquired, SelfDeadlock
 
 EXAMPLES = """
@@ -42,6 +45,7 @@ leasehold run j -- sh -c 'psql -v token=$LEASEHOLD_TOKEN -f step.sql'
 """
 
 DEFAULT_KILL_AFTER = 5.0
+RELEASE_TIMEOUT = 1.5  # of the two seconds that the docs promise
 RUN_CODES = (
     exit_codes.UNREACHABLE,
     exit_codes.BUSY,
@@ -191,6 +195,14 @@ def run(
     resource that CMD writes to: a resource that refuses older tokens is safe even from a holder that does not know that
     its lease is lost.
 
+    CMD uses the same engine: -u and --namespace are passed on as LEASEHOLD_URL and LEASEHOLD_NAMESPACE. A URL with a
+    password is never put into the environment; if CMD needs it, set LEASEHOLD_URL yourself instead of -u.
+
+    SIGTERM, SIGINT, SIGHUP and SIGQUIT go to CMD and its process group. `leasehold run` then waits until CMD has ended,
+    however long that takes, releases the lease and exits with the exit code of CMD. If the engine does not answer, the
+    release is given up two seconds after the end of CMD, and the lease expires by itself. A signal that comes while
+    `leasehold run` still waits for NAME makes it leave the queue and exit with 128+n.
+
     If the lease cannot be renewed, CMD and its process group get SIGTERM shortly before the lease expires, and SIGKILL
     when it does. If the engine reports that the lease is gone, they get SIGTERM and SIGKILL at once. In both cases the
     exit code is 79. If `leasehold run` and CMD are paused together for longer than the lease lasts, CMD is killed as
@@ -262,7 +274,9 @@ class RunJob:
                     self._run_child(lease, child, signal_queue)
                 finally:
                     signal_queue.close()
-                    lease.release()
+                    # Leaving the block releases the lease. A silent engine must not delay the caller, who waits for
+                    # CMD: a release that is not confirmed by then leaves the name to its ttl.
+                    client._core.options = replace(client._core.options, call_timeout=RELEASE_TIMEOUT)
         finally:
             child.abandon()
 
@@ -300,7 +314,7 @@ class RunJob:
         if terminal.stdio_is_tty:
             terminal.give_to(child.pid)
         try:
-            child.start(environment(lease))
+            child.start({**lease_environment(lease), **engine_environment(self.console)})
         except CannotRun as failed:
             terminal.take_back(child.pid)
             self._report_cannot_run(failed)
@@ -320,7 +334,7 @@ class RunJob:
         self.result.not_run(str(failed), code)
 
 
-def environment(lease: Lease) -> dict[str, str | None]:
+def lease_environment(lease: Lease) -> dict[str, str | None]:
     """The variables for CMD. None removes a variable that was inherited from an outer `leasehold run`."""
     return {
         "LEASEHOLD_LOCK": lease.name,
@@ -331,3 +345,21 @@ def environment(lease: Lease) -> dict[str, str | None]:
         "LEASEHOLD_SLOT": None if lease.slot is None else str(lease.slot),
         "LEASEHOLD_HELD": "1",
     }
+
+
+def engine_environment(console: Console) -> dict[str, str | None]:
+    """The engine and namespace of this command for CMD, as far as they may be seen: a process's environment is readable
+    by every process of its user, and often logged."""
+    found: dict[str, str | None] = {"LEASEHOLD_NAMESPACE": console.namespace} if console.namespace else {}
+    if console.url is not None and not has_password(console.url):
+        scheme, _, target = console.url.partition("://")
+        if scheme == "sqlite" and target.startswith("."):  # CMD may change its working directory
+            target = f"{quote(os.getcwd())}/{target}"
+        found[URL_VARIABLE] = f"{scheme}://{target}"
+    return found
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL has, or may have, a password: `user:password@`, also inside an option, or an option for one."""
+    credentials, at, _ = url.partition("://")[2].rpartition("@")
+    return (at != "" and ":" in credentials) or re.search("pass|secret|token", url) is not None
