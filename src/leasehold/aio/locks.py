@@ -43,8 +43,9 @@ class AsyncLease(BaseLease):
         await self._renew(ttl)
 
     async def release(self) -> bool:
-        """Release the lease. True: this call ended a live lease, and the engine confirmed it. Never raises because the
-        engine does not answer: the watchdog then retries the release in the background, even if this is cancelled."""
+        """Release the lease. True: this call ended a live lease, and the engine confirmed it. False: the lease ended
+        before (if the engine no longer had the grant, `state` is now LOST), or the engine did not answer: then the
+        watchdog retries the release in the background, even if this is cancelled. Never raises for these."""
         return await self._release_explicitly()
 
     async def wait_lost(self, seconds: float | None = None) -> bool:

@@ -44,8 +44,9 @@ class Lease(BaseLease):
         run_sync(self._renew(ttl))
 
     def release(self) -> bool:
-        """Release the lease. True: this call ended a live lease, and the engine confirmed it. Never raises because the
-        engine does not answer: the watchdog then retries the release in the background."""
+        """Release the lease. True: this call ended a live lease, and the engine confirmed it. False: the lease ended
+        before (if the engine no longer had the grant, `state` is now LOST), or the engine did not answer: then the
+        watchdog retries the release in the background. Never raises for these."""
         return run_sync(self._release_explicitly())
 
     def wait_lost(self, seconds: float | None = None) -> bool:

@@ -120,7 +120,7 @@ class ClientCore:
             lease._invalidate("released")
             raise ConfigError(_CLOSED_TEXT)
 
-    def send_release(self, claim: Claim, now: float) -> Coroutine[Any, Any, bool]:
+    def send_release(self, claim: Claim, now: float) -> Coroutine[Any, Any, bool | None]:
         """Send a release. If it raises `Unavailable`, the caller passes it to `retry_release`."""
         if not self.runtime.bind():  # the lease is from a loop that is closed now
             self.rebind_loop()

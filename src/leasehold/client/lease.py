@@ -7,6 +7,7 @@ The state is computed from the clock when it is read, so nothing has to run for 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import warnings
 import weakref
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from leasehold.client.held_locks import HeldLock
     from leasehold.runtime.base import Interrupt, Signal
 
+_log = logging.getLogger("leasehold")
+
 
 class LeaseState(StrEnum):
     """The state of a lease. HELD and AT_RISK alternate; LOST and RELEASED are final."""
@@ -41,7 +44,8 @@ AT_RISK: Final = LeaseState.AT_RISK
 LOST: Final = LeaseState.LOST
 RELEASED: Final = LeaseState.RELEASED
 
-_MAYBE_STILL_HELD: Final = frozenset({"unreachable", "stalled", "max_hold"})  # lost here, perhaps not yet at the engine
+# Reasons given by the local clock: at the engine the grant may still live.
+BY_LOCAL_CLOCK: Final = frozenset({"unreachable", "stalled", "max_hold"})
 _NOT_AFTER_DEADLINE: Final = frozenset({"broken", "unknown"})  # reasons that the local deadline rules out
 
 
@@ -189,10 +193,13 @@ class BaseLease:
         self._set_signals()
         if self._interrupt is not None:
             self._interrupt.fire()
-        for callback in self._callbacks or ():
-            core.callbacks.submit(callback, self)
-        core.report_lost(self, reason)
+        self._report_lost(reason)
         return True
+
+    def _report_lost(self, reason: Reason) -> None:
+        for callback in self._callbacks or ():
+            self._core.callbacks.submit(callback, self)
+        self._core.report_lost(self, reason)
 
     def _reenter(self) -> bool:
         """Count one more hold of a reentrant lock. False: the lease has ended."""
@@ -253,7 +260,7 @@ class BaseLease:
                 if self._depth > 1:  # an inner hold of a reentrant lock
                     self._depth -= 1
                     return True
-                if self._release_sent or (self._final_state is LOST and self._lost_reason not in _MAYBE_STILL_HELD):
+                if self._release_sent or (self._final_state is LOST and self._lost_reason not in BY_LOCAL_CLOCK):
                     return False
                 self._release_sent = True
                 if self._final_state is None:
@@ -263,19 +270,35 @@ class BaseLease:
             if self._signals:
                 self._set_signals()
             try:
-                confirmed = await core.send_release(self._claim, now)
+                ended = await core.send_release(self._claim, now)
+                answered = True
             except Unavailable as error:
                 core.retry_release(self._claim, error)
-                confirmed = False
+                ended, answered = None, False
         except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, so release it again
             if self._release_sent:
                 core.forget(self._claim)
             raise
         finally:
             core.in_flight.discard(self._claim.id_hash)
-        if core.options.on_event is not None:
+        if answered and not ended and lost_reason is None:
+            self._on_missing_grant(ended)
+        if core.options.on_event is not None and self._final_state is RELEASED:
             core.emit("released", self._claim, token=self.token, since=self._granted_at)
-        return confirmed and lost_reason is None
+        return bool(ended) and lost_reason is None
+
+    def _on_missing_grant(self, ended: bool | None) -> None:
+        """The engine answered a release: it had no such grant any more. Before the local deadline that proves a loss,
+        unless the answer is to a repeated request (None): the request sent before may have ended the grant."""
+        core = self._core
+        if ended is None or core.runtime.now() >= self._valid_until:
+            cause = "the first of several requests" if ended is None else "its ttl"
+            text = "%s (token %d) was over when its release arrived: ended by %s, or lost before that"
+            core.callbacks.submit(_log.warning, text, self.name, self.token, cause)
+            return
+        with core.mutex:
+            self._final_state, self._lost_reason = LOST, "unknown"
+        self._report_lost("unknown")
 
     def _release_explicitly(self) -> Coroutine[Any, Any, bool]:
         self._core.held_locks.mark_released(self)

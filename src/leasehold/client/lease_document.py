@@ -105,4 +105,4 @@ async def renew(core: ClientCore, claim: Claim, ttl: float | None = None) -> flo
 
 async def release(core: ClientCore, claim: Claim) -> bool:
     """Release it. False: it had already ended. Raises `Unavailable`: it then expires, or can be released again."""
-    return await core.engine().release(claim, core.deadline())
+    return bool(await core.engine().release(claim, core.deadline()))

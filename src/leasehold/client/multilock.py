@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from leasehold.client.held_locks import HeldLock
-from leasehold.client.lease import BaseLease, wait_lost
+from leasehold.client.lease import BY_LOCAL_CLOCK, BaseLease, wait_lost
 from leasehold.client.lock import BaseLock
 from leasehold.config import UNSET, Unset, check_wait
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired
@@ -189,13 +189,17 @@ class BaseMultiLock(Generic[L, S]):
     async def _exit(
         self, frame: int, kind: type[BaseException] | None, error: BaseException | None, exited: list[HeldLock]
     ) -> None:
-        """Release all. Whether one was lost is decided by the clock before anything is sent. `exited` as for a lock."""
+        """Release all. Whether one was lost is decided by the clock before anything is sent, or by the engine's answer
+        to the release. `exited` as for a lock."""
         for lock in reversed(self._sorted_locks):
             exited.append(lock._core.held_locks.pop(lock.name, self, frame))
         interrupt = next((held_lock.interrupt for held_lock in exited if held_lock.interrupt is not None), None)
         interrupted = interrupt is not None and interrupt.disarm(kind)
-        lost = _first_lost([held_lock.lease for held_lock in reversed(exited)])
+        leases = [held_lock.lease for held_lock in reversed(exited)]
+        lost = _first_lost(leases)
         await release_all([held_lock.lease for held_lock in exited if not held_lock.released])
+        # A lease that reached its local deadline after the body, while the others were released, is not lost.
+        lost = lost or _first_lost([lease for lease in leases if lease.lost_reason not in BY_LOCAL_CLOCK])
         if lost is None:
             return
         if error is None or interrupted:

@@ -64,9 +64,11 @@ class Engine(Protocol):
         """Renew claims that are held (with their token) or queued (token 0). One answer per claim, in the same order.
         Raises nothing (E5, E7)."""
 
-    async def release(self, claim: Claim, deadline: float) -> bool:
-        """Give up a claim, held or queued. True: this call ended a live grant (E6). A claim without an id, made from a
-        wake-up for an unknown claim, gives up a queue position or a reservation, never a grant."""
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
+        """Give up a claim, held or queued. True: this call ended a live grant (E6). False: there was none any more,
+        and the request was sent only once. None: there was none when a repeated request arrived, and the request sent
+        before may have ended it. A claim without an id, made from a wake-up for an unknown claim, gives up a queue
+        position or a reservation, never a grant."""
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         """End the grant with this token, whatever its claim. A successor has another token, so it is never broken."""

@@ -171,7 +171,7 @@ class FaultyEngine:
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         return await self._call("attempt", claim.id_hash, deadline, lambda: self._engine.attempt(claim, deadline))
 
-    async def release(self, claim: Claim, deadline: float) -> bool:
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
         return await self._call("release", claim.id_hash, deadline, lambda: self._engine.release(claim, deadline))
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
@@ -241,6 +241,8 @@ class FaultyEngine:
         answer: T | None = None
         for _ in range(fault.sent):
             answer = await send()
+        if subject[0] == "release" and fault.sent > 1 and not answer:
+            answer = None  # the first request may have ended the grant
         if fault.after:
             await self._runtime.sleep(min(fault.after, deadline - now()))
         if not fault.answered or ((fault.before or fault.after) and now() >= deadline):

@@ -211,3 +211,25 @@ def test_signals_do_not_extend_the_call_deadline(server) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         proxy.close()
+
+
+def test_repeated_release_cannot_tell_and_raises_no_loss(server, caplog) -> None:
+    # The server carries the first request out, but the connection breaks before the reply: the second finds no grant.
+    proxy = Proxy(server.port)
+
+    def restore_after_release() -> None:
+        poll(lambda: any(connection.lossy for connection in proxy._connections), 10, lambda: "the reply is lost")
+        proxy.restore()
+
+    try:
+        with Client(f"redis://127.0.0.1:{proxy.port}") as client:
+            client.lock("warm").acquire().release()  # the server knows the script from now on
+            with client.lock("job") as lease:
+                proxy.lose_answers()
+                restoring = threading.Thread(target=restore_after_release)
+                restoring.start()
+            restoring.join(10)
+            assert lease.state == "RELEASED"
+            poll(lambda: "was over when its release arrived" in caplog.text, 10, lambda: caplog.text)
+    finally:
+        proxy.close()

@@ -82,7 +82,7 @@ class EtcdEngine:
                 replies += [_to_unavailable(error)] * len(batch)
         return replies
 
-    async def release(self, claim: Claim, deadline: float) -> bool:
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
         self._registry.remove_waiter(claim.id_hash)
         try:
             return await EtcdRelease(self._client_state, self._rpc, self._runtime, claim, deadline).run()

@@ -8,7 +8,7 @@ its key for the delay. If a write may still be in flight, the claim's leases are
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState
@@ -29,8 +29,9 @@ class EtcdRelease:
     runtime: Runtime
     claim: Claim
     deadline: float
+    unconfirmed: list[str] = field(default_factory=list)  # the tries without an answer; one may have ended the grant
 
-    async def run(self) -> bool:
+    async def run(self) -> bool | None:
         claim_state = self.client_state.claim_states.get(self.claim.id_hash)
         if (
             claim_state is None
@@ -41,13 +42,12 @@ class EtcdRelease:
         ):
             ended = await self._find_and_release(claim_state)
         else:
-            done = await self.rpc.call(
-                messages.TXN, queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision), self.deadline
-            )
+            dequeue = queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision)
+            done = await self.rpc.call(messages.TXN, dequeue, self.deadline, self.unconfirmed)
             ended = bool(done.succeeded) and claim_state.state == "held"
         if claim_state is not None:
             await self._release_leases(claim_state)
-        return ended
+        return None if not ended and self.unconfirmed else ended
 
     async def _find_and_release(self, claim_state: ClaimState | None) -> bool:
         while (found := await self._find_entry(claim_state)) is not None:
@@ -58,8 +58,9 @@ class EtcdRelease:
             if held and not self.claim.id:  # from a late wake-up: the grant may be in use by now
                 return False
             if held and (min_hold_left := self._min_hold_left(claim_state)) > 0:
+                value = entry.value._replace(delay=0.0)
                 if await start_cooling(
-                    self.client_state, self.rpc, kv, entry.value._replace(delay=0.0), min_hold_left, self.deadline
+                    self.client_state, self.rpc, kv, value, min_hold_left, self.deadline, self.unconfirmed
                 ):
                     return True
             elif self.claim.delay and entry.value.state == "held":  # perhaps optimistically, and never granted
@@ -76,7 +77,7 @@ class EtcdRelease:
 
     async def _delete(self, kv: KeyValue) -> bool:
         delete = queue.if_unchanged_txn(kv, RequestOp(delete=messages.DeleteRangeRequest(kv.key)))
-        return bool((await self.rpc.call(messages.TXN, delete, self.deadline)).succeeded)
+        return bool((await self.rpc.call(messages.TXN, delete, self.deadline, self.unconfirmed)).succeeded)
 
     async def _find_entry(self, claim_state: ClaimState | None) -> tuple[KeyValue, Entry] | None:
         """The claim's key. If another process acquired the claim, it is found by its id hash."""
@@ -119,12 +120,18 @@ class EtcdRelease:
 
 
 async def start_cooling(
-    client_state: EtcdClientState, rpc: RpcClient, kv: KeyValue, value: EntryValue, seconds: float, deadline: float
+    client_state: EtcdClientState,
+    rpc: RpcClient,
+    kv: KeyValue,
+    value: EntryValue,
+    seconds: float,
+    deadline: float,
+    unconfirmed: list[str] | None = None,
 ) -> bool:
     """Turn a grant into `cooling`: its key stays for `seconds` without a holder. False: the key changed meanwhile."""
     lease = await client_state.leases.create(rpc, max(MIN_TTL, math.ceil(seconds)), deadline)
     put = RequestOp(put=PutRequest(kv.key, value._replace(state="cooling").to_bytes(), lease.id))
-    if (await rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), deadline)).succeeded:
+    if (await rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), deadline, unconfirmed)).succeeded:
         return True
     client_state.leases.revoke_nowait(rpc, lease)
     return False

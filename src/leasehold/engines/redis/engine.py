@@ -18,7 +18,7 @@ from leasehold.config import EngineConfig
 from leasehold.engines.redis import protocol
 from leasehold.engines.redis.connections import Connections
 from leasehold.engines.redis.deployment import Deployment, make_deployment
-from leasehold.engines.redis.executor import Executor, ScriptCall, ScriptResult
+from leasehold.engines.redis.executor import REPEATED_RELEASE, Executor, ScriptCall, ScriptResult
 from leasehold.engines.redis.protocol import RedisRequests
 from leasehold.engines.redis.pubsub import Subscription
 from leasehold.engines.redis.server import encode_command
@@ -163,7 +163,7 @@ class RedisEngine:
                 result = error
         return [Unavailable(str(result), engine="redis")] * len(claims)
 
-    async def release(self, claim: Claim, deadline: float) -> bool:
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
         self._registry.remove_waiter(claim.id_hash)
         keys = self._requests.name_keys(claim.namespace, claim.name)
         try:
@@ -174,7 +174,7 @@ class RedisEngine:
                 reply = await reply
         except ConfigError as error:  # the grant was permitted, so this may pass
             raise Unavailable(str(error), engine="redis") from error
-        return protocol.decode_bool(reply)
+        return None if reply is REPEATED_RELEASE else protocol.decode_bool(reply)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         keys = self._requests.name_keys(namespace, name)

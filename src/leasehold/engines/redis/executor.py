@@ -46,6 +46,9 @@ from leasehold.runtime.base import Runtime, maybe_await
 _WAIT_SHARE: Final = 0.8  # of the time left: the reply to WAIT must arrive before the deadline too
 _MAX_RETRIES: Final = 3  # after broken connections; more than one: a newly promoted server closes its connections again
 
+# The reply to a repeated release that found no grant: the request sent before may have ended it.
+REPEATED_RELEASE: Final = None
+
 
 # Until when to retry if the server cannot be reached; None: do not retry.
 RetryUntil: TypeAlias = Callable[[], float] | None
@@ -172,7 +175,8 @@ class Executor:
                     connections, result = await self._find_and_send(call)
                 step, error = next_step(call, result.reply, self._topology.names_can_move), result.reply
                 if step is Step.RETURN:
-                    return result
+                    unsure = may_be_executed and call.script.name == "release" and not error
+                    return ScriptResult(REPEATED_RELEASE) if unsure else result
                 if Outcome.of(error) is Outcome.UNKNOWN:
                     self._rediscover_later(connections)
                 if step is Step.REPEAT:

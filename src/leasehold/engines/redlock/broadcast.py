@@ -42,6 +42,7 @@ class RoundResult(NamedTuple):
 
     replies: dict[int, list[Any]]
     errors: dict[int, Exception]
+    repeated: Sequence[int] = ()  # the nodes that were sent the request again, after their connection broke
 
     def decode_first(self, decode: Callable[[Any], T]) -> dict[int, T]:
         """The first reply of each node, decoded."""
@@ -103,7 +104,8 @@ class Broadcaster:
         straggler_deadline = now + min(
             max(ttl * _STRAGGLER_TTL_SHARE, _STRAGGLER_TIMEOUT[0]), _STRAGGLER_TIMEOUT[1], (deadline - now) / 2
         )
-        requests = FanoutRequests(_join_calls(calls), _join_calls(backed_off), compensation)
+        repeated: list[int] = []
+        requests = FanoutRequests(_join_calls(calls), _join_calls(backed_off), compensation, on_repeat=repeated.append)
         if script is not None:
             requests = requests._replace(correction=partial(_add_script_text, script, {**calls, **backed_off}))
         policy = WaitPolicy(straggler_deadline, deadline, lambda answers: decided(_valid_replies(answers)))
@@ -117,7 +119,7 @@ class Broadcaster:
                 self._record_replies(index, answer, replies, errors)
             else:
                 errors[index] = self._record_failure(index, answer)
-        return RoundResult(replies, errors)
+        return RoundResult(replies, errors, repeated)
 
     def _choose_nodes(self, now: float, packed: Packed) -> tuple[dict[int, Packed], dict[int, Packed]]:
         """The nodes to ask, and those in backoff. When a node's backoff is over, one call tries it first."""
@@ -262,6 +264,8 @@ class AsyncFanout:
             n for n, answer in answers.items() if isinstance(answer, OSError) and not isinstance(answer, TimeoutError)
         ]
         if broken:  # repeat the request once, on a new connection
+            for index in broken:
+                requests.on_repeat(index)
             answered = {index: answer for index, answer in answers.items() if index not in broken}
             retries = FanoutRequests({index: all_requests[index] for index in broken}, correction=requests.correction)
             answers = answered | await self._gather(retries, count, policy.combined_with(answered))

@@ -239,7 +239,7 @@ class RedlockEngine:
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         return await self._renewer.renew(claims, deadline)
 
-    async def release(self, claim: Claim, deadline: float) -> bool:
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
         self._remove_waiter(claim.id_hash)
         packed = self._requests.release(self._requests.name_keys(claim.namespace, claim.name), claim)
         try:
@@ -255,7 +255,9 @@ class RedlockEngine:
             )
         ended = sum(reply > 0 for reply in result.decode_first(protocol.decode_release).values())
         self._add_missed_releases(claim, packed, result.errors)
-        return bool(ended > 0 and ended + len(result.errors) >= self._quorum)
+        if ended > 0 and ended + len(result.errors) >= self._quorum:
+            return True
+        return None if result.repeated else False
 
     def _add_missed_releases(self, claim: Claim, packed: bytes, indexes: Any) -> None:
         for index in indexes:

@@ -76,9 +76,13 @@ class ZookeeperEngine:
             unavailable = error if isinstance(error, Unavailable) else Unavailable(str(error), engine="zookeeper")
             return [unavailable] * len(claims)
 
-    async def release(self, claim: Claim, deadline: float) -> bool:
-        async def once() -> bool:
-            return await self._release(claim, deadline)
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
+        tries = 0
+
+        async def once() -> bool | None:
+            nonlocal tries
+            tries += 1
+            return await self._release(claim, deadline) or (False if tries == 1 else None)
 
         self._registry.remove_waiter(claim.id_hash)
         try:

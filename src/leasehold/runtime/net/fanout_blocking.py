@@ -38,6 +38,10 @@ AnswersByServer: TypeAlias = dict[int, Any]
 Correction: TypeAlias = Callable[[int, bytes, Any], bytes | None]
 
 
+def ignore_repeat(_number: int) -> None:
+    """For requests whose answer does not depend on an earlier try."""
+
+
 def accept_answer(_number: int, _request: bytes, _answer: Any) -> None:
     """The correction of requests that need none."""
 
@@ -47,6 +51,7 @@ class FanoutRequests(NamedTuple):
     later: Mapping[int, bytes] = {}  # sent only if the first servers do not decide the outcome
     compensation: Callable[[], bytes] = bytes  # sent right behind a request that was given up
     correction: Correction = accept_answer
+    on_repeat: Callable[[int], None] = ignore_repeat  # a broken connection: the server's request is sent again
 
 
 class WaitPolicy(NamedTuple):
@@ -200,6 +205,7 @@ class ConnectionGroup:
         self._connections: dict[int, NonblockingConnection] = {}
         self._server_by_fd: dict[int, int] = {}
         self._poll = select.poll()
+        self._on_repeat: Callable[[int], None] = ignore_repeat  # of the current requests
 
     def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:
         """Send each server its request, and wait for `count` replies from each, as long as the policy says.
@@ -210,6 +216,7 @@ class ConnectionGroup:
         """
         answers: AnswersByServer = {}
         waiting: dict[int, bytes] = {}
+        self._on_repeat = requests.on_repeat
         try:
             self._send_all(requests.first, count, answers, waiting)
             later = requests.later
@@ -301,6 +308,7 @@ class ConnectionGroup:
         retry = connection is not None and connection.has_answered and isinstance(error, OSError) and number in waiting
         self.drop(number)
         if retry:
+            self._on_repeat(number)
             self._send(number, waiting[number], count, answers, waiting)
         elif number in waiting:
             del waiting[number]

@@ -111,7 +111,7 @@ class EngineDriver:
         return reply
 
     async def release(self, claim: Claim) -> bool:
-        return await self.engine.release(claim, self.deadline())
+        return bool(await self.engine.release(claim, self.deadline()))
 
     async def break_(self, claim: Claim) -> bool:
         return await self.engine.break_(claim.namespace, claim.name, claim.token, self.deadline())

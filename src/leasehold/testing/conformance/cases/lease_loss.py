@@ -69,6 +69,45 @@ async def broken_lease_raises_at_end_of_with_block(t: CaseContext) -> None:
     assert caught.value.reason == "broken"
 
 
+@case(shows=("E5", "E6"))
+async def broken_lease_raises_when_body_ends_at_once(t: CaseContext) -> None:
+    """No renewal and perhaps no notification has reported the break: the answer to the release does."""
+    holder, operator = t.client(), t.client()
+
+    async def work() -> None:
+        async with holder.hold(holder.lock(ttl=_UNRENEWED_TTL)) as lease:
+            assert await operator.break_lock("job", lease.token)
+            await operator.release(await operator.acquire())
+
+    with pytest.raises(LeaseLost):
+        await work()
+
+
+@case(shows=("E5", "E6"))
+async def broken_multilock_raises_when_body_ends_at_once(t: CaseContext) -> None:
+    holder, operator = t.client(), t.client()
+
+    async def work() -> None:
+        async with holder.hold_all(holder.multilock(["a", "b"], ttl=_UNRENEWED_TTL)) as leases:
+            assert await operator.break_lock("b", leases["b"].token)
+
+    with pytest.raises(LeaseLost) as caught:
+        await work()
+    assert caught.value.name == "b"
+
+
+@case(shows=("E5", "E6"))
+async def release_of_a_broken_lease_reports_the_loss(t: CaseContext) -> None:
+    events: list[Event] = []
+    holder, operator = t.client(on_event=events.append), t.client()
+    lease = await holder.acquire(ttl=_UNRENEWED_TTL)
+    assert await operator.break_lock("job", lease.token)
+    assert not await holder.release(lease)
+    assert await _assert_lost(holder, lease) in ("broken", "unknown")
+    await t.until(lambda: "lost" in {event.kind for event in events}, "an event reports that the lease is lost")
+    assert "released" not in {event.kind for event in events}
+
+
 @case(needs={"outlives", "break-notice"}, shows=("E1",))
 async def delay_covers_the_time_until_holder_is_notified(t: CaseContext) -> None:
     holder, operator = t.client(), t.client()
