@@ -292,11 +292,14 @@ def test_uninitialised_lease_is_collected_without_error() -> None:
     gc.collect()
 
 
-def test_garbage_collected_lease_is_released_with_a_warning(bench, wait_until) -> None:
+def test_dropped_lease_is_released_with_a_warning_and_a_log_line(bench, wait_until, caplog) -> None:
+    # Python hides a ResourceWarning by default: `lock.acquire(); work(); lock.release()` would work unprotected.
     lock = bench.client().lock("a")
     with pytest.warns(ResourceWarning, match=r"a .* was dropped without release"):
         lock.acquire()
     wait_until(lambda: not bench.server.lock_states)
+    wait_until(lambda: "lease = lock.acquire()" in caplog.text)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     lease = lock.try_acquire()
     assert lease is not None
     lease.release()

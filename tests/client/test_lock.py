@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
 
-from leasehold import LeaseLost, Mismatch, NotAcquired, SelfDeadlock
+from leasehold import AsyncClient, Client, LeaseLost, Mismatch, NotAcquired, SelfDeadlock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -297,3 +298,15 @@ def test_threading_lock_late_release_keeps_successor_lease(bench, in_new_thread)
     assert successor_lease.held
     assert in_new_thread(lock.release) is None  # a thread that acquired nothing releases the remaining lease
     assert not successor_lease.held
+
+
+@pytest.mark.parametrize("client_type", [Client, AsyncClient])
+def test_lock_without_release_says_what_to_write(client_type) -> None:
+    client = client_type("memory://")
+    for lock in (client.lock("a"), client.multilock(["a", "b"])):
+        with pytest.raises(AttributeError, match=r"with lock as lease:.*lock\.acquire\(\).*lease\.release") as caught:
+            lock.release  # noqa: B018
+        assert ("await" in str(caught.value)) is (client_type is AsyncClient)
+        assert not hasattr(lock, "release")
+        assert not hasattr(lock, "no_such_thing")
+        assert copy.copy(lock).__class__ is lock.__class__

@@ -80,7 +80,7 @@ def test_lease_renewed_meanwhile_is_rescheduled_without_a_call(bench, wait_until
     assert lease._renewed_at == 1009.0
 
 
-def test_release_collected_tolerates_concurrent_pop(bench) -> None:
+def test_start_releases_tolerates_concurrent_pop(bench) -> None:
     class RacingDeque(deque):
         """Claims to be non-empty, as if another thread had just popped the last item."""
 
@@ -88,8 +88,8 @@ def test_release_collected_tolerates_concurrent_pop(bench) -> None:
             return True
 
     watchdog = bench.client()._core.watchdog
-    watchdog._collected = RacingDeque()
-    watchdog.release_collected()
+    watchdog._to_release = RacingDeque()
+    watchdog.start_releases()
 
 
 def test_renewal_deadline_is_a_third_of_shortest_remaining_ttl(bench, wait_until) -> None:

@@ -232,7 +232,7 @@ class ClientCore:
             await self.runtime.sleep(_POLL_INTERVAL)
 
     async def _send_pending_releases(self, until: float) -> None:
-        self.watchdog.release_collected()
+        self.watchdog.start_releases()
         while self.registry.pending_releases and self.runtime.now() < until:
             for id_hash, pending in snapshot_items(self.registry.pending_releases):
                 try:

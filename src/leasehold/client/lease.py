@@ -214,7 +214,7 @@ class BaseLease:
         with self._core.mutex:
             if not self._end_without_release():
                 return
-        self._core.watchdog.lease_collected(self._claim)
+        self._core.watchdog.release_soon(self._claim)
 
     def _rollback(self, held_lock: HeldLock) -> None:
         """Release this hold without waiting, when no work was done under it: `min_hold` does not apply. If it is
@@ -335,10 +335,10 @@ class BaseLease:
         if ended is None and not sys.is_finalizing():
             self._final_state = RELEASED  # a warning filter, or an object in the same reference cycle, may still use it
             # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the mutex.
-            self._core.watchdog.lease_collected(self._claim)
+            self._core.watchdog.release_soon(self._claim, dropped=True)
             warnings.warn(
                 f"{self.name} (token {self.token}) was dropped without release(); the watchdog releases it now. "
-                "Use `with`, or keep a reference to the lease",
+                "Keep it in a variable (lease = lock.acquire()), or use `with lock as lease:`",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,

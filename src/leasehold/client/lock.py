@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from leasehold.client.acquire import acquire
 from leasehold.client.held_locks import HeldLock
@@ -34,6 +34,22 @@ class Shape(NamedTuple):
     mode: Mode = "exclusive"
     kind: Kind = "lock"
     limit: int = 1
+
+
+_OF_THE_LEASE = frozenset({"check", "held", "on_lost", "release", "remaining", "renew", "token", "verify", "wait_lost"})
+
+
+def missing_attribute(lock: object, name: str) -> AttributeError:
+    """The error for an attribute that a lock does not have. If leases have it, the text says how to get the lease."""
+    kind = type(lock).__name__
+    text = f"{kind!r} object has no attribute {name!r}"
+    if name in _OF_THE_LEASE:
+        async_, await_ = ("async ", "await ") if kind.startswith("Async") else ("", "")
+        text += (
+            f": the lease has it. Write `{async_}with lock as lease:`, or keep what acquire() returns: "
+            f"`lease = {await_}lock.acquire()`, and then `lease.{name}`"
+        )
+    return AttributeError(text, name=name, obj=lock)
 
 
 class BaseLock(Generic[L]):
@@ -73,6 +89,11 @@ class BaseLock(Generic[L]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._client, self._lease_type, self.name, self.shape, self.options)
+
+    if not TYPE_CHECKING:  # a type checker must still report an unknown attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_attribute(self, name)
 
     # ----------------------------------------------------------- acquiring
 

@@ -10,11 +10,11 @@ The locks may belong to clients of different engines. To move from one engine to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, Self, TypeVar
 
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BY_LOCAL_CLOCK, BaseLease, wait_lost
-from leasehold.client.lock import BaseLock
+from leasehold.client.lock import BaseLock, missing_attribute
 from leasehold.config import UNSET, Unset, check_wait
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired
 from leasehold.model import Reason
@@ -127,6 +127,11 @@ class BaseMultiLock(Generic[L, S]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.locks, self.wait)
+
+    if not TYPE_CHECKING:  # a type checker must still report an unknown attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_attribute(self, name)
 
     # ----------------------------------------------------------- acquiring
 

@@ -35,6 +35,10 @@ _MAX_BATCH = 500
 _MIN_CALL_TIMEOUT = 0.25  # the least a first try gets: on a slow network a shorter one never succeeds
 _EARLY_SHARE = 0.1  # of the renewal interval: leases due this soon join a batch early
 _NEVER = timing.NEVER
+_DROPPED_TEXT = (
+    "the lease of %s was dropped while it was held; it is released now, and the work is not protected: keep the lease "
+    "in a variable (lease = lock.acquire()) and call lease.release(), or use `with lock as lease:`"
+)
 
 
 class Watchdog:
@@ -63,7 +67,7 @@ class Watchdog:
         """Watch nothing. The parent's thread does not exist in the child, and its leases are not the child's."""
         self._mutex = self._runtime.mutex()
         self._new_leases: dict[str, LeaseRef] = {}
-        self._collected: deque[Claim] = deque()
+        self._to_release: deque[tuple[Claim, bool]] = deque()
         self._renewals: list[tuple[float, int, LeaseRef]] = []  # by renewal time; may contain ended leases
         self._expiries: list[tuple[float, int, LeaseRef]] = []  # by local deadline; a renewal may have moved it
         self._sequence = count()
@@ -93,9 +97,10 @@ class Watchdog:
         if self._stops_when_idle and self._signal is not None:  # it may be idle now
             self._signal.set()
 
-    def lease_collected(self, claim: Claim) -> None:
-        """A lease was garbage-collected while held. Called by its finaliser, which must not take a mutex."""
-        self._collected.append(claim)
+    def release_soon(self, claim: Claim, dropped: bool = False) -> None:
+        """Release a claim on the watchdog's thread. Safe in a finaliser: takes no mutex and logs nothing. `dropped`:
+        the lease was garbage-collected while held."""
+        self._to_release.append((claim, dropped))
         if self._signal is not None:
             self._signal.set()
 
@@ -198,16 +203,18 @@ class Watchdog:
             if (lease := lease_ref()) is not None:
                 self._schedule_renewal(lease, lease_ref)
                 self._schedule_expiry(lease, lease_ref)
-        self.release_collected()
+        self.start_releases()
 
-    def release_collected(self) -> None:
-        while self._collected:
+    def start_releases(self) -> None:
+        while self._to_release:
             try:
-                claim = self._collected.popleft()
+                claim, dropped = self._to_release.popleft()
             except IndexError:  # close() and the watchdog's own thread may both be here
                 return
             self._registry.held.pop(claim.id_hash, None)
             self._registry.retry_release(claim)
+            if dropped:
+                self._submit_callback(_log.warning, _DROPPED_TEXT, claim.name)
 
     def _schedule_renewal(self, lease: BaseLease, lease_ref: LeaseRef) -> None:
         lease._renewal_entry_id = next(self._sequence)
