@@ -156,7 +156,7 @@ class SelfDeadlock(LeaseholdError, RuntimeError):
         super().__init__(
             f"{name} is already held by this thread or task"
             + (f" (token {token})" if token else "")
-            + (f": {why}" if why else ": pass the lease down, or build the lock with reentrant=True")
+            + (f": {why}" if why else "")
         )
 
 

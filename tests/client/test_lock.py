@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import threading
 
@@ -310,3 +311,54 @@ def test_lock_without_release_says_what_to_write(client_type) -> None:
         assert not hasattr(lock, "release")
         assert not hasattr(lock, "no_such_thing")
         assert copy.copy(lock).__class__ is lock.__class__
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_blocking_lock_refuses_second_task_of_a_loop(bench, reentrant) -> None:
+    # The tasks of a loop are one thread, so `reentrant` let both in.
+    lock = bench.client().lock("a", reentrant=reentrant)
+    inside = []
+
+    async def enter() -> None:
+        with lock as lease:
+            inside.append(lease)
+            await asyncio.sleep(0)  # the other task runs
+            inside.remove(lease)
+
+    async def both() -> list[object]:
+        return await asyncio.gather(enter(), enter(), return_exceptions=True)
+
+    first, second = asyncio.run(both())
+    assert first is None
+    assert isinstance(second, SelfDeadlock)
+    assert "AsyncClient" in str(second)
+    assert "reentrant" not in str(second)
+
+
+def test_reentrant_blocking_lock_works_within_one_task(bench) -> None:
+    lock = bench.client().lock("a", reentrant=True)
+
+    async def nested() -> None:
+        with lock as outer, lock as inner:
+            assert inner is outer
+
+    asyncio.run(nested())
+    assert not bench.held_names()
+
+
+def test_reentrant_lock_does_not_take_permit_of_semaphore(bench) -> None:
+    client = bench.client()
+    with client.semaphore("a", 2), pytest.raises(Mismatch):
+        client.lock("a", reentrant=True).acquire()
+
+
+def test_self_deadlock_advises_reentrant_only_where_it_helps(bench) -> None:
+    client = bench.client()
+    with client.lock("a"):
+        with pytest.raises(SelfDeadlock, match="reentrant=True"):
+            client.lock("a").acquire()
+        with pytest.raises(SelfDeadlock, match="before you campaign") as campaign:
+            client.election("a").campaign()
+    with Client("memory://") as client, pytest.raises(SelfDeadlock, match="cannot wait for it") as nested:
+        client.once("k", lambda: client.once("k", lambda: None))
+    assert "reentrant" not in f"{campaign.value} {nested.value}"

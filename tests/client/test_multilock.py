@@ -217,7 +217,7 @@ def test_multilock_release_calls_unresponsive_engine_once(bench) -> None:
     assert not leases.release()
     assert bench.transport.calls - before <= 2  # one by release() and one by the watchdog
     assert {pending.claim.name for pending in client._core.registry.pending_releases.values()} | {
-        claim.name for claim in client._core.watchdog._collected
+        claim.name for claim, _ in client._core.watchdog._to_release
     } == {"a", "b", "c"}
 
 

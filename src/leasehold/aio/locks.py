@@ -10,7 +10,7 @@ from typing import Any, Never, TypeVar, overload
 from leasehold.client.decorator import accepts_lease
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BaseLease
-from leasehold.client.lock import BaseLock
+from leasehold.client.lock import REENTRANT_ADVICE, BaseLock
 from leasehold.config import UNSET, Unset, refuse_unknown
 
 T = TypeVar("T")
@@ -60,6 +60,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     body is cancelled and the block raises `LeaseLost`, just as `asyncio.timeout` raises `TimeoutError`.
     """
 
+    _deadlock_advice = REENTRANT_ADVICE
     __slots__ = ()
 
     async def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLease:

@@ -10,7 +10,7 @@ from typing import Any, Never, TypeVar
 from leasehold.client.decorator import accepts_lease
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BaseLease
-from leasehold.client.lock import BaseLock
+from leasehold.client.lock import REENTRANT_ADVICE, BaseLock
 from leasehold.config import UNSET, Unset, refuse_unknown
 from leasehold.errors import NotAcquired
 from leasehold.runtime.base import run_sync
@@ -62,6 +62,7 @@ class Lock(BaseLock[Lease]):
     note.
     """
 
+    _deadlock_advice = REENTRANT_ADVICE
     __slots__ = ()
 
     def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Lease:

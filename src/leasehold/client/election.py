@@ -76,7 +76,10 @@ class BaseElection(Generic[L]):
 
     async def _campaign(self, wait: float | Unset | None) -> L:
         self._refuse_second_candidacy()
-        self._term = await self._lock._acquire_lease(wait)
+        try:
+            self._term = await self._lock._acquire_lease(wait)
+        except SelfDeadlock as error:  # in a `with` of this name; an election cannot be reentrant
+            raise SelfDeadlock(self.name, token=error.token, why="leave its `with` block before you campaign") from None
         return self._term
 
     def _refuse_second_candidacy(self) -> None:

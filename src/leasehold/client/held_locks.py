@@ -28,6 +28,7 @@ class HeldLock:
     mode: Mode
     frame: int = 0  # the id of the frame that runs the `with`; the frame lives as long as the entry is needed
     interrupt: Interrupt | None = None
+    task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
     released: bool = False  # released explicitly: leaving the `with` releases nothing more
 
 

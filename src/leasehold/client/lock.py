@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from leasehold.client.acquire import acquire
 from leasehold.client.held_locks import HeldLock
@@ -26,6 +26,9 @@ L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
 
 _new = tuple.__new__  # the same as `Claim(...)`, without the cost of matching arguments
+
+
+REENTRANT_ADVICE = "pass the lease down, or build the lock with reentrant=True"
 
 
 class Shape(NamedTuple):
@@ -54,6 +57,9 @@ def missing_attribute(lock: object, name: str) -> AttributeError:
 
 class BaseLock(Generic[L]):
     """What `Lock` and `AsyncLock` share. Immutable; threads and tasks may share it."""
+
+    # For locks that the caller did not build: those of an election, and of records.
+    _deadlock_advice: ClassVar[str] = "a function that holds it cannot wait for it"
 
     __slots__ = ("_claim_fields", "_client", "_core", "_lease_type", "_namespace", "name", "options", "shape")
 
@@ -103,7 +109,8 @@ class BaseLock(Generic[L]):
 
     async def _acquire_reentrant(self, wait: float | Unset | None) -> L:
         lease = await self._acquire_lease(wait)
-        self._core.held_locks.push(self.name, HeldLock(None, lease, self.shape.mode))
+        held_lock = HeldLock(None, lease, self.shape.mode, task=self._core.runtime.blocked_task())
+        self._core.held_locks.push(self.name, held_lock)
         return lease
 
     async def _try_acquire(self) -> L | None:
@@ -128,8 +135,8 @@ class BaseLock(Generic[L]):
         if self.options.require:
             await core.check_traits(self.options.require)
         held_lock, waiting_deadlocks = core.held_locks.find(self.name), False
-        if held_lock is not None:
-            if not (self.options.reentrant and held_lock.mode in ("exclusive", self.shape.mode)):
+        if held_lock is not None and held_lock.lease._claim.kind == self.shape.kind:  # else the engine says Mismatch
+            if not self._may_reenter(held_lock):
                 waiting_deadlocks = self._waiting_deadlocks(held_lock, wait)
             elif held_lock.lease._reenter():
                 return held_lock.lease  # type: ignore[return-value]  # leases of one client are of one type
@@ -163,6 +170,15 @@ class BaseLock(Generic[L]):
             core.emit("granted", lease._claim, token=lease.token, since=began)
         return lease
 
+    def _may_reenter(self, held_lock: HeldLock) -> bool:
+        """Whether a reentrant lock gets the lease that its thread or task already has. In blocking mode all tasks of a
+        loop are one thread: another task than the one that entered would work at the same time."""
+        return (
+            self.options.reentrant
+            and held_lock.mode in ("exclusive", self.shape.mode)
+            and held_lock.task is self._core.runtime.blocked_task()
+        )
+
     def _waiting_deadlocks(self, held_lock: HeldLock, wait: float | None) -> bool:
         """True: this thread or task may attempt the claim in addition to its lease, but must not wait for it. Raises
         `SelfDeadlock` if it could never be granted."""
@@ -170,8 +186,13 @@ class BaseLock(Generic[L]):
             return False
         if self.shape.mode == held_lock.mode == "shared":
             return True
-        # Reentrancy helps only a holder of the write side.
-        why = "" if held_lock.mode == "exclusive" else "a read lock cannot become a write lock; release it first"
+        if self._core.runtime.blocked_task() is not None:
+            why = "the tasks of an event loop share one thread, so a blocking client cannot tell them apart; "
+            why += "use AsyncClient"
+        elif held_lock.mode == "shared":
+            why = "a read lock cannot become a write lock; release it first"
+        else:
+            why = self._deadlock_advice
         raise SelfDeadlock(self.name, token=held_lock.lease.token, why=why)
 
     def _new_claim(self) -> Claim:
@@ -197,6 +218,8 @@ class BaseLock(Generic[L]):
         core = self._core
         interrupt = core.runtime.interrupt() if lease._depth == 1 else None  # an outer hold has its own
         held_lock = HeldLock(self, lease, self.shape.mode, frame, interrupt)
+        if self.options.reentrant:
+            held_lock.task = core.runtime.blocked_task()
         entered.append(held_lock)
         core.held_locks.push(self.name, held_lock)
         if interrupt is not None:

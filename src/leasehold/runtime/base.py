@@ -79,6 +79,9 @@ class Runtime(Protocol):
     def owner(self) -> Hashable:
         """The thread or task that is running."""
 
+    def blocked_task(self) -> object:
+        """In blocking mode: the asyncio task whose event loop this thread runs, and now blocks. Else None."""
+
     def owner_id(self) -> str:
         """The public name of that thread or task: eight random hex digits, different in a forked child."""
 

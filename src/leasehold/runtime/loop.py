@@ -112,6 +112,9 @@ class Loop:
     def owner(self) -> Hashable:
         return self._task() or self._threads.owner()
 
+    def blocked_task(self) -> object:
+        return None
+
     def owner_id(self) -> str:
         task = self._task()
         if task is None:

@@ -135,6 +135,9 @@ class Process:
     def owner(self) -> Hashable:
         return self.simulator.current_task or self
 
+    def blocked_task(self) -> object:
+        return None
+
     def owner_id(self) -> str:
         # Not random: another draw would change the run of every seed that is kept because it found a bug.
         number = self._owner_numbers.setdefault(self.simulator.current_task, len(self._owner_numbers))

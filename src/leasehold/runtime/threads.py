@@ -84,6 +84,11 @@ class Threads:
     def owner(self) -> Hashable:
         return _owner.key
 
+    def blocked_task(self) -> object:
+        asyncio = sys.modules.get("asyncio")  # a program that has not imported it runs no event loop
+        loop = None if asyncio is None else asyncio._get_running_loop()
+        return None if asyncio is None or loop is None else asyncio.current_task(loop) or loop
+
     def owner_id(self) -> str:
         return _owner.id
 
