@@ -168,6 +168,48 @@ def test_lock_fence_with_readers_and_semaphore_permits(engine, locked_number):
 
 
 @each_engine
+def test_lock_fence_refuses_token_of_reader_after_its_read(engine, locked_number):
+    """The etcd fence remembers the key of the last lock, and once forgot that it was shared."""
+    locked = locked_number(engine)
+    with locked.client.rwlock(locked.name).read() as reader:
+        for _ in range(2):
+            assert locked.fence.read(reader) == b"0"
+            for call in (
+                lambda: locked.fence.write(reader.token, "1"),
+                lambda: locked.fence.claim(reader.token),
+                lambda: locked.fence.read(reader.token),
+                lambda: locked.fence.write(Pass(reader.token, slot=0), "1"),
+            ):
+                with pytest.raises(ConfigError, match="shared"):
+                    call()
+    assert locked.number.peek() == 0
+
+
+@each_engine
+def test_lock_fence_is_thread_safe_with_changing_tokens(engine, locked_number):
+    """The etcd fence remembers the key of one token. Another thread may replace it at any moment."""
+    locked = locked_number(engine)
+    permits = [locked.client.semaphore(locked.name, 4).acquire() for _ in range(4)]
+    errors: list[BaseException] = []
+
+    def write(permit: Any) -> None:
+        try:
+            for _ in range(30):
+                locked.fence.write(permit, "7")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=[permit]) for permit in permits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    for permit in permits:
+        permit.release()
+
+
+@each_engine
 def test_lock_fence_distinguishes_namespaces_prefixes_and_names(engine, locked_number):
     locked = locked_number(engine)
     name, root = 'a/b:%" ü', f"my/app{locked.number.spec['run']}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from leasehold.core.names import check_name, check_namespace
 from leasehold.engines.etcd import queue
@@ -128,6 +128,15 @@ class EtcdFence(_BaseEtcdFence):
         raise Unavailable(f"{self.resource} was changed by other clients during each of {_TRIES} tries; try again")
 
 
+class _LockKey(NamedTuple):
+    """The key of a granted lock."""
+
+    token: int
+    key: bytes
+    create_revision: int
+    shared: bool
+
+
 class EtcdLockFence(_BaseEtcdFence):
     """Fences the value of one key or, with `txn`, any keys, by checking that the lock's key exists in the same etcd.
 
@@ -152,8 +161,7 @@ class EtcdLockFence(_BaseEtcdFence):
         super().__init__(key, Gateway(endpoints, headers=headers, tls=tls, timeout=timeout))
         self._root = queue.key_root(prefix.strip("/"))
         self._queue_prefix = queue.names_prefix(self._root, check_namespace(namespace), check_name(lock), exact=True)
-        # For the last token only: the lock's key, and the revision that created it.
-        self._lock_keys: dict[int, tuple[bytes, int]] = {}
+        self._last_lock_key: _LockKey | None = None  # replaced as a whole: threads may share a fence
 
     def _commit(
         self, lease: Shown, token_info: Pass, operations: Sequence[Operation]
@@ -162,20 +170,23 @@ class EtcdLockFence(_BaseEtcdFence):
             etcd_http.get(self._queue_prefix, queue.range_end(self._queue_prefix)),
             etcd_http.get(queue.base_key(self._root)),
         ]
-        for _ in range(2):  # the cached key may date from before a restore of etcd's data
-            key, created = self._lock_keys.get(token_info.token) or self._find_lock_key(
-                lease, token_info, self._gateway.txn([], reads, [])
-            )
+        lock_key = self._last_lock_key
+        if lock_key is None or lock_key.token != token_info.token:
+            lock_key = self._find_lock_key(lease, token_info, self._gateway.txn([], reads, []))
+        for _ in range(2):  # the remembered key may date from before a restore of etcd's data
+            check_shared(token_info, lock_key.shared)
             # Compare the creation revision too: another claim may have created the same key since.
-            result = self._gateway.txn([etcd_http.compare_created(key, created)], operations, reads)
+            result = self._gateway.txn(
+                [etcd_http.compare_created(lock_key.key, lock_key.create_revision)], operations, reads
+            )
             if result.succeeded:
+                self._last_lock_key = lock_key
                 return result, 0
-            self._lock_keys.clear()
-            self._find_lock_key(lease, token_info, result)
+            lock_key = self._find_lock_key(lease, token_info, result)
         raise Unavailable(f"the lock of {self.resource} changed during each try; try again")
 
-    def _find_lock_key(self, lease: Shown, token_info: Pass, read_result: etcd_http.TxnResult) -> tuple[bytes, int]:
-        """The lock's key with this token, and its creation revision. The writing transaction compares them again."""
+    def _find_lock_key(self, lease: Shown, token_info: Pass, read_result: etcd_http.TxnResult) -> _LockKey:
+        """The lock's key with this token. The writing transaction compares again that it exists."""
         kvs = [
             KeyValue(key=kv.key, value=kv.value, create_revision=kv.create_revision) for kv in read_result.key_values(0)
         ]
@@ -186,9 +197,7 @@ class EtcdLockFence(_BaseEtcdFence):
             base = [parse_highest_token(kv.value, "the token base key") for kv in read_result.key_values(1)]
             newer = [entry.token for entry in entries if entry.token > token_info.token]
             raise_stale(lease, token_info, max(newer, default=sum(base) + read_result.revision), self.resource)
-        check_shared(token_info, own_entry.mode == "shared")
-        self._lock_keys = {token_info.token: (own_entry.key, own_entry.create_revision)}
-        return self._lock_keys[token_info.token]
+        return _LockKey(token_info.token, own_entry.key, own_entry.create_revision, own_entry.mode == "shared")
 
 
 def _digits(number: int) -> str:
