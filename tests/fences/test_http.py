@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -96,6 +97,89 @@ def test_raise_for_stale_ignores_other_responses():
         fences.raise_for_stale(make_response(409, stale))
     with pytest.raises(ConfigError):
         fences.HTTPFence("ftp://a")
+
+
+@each_side
+def test_stale_claim_raises_stale_token_and_is_counted(kind, resource):
+    """`claim` sends HEAD, and the response to HEAD has no body: the tokens are in its headers."""
+    number = resource(kind)
+    seen: list[Any] = []
+    with Client("memory://", on_event=seen.append) as client:
+        late = client.lock("a").acquire()
+        client.break_lock("a", token=late.token)
+        with client.lock("a") as lease:
+            number.fence.claim(lease)
+        for call in (
+            lambda: number.fence.claim(late),
+            lambda: fences.raise_for_stale(requests.head(number.url, headers=fences.headers(late), timeout=30), late),
+            lambda: fences.raise_for_stale(httpx.head(number.url, headers=fences.headers(late)), late),
+        ):
+            with pytest.raises(StaleToken) as stale:
+                call()
+            assert (stale.value.token, stale.value.highest, stale.value.slot) == (late.token, lease.token, None)
+            assert number.url.endswith(stale.value.resource)
+    assert [event.kind for event in seen].count("stale_token") == 3
+    number.fence.claim(Pass(9, slot=2))
+    with pytest.raises(StaleToken, match="slot 2, refused token 8: it has seen 9"):
+        number.fence.claim(Pass(8, slot=2))
+
+
+@each_side
+def test_stale_response_to_head_has_no_body(kind, resource):
+    number = resource(kind)
+    number.fence.claim(9)
+    with socket.create_connection(("127.0.0.1", number.spec[number.side]), timeout=30) as connection:
+        path = f"/accts/{number.spec['run']}"
+        connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nLease-Token: 8\r\n\r\n".encode())
+        response = b"".join(iter(lambda: connection.recv(4096), b""))
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert head.split()[1] == b"409"
+    assert body == b""
+
+
+@each_side
+def test_stale_claim_of_any_path_names_the_resource(kind, resource):
+    """A path may contain characters that a header cannot."""
+    number = resource(kind)
+    url = f"{number.url}/caf%C3%A9%0d%0aX:%201%20%25"
+    fences.HTTPFence(url).claim(9)
+    with pytest.raises(StaleToken) as by_head:
+        fences.HTTPFence(url).claim(8)
+    with pytest.raises(StaleToken) as by_get:
+        fences.HTTPFence(url).read(8)
+    assert by_head.value.resource == by_get.value.resource
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({"Lease-Token": "x"}, {"Lease-Token": "0"}, {"Lease-Token": "-1"}, {"Lease-Token": "9"}, {"Lease-Token": ""}),
+        *({"Lease-Highest-Token": "9007199254740992"}, {"Lease-Highest-Token": "nan"}, {"Lease-Highest-Token": "9.0"}),
+        *({"Lease-Highest-Token": "9" * 5000}, {"Lease-Slot": "-1"}, {"Lease-Slot": "2147483648"}, {"Lease-Slot": "x"}),
+    ],
+)
+def test_stale_response_with_invalid_headers_is_not_parsed(more):
+    valid = {"Lease-Resource": "/a", "Lease-Token": "8", "Lease-Highest-Token": "9"}
+    with pytest.raises(StaleToken, match="/a refused token 8: it has seen 9"):
+        fences.raise_for_stale(httpx.Response(409, headers=valid))
+    for missing in valid:
+        fences.raise_for_stale(httpx.Response(409, headers={name: valid[name] for name in valid if name != missing}))
+    fences.raise_for_stale(httpx.Response(200, headers=valid))
+    fences.raise_for_stale(httpx.Response(409, headers={**valid, **more}))
+
+
+@pytest.mark.parametrize("token", [0, -1, True, 2**53, 7.0, float("nan"), "7", None])
+def test_client_refuses_invalid_token_before_it_sends_a_request(token):
+    unreachable = fences.HTTPFence("http://127.0.0.1:1/")
+    for call in (
+        lambda: fences.headers(token),
+        lambda: fences.LeaseAuth(token),
+        lambda: unreachable.claim(token),
+        lambda: unreachable.read(token),
+        lambda: unreachable.write(token, "1"),
+    ):
+        with pytest.raises(ConfigError):
+            call()
 
 
 def test_http_fence_raises_other_refusals_as_http_error(resource):

@@ -52,6 +52,13 @@ def test_fence_refuses_invalid_slot(slot, resource, tmp_path):
     number.write(9, 3)
 
 
+@pytest.mark.parametrize("shared", [0, 1, None, "", "no", "0"])
+def test_fence_refuses_shared_that_is_not_a_bool(shared):
+    """An empty text from a message would make a reader's token that of a writer."""
+    with pytest.raises(ConfigError, match="shared must be True or False"):
+        fences.Local("a", 0).write(Pass(5, shared=shared), 1)
+
+
 @pytest.mark.parametrize("name", ["\ud800", "a\udcff"])
 def test_fence_refuses_resource_name_that_cannot_be_encoded(name):
     with pytest.raises(ConfigError):
@@ -185,7 +192,7 @@ def test_file_crash_after_any_step_never_leaves_new_content_unfenced(tmp_path):
 # ------------------------------------------------------------------- invalid token records
 
 
-@pytest.mark.parametrize("highest_token", ["garbage", "-1", "1e3", "", "\u0667", "0x9"])
+@pytest.mark.parametrize("highest_token", ["garbage", "-1", "1e3", "", "\u0667", "0x9", "9" * 16])
 @pytest.mark.parametrize("kind", ["redis", "zookeeper", "etcd", "object-in-metadata"])
 def test_corrupt_highest_token_lets_no_write_through(kind, highest_token, resource):
     import redis
@@ -335,7 +342,13 @@ def test_truncated_etcd_response_is_unavailable():
             fences.EtcdFence(f"http://127.0.0.1:{server.server_address[1]}/", "a").write(5, "x")
 
 
-@pytest.mark.parametrize("more", [{"token": 1e999}, {"token": "x"}, {"highest": None}, {"slot": []}, {"slot": 1e999}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({"token": 1e999}, {"token": "x"}, {"token": True}, {"token": 1.0}, {"token": 0}, {"token": 2}),
+        *({"highest": None}, {"highest": 2**53}, {"slot": []}, {"slot": 1e999}, {"slot": -1}, {"resource": None}),
+    ],
+)
 def test_stale_problem_with_invalid_fields_is_not_parsed(more):
     document = {"type": "urn:leasehold:stale-token", "resource": "a", "token": 1, "highest": 2}
     assert isinstance(parse_stale_problem(document), StaleToken)

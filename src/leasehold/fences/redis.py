@@ -28,7 +28,9 @@ CommandArgument: TypeAlias = str | bytes | int | float
 # else 1 and the replies in order. Atomic like every script, but a command that fails does not undo earlier ones.
 SCRIPT: Final = """
 local stored = redis.call('get', KEYS[1]) or '0'
-if not string.find(stored, '^%d+$') then return redis.error_reply('ERR ' .. KEYS[1] .. ' holds no fence token') end
+if not string.find(stored, '^%d+$') or tonumber(stored) >= 2^53 then
+  return redis.error_reply('ERR ' .. KEYS[1] .. ' holds no fence token')
+end
 local highest_token, token = tonumber(stored), tonumber(ARGV[1])
 if token < highest_token then return {0, string.format('%.0f', highest_token)} end
 if token > highest_token and ARGV[2] == '0' then redis.call('set', KEYS[1], ARGV[1]) end

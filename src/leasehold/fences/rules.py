@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from leasehold.errors import ConfigError, StaleToken
 
@@ -54,19 +54,26 @@ def token_for_read(lease: Shown) -> Pass:
     if isinstance(lease, bool) or not isinstance(lease, int | Bearer):
         raise ConfigError(f"a fence takes a lease or its token, not {lease!r}")
     token_info = Pass(lease) if isinstance(lease, int) else Pass(lease.token, lease.slot, lease.shared)
-    if not _is_int(token_info.token) or not NO_TOKEN < token_info.token < TOKEN_LIMIT:
+    if not is_token(token_info.token):
         raise ConfigError(
             f"{token_info.token!r} is not a fencing token: tokens are whole numbers from 1 to 2^53 - 1. "
             'To refuse an engine without tokens, use client.lock(..., require={"fencing"})'
         )
-    if token_info.slot is not None and not (_is_int(token_info.slot) and 0 <= token_info.slot < SLOT_LIMIT):
+    if token_info.slot is not None and not is_slot(token_info.slot):
         raise ConfigError(f"{token_info.slot!r} is not a semaphore slot: slots are whole numbers from 0 to 2^31 - 1")
+    if not isinstance(token_info.shared, bool):
+        raise ConfigError(f"shared must be True or False, not {token_info.shared!r}")
     return token_info
 
 
-def _is_int(number: object) -> bool:
-    """Whether it is an int and not a bool. A float would pass the comparison and later be truncated or rounded."""
-    return isinstance(number, int) and not isinstance(number, bool)
+def is_token(number: object) -> TypeGuard[int]:
+    """A whole number from 1 to 2^53 - 1. A float would pass a comparison and later be truncated or rounded."""
+    return isinstance(number, int) and not isinstance(number, bool) and NO_TOKEN < number < TOKEN_LIMIT
+
+
+def is_slot(number: object) -> TypeGuard[int]:
+    """A whole number from 0 to 2^31 - 1."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < SLOT_LIMIT
 
 
 def token_for_write(lease: Shown) -> Pass:
@@ -95,7 +102,7 @@ def raise_stale(lease: Shown, token_info: Pass, highest_token: int, resource: st
 def parse_highest_token(text: bytes | str, where: str) -> int:
     """The stored highest token. Fails closed: raises `ConfigError` for anything but plain digits."""
     plain = text.decode("latin-1") if isinstance(text, bytes) else text
-    if not (plain.isascii() and plain.isdigit() and len(plain) <= _MAX_DIGITS):
+    if not (plain.isascii() and plain.isdigit() and len(plain) <= _MAX_DIGITS and int(plain) < TOKEN_LIMIT):
         raise ConfigError(f"{where} does not contain a fence's highest token: something else overwrote or created it")
     return int(plain)
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from leasehold.fences.rules import Shown, to_bytes, token_for_write
 from leasehold.fences.urllib_client import NO_CACHE, check_url, send_request
-from leasehold.http.headers import PROBLEM_JSON, headers, parse_stale_problem
+from leasehold.http.headers import headers, parse_stale_headers, parse_stale_problem
+from leasehold.http.responses import PROBLEM_JSON
 
 __all__ = ["HTTPFence", "LeaseAuth", "headers", "raise_for_stale"]
 
@@ -20,6 +21,7 @@ class LeaseAuth:
     """An auth hook for requests and httpx, which call it for each request: `session.auth = LeaseAuth(lease)`."""
 
     def __init__(self, lease: Shown) -> None:
+        headers(lease)  # refuse an invalid token here, not at the first request
         self._lease = lease
 
     def __call__(self, request: R) -> R:
@@ -34,16 +36,23 @@ def raise_for_stale(response: Any, lease: Shown | None = None) -> None:
     `response`: of requests, httpx or urllib (including an HTTPError). If you pass the lease, its client is notified.
     """
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
-    if status != 409 or not str(response.headers.get("Content-Type", "")).startswith(PROBLEM_JSON):
+    if status != 409:
         return
-    try:
-        document = response.json() if hasattr(response, "json") else json.loads(response.read())
-    except ValueError:
-        return
-    if (error := parse_stale_problem(document)) is not None:
+    error = parse_stale_headers(response.headers) or parse_stale_problem(_problem_document(response))
+    if error is not None:
         if (notify := getattr(lease, "_report_stale_token", None)) is not None:
             notify(error)
         raise error
+
+
+def _problem_document(response: Any) -> object:
+    """The problem document in the body; None if there is none."""
+    if not str(response.headers.get("Content-Type", "")).startswith(PROBLEM_JSON):
+        return None
+    try:
+        return response.json() if hasattr(response, "json") else json.loads(response.read())
+    except (ValueError, RecursionError):
+        return None
 
 
 class HTTPFence:

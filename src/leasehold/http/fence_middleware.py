@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import posixpath
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -22,15 +21,19 @@ from leasehold.errors import ConfigError, StaleToken
 from leasehold.fences.rules import NO_TOKEN, Pass, check_token
 from leasehold.fences.token_file import TokenFile, unlock
 from leasehold.http import headers
+from leasehold.http.responses import (
+    Document,
+    Receive,
+    Scope,
+    Send,
+    header_values,
+    problem,
+    problem_response,
+    send_problem,
+)
 
 LeaveCallback: TypeAlias = Callable[[], None]
-Document: TypeAlias = dict[str, Any]
 Environ: TypeAlias = dict[str, Any]
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PASS_KEY: Final = "leasehold.pass"  # noqa: S105  # the key of the request's Pass in environ and scope
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110: they change nothing
@@ -130,13 +133,13 @@ class _BaseFenceMiddleware:
         try:
             token_info = headers.parse_token_headers(*values)
         except ConfigError as bad:
-            return headers.problem(400, "Invalid lease token", detail=str(bad))
+            return problem(400, str(bad), title="Invalid lease token")
         method = method.upper()  # like frameworks, which handle "put" as PUT
         if token_info is None and (method not in SAFE_METHODS if self._required is None else method in self._required):
             detail = f"{method} needs the header {headers.TOKEN_HEADER} with the token of a lease"
-            return headers.problem(428, "Lease token required", detail=detail)
+            return problem(428, detail, title="Lease token required")
         if token_info is not None and token_info.shared and method not in SAFE_METHODS:
-            return headers.problem(400, "A shared lease cannot write", detail="acquire the write side of the rwlock")
+            return problem(400, "acquire the write side of the rwlock", title="A shared lease cannot write")
         return token_info
 
     def _try_enter(self, resource: str, token_info: Pass) -> LeaveCallback | Document | None:
@@ -147,9 +150,8 @@ class _BaseFenceMiddleware:
             return headers.stale_problem(stale)
 
     def _busy_problem(self) -> Document:
-        return headers.problem(
-            503, "Resource busy", detail=f"a request of another lease has been in progress for {self._wait:g} s"
-        )
+        detail = f"a request of another lease has been in progress for {self._wait:g} s"
+        return problem(503, detail, title="Resource busy")
 
 
 class WSGIFence(_BaseFenceMiddleware):
@@ -159,14 +161,15 @@ class WSGIFence(_BaseFenceMiddleware):
         """Handle a request, unless its token is stale."""
         names = (headers.TOKEN_HEADER, headers.SLOT_HEADER, headers.SHARED_HEADER)
         values = [environ.get(f"HTTP_{name.upper().replace('-', '_')}") for name in names]
-        token_info = self._check_headers(environ["REQUEST_METHOD"], (values[0], values[1], values[2]))
+        method = environ["REQUEST_METHOD"]
+        token_info = self._check_headers(method, (values[0], values[1], values[2]))
         if token_info is None:
             return self._app(environ, start_response)  # type: ignore[no-any-return]
         if not isinstance(token_info, Pass):
-            return _respond(token_info, start_response)
+            return _respond(token_info, method, start_response)
         entered = self._enter(self._resource(environ.get("PATH_INFO", "")), token_info)
         if isinstance(entered, dict):
-            return _respond(entered, start_response)
+            return _respond(entered, method, start_response)
         environ[PASS_KEY] = token_info
         try:
             return _ResponseBody(self._app(environ, start_response), entered)
@@ -202,12 +205,10 @@ class _ResponseBody:
             leave()
 
 
-def _respond(document: Document, start_response: Callable[..., Any]) -> Iterable[bytes]:
-    body = json.dumps(document).encode()
+def _respond(document: Document, method: str, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    response_headers, body = problem_response(document, method)
     status = HTTPStatus(document["status"])
-    start_response(
-        f"{status.value} {status.phrase}", [("Content-Type", headers.PROBLEM_JSON), ("Content-Length", str(len(body)))]
-    )
+    start_response(f"{status.value} {status.phrase}", [*response_headers, *headers.stale_headers(document)])
     return [body]
 
 
@@ -230,7 +231,7 @@ class ASGIFence(_BaseFenceMiddleware):
             await self._enter(self._resource(scope["path"]), token_info) if isinstance(token_info, Pass) else token_info
         )
         if isinstance(entered, dict):
-            await _send(entered, send)
+            await send_problem(send, entered, headers.stale_headers(entered), scope["method"])
             return
         try:
             await self._app({**scope, PASS_KEY: token_info}, receive, send)
@@ -265,12 +266,5 @@ def _leave_when_entered(entering: asyncio.Future[LeaveCallback | Document | None
 
 def _header_value(scope: Scope, name: str) -> str | None:
     """A header's value. Repeated values are joined, as in WSGI, so that two tokens are refused as invalid."""
-    values = [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name.lower().encode()]
+    values = [value.decode("latin-1") for value in header_values(scope, name.lower().encode())]
     return ", ".join(values) if values else None
-
-
-async def _send(document: Document, send: Send) -> None:
-    body = json.dumps(document).encode()
-    response_headers = [(b"content-type", headers.PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": document["status"], "headers": response_headers})
-    await send({"type": "http.response.body", "body": body})

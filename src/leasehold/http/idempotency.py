@@ -10,11 +10,10 @@ the request may be repeated.
 from __future__ import annotations
 
 import base64
-import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection
 from hashlib import sha256
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from leasehold.aio import AsyncClient
 from leasehold.config import check_seconds
@@ -28,14 +27,19 @@ from leasehold.errors import (
     StaleToken,
     Unavailable,
 )
+from leasehold.http.responses import (
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header_values,
+    problem,
+    send_problem,
+    send_response,
+)
 from leasehold.records.once import DAY, OnceOptions, make_once
 from leasehold.records.store import Store
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger("leasehold.http.idempotency")
 
@@ -89,7 +93,7 @@ class IdempotencyKey:
         self._methods = frozenset(method.upper() for method in methods)
         self._required, self._who = required, who or _authorization
         self._max_body, self._max_answer = max_body, max_answer
-        self._retry_after_header = (b"retry-after", str(max(1, round(retry_after))).encode())
+        self._retry_after_header = ("Retry-After", str(max(1, round(retry_after))))
         self._ttl, self._store = ttl, store
         self._options = OnceOptions(keep=keep, max_result=max_answer * 4 // 3 + _HEADER_ALLOWANCE)
 
@@ -97,21 +101,19 @@ class IdempotencyKey:
         if scope["type"] != "http" or scope["method"] not in self._methods:
             await self._app(scope, receive, send)
             return
-        keys = [value for name, value in scope["headers"] if name.lower() == _HEADER]
+        keys = header_values(scope, _HEADER)
         if not keys and not self._required:
             await self._app(scope, receive, send)
         elif len(keys) != 1 or not 1 <= len(keys[0]) <= _LONGEST_KEY:
-            await _send_problem(
-                send, 400, f"this request needs one Idempotency-Key header of 1 to {_LONGEST_KEY} bytes"
-            )
+            detail = f"this request needs one Idempotency-Key header of 1 to {_LONGEST_KEY} bytes"
+            await send_problem(send, problem(400, detail))
         else:
             body, complete = await _read_body(receive, self._max_body)
             if complete:
                 await self._run_once(keys[0], body, scope, receive, send)
             elif body:  # otherwise the sender disconnected before the end
-                await _send_problem(
-                    send, 413, f"the body of a request with an Idempotency-Key must not exceed {self._max_body} bytes"
-                )
+                detail = f"the body of a request with an Idempotency-Key must not exceed {self._max_body} bytes"
+                await send_problem(send, problem(413, detail))
 
     async def _run_once(self, key: bytes, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         # Hashed, so that `inspect` shows neither the key nor the sender, and any bytes are accepted.
@@ -152,24 +154,20 @@ class IdempotencyKey:
     async def _respond_to_error(self, error: LeaseholdError, response: CapturedResponse | None, send: Send) -> None:
         """Respond when there is no stored response to replay. `response`: the application's, if it ran."""
         if isinstance(error, RunFailed):
-            await _send_problem(send, 409, _NOT_KEPT)
+            await send_problem(send, problem(409, _NOT_KEPT))
         elif isinstance(error, Mismatch):
-            await _send_problem(send, 422, "this Idempotency-Key was already used for a different request")
+            detail = "this Idempotency-Key was already used for a different request"
+            await send_problem(send, problem(422, detail))
         elif isinstance(error, NotAcquired | StaleToken | LeaseLost):
-            await _send_problem(
-                send, 409, "a request with this Idempotency-Key is in progress", [self._retry_after_header]
-            )
+            detail = "a request with this Idempotency-Key is in progress"
+            await send_problem(send, problem(409, detail), [self._retry_after_header])
         elif isinstance(error, Unavailable):
             _log.warning("could not read or store the record of an Idempotency-Key: %s", error)
             if response is not None:  # the request was processed: with its response, the sender will not repeat it
                 await response.forward(send)
             else:
-                await _send_problem(
-                    send,
-                    503,
-                    "cannot check now whether this request was already processed; repeat it later",
-                    [self._retry_after_header],
-                )
+                detail = "cannot check now whether this request was already processed; repeat it later"
+                await send_problem(send, problem(503, detail), [self._retry_after_header])
         elif response is not None:  # its headers were too large to be stored
             await response.forward(send)
         else:
@@ -200,7 +198,7 @@ class CapturedResponse:
         return {"status": self.status, "headers": headers, "body": body, "kept": body is not _TOO_LARGE}
 
     async def forward(self, send: Send) -> None:
-        await _send_response(send, self.status, self._headers, bytes(self._body))
+        await send_response(send, self.status, self._headers, bytes(self._body))
 
 
 class _ServerError(Exception):
@@ -209,29 +207,11 @@ class _ServerError(Exception):
 
 async def _send_stored(stored: dict[str, Any], send: Send) -> None:
     if not stored["kept"]:
-        await _send_problem(send, 409, _NOT_KEPT)
+        await send_problem(send, problem(409, _NOT_KEPT))
         return
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"]]
     headers.append((b"idempotency-replayed", b"true"))
-    await _send_response(send, stored["status"], headers, base64.b64decode(stored["body"]))
-
-
-async def _send_problem(
-    send: Send, status: int, detail: str, extra_headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    """Send a problem document (RFC 9457)."""
-    body = json.dumps({"type": "about:blank", "status": status, "detail": detail}).encode()
-    headers = [
-        (b"content-type", b"application/problem+json"),
-        (b"content-length", str(len(body)).encode()),
-        *extra_headers,
-    ]
-    await _send_response(send, status, headers, body)
-
-
-async def _send_response(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send_response(send, stored["status"], headers, base64.b64decode(stored["body"]))
 
 
 async def _read_body(receive: Receive, max_size: int) -> tuple[bytes, bool]:
@@ -283,7 +263,7 @@ def _request_hash(scope: Scope, body: bytes) -> str:
 
 
 def _header_value(scope: Scope, wanted: bytes) -> bytes:
-    return b"\n".join(value for name, value in scope["headers"] if name.lower() == wanted)
+    return b"\n".join(header_values(scope, wanted))
 
 
 def _authorization(scope: Scope) -> str:
