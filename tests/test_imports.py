@@ -36,6 +36,8 @@ ALLOWED = {
     "runtime": {"core", "errors", "model"},
     # the engine interface and the engines: never the client
     "engines": {"config", "core", "errors", "model", "runtime.base", "runtime.net"},
+    # SQL through drivers that the caller chose
+    "dbapi": {"errors", "runtime.base"},
     # what both APIs share: of the engines, only the interface
     "client": {
         "config",
@@ -52,6 +54,7 @@ ALLOWED = {
         "client",
         "config",
         "core",
+        "dbapi",
         "engines.base",
         "engines.sqlite.location",  # both resolve file paths the same way
         "errors",
@@ -62,7 +65,7 @@ ALLOWED = {
     # the two APIs combine clients, records and engines
     "blocking": {"client", "config", "core", "engines", "errors", "events", "model", "records", "runtime"},
     "aio": {"client", "config", "core", "engines", "errors", "events", "model", "records", "runtime"},
-    "transaction": {"client", "engines", "errors"},
+    "transaction": {"client", "dbapi", "engines", "errors", "runtime.base"},
     # HTTP: idempotency keys, fences for services
     "http": {
         "aio",
@@ -79,6 +82,7 @@ ALLOWED = {
     # Exception: lock fences need to know where the engine keeps the lock's key.
     "fences": {
         "core",
+        "dbapi",
         "engines.etcd.messages",
         "engines.etcd.queue",
         "engines.zookeeper.nodes",

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from leasehold import ConfigError, StaleToken, fences
-from leasehold.fences.sql.dialect import render
 
 DATABASES = ("sqlite", "postgresql", "mysql")
 each_database = pytest.mark.parametrize("database", DATABASES)
@@ -282,10 +281,6 @@ def test_unknown_driver_requires_dialect():
         fences.SQLFence(Connection(), "a")
     with pytest.raises(ConfigError, match="unknown SQL dialect 'oracle'"):
         fences.SQLFence(Connection(), "a", dialect="oracle")
-
-
-def test_render_puts_parameters_in_order():
-    assert render("a :x b :y c :x", {"x": 1, "y": 2}, "?") == ("a ? b ? c ?", [1, 2, 1])
 
 
 # ---------------------------------------------------------------------- asyncio

@@ -51,20 +51,17 @@ EXTRAS: Final[dict[str, str]] = {
 TRANSACTION_SCHEMES: Final = frozenset({"mariadb", "mysql", "postgresql"})
 
 
-def lease_check_sql(
-    config: EngineConfig, placeholders: tuple[str, str, str], escape: tuple[str, str]
-) -> tuple[str, str]:
-    """Two SQL statements that check a lease in the caller's transaction. The first returns a row if the lease is held;
-    the second, run right after it, returns a row if both ran in one transaction.
-
-    `placeholders` are the driver's for namespace, name and token; `escape` is a character and its replacement."""
+def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
+    """Two SQL statements that check a lease in the caller's transaction. The first, with the parameters `:namespace`,
+    `:name` and `:token`, returns a row if the lease is held; the second, run right after it, returns a row if both ran
+    in one transaction."""
     if config.scheme not in TRANSACTION_SCHEMES:
         raise Unsupported(
             f"{config.scheme}:// cannot check a lease inside your SQL transaction; "
             "use a fence (leasehold.fences) instead",
             engine=config.scheme,
         )
-    return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).lease_check_sql(config, placeholders, escape))
+    return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).lease_check_sql(config))
 
 
 def opener(scheme: str) -> Opener:

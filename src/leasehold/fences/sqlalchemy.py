@@ -8,12 +8,14 @@ Nothing is committed here. The highest token takes effect when you commit. After
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect, or_, select, text, update
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect, or_, select, update
 from sqlalchemy.dialects.mysql import VARBINARY
 from sqlalchemy.sql.expression import Delete, Update
 
+from leasehold import dbapi
 from leasehold.errors import ConfigError
 from leasehold.fences.rules import (
     Pass,
@@ -25,11 +27,9 @@ from leasehold.fences.rules import (
     token_for_write,
 )
 from leasehold.fences.sql.column_ops import ColumnOperations
-from leasehold.fences.sql.dialect import TABLE, Values, check_identifier, dialect_by_name, dialect_of, is_autocommit
+from leasehold.fences.sql.dialect import TABLE, check_identifier
 from leasehold.fences.sql.row import check_and_raise
 from leasehold.runtime.base import maybe_await, run_sync
-
-T = TypeVar("T")
 
 
 def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
@@ -54,22 +54,17 @@ class _BaseAlchemyFence:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.resource}>"
 
-    async def _run(self, statement: str, values: Values) -> tuple[int, list[Any]]:
-        result = await maybe_await(self._session.execute(text(statement), values))
-        return (0, list(result.all())) if result.returns_rows else (result.rowcount, [])
-
     async def _claim(self, lease: Shown) -> None:
         await self._check_and_raise(lease, token_for_write(lease))
 
     async def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:
-        if await _is_autocommit(self._session):
+        if await dbapi.is_alchemy_autocommit(self._session):
             raise ConfigError(
                 "a fence needs a transaction: with AUTOCOMMIT its lock would be released immediately. "
                 "Use another isolation level"
             )
-        await check_and_raise(
-            self._run, dialect_by_name(_dialect_name(self._session)), self._table, self.resource, lease, token_info
-        )
+        run, database = partial(dbapi.run_alchemy, self._session), dbapi.alchemy_database(self._session)
+        await check_and_raise(run, database, self._table, self.resource, lease, token_info)
 
     async def _read(self, lease: Shown, statement: Any, values: Any) -> Any:
         await self._check_and_raise(lease, token_for_read(lease))
@@ -219,26 +214,3 @@ class AsyncAlchemyColumn(_BaseAlchemyColumn):
     async def execute(self, lease: Shown, statement: Any, /) -> int:
         """Run an `update()` or `delete()` of the entity; returns the row count. Stale if any row has a higher token."""
         return await self._execute(lease, statement)
-
-
-def _dialect_name(session: Any) -> str:
-    """The dialect of a connection, or of the engine of a session."""
-    found = getattr(session, "dialect", None) or session.get_bind().dialect
-    return str(found.name)
-
-
-async def _is_autocommit(session: Any) -> bool:
-    """Whether each statement is a transaction of its own, by the setting of SQLAlchemy or of the driver connection."""
-    connection = await maybe_await(session.connection()) if hasattr(session, "get_bind") else session
-    connection = getattr(connection, "sync_connection", connection)  # an AsyncConnection has the blocking one inside
-    isolation_level = connection.get_execution_options().get(
-        "isolation_level", connection.dialect._on_connect_isolation_level
-    )
-    if isolation_level == "AUTOCOMMIT":
-        return True
-    driver = connection.connection.driver_connection
-    try:
-        dialect = dialect_of(driver, None)
-    except ConfigError:  # an unknown driver
-        return False
-    return is_autocommit(dialect, driver)

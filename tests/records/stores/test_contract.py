@@ -119,11 +119,11 @@ def test_expired_records_are_removed(kind, url_of, open_runner, monkeypatch):
         time.sleep(0.01)
     assert run_sync(runner.write(f"test:{os.urandom(8).hex()}", record()))
     if hasattr(runner.store, "table"):
-        from leasehold.records.stores.sql import TABLE, execute
+        from leasehold.records.stores.sql import TABLE
 
         connection = runner.store.connect(5.0)
         runner.store.set_timeout(connection, 5.0)
-        rows, _ = run_sync(execute(connection, f"select name from {TABLE}", {}))
+        rows, _ = run_sync(runner.store.table.dialect.run(connection, f"select name from {TABLE}", {}))
         connection.close()
         assert not {row[0] for row in rows} & set(names)
 

@@ -68,9 +68,7 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Mys
     return MysqlEngine(runtime, registry, options, listener)
 
 
-def lease_check_sql(
-    config: EngineConfig, placeholders: tuple[str, str, str], escape: tuple[str, str]
-) -> tuple[str, str]:
+def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
     """See `leasehold.engines.lease_check_sql`."""
     options = parse_url(config)
     if not options.procedures:
@@ -78,5 +76,5 @@ def lease_check_sql(
             "mysql:// with procedures=no cannot check a lease inside your transaction: the check is a procedure",
             engine=ENGINE,
         )
-    prefix = schema.quote_identifier(options.database).replace(*escape)
-    return f"call {prefix}.lh_check_v1({', '.join(placeholders)})", f"call {prefix}.lh_in_transaction_v1()"
+    prefix = schema.quote_identifier(options.database)
+    return f"call {prefix}.lh_check_v1(:namespace, :name, :token)", f"call {prefix}.lh_in_transaction_v1()"

@@ -42,11 +42,8 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Pos
     return PostgresqlEngine(runtime, registry, PgConnection(options, runtime), listener, TRAITS)
 
 
-def lease_check_sql(
-    config: EngineConfig, placeholders: tuple[str, str, str], escape: tuple[str, str]
-) -> tuple[str, str]:
+def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
     """See `leasehold.engines.lease_check_sql`. The row lock of the first statement assigns its transaction an id; the
     second checks that there is one."""
-    prefix = schema.quote_identifier(parse_url(config).schema).replace(*escape)
-    held = f"select 1 where {prefix}.lh_check_v1({', '.join(placeholders)})"
+    held = f"select 1 where {schema.quote_identifier(parse_url(config).schema)}.lh_check_v1(:namespace, :name, :token)"
     return held, "select 1 where pg_current_xact_id_if_assigned() is not null"

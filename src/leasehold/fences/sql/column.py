@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leasehold.dbapi import Connection
 from leasehold.fences.rules import Shown
 from leasehold.fences.sql.column_ops import ColumnOperations
-from leasehold.fences.sql.connection import DbApiConnection
-from leasehold.fences.sql.dialect import check_identifier
+from leasehold.fences.sql.dialect import check_identifier, fence_dialect
 from leasehold.runtime.base import run_sync
 
 
@@ -19,7 +19,7 @@ class _BaseSQLColumn(ColumnOperations):
         """`key`: the column that identifies a row. `fence`: the column of the highest token, a bigint; NULL or 0 before
         the first use."""
         self._table, self._key, self._fence = check_identifier(table), check_identifier(key), check_identifier(fence)
-        self._db = DbApiConnection(connection, dialect)
+        self._db = Connection(connection, dialect)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._table}.{self._fence}>"
@@ -39,19 +39,19 @@ class _BaseSQLColumn(ColumnOperations):
         limits = [f"and {column} >= :take{n}" for n, column in enumerate(takes)]
         values = {f"set{n}": value for n, value in enumerate(sets.values())}
         values |= {f"take{n}": amount for n, amount in enumerate(takes.values())}
-        count, _ = await self._db.run(
+        result = await self._db.run(
             f"update {self._table} set {', '.join(changes)} where {self._key} = :key "  # noqa: S608  # checked names
             f"and ({self._fence} is null or {self._fence} <= :token) {' '.join(limits)}",
             values | {"key": key, "token": token},
         )
-        return count
+        return result.row_count
 
     async def read_locked(self, key: Any, columns: Sequence[str], shared: bool) -> Sequence[Any] | None:
-        dialect = self._db.dialect
+        dialect = fence_dialect(self._db.database)
         names = ", ".join([self._fence, *map(check_identifier, columns)])
         suffix = dialect.share_row if shared else dialect.lock_row
         query = f"select {names} from {self._table} where {self._key} = :key{suffix}"  # noqa: S608  # checked names
-        _, rows = await self._db.run(query, {"key": key})
+        rows, _ = await self._db.run(query, {"key": key})
         return rows[0] if rows else None
 
 
@@ -61,19 +61,19 @@ class SQLColumn(_BaseSQLColumn):
 
     def claim(self, lease: Shown, key: Any, /) -> None:
         """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
-        run_sync(self._db.run_in_transaction(self.claim_row(lease, key)))
+        run_sync(self._db.run_in_transaction(lambda: self.claim_row(lease, key)))
 
     def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Columns of a row, to base a write on. Older holders are refused from now on."""
-        return run_sync(self._db.run_in_transaction(self.read_row(lease, key, columns)))
+        return run_sync(self._db.run_in_transaction(lambda: self.read_row(lease, key, columns)))
 
     def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
-        run_sync(self._db.run_in_transaction(self.write_row(lease, key, values)))
+        run_sync(self._db.run_in_transaction(lambda: self.write_row(lease, key, values)))
 
     def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
         """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
-        return run_sync(self._db.run_in_transaction(self.take_row(lease, key, amounts)))
+        return run_sync(self._db.run_in_transaction(lambda: self.take_row(lease, key, amounts)))
 
 
 class AsyncSQLColumn(_BaseSQLColumn):
@@ -81,16 +81,16 @@ class AsyncSQLColumn(_BaseSQLColumn):
 
     async def claim(self, lease: Shown, key: Any, /) -> None:
         """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
-        await self._db.run_in_transaction(self.claim_row(lease, key))
+        await self._db.run_in_transaction(lambda: self.claim_row(lease, key))
 
     async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Columns of a row, to base a write on. Older holders are refused from now on."""
-        return await self._db.run_in_transaction(self.read_row(lease, key, columns))
+        return await self._db.run_in_transaction(lambda: self.read_row(lease, key, columns))
 
     async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
-        await self._db.run_in_transaction(self.write_row(lease, key, values))
+        await self._db.run_in_transaction(lambda: self.write_row(lease, key, values))
 
     async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
         """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
-        return await self._db.run_in_transaction(self.take_row(lease, key, amounts))
+        return await self._db.run_in_transaction(lambda: self.take_row(lease, key, amounts))

@@ -6,31 +6,35 @@ between the check and the commit no other token passes, whatever the statements 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
+from leasehold.dbapi import Connection, Database, Result, Values
 from leasehold.errors import ConfigError
 from leasehold.fences.rules import NO_TOKEN, Pass, Shown, check_resource, raise_stale, token_for_read, token_for_write
-from leasehold.fences.sql.connection import DbApiConnection
-from leasehold.fences.sql.dialect import NO_SLOT, TABLE, FenceDialect, check_identifier, is_autocommit, sql_schema
+from leasehold.fences.sql.dialect import NO_SLOT, SELECT_HIGHEST, TABLE, check_identifier, fence_dialect, sql_schema
 from leasehold.runtime.base import maybe_await, run_sync
+
+Run: TypeAlias = Callable[[str, Values], Awaitable[Result]]
 
 
 async def check_and_raise(
-    run: Any, dialect: FenceDialect, table: str, resource: str, lease: Shown, token_info: Pass
+    run: Run, database: Database, table: str, resource: str, lease: Shown, token_info: Pass
 ) -> None:
     """Compare and raise the highest token in the transaction of `run`. After `StaleToken`, roll back."""
+    dialect = fence_dialect(database)
     values = {
         "resource": resource,
         "slot": NO_SLOT if token_info.slot is None else token_info.slot,
         "token": token_info.token,
     }
     if not token_info.shared:
-        count, _ = await run(dialect.raise_token.format(table=table), values)
-        if dialect.zero_rows_means_stale and count > 0:
+        raised = await run(dialect.raise_token.format(table=table), values)
+        if dialect.zero_rows_means_stale and raised.row_count > 0:
             return
     suffix = dialect.share_row if token_info.shared else dialect.lock_row
-    _, rows = await run(dialect.select_token.format(table=table) + suffix, values)
+    rows, _ = await run(SELECT_HIGHEST.format(table=table) + suffix, values)
     highest_token = int(rows[0][0]) if rows else NO_TOKEN
     if highest_token > token_info.token:
         raise_stale(lease, token_info, highest_token, resource)
@@ -42,21 +46,21 @@ class _BaseSQLFence:
         once, by `create()` or with `sql_schema()` in your migrations."""
         self.resource = check_resource(resource)
         self._table = check_identifier(table)
-        self._db = DbApiConnection(connection, dialect)
+        self._db = Connection(connection, dialect)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.resource}>"
 
     async def _create(self) -> None:
-        db = self._db
-        await db.run_in_transaction(db.run(sql_schema(db.dialect.name, self._table), {}))
+        statement = sql_schema(self._db.database.name, self._table)
+        await self._db.run_in_transaction(lambda: self._db.run(statement, {}))
 
     async def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:
-        await check_and_raise(self._db.run, self._db.dialect, self._table, self.resource, lease, token_info)
+        await check_and_raise(self._db.run, self._db.database, self._table, self.resource, lease, token_info)
 
     async def _claim(self, lease: Shown) -> None:
         token_info = token_for_write(lease)
-        if is_autocommit(self._db.dialect, self._db.connection):
+        if self._db.is_autocommit:
             raise ConfigError(
                 "claim() needs an open transaction: in autocommit mode its lock would be released immediately. "
                 "Begin a transaction first, or use write() or transaction()"
@@ -73,7 +77,7 @@ class _BaseSQLFence:
             await maybe_await(cursor.close())
             return count
 
-        return await self._db.run_in_transaction(work())
+        return await self._db.run_in_transaction(work)
 
     async def _read(self, lease: Shown, statement: str, parameters: Any) -> list[Any]:
         token_info = token_for_read(lease)
@@ -85,7 +89,7 @@ class _BaseSQLFence:
             await maybe_await(cursor.close())
             return rows
 
-        return await self._db.run_in_transaction(work())
+        return await self._db.run_in_transaction(work)
 
 
 class _BaseTransaction:

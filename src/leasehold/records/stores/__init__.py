@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final, Protocol, cast
 
+from leasehold import dbapi
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError
 from leasehold.records.store import Record, Store
@@ -38,15 +39,6 @@ EXTRAS: Final[dict[str, str]] = {
     "leasehold.records.stores.redis": "redis",
     "leasehold.records.stores.postgresql": "postgresql",
     "leasehold.records.stores.mysql": "mysql",
-}
-
-# The package of a database driver -> the module that knows its statements.
-_DRIVERS: Final[dict[str, str]] = {
-    "sqlite3": "leasehold.records.stores.sqlite",
-    "aiosqlite": "leasehold.records.stores.sqlite",
-    "psycopg": "leasehold.records.stores.postgresql",
-    "pymysql": "leasehold.records.stores.mysql",
-    "aiomysql": "leasehold.records.stores.mysql",
 }
 
 
@@ -89,10 +81,9 @@ def within(connection: object) -> Store:
     `schema`. Errors of your driver are raised unchanged, not as errors of Leasehold. A call without an open transaction
     raises `ConfigError`.
     """
-    package = type(connection).__module__.partition(".")[0]
-    if package not in _DRIVERS:
-        raise ConfigError(f"within() takes connections of {', '.join(_DRIVERS)}, not {type(connection).__name__}")
-    factory: Callable[[object], Store] = import_module(_DRIVERS[package]).within
+    if (database := dbapi.database_of(connection)) is None:
+        raise ConfigError(f"within() takes connections of {', '.join(dbapi.DRIVERS)}, not {type(connection).__name__}")
+    factory: Callable[[object], Store] = import_module(f"leasehold.records.stores.{database.name}").within
     return factory(connection)
 
 

@@ -6,9 +6,10 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pymysql
-from pymysql.constants import CR, ER, SERVER_STATUS
+from pymysql.constants import CR, ER
 
 from leasehold.config import EngineConfig
+from leasehold.dbapi import MYSQL
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.stores.sql import INSERT, TABLE, SqlStore, StoreDialect, Table, TransactionStore
 from leasehold.runtime.base import Runtime
@@ -22,7 +23,7 @@ def _code(error: Exception) -> int:
 
 
 DIALECT: Final = StoreDialect(
-    name="mysql",
+    database=MYSQL,
     schema=(
         f"create table if not exists {TABLE} (name varchar(1600) character set ascii collate ascii_bin not null, "
         "version char(32) character set ascii not null, data mediumblob not null, until double, "
@@ -32,7 +33,6 @@ DIALECT: Final = StoreDialect(
     # Not `insert ignore`, which also ignores values that do not fit; nor the row count, which a client flag changes.
     insert=INSERT,
     sweep="delete from {table} where until <= {now} limit 100",
-    paramstyle=r"%(\1)s",
     lock_suffix=" for update",
     blob="unhex(:data)",  # hex, because some drivers cannot escape bytes
     encode_data=bytes.hex,
@@ -95,15 +95,4 @@ def open(config: EngineConfig, runtime: Runtime) -> MysqlStore:
 
 
 def within(connection: Any) -> TransactionStore:
-    return TransactionStore(MysqlStore.table, connection, _check_in_transaction)
-
-
-def _check_in_transaction(connection: Any) -> None:
-    if connection.get_autocommit() and not _server_status(connection) & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
-        raise ConfigError("within() needs an open transaction: this connection is in autocommit mode")
-
-
-def _server_status(connection: Any) -> int:
-    """The server's last status. PyMySQL and aiomysql keep it in different places, or only with a result."""
-    result = getattr(connection, "_result", None)
-    return int(getattr(connection, "server_status", 0) or 0) | int(getattr(result, "server_status", 0) or 0)
+    return TransactionStore(MysqlStore.table, connection)

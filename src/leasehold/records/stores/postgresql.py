@@ -12,6 +12,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
 from leasehold.config import EngineConfig
+from leasehold.dbapi import POSTGRESQL
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table, TransactionStore
 from leasehold.runtime.base import Runtime
@@ -23,14 +24,13 @@ OPTIONS: Final = frozenset(option.keyword.decode() for option in pq.Conninfo.get
 }
 
 DIALECT: Final = StoreDialect(
-    name="postgresql",
+    database=POSTGRESQL,
     schema=(
         f'create table if not exists {TABLE} (name text collate "C" primary key, version text not null, '
         "data bytea not null, until double precision)",
         f"create index if not exists {TABLE}_until on {TABLE} (until) where until is not null",
     ),
     now="cast(extract(epoch from clock_timestamp()) as double precision)",
-    paramstyle=r"%(\1)s",
     lock_suffix=" for update",
     is_missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable),
 )
@@ -110,9 +110,4 @@ def open(config: EngineConfig, runtime: Runtime) -> PostgresqlStore:
 
 
 def within(connection: Any) -> TransactionStore:
-    return TransactionStore(PostgresqlStore.table, connection, _check_in_transaction)
-
-
-def _check_in_transaction(connection: Any) -> None:
-    if connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE:
-        raise ConfigError("within() needs an open transaction: this connection is in autocommit mode")
+    return TransactionStore(PostgresqlStore.table, connection)

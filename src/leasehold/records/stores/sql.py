@@ -7,15 +7,16 @@ transaction, on the caller's connection, plain or async: the record is then comm
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
-from leasehold.errors import LeaseholdError, Unavailable
+from leasehold import dbapi
+from leasehold.dbapi import Database
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.store import Record
-from leasehold.runtime.base import Runtime, maybe_await, run_sync
+from leasehold.runtime.base import Runtime, run_sync
 
 T = TypeVar("T")
 
@@ -37,10 +38,9 @@ SWEEP: Final = (
 class StoreDialect:
     """What differs between databases. Statements name their values as `:key`, `:version`, `:data`, `:was`, `:keep`."""
 
-    name: str
+    database: Database
     schema: tuple[str, ...]
     now: str  # seconds since 1970, at the moment of the statement
-    paramstyle: str  # what replaces `:key`
     is_missing_table: Callable[[Exception], bool]  # whether the error means that the table does not exist
     insert: str = INSERT + " on conflict (name) do nothing"  # of a key that may exist
     is_duplicate_key: Callable[[Exception], bool] | None = None  # whether an error means that the key exists
@@ -52,31 +52,16 @@ class StoreDialect:
     def render(self, statement: str) -> str:
         for placeholder, replacement in (("{now}", self.now), ("{table}", TABLE), ("{blob}", self.blob)):
             statement = statement.replace(placeholder, replacement)
-        return re.sub(r":(\w+)", self.paramstyle, statement)
+        return statement
+
+    async def run(self, connection: Any, statement: str, values: dbapi.Values) -> dbapi.Result:
+        return await dbapi.run(connection, self.database.placeholder, statement, values)
 
 
 _READ: Final = "select version, data from {table} where name = :key and (until is null or until > {now})"
 _SET: Final = "update {table} set version = :version, data = {blob}, until = {now} + :keep where name = :key and "
 _REPLACE: Final = _SET + "version = :was and (until is null or until > {now})"
 _REVIVE: Final = _SET + "until <= {now}"
-
-
-class QueryResult(NamedTuple):
-    rows: list[Any]
-    row_count: int
-
-
-async def execute(connection: Any, statement: str, values: dict[str, Any]) -> QueryResult:
-    """Execute one statement on any driver, whose calls return values or awaitables."""
-    cursor = await maybe_await(connection.cursor())
-    try:
-        await maybe_await(cursor.execute(statement, values))
-        rows = list(await maybe_await(cursor.fetchall())) if cursor.description else []
-        return QueryResult(
-            [tuple(row.values()) if isinstance(row, dict) else tuple(row) for row in rows], cursor.rowcount
-        )
-    finally:
-        await maybe_await(cursor.close())
 
 
 class Table:
@@ -89,30 +74,30 @@ class Table:
         self._insert, self._sweep = dialect.render(dialect.insert), dialect.render(dialect.sweep)
 
     async def read(self, connection: Any, key: str, locking: bool = False) -> Record | None:
-        rows, _ = await execute(connection, self._locking_read if locking else self._read, {"key": key})
+        rows, _ = await self.dialect.run(connection, self._locking_read if locking else self._read, {"key": key})
         return Record(str(rows[0][0]), bytes(rows[0][1])) if rows else None
 
     async def write(self, connection: Any, key: str, record: Record, expected_version: str, keep: float | None) -> bool:
         data = self.dialect.encode_data(record.data)
         values = {"key": key, "version": record.version, "data": data, "keep": keep, "was": expected_version}
         if expected_version:
-            return (await execute(connection, self._replace, values)).row_count == 1
+            return (await self.dialect.run(connection, self._replace, values)).row_count == 1
         # Insert first: an update that finds no row makes MySQL lock the gap, and so the keys that others would insert.
         return (
             await self._try_insert(connection, values)
-            or (await execute(connection, self._revive, values)).row_count == 1
+            or (await self.dialect.run(connection, self._revive, values)).row_count == 1
         )
 
     async def _try_insert(self, connection: Any, values: dict[str, Any]) -> bool:
         try:
-            return (await execute(connection, self._insert, values)).row_count == 1
+            return (await self.dialect.run(connection, self._insert, values)).row_count == 1
         except Exception as error:
             if self.dialect.is_duplicate_key is not None and self.dialect.is_duplicate_key(error):
                 return False
             raise
 
     async def sweep(self, connection: Any) -> None:
-        await execute(connection, self._sweep, {})
+        await self.dialect.run(connection, self._sweep, {})
 
 
 class TransactionStore:
@@ -125,21 +110,25 @@ class TransactionStore:
     # Its row locks last until the commit: no read before the key's lock is held.
     in_caller_transaction: Final = True
 
-    def __init__(self, table: Table, connection: Any, check: Callable[[Any], None]) -> None:
-        self._table, self._connection, self._check = table, connection, check
+    def __init__(self, table: Table, connection: Any) -> None:
+        self._table, self._connection = table, connection
         self._refused_key = ""  # the key whose last write was refused
 
     async def read(self, key: str, seconds: float) -> Record | None:
-        self._check(self._connection)
+        self._check_in_transaction()
         if self._refused_key != key and await self._table.read(self._connection, key) is None:
             return None
         return await self._table.read(self._connection, key, locking=True)
 
     async def write(self, key: str, record: Record, expected_version: str, keep: float | None, seconds: float) -> bool:
-        self._check(self._connection)
+        self._check_in_transaction()
         written = await self._table.write(self._connection, key, record, expected_version, keep)
         self._refused_key = "" if written else key
         return written
+
+    def _check_in_transaction(self) -> None:
+        if self._table.dialect.database.is_autocommit(self._connection):
+            raise ConfigError("within() needs an open transaction: this connection is in autocommit mode; begin one")
 
 
 class SqlStore:
@@ -194,7 +183,7 @@ class SqlStore:
     def _run_with_connection(self, work: Callable[[Any], Coroutine[Any, Any, T]], deadline: float) -> T:
         remaining = deadline - self._runtime.now()
         if remaining <= 0:  # the worker thread was busy with calls that got no answer
-            raise Unavailable("the store did not answer in time", engine=self.table.dialect.name)
+            raise Unavailable("the store did not answer in time", engine=self.table.dialect.database.name)
         connection: Any = None
         try:
             connection = self._pop_idle() or self.connect(remaining)
@@ -224,9 +213,10 @@ class SqlStore:
 
     def _create_table(self, connection: Any, deadline: float) -> None:
         """Create the table. If several clients do so at once, some databases refuse all but one."""
-        for statement in self.table.dialect.schema:
+        dialect = self.table.dialect
+        for statement in dialect.schema:
             with suppress(Exception):
-                run_sync(self._run_with_timeout(connection, lambda conn: execute(conn, statement, {}), deadline))  # noqa: B023
+                run_sync(self._run_with_timeout(connection, lambda conn: dialect.run(conn, statement, {}), deadline))  # noqa: B023
 
     def _pop_idle(self) -> Any:
         if self._pid != os.getpid():

@@ -10,6 +10,7 @@ import sqlite3
 from typing import Any, Final
 
 from leasehold.config import EngineConfig
+from leasehold.dbapi import SQLITE
 from leasehold.engines.sqlite import location
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table, TransactionStore
@@ -18,14 +19,13 @@ from leasehold.runtime.base import Runtime
 OPTIONS: Final[frozenset[str]] = frozenset()
 
 DIALECT: Final = StoreDialect(
-    name="sqlite",
+    database=SQLITE,
     schema=(
         f"create table if not exists {TABLE} (name text primary key, version text not null, data blob not null, "
         "until real) without rowid",
         f"create index if not exists {TABLE}_until on {TABLE} (until) where until is not null",
     ),
     now="((julianday('now') - 2440587.5) * 86400.0)",
-    paramstyle=r":\1",
     is_missing_table=lambda error: "no such table" in str(error),
 )
 _RECORDS_SUFFIX: Final = ".records"  # the file of an engine contains only locks: records go into a file next to it
@@ -75,10 +75,4 @@ def open_for_engine(config: EngineConfig, runtime: Runtime) -> SqliteStore:
 
 
 def within(connection: Any) -> TransactionStore:
-    return TransactionStore(SqliteStore.table, connection, _check_in_transaction)
-
-
-def _check_in_transaction(connection: Any) -> None:
-    # Unless `isolation_level` is None, Python begins a transaction before a statement that writes.
-    if connection.isolation_level is None and not connection.in_transaction:
-        raise ConfigError("within() needs an open transaction: execute `begin immediate` first")
+    return TransactionStore(SqliteStore.table, connection)
