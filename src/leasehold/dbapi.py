@@ -48,6 +48,10 @@ class Database(ABC):
     def begin_statement(self, connection: Any) -> str | None:
         """The statement that begins a transaction; None if the driver or an open transaction makes it unnecessary."""
 
+    def matched_rows(self, cursor: Any, statement: str) -> int:  # noqa: ARG002  # MySQL needs it
+        """How many rows the statement that was just executed found, also if it did not change them."""
+        return int(cursor.rowcount)
+
     async def refresh(self, connection: Any) -> None:  # noqa: B027  # most drivers need nothing
         """Make the driver's knowledge of its transaction current, where it may be out of date."""
 
@@ -99,6 +103,13 @@ class _Mysql(Database):
 
     def begin_statement(self, connection: Any) -> str | None:
         return "start transaction" if connection.server_status & self._AUTOCOMMIT else None
+
+    def matched_rows(self, cursor: Any, statement: str) -> int:
+        # An update counts only rows that change, unless the caller connected with the flag FOUND_ROWS. The first number
+        # of its message, which is in the server's language, is that of the rows matched.
+        message = getattr(getattr(cursor, "_result", None), "message", None) or b""
+        matched = re.search(rb"\d+", message) if str(statement).lstrip()[:6].lower() == "update" else None
+        return int(cursor.rowcount if matched is None else matched[0])
 
     async def refresh(self, connection: Any) -> None:
         # Drivers do not update the status when rows are read, and without autocommit a query opens a transaction.
@@ -268,5 +279,9 @@ async def is_alchemy_autocommit(session: Any) -> bool:
     if isolation_level == "AUTOCOMMIT":
         return True
     driver_connection = connection.connection.driver_connection
-    database = database_of(driver_connection)  # None: an unknown driver
-    return database is not None and database.is_autocommit(driver_connection)
+    database = database_of(driver_connection)
+    if database is None or not database.is_autocommit(driver_connection):  # None: an unknown driver
+        return False
+    if not connection.in_transaction():  # SQLAlchemy begins with the first statement: an event may execute BEGIN then
+        await run_alchemy(session, "select 1", {})
+    return database.is_autocommit(driver_connection)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import threading
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -263,6 +265,36 @@ def test_create_fence_table_twice_is_harmless(resource):
         fence.create()
         fence.claim(5)
         number.connection.commit()
+
+
+@each_database
+def test_processes_create_the_fence_table_at_the_same_time(database, resource, child):
+    """On PostgreSQL `create table if not exists` fails for some, with UniqueViolation or DuplicateObject."""
+    number = resource(f"{database}-row")
+    children = [child("create", f"{database}-row", json.dumps(number.spec), 10) for _ in range(5)]
+    assert [process.hear() for process in children] == ["ready"] * 5
+    for _ in range(10):
+        for process in children:
+            process.send_newline()
+        assert [process.hear() for process in children] == ["created"] * 5
+
+
+@each_database
+@pytest.mark.parametrize("mode", ["", "-async"])
+def test_sql_fence_write_counts_matched_rows(database, mode, resource):
+    """MySQL counts only rows that change: a write of the same value looked as if the row was missing."""
+    number = resource(f"{database}-row{mode}")
+
+    def write(statement: str, *parameters: Any) -> int:
+        count = number.fence.write(5, statement, parameters or None)
+        return number.loop.run_until_complete(count) if mode else count
+
+    update = f"update {number.table} set v = {number.placeholder} where id = {number.placeholder}"
+    assert [write(update, 7, 1), write(update, 7, 1), write(update, 7, 2)] == [1, 1, 0]
+    assert write(f"  UPDATE {number.table} set v = 7") == 1
+    assert write(f"insert into {number.table} (id, v) values (2, 7), (3, 7)") == 2
+    assert write(f"update {number.table} set v = 7") == 3
+    assert write(f"delete from {number.table} where id > 1") == 2
 
 
 def test_resource_names_are_compared_byte_by_byte(resource):

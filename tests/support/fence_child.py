@@ -6,6 +6,7 @@ fence_child.py hammer KIND SPEC TOKENS ROUNDS CLAIMS
     Reads, pauses and writes one more, with tokens that become stale. TOKENS: a file with the last token given out.
     CLAIMS: 0 reads without claiming the fence. Reports each call: start, end, action, token, whether it was accepted,
     and the value that it is based on.
+fence_child.py create KIND SPEC ROUNDS           creates another fence table after each newline
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from typing import Any
 
 from leasehold import Client, StaleToken
-from leasehold.fences import EtcdLockFence, ZooKeeperLockFence
+from leasehold.fences import EtcdLockFence, SQLFence, ZooKeeperLockFence
 from tests.support.fence_kinds import KINDS
 
 
@@ -100,5 +101,18 @@ def hammer(kind: str, spec: str, tokens: str, rounds: str, claims: str) -> None:
     number.close()
 
 
+def create(kind: str, spec: str, rounds: str) -> None:
+    number = KINDS[kind](json.loads(spec))
+    write_json("ready")
+    for index in range(int(rounds)):
+        sys.stdin.readline()
+        try:
+            SQLFence(number.connection, "a", table=f"created_{number.spec['run']}_{index}").create()
+            write_json("created")
+        except Exception as error:
+            write_json(repr(error))
+    number.close()
+
+
 if __name__ == "__main__":
-    {"hold": hold, "hold_by_key": hold_by_key, "hammer": hammer}[sys.argv[1]](*sys.argv[2:])
+    {"hold": hold, "hold_by_key": hold_by_key, "hammer": hammer, "create": create}[sys.argv[1]](*sys.argv[2:])

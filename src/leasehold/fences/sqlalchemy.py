@@ -7,9 +7,9 @@ Nothing is committed here. The highest token takes effect when you commit. After
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect, or_, select, update
 from sqlalchemy.dialects.mysql import VARBINARY
@@ -31,6 +31,8 @@ from leasehold.fences.sql.dialect import TABLE, check_identifier
 from leasehold.fences.sql.row import check_and_raise
 from leasehold.runtime.base import maybe_await, run_sync
 
+T = TypeVar("T")
+
 
 def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
     """Adds the table of fence rows to your metadata, for `create_all` and Alembic."""
@@ -43,6 +45,14 @@ def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
     token = Column("token", BigInteger, nullable=False)
     columns = Column("resource", exact, primary_key=True), slot, token
     return Table(name, metadata, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")  # has transactions
+
+
+async def _refuse_autocommit(session: Any) -> None:
+    if await dbapi.is_alchemy_autocommit(session):
+        raise ConfigError(
+            "a fence needs a transaction: with AUTOCOMMIT its lock would be released immediately, and a stale write "
+            "could not be rolled back. Use another isolation level"
+        )
 
 
 class _BaseAlchemyFence:
@@ -58,11 +68,7 @@ class _BaseAlchemyFence:
         await self._check_and_raise(lease, token_for_write(lease))
 
     async def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:
-        if await dbapi.is_alchemy_autocommit(self._session):
-            raise ConfigError(
-                "a fence needs a transaction: with AUTOCOMMIT its lock would be released immediately. "
-                "Use another isolation level"
-            )
+        await _refuse_autocommit(self._session)
         run, database = partial(dbapi.run_alchemy, self._session), dbapi.alchemy_database(self._session)
         await check_and_raise(run, database, self._table, self.resource, lease, token_info)
 
@@ -142,6 +148,11 @@ class _BaseAlchemyColumn(ColumnOperations):
         row: Sequence[Any] | None = result.first()
         return row
 
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` in the session's transaction. Refuses AUTOCOMMIT before anything is written."""
+        await _refuse_autocommit(self._session)
+        return await work()
+
     async def _run_fenced(self, statement: Any, token: int) -> int:
         """Run the statement on the rows whose highest token is not above `token`. Returns the row count."""
         statement = statement.where(or_(self._fence.is_(None), self._fence <= token))
@@ -173,23 +184,23 @@ class AlchemyColumn(_BaseAlchemyColumn):
 
     def claim(self, lease: Shown, key: Any, /) -> None:
         """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
-        run_sync(self.claim_row(lease, key))
+        run_sync(self._run(lambda: self.claim_row(lease, key)))
 
     def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Columns of a row, to base a write on. Older holders are refused from now on."""
-        return run_sync(self.read_row(lease, key, columns))
+        return run_sync(self._run(lambda: self.read_row(lease, key, columns)))
 
     def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
-        run_sync(self.write_row(lease, key, values))
+        run_sync(self._run(lambda: self.write_row(lease, key, values)))
 
     def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
         """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
-        return run_sync(self.take_row(lease, key, amounts))
+        return run_sync(self._run(lambda: self.take_row(lease, key, amounts)))
 
     def execute(self, lease: Shown, statement: Any, /) -> int:
         """Run an `update()` or `delete()` of the entity; returns the row count. Stale if any row has a higher token."""
-        return run_sync(self._execute(lease, statement))
+        return run_sync(self._run(lambda: self._execute(lease, statement)))
 
 
 class AsyncAlchemyColumn(_BaseAlchemyColumn):
@@ -197,20 +208,20 @@ class AsyncAlchemyColumn(_BaseAlchemyColumn):
 
     async def claim(self, lease: Shown, key: Any, /) -> None:
         """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
-        await self.claim_row(lease, key)
+        await self._run(lambda: self.claim_row(lease, key))
 
     async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Columns of a row, to base a write on. Older holders are refused from now on."""
-        return await self.read_row(lease, key, columns)
+        return await self._run(lambda: self.read_row(lease, key, columns))
 
     async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
-        await self.write_row(lease, key, values)
+        await self._run(lambda: self.write_row(lease, key, values))
 
     async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
         """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
-        return await self.take_row(lease, key, amounts)
+        return await self._run(lambda: self.take_row(lease, key, amounts))
 
     async def execute(self, lease: Shown, statement: Any, /) -> int:
         """Run an `update()` or `delete()` of the entity; returns the row count. Stale if any row has a higher token."""
-        return await self._execute(lease, statement)
+        return await self._run(lambda: self._execute(lease, statement))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from leasehold.dbapi import Database, database_by_name
@@ -20,6 +21,7 @@ class FenceDialect(NamedTuple):
     zero_rows_means_stale: bool  # raise_token counts 0 rows only if stale; MySQL counts 0 if nothing changes, too
     lock_row: str  # suffix: no other transaction changes the row before this one ends
     share_row: str
+    before_create: Sequence[str] = ()  # makes concurrent `create table` statements wait for each other
 
 
 _UPSERT = """insert into {table} (resource, slot, token) values (:resource, :slot, :token)
@@ -30,7 +32,16 @@ SELECT_HIGHEST: Final = "select token from {table} where resource = :resource an
 
 _DIALECTS: Final = {
     "sqlite": FenceDialect("text", "", _UPSERT, True, "", ""),
-    "postgresql": FenceDialect('varchar(255) collate "C"', "", _UPSERT, True, " for update", " for share"),
+    # `create table if not exists` fails if another transaction creates the same table at the same time.
+    "postgresql": FenceDialect(
+        'varchar(255) collate "C"',
+        "",
+        _UPSERT,
+        True,
+        " for update",
+        " for share",
+        [f"select pg_advisory_xact_lock({int.from_bytes(b'lhfence')})"],
+    ),
     # At repeatable read, a plain read shows the highest token of an older snapshot: only a locking read is current. The
     # table must be InnoDB, whatever the server's default: other engines do not keep rows locked for a transaction.
     "mysql": FenceDialect(

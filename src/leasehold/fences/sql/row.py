@@ -52,8 +52,13 @@ class _BaseSQLFence:
         return f"<{type(self).__name__} {self.resource}>"
 
     async def _create(self) -> None:
-        statement = sql_schema(self._db.database.name, self._table)
-        await self._db.run_in_transaction(lambda: self._db.run(statement, {}))
+        database = self._db.database
+
+        async def work() -> None:
+            for statement in (*fence_dialect(database).before_create, sql_schema(database.name, self._table)):
+                await self._db.run(statement, {})
+
+        await self._db.run_in_transaction(work)
 
     async def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:
         await check_and_raise(self._db.run, self._db.database, self._table, self.resource, lease, token_info)
@@ -73,7 +78,7 @@ class _BaseSQLFence:
         async def work() -> int:
             await self._check_and_raise(lease, token_info)
             cursor = await self._db.execute(statement, parameters)
-            count: int = cursor.rowcount
+            count = self._db.database.matched_rows(cursor, statement)
             await maybe_await(cursor.close())
             return count
 
@@ -141,7 +146,7 @@ class SQLFence(_BaseSQLFence):
     """Fences any statements of a transaction with a row in a fence table, for blocking DB-API connections."""
 
     def create(self) -> None:
-        """Create the fence table if it does not exist."""
+        """Create the fence table if it does not exist. Several processes may do so at once."""
         run_sync(self._create())
 
     def claim(self, lease: Shown) -> None:
@@ -154,7 +159,7 @@ class SQLFence(_BaseSQLFence):
         return run_sync(self._read(lease, statement, parameters))
 
     def write(self, lease: Shown, statement: str, parameters: Any = None) -> int:
-        """Run a statement in its own transaction, commit it, and return the row count."""
+        """Run a statement in its own transaction, commit it, and return how many rows it matched."""
         return run_sync(self._write(lease, statement, parameters))
 
     def transaction(self, lease: Shown) -> Transaction:
@@ -166,7 +171,7 @@ class AsyncSQLFence(_BaseSQLFence):
     """Like `SQLFence`, for asyncio connections of psycopg, aiomysql and aiosqlite."""
 
     async def create(self) -> None:
-        """Create the fence table if it does not exist."""
+        """Create the fence table if it does not exist. Several processes may do so at once."""
         await self._create()
 
     async def claim(self, lease: Shown) -> None:
@@ -178,7 +183,7 @@ class AsyncSQLFence(_BaseSQLFence):
         return await self._read(lease, statement, parameters)
 
     async def write(self, lease: Shown, statement: str, parameters: Any = None) -> int:
-        """Run a statement in its own transaction, commit it, and return the row count."""
+        """Run a statement in its own transaction, commit it, and return how many rows it matched."""
         return await self._write(lease, statement, parameters)
 
     def transaction(self, lease: Shown) -> AsyncTransaction:
