@@ -91,7 +91,7 @@ def error_tree() -> str:
 def fences_reference() -> str:
     """Every public name of `leasehold.fences` except the asyncio classes, with its docstrings."""
     found = []
-    for name in sorted(set(fences.__all__) - {"Shown"}, key=str.lower):
+    for name in sorted(set(fences.__all__) - {"LeaseLike"}, key=str.lower):
         thing = getattr(fences, name)
         if name.startswith("Async"):
             continue

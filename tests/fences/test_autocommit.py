@@ -94,6 +94,6 @@ def test_alchemy_fences_accept_sqlite_that_begins_by_event(resource):
         fences.AlchemyColumn(connection, number.acct.__table__).write(5, 1, v=7)
         connection.commit()
     with number.engine.connect() as connection:
-        fences.AlchemyFence(connection, "acct/1", table=number.marks).claim(5)
+        fences.AlchemyFence(connection, "acct/1", table=number.fence_table).claim(5)
         connection.rollback()
     assert number.peek() == 7

@@ -16,7 +16,7 @@ import pytest
 from harness.checkers.fences import check_fence
 from harness.checkers.history import History
 from leasehold import Client, ConfigError, Lease, StaleToken, Unavailable
-from leasehold.fences import Pass
+from leasehold.fences import TokenInfo
 from tests.support.fence_kinds import KINDS
 
 each_kind = pytest.mark.parametrize("kind", [kind for kind in KINDS if "-at-" not in kind])
@@ -98,14 +98,14 @@ def test_first_read_raises_the_highest_token(kind, resource):
 def test_shared_lease_reads_without_raising_the_token_and_cannot_write(kind, resource):
     number = resource(kind)
     number.write(5, 1)
-    assert number.read(Pass(7, shared=True)) == number.read(Pass(6, shared=True)) == 1  # in any order
+    assert number.read(TokenInfo(7, shared=True)) == number.read(TokenInfo(6, shared=True)) == 1  # in any order
     number.write(5, 2)  # readers do not raise the highest token
     with pytest.raises(ConfigError, match="shared"):
-        number.write(Pass(8, shared=True), 3)
+        number.write(TokenInfo(8, shared=True), 3)
     number.write(9, 4)
     with pytest.raises(StaleToken):
-        number.read(Pass(7, shared=True))
-    assert number.read(Pass(10, shared=True)) == 4
+        number.read(TokenInfo(7, shared=True))
+    assert number.read(TokenInfo(10, shared=True)) == 4
 
 
 @each_kind
@@ -113,16 +113,16 @@ def test_semaphore_permits_are_fenced_by_slot(kind, resource):
     number = resource(kind)
     if "column" in kind:
         with pytest.raises(ConfigError, match="fence row"):
-            number.write(Pass(5, slot=0), 1)
+            number.write(TokenInfo(5, slot=0), 1)
         return
-    number.write(Pass(5, slot=0), 1)
-    number.write(Pass(9, slot=1), 2)
-    number.write(Pass(5, slot=0), 3)  # the other slot's token does not count
-    assert number.read(Pass(12, slot=0)) == 3
+    number.write(TokenInfo(5, slot=0), 1)
+    number.write(TokenInfo(9, slot=1), 2)
+    number.write(TokenInfo(5, slot=0), 3)  # the other slot's token does not count
+    assert number.read(TokenInfo(12, slot=0)) == 3
     with pytest.raises(StaleToken, match="slot 0, refused token 5"):
-        number.write(Pass(5, slot=0), 99)
-    number.write(Pass(9, slot=1), 4)
-    assert number.read(Pass(9, slot=1)) == number.peek() == 4
+        number.write(TokenInfo(5, slot=0), 99)
+    number.write(TokenInfo(9, slot=1), 4)
+    assert number.read(TokenInfo(9, slot=1)) == number.peek() == 4
 
 
 @each_kind

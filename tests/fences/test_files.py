@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from leasehold import ConfigError, StaleToken, Unavailable
-from leasehold.fences import File, Pass
+from leasehold.fences import File, TokenInfo
 from leasehold.fences.token_file import TokenFile
 
 
@@ -56,12 +56,12 @@ def test_corrupt_token_file_refuses_writes(tmp_path):
 
 def test_token_file_keeps_one_record_per_slot(tmp_path):
     file = File(tmp_path / "a")
-    file.write(Pass(7, slot=3), "x")
+    file.write(TokenInfo(7, slot=3), "x")
     file.write(5, "y")
     assert (tmp_path / ".a.fence").stat().st_size == 5 * 32
-    file.write(Pass(1, slot=2), "z")  # the slots in between were never used
+    file.write(TokenInfo(1, slot=2), "z")  # the slots in between were never used
     with pytest.raises(StaleToken):
-        file.write(Pass(6, slot=3), "x")
+        file.write(TokenInfo(6, slot=3), "x")
 
 
 def test_token_file_replaced_before_its_lock_is_not_locked(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from leasehold import Client, ConfigError, StaleToken, fences
-from leasehold.fences import Pass
+from leasehold.fences import TokenInfo
 
 SIDES = ("http-wsgi", "http-asgi")
 each_side = pytest.mark.parametrize("kind", SIDES)
@@ -75,8 +75,8 @@ def test_lease_auth_and_raise_for_stale_work_with_requests_and_httpx(kind, resou
             assert (stale.value.token, stale.value.highest) == (late.token, lease.token)
     assert [event.kind for event in seen].count("stale_token") == 2
     assert requests.get(url, timeout=30).content == b"1"
-    assert fences.headers(Pass(7, slot=2)) == {"Lease-Token": "7", "Lease-Slot": "2"}
-    assert fences.headers(Pass(7, shared=True)) == {"Lease-Token": "7", "Lease-Shared": "1"}
+    assert fences.headers(TokenInfo(7, slot=2)) == {"Lease-Token": "7", "Lease-Slot": "2"}
+    assert fences.headers(TokenInfo(7, shared=True)) == {"Lease-Token": "7", "Lease-Shared": "1"}
 
 
 def test_raise_for_stale_ignores_other_responses():
@@ -119,9 +119,9 @@ def test_stale_claim_raises_stale_token_and_is_counted(kind, resource):
             assert (stale.value.token, stale.value.highest, stale.value.slot) == (late.token, lease.token, None)
             assert number.url.endswith(stale.value.resource)
     assert [event.kind for event in seen].count("stale_token") == 3
-    number.fence.claim(Pass(9, slot=2))
+    number.fence.claim(TokenInfo(9, slot=2))
     with pytest.raises(StaleToken, match="slot 2, refused token 8: it has seen 9"):
-        number.fence.claim(Pass(8, slot=2))
+        number.fence.claim(TokenInfo(8, slot=2))
 
 
 @each_side
@@ -185,7 +185,7 @@ def test_client_refuses_invalid_token_before_it_sends_a_request(token):
 def test_http_fence_raises_other_refusals_as_http_error(resource):
     fence = resource("http-wsgi").fence
     with pytest.raises(urllib.error.HTTPError) as refused:
-        fence.call(Pass(7, shared=True), "PUT", b"1")
+        fence.call(TokenInfo(7, shared=True), "PUT", b"1")
     refused.value.close()
     assert refused.value.code == 400
     fence.claim(9)
@@ -195,7 +195,7 @@ def test_http_fence_raises_other_refusals_as_http_error(resource):
 
 @pytest.mark.parametrize("side", ["wsgi", "asgi"])
 def test_workers_share_highest_tokens_in_files_across_restart(side, service, tmp_path):
-    workers = [service(side, str(tmp_path / "marks")).start() for _ in range(2)]
+    workers = [service(side, str(tmp_path / "tokens")).start() for _ in range(2)]
     try:
         urls = [f"http://127.0.0.1:{worker.port}/a" for worker in workers]
         fences.HTTPFence(urls[0]).write(7, "1")
@@ -225,7 +225,7 @@ def test_wsgi_request_counts_as_in_flight_until_response_is_closed():
 
     def app(environ, start_response):
         start_response("200 OK", [])
-        entered.append(environ["leasehold.pass"])
+        entered.append(environ["leasehold.token_info"])
         return iter([b"1"])
 
     fenced = fences.WSGIFence(app, wait=0.05)
@@ -242,7 +242,7 @@ def test_wsgi_request_counts_as_in_flight_until_response_is_closed():
     statuses, last = wsgi_call(fenced, "9")
     assert statuses == ["200 OK"]
     last.close()
-    assert entered == [Pass(5), Pass(5), Pass(9)]
+    assert entered == [TokenInfo(5), TokenInfo(5), TokenInfo(9)]
     assert wsgi_call(fenced, "5")[0] == ["409 Conflict"]
 
 
@@ -261,9 +261,9 @@ def test_asgi_newer_token_waits_until_app_returns_or_is_cancelled(in_files, tmp_
     order = []
 
     async def app(scope, receive, send):
-        order.append(("in", scope["leasehold.pass"].token))
-        await (may_return if scope["leasehold.pass"].token == 5 else asyncio.sleep(0))
-        order.append(("out", scope["leasehold.pass"].token))
+        order.append(("in", scope["leasehold.token_info"].token))
+        await (may_return if scope["leasehold.token_info"].token == 5 else asyncio.sleep(0))
+        order.append(("out", scope["leasehold.token_info"].token))
 
     async def request(token: int) -> list[int]:
         statuses = []
@@ -297,7 +297,7 @@ def test_asgi_newer_token_waits_until_app_returns_or_is_cancelled(in_files, tmp_
         await asyncio.wait_for(request(11), 10)
 
     may_return: Any = None
-    fenced = fences.ASGIFence(app, fences.FileMarks(tmp_path) if in_files else None)
+    fenced = fences.ASGIFence(app, fences.FileTokens(tmp_path) if in_files else None)
     asyncio.run(main())
 
 
@@ -312,12 +312,12 @@ def test_asgi_fence_passes_websocket_through():
 
 
 def test_threads_with_different_tokens_are_never_in_flight_together():
-    token_store, in_flight, in_flight_counts = fences.Marks(), [], []
+    tokens, in_flight, in_flight_counts = fences.MemoryTokens(), [], []
 
     def work(first: int) -> None:
         for token in range(first, 2_000, 4):
             try:
-                leave = token_store.enter("a", Pass(token))
+                leave = tokens.enter("a", TokenInfo(token))
             except StaleToken:
                 continue
             if leave is not None:
@@ -332,4 +332,4 @@ def test_threads_with_different_tokens_are_never_in_flight_together():
     for thread in threads:
         thread.join(30)
     assert set(in_flight_counts) == {1}
-    assert token_store._in_flight == {}
+    assert tokens._in_flight == {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leasehold import StaleToken, fences
-from leasehold.fences import Pass
+from leasehold.fences import TokenInfo
 
 SIDES = ("http-wsgi", "http-asgi")
 each_side = pytest.mark.parametrize("kind", SIDES)
@@ -104,13 +104,13 @@ def test_required_option_accepts_methods_in_any_case():
 
 
 def test_newer_token_enters_despite_repeated_requests_of_older_token():
-    token_store, stop, refused = fences.Marks(), threading.Event(), []
+    tokens, stop, refused = fences.MemoryTokens(), threading.Event(), []
 
     def enter_repeatedly() -> None:
-        leave = token_store.enter("a", Pass(5))
+        leave = tokens.enter("a", TokenInfo(5))
         while not stop.is_set():
             try:
-                next_leave = token_store.enter("a", Pass(5))  # before the previous request has left
+                next_leave = tokens.enter("a", TokenInfo(5))  # before the previous request has left
             except StaleToken:
                 refused.append(True)
                 next_leave = None
@@ -125,7 +125,7 @@ def test_newer_token_enters_despite_repeated_requests_of_older_token():
     thread.start()
     end, leave = time.monotonic() + 10, None
     while leave is None and time.monotonic() < end:
-        leave = token_store.enter("a", Pass(9))
+        leave = tokens.enter("a", TokenInfo(9))
         time.sleep(0.001)
     stop.set()
     thread.join(30)

@@ -17,7 +17,7 @@ import pytest
 from harness.checkers.fences import check_fence
 from harness.checkers.history import History
 from leasehold import Client, ConfigError, StaleToken, Unavailable, fences
-from leasehold.fences import Pass
+from leasehold.fences import TokenInfo
 from tests.support.fence_history import recorded
 
 ENGINES = ("etcd", "zookeeper")
@@ -149,7 +149,7 @@ def test_lock_fence_with_readers_and_semaphore_permits(engine, locked_number):
     rwlock = locked.client.rwlock(locked.name)
     with rwlock.read() as first, rwlock.read() as second:
         assert locked.fence.read(first) == locked.fence.read(second) == b"0"
-        for bearer in (first, Pass(first.token, shared=True)):
+        for bearer in (first, TokenInfo(first.token, shared=True)):
             with pytest.raises(ConfigError, match="shared"):
                 locked.fence.write(bearer, "1")
         with pytest.raises(ConfigError, match="shared"):
@@ -178,7 +178,7 @@ def test_lock_fence_refuses_token_of_reader_after_its_read(engine, locked_number
                 lambda: locked.fence.write(reader.token, "1"),
                 lambda: locked.fence.claim(reader.token),
                 lambda: locked.fence.read(reader.token),
-                lambda: locked.fence.write(Pass(reader.token, slot=0), "1"),
+                lambda: locked.fence.write(TokenInfo(reader.token, slot=0), "1"),
             ):
                 with pytest.raises(ConfigError, match="shared"):
                     call()

@@ -52,9 +52,9 @@ def test_redis_token_key_is_in_the_hash_slot_of_the_value(key):
 def test_redis_key_without_usable_hash_tag_requires_a_token_key(resource):
     client = resource("redis").client
     for key in ("a}b", "{}a", "x}{"):
-        with pytest.raises(ConfigError, match="mark="):
+        with pytest.raises(ConfigError, match="token_key="):
             fences.RedisFence(client, key)
-        fences.RedisFence(client, key, mark="own").claim(2**50)
+        fences.RedisFence(client, key, token_key="own").claim(2**50)
 
 
 # ------------------------------------------------------------------------- ZooKeeper

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from leasehold import ConfigError, StaleToken, Unavailable, fences
-from leasehold.fences import Pass
+from leasehold.fences import TokenInfo
 from leasehold.http.headers import parse_stale_problem
 
 # -------------------------------------------------------------------------- tokens and slots
@@ -28,7 +28,7 @@ from leasehold.http.headers import parse_stale_problem
 
 @pytest.mark.parametrize("token", [5.0, 5.5, float("nan"), "5", None, True, b"5", 2**53, 0, -3])
 @pytest.mark.parametrize(
-    "bearer", [lambda token: token, Pass, lambda token: SimpleNamespace(token=token, slot=None, shared=False)]
+    "bearer", [lambda token: token, TokenInfo, lambda token: SimpleNamespace(token=token, slot=None, shared=False)]
 )
 def test_fence_refuses_token_that_is_not_a_valid_int(token, bearer, tmp_path):
     """A float would pass the comparison and be truncated or rounded later."""
@@ -47,7 +47,7 @@ def test_fence_refuses_invalid_slot(slot, resource, tmp_path):
     number.write(9, 1)
     for fence in (number, fences.File(tmp_path / "a")):
         with pytest.raises(ConfigError, match="slot"):
-            fence.write(Pass(10, slot=slot), 2 if fence is number else "2")
+            fence.write(TokenInfo(10, slot=slot), 2 if fence is number else "2")
     assert number.peek() == 1
     number.write(9, 3)
 
@@ -56,7 +56,7 @@ def test_fence_refuses_invalid_slot(slot, resource, tmp_path):
 def test_fence_refuses_shared_that_is_not_a_bool(shared):
     """An empty text from a message would make a reader's token that of a writer."""
     with pytest.raises(ConfigError, match="shared must be True or False"):
-        fences.Local("a", 0).write(Pass(5, shared=shared), 1)
+        fences.Local("a", 0).write(TokenInfo(5, shared=shared), 1)
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\udcff"])
@@ -216,9 +216,9 @@ def test_corrupt_highest_token_lets_no_write_through(kind, highest_token, resour
 def test_fence_refuses_to_keep_highest_token_in_the_value_itself(kind, resource):
     number = resource(kind)
     constructors = {
-        "redis": lambda: fences.RedisFence(number.client, "a", mark="a"),
-        "zookeeper": lambda: fences.ZooKeeperFence(number.client, "/a", mark="/a"),
-        "etcd": lambda: fences.EtcdFence("http://127.0.0.1", "/a", mark="/a"),
+        "redis": lambda: fences.RedisFence(number.client, "a", token_key="a"),
+        "zookeeper": lambda: fences.ZooKeeperFence(number.client, "/a", token_path="/a"),
+        "etcd": lambda: fences.EtcdFence("http://127.0.0.1", "/a", token_key="/a"),
     }
     with pytest.raises(ConfigError, match="itself"):
         constructors[kind]()

@@ -16,7 +16,7 @@ import leasehold
 from harness.checkers.fences import check_fence
 from harness.checkers.history import History
 from leasehold import AsyncClient, Client, ConfigError, CurrentLease, Event, StaleToken, current_lease, fences
-from leasehold.fences import Pass, rules
+from leasehold.fences import TokenInfo, rules
 from tests.support.fence_history import recorded
 
 # ----------------------------------------------------------------------------- rules
@@ -29,10 +29,10 @@ from tests.support.fence_history import recorded
 def test_check_token_refuses_lower_and_accepts_equal_and_higher(token, highest_token, new_highest):
     if new_highest is None:
         with pytest.raises(StaleToken):
-            rules.check_token(token, Pass(token), highest_token, "r")
+            rules.check_token(token, TokenInfo(token), highest_token, "r")
     else:
-        assert rules.check_token(token, Pass(token), highest_token, "r") == new_highest
-        assert rules.check_token(token, Pass(token, shared=True), highest_token, "r") == highest_token
+        assert rules.check_token(token, TokenInfo(token), highest_token, "r") == new_highest
+        assert rules.check_token(token, TokenInfo(token, shared=True), highest_token, "r") == highest_token
 
 
 def test_stale_token_names_both_tokens_and_survives_pickling():
@@ -50,8 +50,8 @@ def test_local_fence_refuses_invalid_resource_name():
 
 
 def test_every_public_name_of_fences_has_a_docstring():
-    assert sorted(fences.__all__) == sorted({*fences._MODULES, "Bearer", "Pass", "Shown"})
-    for name in set(fences.__all__) - {"Shown"}:
+    assert sorted(fences.__all__) == sorted({*fences._MODULES, "HasToken", "TokenInfo", "LeaseLike"})
+    for name in set(fences.__all__) - {"LeaseLike"}:
         thing = getattr(fences, name)
         assert thing.__doc__ if callable(thing) and not isinstance(thing, type) else vars(thing).get("__doc__"), name
         public = [method for verb, method in vars(thing).items() if inspect.isfunction(method) and verb[0] != "_"]
@@ -289,4 +289,4 @@ def test_current_lease_in_child_of_run_passes_the_fence(tmp_path, options, outpu
 
 def test_current_lease_has_no_secret_fields():
     assert CurrentLease._fields == ("name", "token", "holder", "ttl", "slot", "shared")
-    assert leasehold.fences.Bearer
+    assert leasehold.fences.HasToken

@@ -111,7 +111,7 @@ def test_table_and_column_names_must_be_identifiers(resource):
 @each_database
 def test_failed_fence_transaction_is_rolled_back_with_its_token(database, stock):
     number = stock(database)
-    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence = fences.SQLFence(number.connection, "stock", table=number.fence_table)
     fence.claim(9)
     number.connection.commit()
     with pytest.raises(StaleToken), fence.transaction(8):
@@ -129,7 +129,7 @@ def test_failed_fence_transaction_is_rolled_back_with_its_token(database, stock)
 @each_database
 def test_fence_refuses_connection_with_open_transaction(database, stock):
     number = stock(database)
-    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence = fences.SQLFence(number.connection, "stock", table=number.fence_table)
     number.connection.cursor().execute(f"update {number.stock} set quantity = 7")
     for call in (
         lambda: fence.write(5, f"update {number.stock} set quantity = 1"),
@@ -146,7 +146,7 @@ def test_fence_refuses_connection_with_open_transaction(database, stock):
 @each_database
 def test_claim_is_undone_when_transaction_of_caller_rolls_back(database, stock):
     number = stock(database)
-    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence = fences.SQLFence(number.connection, "stock", table=number.fence_table)
     fence.claim(9)
     number.connection.rollback()
     fence.claim(5)  # the claim of 9 was never committed
@@ -161,12 +161,12 @@ def test_newer_holder_waits_for_transaction_of_older_holder(database, stock, kin
     """No holder can come between check and commit: the older holder's write is complete before the newer one reads."""
     number = stock(database)
     order = []
-    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence = fences.SQLFence(number.connection, "stock", table=number.fence_table)
     fence.write(4, f"update {number.stock} set quantity = quantity")
 
     def newer():
         other = connect_again(number, kinds)
-        newer_fence = fences.SQLFence(other, "stock", table=number.marks)
+        newer_fence = fences.SQLFence(other, "stock", table=number.fence_table)
         order.append(("read", newer_fence.read(6, f"select quantity from {number.stock}")[0][0]))
         other.close()
 
@@ -187,13 +187,13 @@ def test_mysql_claim_sees_newer_token_despite_old_snapshot(stock, kinds):
     """At repeatable read, MySQL's default, a transaction keeps seeing the token of its first query."""
     number = stock("mysql")
     other = connect_again(number, kinds)
-    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence = fences.SQLFence(number.connection, "stock", table=number.fence_table)
     fence.write(5, f"update {number.stock} set quantity = 2")
     cursor = number.connection.cursor()
-    cursor.execute(f"select token from {number.marks}")
+    cursor.execute(f"select token from {number.fence_table}")
     assert cursor.fetchone() == (5,)
-    fences.SQLFence(other, "stock", table=number.marks).write(9, f"update {number.stock} set quantity = 1")
-    cursor.execute(f"select token from {number.marks}")
+    fences.SQLFence(other, "stock", table=number.fence_table).write(9, f"update {number.stock} set quantity = 1")
+    cursor.execute(f"select token from {number.fence_table}")
     assert cursor.fetchone() == (5,)  # the old snapshot
     with pytest.raises(StaleToken) as refused:
         fence.claim(6)
@@ -208,10 +208,10 @@ def test_postgresql_claim_in_old_snapshot_is_serialization_failure(stock, kinds)
     number = stock("postgresql")
     other = connect_again(number, kinds)
     number.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    fence = fences.SQLFence(number.connection, "stock", table=number.marks)
+    fence = fences.SQLFence(number.connection, "stock", table=number.fence_table)
     fence.write(5, f"update {number.stock} set quantity = 2")
     number.connection.execute(f"select * from {number.stock}")
-    fences.SQLFence(other, "stock", table=number.marks).write(9, f"update {number.stock} set quantity = 1")
+    fences.SQLFence(other, "stock", table=number.fence_table).write(9, f"update {number.stock} set quantity = 1")
     with pytest.raises(psycopg.errors.SerializationFailure):
         fence.claim(10)
     number.connection.rollback()
@@ -236,7 +236,7 @@ def test_sql_fences_work_on_autocommit_connections(resource):
                 host="127.0.0.1", port=number.spec["mysql"], user="root", database="test",
                 autocommit=True, cursorclass=pymysql.cursors.DictCursor,
             )  # fmt: skip
-        fence = fences.SQLFence(connection, "acct/1", table=number.marks)
+        fence = fences.SQLFence(connection, "acct/1", table=number.fence_table)
         fence.write(5, f"update {number.table} set v = 1")
         with pytest.raises(RuntimeError), fence.transaction(5) as cursor:
             cursor.execute(f"update {number.table} set v = 2")
@@ -301,7 +301,7 @@ def test_resource_names_are_compared_byte_by_byte(resource):
     for database in DATABASES:
         number = resource(f"{database}-row")
         for index, name in enumerate(("a", "A", "a ", "é", "e\u0301", "x" * 255)):
-            fence = fences.SQLFence(number.connection, name, table=number.marks)
+            fence = fences.SQLFence(number.connection, name, table=number.fence_table)
             fence.write(100 - index, f"update {number.table} set v = 1")  # StaleToken if two names were the same
 
 
@@ -381,11 +381,11 @@ def test_alchemy_fences_work_with_core_tables_and_connections(database, resource
         column.write(5, 1, v=4)
         assert column.read(5, 1, "v", "fence") == (4, 5)
         assert column.take(5, 1, v=3)
-        row = fences.AlchemyFence(connection, "other", table=number.marks)
+        row = fences.AlchemyFence(connection, "other", table=number.fence_table)
         row.claim(5)
         assert row.write(5, sa.update(table).values(v=9)).rowcount == 1
     with pytest.raises(StaleToken), number.engine.begin() as connection:
-        fences.AlchemyFence(connection, "other", table=number.marks).write(4, sa.update(table).values(v=0))
+        fences.AlchemyFence(connection, "other", table=number.fence_table).write(4, sa.update(table).values(v=0))
     assert number.peek() == 9
 
 

@@ -104,7 +104,7 @@ def test_keys_and_resource_names_are_never_interpreted_as_sql(database, resource
         assert not isinstance(refused.value, StaleToken)
         number.connection.rollback()
         number.fence = fences.SQLColumn(number.connection, number.table)
-    row = fences.SQLFence(number.connection, "'; drop table x; -- %s ? :slot", table=number.marks)
+    row = fences.SQLFence(number.connection, "'; drop table x; -- %s ? :slot", table=number.fence_table)
     row.write(9, f"update {number.table} set v = v")
     with pytest.raises(StaleToken):
         row.write(8, f"update {number.table} set v = 7")
@@ -141,7 +141,7 @@ def test_claim_outside_of_transaction_is_refused(database, resource, kinds):
     """The claim would end before the next statement: check and write would not be atomic."""
     number = resource(f"{database}-row")
     connection = connect_autocommit(database, number.spec, kinds)
-    fence = fences.SQLFence(connection, "acct/1", table=number.marks)
+    fence = fences.SQLFence(connection, "acct/1", table=number.fence_table)
     with pytest.raises(ConfigError, match="transaction"):
         fence.claim(5)
     cursor = connection.cursor()
@@ -165,7 +165,7 @@ def test_async_claim_outside_of_transaction_is_refused(database, resource, kinds
 
             await number.other.close()
             number.other = await aiosqlite.connect(number.spec["path"], isolation_level=None)
-            number.fence = fences.AsyncSQLFence(number.other, "acct/1", table=number.marks)
+            number.fence = fences.AsyncSQLFence(number.other, "acct/1", table=number.fence_table)
         elif database == "postgresql":
             await number.other.set_autocommit(True)
         else:
@@ -184,12 +184,12 @@ def test_alchemy_claim_under_autocommit_is_refused(database, resource):
     engine = number.engine.execution_options(isolation_level="AUTOCOMMIT")
     statement = sa.update(number.acct).values(v=7)
     with engine.connect() as connection:
-        fence = fences.AlchemyFence(connection, "acct/1", table=number.marks)
+        fence = fences.AlchemyFence(connection, "acct/1", table=number.fence_table)
         for call in (lambda: fence.claim(5), lambda: fence.write(5, statement)):
             with pytest.raises(ConfigError, match="AUTOCOMMIT"):
                 call()
     with Session(engine) as session, pytest.raises(ConfigError, match="AUTOCOMMIT"):
-        fences.AlchemyFence(session, "acct/1", table=number.marks).claim(5)
+        fences.AlchemyFence(session, "acct/1", table=number.fence_table).claim(5)
     assert number.peek() == 0
 
 
@@ -202,10 +202,10 @@ def test_async_alchemy_claim_under_autocommit_is_refused(resource):
     async def main() -> None:
         async with AsyncSession(engine) as session:
             with pytest.raises(ConfigError, match="AUTOCOMMIT"):
-                await fences.AsyncAlchemyFence(session, "acct/1", table=number.marks).claim(5)
+                await fences.AsyncAlchemyFence(session, "acct/1", table=number.fence_table).claim(5)
         async with engine.connect() as connection:
             with pytest.raises(ConfigError, match="AUTOCOMMIT"):
-                await fences.AsyncAlchemyFence(connection, "acct/1", table=number.marks).claim(5)
+                await fences.AsyncAlchemyFence(connection, "acct/1", table=number.fence_table).claim(5)
 
     number.loop.run_until_complete(main())
 

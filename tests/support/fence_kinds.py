@@ -192,9 +192,9 @@ class HttpxObjectStore:
 
         self.client = httpx.AsyncClient(base_url=url)
 
-    async def get(self, key: str) -> fences.Stored | None:
+    async def get(self, key: str) -> fences.StoredObject | None:
         response = await self.client.get(f"/{key}")
-        return None if response.status_code == 404 else fences.Stored(response.content, response.headers["etag"])
+        return None if response.status_code == 404 else fences.StoredObject(response.content, response.headers["etag"])
 
     async def put(self, key: str, body: bytes, metadata: Any, match: str | None) -> str | None:
         condition = {"If-None-Match": "*"} if match is None else {"If-Match": match}

@@ -43,7 +43,7 @@ class SQLNumber(Number):
 
     def __init__(self, spec: dict[str, Any], database: str) -> None:
         self.database, self.table = database, f"acct_{spec['run']}"
-        self.marks = f"marks_{spec['run']}"
+        self.fence_table = f"fence_{spec['run']}"
         self.placeholder = "?" if database == "sqlite" else "%s"
         super().__init__(spec)
 
@@ -54,7 +54,7 @@ class SQLNumber(Number):
         cursor = self.connection.cursor()
         cursor.execute(f"create table {self.table} (id integer primary key, v integer not null, fence bigint)")
         cursor.execute(f"insert into {self.table} values (1, 0, null)")
-        cursor.execute(fences.sql_schema(self.database, self.marks))
+        cursor.execute(fences.sql_schema(self.database, self.fence_table))
         self.connection.commit()
 
     def peek(self) -> int:
@@ -71,7 +71,7 @@ class SQLNumber(Number):
 class Row(SQLNumber):
     def open(self) -> None:
         super().open()
-        self.fence = fences.SQLFence(self.connection, "acct/1", table=self.marks)
+        self.fence = fences.SQLFence(self.connection, "acct/1", table=self.fence_table)
 
     def write(self, lease: Any, value: int) -> None:
         self.fence.write(lease, f"update {self.table} set v = {self.placeholder} where id = 1", (value,))
@@ -110,7 +110,7 @@ class AsyncSQL(SQLNumber):
         super().open()
         self.other = self.loop.run_until_complete(connect_async(self.database, self.spec))
         if self.form == "row":
-            self.fence = fences.AsyncSQLFence(self.other, "acct/1", table=self.marks)
+            self.fence = fences.AsyncSQLFence(self.other, "acct/1", table=self.fence_table)
         else:
             self.fence = fences.AsyncSQLColumn(self.other, self.table)
 
@@ -172,9 +172,9 @@ class Alchemy(SQLNumber):
                 fences.AlchemyColumn(session, self.acct).write(lease, 1, v=value)
             elif self.form == "core":
                 statement = self.sa.update(self.acct).where(self.acct.id == 1).values(v=value)
-                fences.AlchemyFence(session, "acct/1", table=self.marks).write(lease, statement)
+                fences.AlchemyFence(session, "acct/1", table=self.fence_table).write(lease, statement)
             else:
-                fences.AlchemyFence(session, "acct/1", table=self.marks).claim(lease)
+                fences.AlchemyFence(session, "acct/1", table=self.fence_table).claim(lease)
                 session.get_one(self.acct, 1).v = value
 
     def read(self, lease: Any) -> int:
@@ -184,7 +184,7 @@ class Alchemy(SQLNumber):
             if self.form == "column":
                 return fences.AlchemyColumn(session, self.acct).read(lease, 1, "v")[0]
             query = self.sa.select(self.acct.v).where(self.acct.id == 1)
-            return fences.AlchemyFence(session, "acct/1", table=self.marks).read(lease, query).scalar_one()
+            return fences.AlchemyFence(session, "acct/1", table=self.fence_table).read(lease, query).scalar_one()
 
     def close(self) -> None:
         super().close()
@@ -210,7 +210,7 @@ class AsyncAlchemy(Alchemy):
                 if self.form == "column":
                     await fences.AsyncAlchemyColumn(session, self.acct).write(lease, 1, v=value)
                 else:
-                    await fences.AsyncAlchemyFence(session, "acct/1", table=self.marks).claim(lease)
+                    await fences.AsyncAlchemyFence(session, "acct/1", table=self.fence_table).claim(lease)
                     (await session.get_one(self.acct, 1)).v = value
 
         self.loop.run_until_complete(work())
@@ -221,7 +221,7 @@ class AsyncAlchemy(Alchemy):
                 if self.form == "column":
                     return (await fences.AsyncAlchemyColumn(session, self.acct).read(lease, 1, "v"))[0]
                 query = self.sa.select(self.acct.v).where(self.acct.id == 1)
-                fence = fences.AsyncAlchemyFence(session, "acct/1", table=self.marks)
+                fence = fences.AsyncAlchemyFence(session, "acct/1", table=self.fence_table)
                 return (await fence.read(lease, query)).scalar_one()
 
         return self.loop.run_until_complete(work())

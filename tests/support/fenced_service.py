@@ -48,16 +48,16 @@ class QuietHandler(WSGIRequestHandler):
 
 
 def main(side: str, port: str, folder: str = "") -> None:
-    token_store = fences.FileMarks(folder) if folder else None
+    tokens = fences.FileTokens(folder) if folder else None
     if side == "wsgi":
         with make_server(
-            "127.0.0.1", int(port), fences.WSGIFence(wsgi_app, token_store), ThreadedServer, QuietHandler
+            "127.0.0.1", int(port), fences.WSGIFence(wsgi_app, tokens), ThreadedServer, QuietHandler
         ) as server:
             server.serve_forever()
     else:
         import uvicorn
 
-        uvicorn.run(fences.ASGIFence(asgi_app, token_store), host="127.0.0.1", port=int(port), log_level="error")
+        uvicorn.run(fences.ASGIFence(asgi_app, tokens), host="127.0.0.1", port=int(port), log_level="error")
 
 
 if __name__ == "__main__":

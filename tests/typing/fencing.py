@@ -13,7 +13,7 @@ def pass_lease_to_fences(lease: Lease, async_lease: AsyncLease, connection: sqli
     file.write(async_lease, b"bytes")
     file.write(lease.token, "by its token")
     file.write(current_lease(), "of a child of leasehold run")
-    file.write(fences.Pass(7, slot=2), "from a message")
+    file.write(fences.TokenInfo(7, slot=2), "from a message")
     file.write("7", "text")  # type: ignore[arg-type]
     file.write(lease)  # type: ignore[call-arg]
     file.write("text", lease)  # type: ignore[arg-type]  # the lease comes first
@@ -52,8 +52,8 @@ def read_slot_types(stale: StaleToken) -> None:
 class OwnObjectStore:
     """A user-defined store."""
 
-    def get(self, key: str) -> fences.Stored | None:
-        return fences.Stored(key.encode(), "1")
+    def get(self, key: str) -> fences.StoredObject | None:
+        return fences.StoredObject(key.encode(), "1")
 
     def put(self, key: str, body: bytes, metadata: Any, match: str | None) -> str | None:
         return match

@@ -15,13 +15,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from leasehold.fences.rules import Bearer, Pass, Shown
+from leasehold.fences.rules import HasToken, LeaseLike, TokenInfo
 
 if TYPE_CHECKING:
     from leasehold.fences.etcd import EtcdFence, EtcdLockFence
     from leasehold.fences.file import File
     from leasehold.fences.in_process import Local
-    from leasehold.fences.object_store import AsyncObjectFence, HTTPObjects, ObjectFence, Stored
+    from leasehold.fences.object_store import AsyncObjectFence, HTTPObjects, ObjectFence, StoredObject
     from leasehold.fences.redis import AsyncRedisFence, RedisFence
     from leasehold.fences.sql.column import AsyncSQLColumn, SQLColumn
     from leasehold.fences.sql.dialect import sql_schema
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from leasehold.fences.zookeeper import ZooKeeperFence, ZooKeeperLockFence
     from leasehold.http.fence_client import HTTPFence, LeaseAuth, headers, raise_for_stale
-    from leasehold.http.fence_middleware import ASGIFence, FileMarks, Marks, WSGIFence
+    from leasehold.http.fence_middleware import ASGIFence, FileTokens, MemoryTokens, WSGIFence
 
 _MODULES = {
     "ASGIFence": "leasehold.http.fence_middleware",
@@ -50,17 +50,17 @@ _MODULES = {
     "EtcdFence": "leasehold.fences.etcd",
     "EtcdLockFence": "leasehold.fences.etcd",
     "File": "leasehold.fences.file",
-    "FileMarks": "leasehold.http.fence_middleware",
+    "FileTokens": "leasehold.http.fence_middleware",
     "HTTPFence": "leasehold.http.fence_client",
     "HTTPObjects": "leasehold.fences.object_store",
     "LeaseAuth": "leasehold.http.fence_client",
     "Local": "leasehold.fences.in_process",
-    "Marks": "leasehold.http.fence_middleware",
+    "MemoryTokens": "leasehold.http.fence_middleware",
     "ObjectFence": "leasehold.fences.object_store",
     "RedisFence": "leasehold.fences.redis",
     "SQLColumn": "leasehold.fences.sql.column",
     "SQLFence": "leasehold.fences.sql.row",
-    "Stored": "leasehold.fences.object_store",
+    "StoredObject": "leasehold.fences.object_store",
     "WSGIFence": "leasehold.http.fence_middleware",
     "ZooKeeperFence": "leasehold.fences.zookeeper",
     "ZooKeeperLockFence": "leasehold.fences.zookeeper",
@@ -80,23 +80,23 @@ __all__ = [
     "AsyncRedisFence",
     "AsyncSQLColumn",
     "AsyncSQLFence",
-    "Bearer",
     "EtcdFence",
     "EtcdLockFence",
     "File",
-    "FileMarks",
+    "FileTokens",
     "HTTPFence",
     "HTTPObjects",
+    "HasToken",
     "LeaseAuth",
+    "LeaseLike",
     "Local",
-    "Marks",
+    "MemoryTokens",
     "ObjectFence",
-    "Pass",
     "RedisFence",
     "SQLColumn",
     "SQLFence",
-    "Shown",
-    "Stored",
+    "StoredObject",
+    "TokenInfo",
     "WSGIFence",
     "ZooKeeperFence",
     "ZooKeeperLockFence",

@@ -20,8 +20,8 @@ from leasehold.errors import Unavailable
 from leasehold.fences import etcd_http
 from leasehold.fences.etcd_http import Gateway, Operation
 from leasehold.fences.rules import (
-    Pass,
-    Shown,
+    LeaseLike,
+    TokenInfo,
     check_resource,
     check_shared,
     choose_token_key,
@@ -40,21 +40,21 @@ class _BaseEtcdFence(ABC):
         self.key = self.resource = check_resource(key)
         self._gateway = gateway
 
-    def claim(self, lease: Shown) -> None:
+    def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token. All methods raise `StaleToken`, and `Unavailable` if no member answers."""
         self._commit(lease, token_for_write(lease), [])
 
-    def read(self, lease: Shown) -> bytes | None:
+    def read(self, lease: LeaseLike) -> bytes | None:
         """The value, or None if the key does not exist, to base a write on. Older holders are refused from now on."""
         result, offset = self._commit(lease, token_for_read(lease), [etcd_http.get(self.key)])
         kvs = result.key_values(offset)
         return kvs[0].value if kvs else None
 
-    def write(self, lease: Shown, value: bytes | str) -> None:
+    def write(self, lease: LeaseLike, value: bytes | str) -> None:
         """Put the value. Text is written as UTF-8."""
         self._commit(lease, token_for_write(lease), [etcd_http.put(self.key, value)])
 
-    def txn(self, lease: Shown, *operations: Operation) -> list[Any]:
+    def txn(self, lease: LeaseLike, *operations: Operation) -> list[Any]:
         """Run operations in one transaction and return their responses. Make them with `put` and `delete`, or as JSON
         for etcd's gateway."""
         result, offset = self._commit(lease, token_for_write(lease), operations)
@@ -72,7 +72,7 @@ class _BaseEtcdFence(ABC):
 
     @abstractmethod
     def _commit(
-        self, lease: Shown, token_info: Pass, operations: Sequence[Operation]
+        self, lease: LeaseLike, token_info: TokenInfo, operations: Sequence[Operation]
     ) -> tuple[etcd_http.TxnResult, int]:
         """Check the token and run `operations` in one transaction. Also returns where their responses begin."""
 
@@ -92,18 +92,18 @@ class EtcdFence(_BaseEtcdFence):
         endpoints: str | Sequence[str],
         key: str,
         *,
-        mark: str | None = None,
+        token_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
     ) -> None:
-        """`endpoints`: URLs of members, tried in turn, such as `"http://127.0.0.1:2379"`. `mark`: the key where the
-        highest token is kept. `headers`: sent with each request, such as Authorization."""
+        """`endpoints`: URLs of members, tried in turn, such as `"http://127.0.0.1:2379"`. `token_key`: the key where
+        the highest token is kept. `headers`: sent with each request, such as Authorization."""
         super().__init__(key, Gateway(endpoints, headers=headers, tls=tls, timeout=timeout))
-        self._token_key = choose_token_key(mark, f"{key}.fence", key)
+        self._token_key = choose_token_key("token_key", token_key, f"{key}.fence", key)
 
     def _commit(
-        self, lease: Shown, token_info: Pass, operations: Sequence[Operation]
+        self, lease: LeaseLike, token_info: TokenInfo, operations: Sequence[Operation]
     ) -> tuple[etcd_http.TxnResult, int]:
         token_key = self._token_key if token_info.slot is None else f"{self._token_key}.{token_info.slot}"
         raise_operations = [] if token_info.shared else [etcd_http.put(token_key, _digits(token_info.token))]
@@ -164,7 +164,7 @@ class EtcdLockFence(_BaseEtcdFence):
         self._last_lock_key: _LockKey | None = None  # replaced as a whole: threads may share a fence
 
     def _commit(
-        self, lease: Shown, token_info: Pass, operations: Sequence[Operation]
+        self, lease: LeaseLike, token_info: TokenInfo, operations: Sequence[Operation]
     ) -> tuple[etcd_http.TxnResult, int]:
         reads = [
             etcd_http.get(self._queue_prefix, queue.range_end(self._queue_prefix)),
@@ -185,7 +185,7 @@ class EtcdLockFence(_BaseEtcdFence):
             lock_key = self._find_lock_key(lease, token_info, result)
         raise Unavailable(f"the lock of {self.resource} changed during each try; try again")
 
-    def _find_lock_key(self, lease: Shown, token_info: Pass, read_result: etcd_http.TxnResult) -> _LockKey:
+    def _find_lock_key(self, lease: LeaseLike, token_info: TokenInfo, read_result: etcd_http.TxnResult) -> _LockKey:
         """The lock's key with this token. The writing transaction compares again that it exists."""
         kvs = [
             KeyValue(key=kv.key, value=kv.value, create_revision=kv.create_revision) for kv in read_result.key_values(0)

@@ -11,7 +11,7 @@ import os
 import stat
 from contextlib import suppress
 
-from leasehold.fences.rules import Shown, to_bytes, token_for_read, token_for_write
+from leasehold.fences.rules import LeaseLike, to_bytes, token_for_read, token_for_write
 from leasehold.fences.token_file import TokenFile, sync_folder
 
 
@@ -30,13 +30,13 @@ class File:
         self._token_file = TokenFile(os.path.join(self._folder, f".{name}.fence"))
         self._wait = wait
 
-    def claim(self, lease: Shown) -> None:
+    def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token. All methods raise `StaleToken`, and `Unavailable` after `wait` seconds."""
         token_info = token_for_write(lease)
         with self._token_file.locked(self._wait) as fd:
             self._token_file.check_and_raise(fd, lease, token_info, self.resource)
 
-    def read(self, lease: Shown) -> bytes:
+    def read(self, lease: LeaseLike) -> bytes:
         """The content, to base a write on. Older holders are refused from now on, even after FileNotFoundError."""
         token_info = token_for_read(lease)
         with self._token_file.locked(self._wait) as fd:
@@ -44,7 +44,7 @@ class File:
             with open(self.path, "rb") as file:
                 return file.read()
 
-    def write(self, lease: Shown, data: bytes | str) -> None:
+    def write(self, lease: LeaseLike, data: bytes | str) -> None:
         """Replace the content; it is on disk when this returns. Text is written as UTF-8."""
         body, token_info = to_bytes(data), token_for_write(lease)
         with self._token_file.locked(self._wait) as fd:

@@ -17,8 +17,8 @@ from urllib.parse import quote
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.fences.rules import (
     NO_TOKEN,
-    Pass,
-    Shown,
+    LeaseLike,
+    TokenInfo,
     check_resource,
     check_token,
     parse_highest_token,
@@ -34,7 +34,7 @@ _MAGIC: Final = b"leasehold-fence "
 _METADATA_KEY: Final = "lease-token"  # a slot's key is followed by its number
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object as it is in the store."""
 
     body: bytes
@@ -45,7 +45,7 @@ class Stored(NamedTuple):
 class ObjectStore(Protocol):
     """A store: S3, GCS, Azure, MinIO, through any client library."""
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         """The object; None if it does not exist."""
 
     def put(self, key: str, body: bytes, metadata: Mapping[str, str], match: str | None) -> str | None:
@@ -56,7 +56,7 @@ class ObjectStore(Protocol):
 class AsyncObjectStore(Protocol):
     """Like `ObjectStore`, with methods that are awaited."""
 
-    def get(self, key: str) -> Awaitable[Stored | None]: ...
+    def get(self, key: str) -> Awaitable[StoredObject | None]: ...
 
     def put(self, key: str, body: bytes, metadata: Mapping[str, str], match: str | None) -> Awaitable[str | None]: ...
 
@@ -78,19 +78,19 @@ class _BaseObjectFence:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key}>"
 
-    async def _claim(self, lease: Shown) -> None:
+    async def _claim(self, lease: LeaseLike) -> None:
         await self._compare_and_put(lease, token_for_write(lease), None)
 
-    async def _read(self, lease: Shown) -> bytes:
+    async def _read(self, lease: LeaseLike) -> bytes:
         body = await self._compare_and_put(lease, token_for_read(lease), None)
         if body is None:
             raise FileNotFoundError(f"object {self.key} does not exist")
         return body
 
-    async def _write(self, lease: Shown, data: bytes | str) -> None:
+    async def _write(self, lease: LeaseLike, data: bytes | str) -> None:
         await self._compare_and_put(lease, token_for_write(lease), to_bytes(data))
 
-    async def _compare_and_put(self, lease: Shown, token_info: Pass, body: bytes | None) -> bytes | None:
+    async def _compare_and_put(self, lease: LeaseLike, token_info: TokenInfo, body: bytes | None) -> bytes | None:
         """Compare, and write the object if the highest token or the content changes. Returns the content."""
         slot = "" if token_info.slot is None else str(token_info.slot)
         for _ in range(_TRIES):
@@ -110,7 +110,7 @@ class _BaseObjectFence:
             return content
         raise Unavailable(f"{self.key} was changed by other clients during each of {_TRIES} tries; try again")
 
-    def _parse_object(self, stored: Stored | None) -> _ParsedObject:
+    def _parse_object(self, stored: StoredObject | None) -> _ParsedObject:
         if stored is None:
             return _ParsedObject(None, {}, {}, None)
         if not stored.etag:
@@ -160,15 +160,15 @@ class _BaseObjectFence:
 class ObjectFence(_BaseObjectFence):
     """Fences one object of a store. `store`: an `HTTPObjects`, or any object with its methods `get` and `put`."""
 
-    def claim(self, lease: Shown) -> None:
+    def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token. All methods with a lease raise `StaleToken`."""
         run_sync(self._claim(lease))
 
-    def read(self, lease: Shown) -> bytes:
+    def read(self, lease: LeaseLike) -> bytes:
         """The content, to base a write on. Older holders are refused from now on, even after FileNotFoundError."""
         return run_sync(self._read(lease))
 
-    def write(self, lease: Shown, data: bytes | str) -> None:
+    def write(self, lease: LeaseLike, data: bytes | str) -> None:
         """Write the object. Text is written as UTF-8."""
         run_sync(self._write(lease, data))
 
@@ -180,15 +180,15 @@ class ObjectFence(_BaseObjectFence):
 class AsyncObjectFence(_BaseObjectFence):
     """Like `ObjectFence`, for a store whose methods are awaited."""
 
-    async def claim(self, lease: Shown) -> None:
+    async def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token. All methods with a lease raise `StaleToken`."""
         await self._claim(lease)
 
-    async def read(self, lease: Shown) -> bytes:
+    async def read(self, lease: LeaseLike) -> bytes:
         """The content, to base a write on. Older holders are refused from now on, even after FileNotFoundError."""
         return await self._read(lease)
 
-    async def write(self, lease: Shown, data: bytes | str) -> None:
+    async def write(self, lease: LeaseLike, data: bytes | str) -> None:
         """Write the object. Text is written as UTF-8."""
         await self._write(lease, data)
 
@@ -208,14 +208,14 @@ class HTTPObjects:
         self._url, self._prefix, self._timeout = check_url(url, "an object URL").rstrip("/"), prefix.lower(), timeout
         self._headers = {"Content-Type": "application/octet-stream", **(headers or {})}
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         """The object; None if it does not exist."""
         response = self._request("GET", key, None, NO_CACHE)
         if response is None:
             return None
         body, etag, headers = response
         metadata = {name.removeprefix(self._prefix): value for name, value in headers.items()}
-        return Stored(body, etag, metadata)
+        return StoredObject(body, etag, metadata)
 
     def put(self, key: str, body: bytes, metadata: Mapping[str, str], match: str | None) -> str | None:
         """Write the object if its ETag is still `match`. The new ETag; None if nothing was written."""

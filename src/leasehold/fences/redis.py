@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 
 from leasehold.errors import ConfigError
 from leasehold.fences.rules import (
-    Pass,
-    Shown,
+    LeaseLike,
+    TokenInfo,
     check_resource,
     choose_token_key,
     raise_stale,
@@ -45,17 +45,19 @@ return answers
 
 
 class _BaseRedisFence:
-    def __init__(self, client: Any, key: str, *, mark: str | None = None) -> None:
-        """`client`: a redis-py client for one server, Sentinel or a cluster. `mark`: the key where the highest token is
-        kept; by default `KEY:fence` or `{KEY}:fence`, in the same slot."""
+    def __init__(self, client: Any, key: str, *, token_key: str | None = None) -> None:
+        """`client`: a redis-py client for one server, Sentinel or a cluster. `token_key`: the key where the highest
+        token is kept; by default `KEY:fence` or `{KEY}:fence`, in the same slot."""
         self.key = self.resource = check_resource(key)
         self._client = client
-        self._token_key = choose_token_key(mark, default_token_key(key) if mark is None else "", key)
+        self._token_key = choose_token_key(
+            "token_key", token_key, default_token_key(key) if token_key is None else "", key
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key}>"
 
-    async def _run(self, lease: Shown, token_info: Pass, *commands: Sequence[CommandArgument]) -> list[Any]:
+    async def _run(self, lease: LeaseLike, token_info: TokenInfo, *commands: Sequence[CommandArgument]) -> list[Any]:
         token_key = self._token_key if token_info.slot is None else f"{self._token_key}:{token_info.slot}"
         arguments: list[CommandArgument] = [token_info.token, int(token_info.shared)]
         for command in commands:
@@ -68,36 +70,36 @@ class _BaseRedisFence:
             raise_stale(lease, token_info, int(replies[0]), self.resource)
         return replies
 
-    async def _read(self, lease: Shown) -> Any:
+    async def _read(self, lease: LeaseLike) -> Any:
         return (await self._run(lease, token_for_read(lease), ("GET", self.key)))[0]
 
-    async def _write(self, lease: Shown, value: CommandArgument, options: Sequence[CommandArgument]) -> None:
+    async def _write(self, lease: LeaseLike, value: CommandArgument, options: Sequence[CommandArgument]) -> None:
         await self._run(lease, token_for_write(lease), ("SET", self.key, value, *options))
 
-    async def _call(self, lease: Shown, commands: Sequence[Sequence[CommandArgument]]) -> list[Any]:
+    async def _call(self, lease: LeaseLike, commands: Sequence[Sequence[CommandArgument]]) -> list[Any]:
         return await self._run(lease, token_for_write(lease), *commands)
 
 
 class RedisFence(_BaseRedisFence):
     """Fences the value at `key`, or any commands on keys in the same slot, for blocking redis-py clients."""
 
-    def claim(self, lease: Shown) -> None:
+    def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token. All methods raise `StaleToken`."""
         run_sync(self._call(lease, ()))
 
-    def read(self, lease: Shown) -> Any:
+    def read(self, lease: LeaseLike) -> Any:
         """GET, to base a write on. Older holders are refused from now on."""
         return run_sync(self._read(lease))
 
-    def write(self, lease: Shown, value: CommandArgument, *options: CommandArgument) -> None:
+    def write(self, lease: LeaseLike, value: CommandArgument, *options: CommandArgument) -> None:
         """SET, with its options, such as `"EX", 60`."""
         run_sync(self._write(lease, value, options))
 
-    def call(self, lease: Shown, *command: CommandArgument) -> Any:
+    def call(self, lease: LeaseLike, *command: CommandArgument) -> Any:
         """Any one command: `call(lease, "HINCRBY", "{stock}", "teapot", -1)`. In a cluster, keys of one slot."""
         return run_sync(self._call(lease, [command]))[0]
 
-    def calls(self, lease: Shown, *commands: Sequence[CommandArgument]) -> list[Any]:
+    def calls(self, lease: LeaseLike, *commands: Sequence[CommandArgument]) -> list[Any]:
         """Several commands in one atomic step. A command that fails does not undo earlier ones."""
         return run_sync(self._call(lease, commands))
 
@@ -105,23 +107,23 @@ class RedisFence(_BaseRedisFence):
 class AsyncRedisFence(_BaseRedisFence):
     """Like `RedisFence`, for clients of `redis.asyncio`."""
 
-    async def claim(self, lease: Shown) -> None:
+    async def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token. All methods raise `StaleToken`."""
         await self._call(lease, ())
 
-    async def read(self, lease: Shown) -> Any:
+    async def read(self, lease: LeaseLike) -> Any:
         """GET, to base a write on. Older holders are refused from now on."""
         return await self._read(lease)
 
-    async def write(self, lease: Shown, value: CommandArgument, *options: CommandArgument) -> None:
+    async def write(self, lease: LeaseLike, value: CommandArgument, *options: CommandArgument) -> None:
         """SET, with its options, such as `"EX", 60`."""
         await self._write(lease, value, options)
 
-    async def call(self, lease: Shown, *command: CommandArgument) -> Any:
+    async def call(self, lease: LeaseLike, *command: CommandArgument) -> Any:
         """Any one command: `call(lease, "HINCRBY", "{stock}", "teapot", -1)`. In a cluster, keys of one slot."""
         return (await self._call(lease, [command]))[0]
 
-    async def calls(self, lease: Shown, *commands: Sequence[CommandArgument]) -> list[Any]:
+    async def calls(self, lease: LeaseLike, *commands: Sequence[CommandArgument]) -> list[Any]:
         """Several commands in one atomic step. A command that fails does not undo earlier ones."""
         return await self._call(lease, commands)
 
@@ -133,5 +135,5 @@ def default_token_key(key: str) -> str:
     if tag:
         return f"{key}:fence"
     if "}" in key:
-        raise ConfigError(f"{key!r} cannot be used as a hash tag: pass mark=KEY, a key in the same slot")
+        raise ConfigError(f"{key!r} cannot be used as a hash tag: pass token_key=KEY, a key in the same slot")
     return f"{{{key}}}:fence"

@@ -25,8 +25,8 @@ NO_TOKEN: Final = 0  # the highest token of a resource that has not seen one
 
 
 @runtime_checkable
-class Bearer(Protocol):
-    """Anything that carries a token: a `Lease`, an `AsyncLease`, `leasehold.current_lease()`, or a `Pass`."""
+class HasToken(Protocol):
+    """Anything that carries a token: a `Lease`, an `AsyncLease`, `leasehold.current_lease()`, or a `TokenInfo`."""
 
     @property
     def token(self) -> int: ...
@@ -38,10 +38,10 @@ class Bearer(Protocol):
     def shared(self) -> bool: ...
 
 
-Shown: TypeAlias = Bearer | int  # an int is the token of an exclusive lease
+LeaseLike: TypeAlias = HasToken | int  # an int is the token of an exclusive lease
 
 
-class Pass(NamedTuple):
+class TokenInfo(NamedTuple):
     """A token without its lease, to send in a message, a header or a row."""
 
     token: int
@@ -49,11 +49,11 @@ class Pass(NamedTuple):
     shared: bool = False
 
 
-def token_for_read(lease: Shown) -> Pass:
+def token_for_read(lease: LeaseLike) -> TokenInfo:
     """The checked token for a read. The read raises the highest token unless the lease is shared."""
-    if isinstance(lease, bool) or not isinstance(lease, int | Bearer):
+    if isinstance(lease, bool) or not isinstance(lease, int | HasToken):
         raise ConfigError(f"a fence takes a lease or its token, not {lease!r}")
-    token_info = Pass(lease) if isinstance(lease, int) else Pass(lease.token, lease.slot, lease.shared)
+    token_info = TokenInfo(lease) if isinstance(lease, int) else TokenInfo(lease.token, lease.slot, lease.shared)
     if not is_token(token_info.token):
         raise ConfigError(
             f"{token_info.token!r} is not a fencing token: tokens are whole numbers from 1 to 2^53 - 1. "
@@ -76,7 +76,7 @@ def is_slot(number: object) -> TypeGuard[int]:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < SLOT_LIMIT
 
 
-def token_for_write(lease: Shown) -> Pass:
+def token_for_write(lease: LeaseLike) -> TokenInfo:
     """The checked token for a write or a claim. Refuses a shared lease."""
     token_info = token_for_read(lease)
     if token_info.shared:
@@ -84,14 +84,14 @@ def token_for_write(lease: Shown) -> Pass:
     return token_info
 
 
-def check_token(lease: Shown, token_info: Pass, highest_token: int, resource: str) -> int:
+def check_token(lease: LeaseLike, token_info: TokenInfo, highest_token: int, resource: str) -> int:
     """The new highest token. Raises `StaleToken` if this token is lower than `highest_token` (rule 1)."""
     if token_info.token < highest_token:
         raise_stale(lease, token_info, highest_token, resource)
     return highest_token if token_info.shared else token_info.token
 
 
-def raise_stale(lease: Shown, token_info: Pass, highest_token: int, resource: str) -> NoReturn:
+def raise_stale(lease: LeaseLike, token_info: TokenInfo, highest_token: int, resource: str) -> NoReturn:
     """Raise `StaleToken`, and notify the client that the lease belongs to."""
     stale = StaleToken(resource, token=token_info.token, highest=highest_token, slot=token_info.slot)
     if (notify := getattr(lease, "_report_stale_token", None)) is not None:
@@ -120,10 +120,12 @@ def check_resource(resource: str) -> str:
     return resource
 
 
-def choose_token_key(chosen: str | None, default: str, resource: str) -> str:
+def choose_token_key(option: str, chosen: str | None, default: str, resource: str) -> str:
     """Where the highest token is kept. Refuses the resource itself."""
     if chosen == resource:
-        raise ConfigError(f"mark= cannot be {resource} itself: a write to {resource} would overwrite the highest token")
+        raise ConfigError(
+            f"{option}= cannot be {resource} itself: a write to {resource} would overwrite the highest token"
+        )
     return default if chosen is None else chosen
 
 
@@ -134,13 +136,13 @@ def to_bytes(data: bytes | str) -> bytes:
     return data.encode() if isinstance(data, str) else bytes(data)
 
 
-def check_shared(token_info: Pass, shared: bool) -> None:
+def check_shared(token_info: TokenInfo, shared: bool) -> None:
     """For fences that read from the lock whether it is shared: a bare token does not show that."""
     if shared and not token_info.shared:
-        raise ConfigError("this token belongs to a shared lease: pass the lease itself, or Pass(..., shared=True)")
+        raise ConfigError("this token belongs to a shared lease: pass the lease itself, or TokenInfo(..., shared=True)")
 
 
-def refuse_slot(token_info: Pass, what: str) -> Pass:
+def refuse_slot(token_info: TokenInfo, what: str) -> TokenInfo:
     """For fences that can only keep one highest token."""
     if token_info.slot is not None:
         raise ConfigError(f"{what} keeps one token and cannot fence the slots of a semaphore: use a fence row")

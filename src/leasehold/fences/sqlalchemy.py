@@ -18,8 +18,8 @@ from sqlalchemy.sql.expression import Delete, Update
 from leasehold import dbapi
 from leasehold.errors import ConfigError
 from leasehold.fences.rules import (
-    Pass,
-    Shown,
+    LeaseLike,
+    TokenInfo,
     check_resource,
     raise_stale,
     refuse_slot,
@@ -64,19 +64,19 @@ class _BaseAlchemyFence:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.resource}>"
 
-    async def _claim(self, lease: Shown) -> None:
+    async def _claim(self, lease: LeaseLike) -> None:
         await self._check_and_raise(lease, token_for_write(lease))
 
-    async def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:
+    async def _check_and_raise(self, lease: LeaseLike, token_info: TokenInfo) -> None:
         await _refuse_autocommit(self._session)
         run, database = partial(dbapi.run_alchemy, self._session), dbapi.alchemy_database(self._session)
         await check_and_raise(run, database, self._table, self.resource, lease, token_info)
 
-    async def _read(self, lease: Shown, statement: Any, values: Any) -> Any:
+    async def _read(self, lease: LeaseLike, statement: Any, values: Any) -> Any:
         await self._check_and_raise(lease, token_for_read(lease))
         return await maybe_await(self._session.execute(statement, values))
 
-    async def _write(self, lease: Shown, statement: Any, values: Any) -> Any:
+    async def _write(self, lease: LeaseLike, statement: Any, values: Any) -> Any:
         await self._claim(lease)
         return await maybe_await(self._session.execute(statement, values))
 
@@ -84,15 +84,15 @@ class _BaseAlchemyFence:
 class AlchemyFence(_BaseAlchemyFence):
     """Fences any statements in the transaction of a `Session` or `Connection` with a fence row."""
 
-    def claim(self, lease: Shown) -> None:
+    def claim(self, lease: LeaseLike) -> None:
         """Raise the highest token: the rest of the transaction is fenced. All methods raise `StaleToken`."""
         run_sync(self._claim(lease))
 
-    def read(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+    def read(self, lease: LeaseLike, statement: Any, values: Any = None) -> Any:
         """The result of a query, to base a write on. Older holders are refused from now on."""
         return run_sync(self._read(lease, statement, values))
 
-    def write(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+    def write(self, lease: LeaseLike, statement: Any, values: Any = None) -> Any:
         """Execute a statement and return its result."""
         return run_sync(self._write(lease, statement, values))
 
@@ -100,15 +100,15 @@ class AlchemyFence(_BaseAlchemyFence):
 class AsyncAlchemyFence(_BaseAlchemyFence):
     """Like `AlchemyFence`, for `AsyncSession` and `AsyncConnection`."""
 
-    async def claim(self, lease: Shown) -> None:
+    async def claim(self, lease: LeaseLike) -> None:
         """Raise the highest token: the rest of the transaction is fenced. All methods raise `StaleToken`."""
         await self._claim(lease)
 
-    async def read(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+    async def read(self, lease: LeaseLike, statement: Any, values: Any = None) -> Any:
         """The result of a query, to base a write on. Older holders are refused from now on."""
         return await self._read(lease, statement, values)
 
-    async def write(self, lease: Shown, statement: Any, values: Any = None) -> Any:
+    async def write(self, lease: LeaseLike, statement: Any, values: Any = None) -> Any:
         """Execute a statement and return its result."""
         return await self._write(lease, statement, values)
 
@@ -160,7 +160,7 @@ class _BaseAlchemyColumn(ColumnOperations):
             statement = statement.values({self._fence: token})
         return int((await maybe_await(self._session.execute(statement))).rowcount)
 
-    async def _execute(self, lease: Shown, statement: Any) -> int:
+    async def _execute(self, lease: LeaseLike, statement: Any) -> int:
         token_info = refuse_slot(token_for_write(lease), "a fence column")
         if (
             not isinstance(statement, Update | Delete)
@@ -182,23 +182,23 @@ class AlchemyColumn(_BaseAlchemyColumn):
     """Fences rows of a mapped class or table with a column for the highest token, in the transaction of a `Session` or
     `Connection`."""
 
-    def claim(self, lease: Shown, key: Any, /) -> None:
+    def claim(self, lease: LeaseLike, key: Any, /) -> None:
         """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
         run_sync(self._run(lambda: self.claim_row(lease, key)))
 
-    def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
+    def read(self, lease: LeaseLike, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Columns of a row, to base a write on. Older holders are refused from now on."""
         return run_sync(self._run(lambda: self.read_row(lease, key, columns)))
 
-    def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
+    def write(self, lease: LeaseLike, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
         run_sync(self._run(lambda: self.write_row(lease, key, values)))
 
-    def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
+    def take(self, lease: LeaseLike, key: Any, /, **amounts: Any) -> bool:
         """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
         return run_sync(self._run(lambda: self.take_row(lease, key, amounts)))
 
-    def execute(self, lease: Shown, statement: Any, /) -> int:
+    def execute(self, lease: LeaseLike, statement: Any, /) -> int:
         """Run an `update()` or `delete()` of the entity; returns the row count. Stale if any row has a higher token."""
         return run_sync(self._run(lambda: self._execute(lease, statement)))
 
@@ -206,22 +206,22 @@ class AlchemyColumn(_BaseAlchemyColumn):
 class AsyncAlchemyColumn(_BaseAlchemyColumn):
     """Like `AlchemyColumn`, for `AsyncSession` and `AsyncConnection`."""
 
-    async def claim(self, lease: Shown, key: Any, /) -> None:
+    async def claim(self, lease: LeaseLike, key: Any, /) -> None:
         """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
         await self._run(lambda: self.claim_row(lease, key))
 
-    async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
+    async def read(self, lease: LeaseLike, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Columns of a row, to base a write on. Older holders are refused from now on."""
         return await self._run(lambda: self.read_row(lease, key, columns))
 
-    async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
+    async def write(self, lease: LeaseLike, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
         await self._run(lambda: self.write_row(lease, key, values))
 
-    async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
+    async def take(self, lease: LeaseLike, key: Any, /, **amounts: Any) -> bool:
         """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
         return await self._run(lambda: self.take_row(lease, key, amounts))
 
-    async def execute(self, lease: Shown, statement: Any, /) -> int:
+    async def execute(self, lease: LeaseLike, statement: Any, /) -> int:
         """Run an `update()` or `delete()` of the entity; returns the row count. Stale if any row has a higher token."""
         return await self._run(lambda: self._execute(lease, statement))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from leasehold.errors import ConfigError, Unavailable
-from leasehold.fences.rules import NO_TOKEN, Pass, Shown, check_token, parse_highest_token
+from leasehold.fences.rules import NO_TOKEN, LeaseLike, TokenInfo, check_token, parse_highest_token
 
 try:
     import fcntl
@@ -62,7 +62,7 @@ class TokenFile:
                 raise
             os.close(fd)  # the file was removed or replaced before we locked it: lock the current one
 
-    def check_and_raise(self, fd: int, lease: Shown, token_info: Pass, resource: str) -> None:
+    def check_and_raise(self, fd: int, lease: LeaseLike, token_info: TokenInfo, resource: str) -> None:
         """Compare and raise the highest token. It is on disk when this returns, before the fenced operation starts."""
         offset = _RECORD_SIZE * (0 if token_info.slot is None else 1 + token_info.slot)
         highest_token = _parse_record(os.pread(fd, _RECORD_SIZE, offset), self.path)

@@ -19,8 +19,8 @@ from leasehold.engines.zookeeper.nodes import ROOT, TOKEN_BASE, NodeQueue, mode_
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.fences.rules import (
     NO_TOKEN,
-    Pass,
-    Shown,
+    LeaseLike,
+    TokenInfo,
     check_resource,
     check_shared,
     check_token,
@@ -50,18 +50,18 @@ class _BaseZooKeeperFence(ABC):
             raise ConfigError(f"{path!r} is not the path of a node: use a path such as /a/b")
         self._client = client
 
-    def claim(self, lease: Shown) -> None:
+    def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token. All methods raise `StaleToken`, and the errors of kazoo."""
         self._commit(lease, token_for_write(lease), _no_operations)
 
-    def read(self, lease: Shown) -> bytes:
+    def read(self, lease: LeaseLike) -> bytes:
         """The data, to base a write on. Older holders are refused from now on, even after NoNodeError."""
         # Claim first: the session then reads every write accepted before the claim, and later ones have newer tokens.
         self._commit(lease, token_for_read(lease), _no_operations)
         data: bytes = self._client.get(self.path)[0]
         return data
 
-    def write(self, lease: Shown, data: bytes | str) -> None:
+    def write(self, lease: LeaseLike, data: bytes | str) -> None:
         """Set the data, and create the node if it does not exist. Text is written as UTF-8."""
         body, token_info = to_bytes(data), token_for_write(lease)
 
@@ -74,7 +74,7 @@ class _BaseZooKeeperFence(ABC):
 
         self._commit(lease, token_info, build, retry_on=_CONFLICTS)
 
-    def multi(self, lease: Shown, build: Callable[[Any], object]) -> list[Any]:
+    def multi(self, lease: LeaseLike, build: Callable[[Any], object]) -> list[Any]:
         """Run the operations that `build(transaction)` adds to a kazoo transaction, and return their results.
 
         `build` is called again if another client's multi came first.
@@ -82,7 +82,7 @@ class _BaseZooKeeperFence(ABC):
         return self._commit(lease, token_for_write(lease), build)
 
     def _commit(
-        self, lease: Shown, token_info: Pass, build: Callable[[Any], object], retry_on: _Errors = ()
+        self, lease: LeaseLike, token_info: TokenInfo, build: Callable[[Any], object], retry_on: _Errors = ()
     ) -> list[Any]:
         """`retry_on`: errors of `build`'s operations which show that another client's multi came first."""
         for _ in range(_TRIES):
@@ -102,7 +102,7 @@ class _BaseZooKeeperFence(ABC):
         ) from errors[0]
 
     @abstractmethod
-    def _add_token_check(self, transaction: Any, lease: Shown, token_info: Pass) -> None:
+    def _add_token_check(self, transaction: Any, lease: LeaseLike, token_info: TokenInfo) -> None:
         """Add the operation that compares, as the first of the transaction. Raises `StaleToken` if already stale."""
 
     def __repr__(self) -> str:
@@ -111,16 +111,16 @@ class _BaseZooKeeperFence(ABC):
 
 class ZooKeeperFence(_BaseZooKeeperFence):
     """Fences the data of one node or, with `multi`, any nodes. The highest token is kept in the node `PATH.fence` (for
-    a semaphore, `PATH.fence.SLOT`). `mark`: another node where it is kept.
+    a semaphore, `PATH.fence.SLOT`). `token_path`: another node where it is kept.
 
     kazoo has no asyncio API: use `await asyncio.to_thread(fence.write, lease, data)`.
     """
 
-    def __init__(self, client: Any, path: str, *, mark: str | None = None) -> None:
+    def __init__(self, client: Any, path: str, *, token_path: str | None = None) -> None:
         super().__init__(client, path)
-        self._token_path = choose_token_key(mark, f"{path}.fence", path)
+        self._token_path = choose_token_key("token_path", token_path, f"{path}.fence", path)
 
-    def _add_token_check(self, transaction: Any, lease: Shown, token_info: Pass) -> None:
+    def _add_token_check(self, transaction: Any, lease: LeaseLike, token_info: TokenInfo) -> None:
         path = self._token_path if token_info.slot is None else f"{self._token_path}.{token_info.slot}"
         try:
             text, stat = self._client.get(path)
@@ -154,11 +154,11 @@ class ZooKeeperLockFence(_BaseZooKeeperFence):
             f"{root}{ROOT}/{engine_key(check_namespace(namespace), check_name(lock))}",
         )
 
-    def _add_token_check(self, transaction: Any, lease: Shown, token_info: Pass) -> None:
+    def _add_token_check(self, transaction: Any, lease: LeaseLike, token_info: TokenInfo) -> None:
         # The multi checks again that the node exists, but not its version: every renewal changes that.
         transaction.check(self._lock_node_path(lease, token_info), _ANY_VERSION)
 
-    def _lock_node_path(self, lease: Shown, token_info: Pass) -> str:
+    def _lock_node_path(self, lease: LeaseLike, token_info: TokenInfo) -> str:
         """The lock's node with this token: the base plus the zxid that created the node, which never changes."""
         self._client.sync(self._queue_path)  # a follower may lag behind and not have a lock that was just granted
         names, queue_stat = self._read_if_exists(self._client.get_children, self._queue_path, include_data=True) or (

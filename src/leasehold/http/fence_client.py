@@ -7,7 +7,7 @@ import urllib.error
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from leasehold.fences.rules import Shown, to_bytes, token_for_write
+from leasehold.fences.rules import LeaseLike, to_bytes, token_for_write
 from leasehold.fences.urllib_client import NO_CACHE, check_url, send_request
 from leasehold.http.headers import headers, parse_stale_headers, parse_stale_problem
 from leasehold.http.responses import PROBLEM_JSON
@@ -20,7 +20,7 @@ R = TypeVar("R")
 class LeaseAuth:
     """An auth hook for requests and httpx, which call it for each request: `session.auth = LeaseAuth(lease)`."""
 
-    def __init__(self, lease: Shown) -> None:
+    def __init__(self, lease: LeaseLike) -> None:
         headers(lease)  # refuse an invalid token here, not at the first request
         self._lease = lease
 
@@ -30,7 +30,7 @@ class LeaseAuth:
         return request
 
 
-def raise_for_stale(response: Any, lease: Shown | None = None) -> None:
+def raise_for_stale(response: Any, lease: LeaseLike | None = None) -> None:
     """Raise `StaleToken` if a service refused the token; call it where you call `raise_for_status()`.
 
     `response`: of requests, httpx or urllib (including an HTTPError). If you pass the lease, its client is notified.
@@ -62,21 +62,21 @@ class HTTPFence:
         self.resource = self._url = check_url(url, "the URL of a service")
         self._headers, self._timeout = dict(headers or {}), timeout
 
-    def claim(self, lease: Shown) -> None:
+    def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token, by HEAD. All methods raise `StaleToken`, or `urllib.error.HTTPError`."""
         token_for_write(lease)
         self.call(lease, "HEAD")
 
-    def read(self, lease: Shown) -> bytes:
+    def read(self, lease: LeaseLike) -> bytes:
         """GET, to base a write on. Older holders are refused from now on."""
         return self.call(lease, "GET")
 
-    def write(self, lease: Shown, data: bytes | str) -> bytes:
+    def write(self, lease: LeaseLike, data: bytes | str) -> bytes:
         """PUT; returns the response body. Text is sent as UTF-8."""
         token_for_write(lease)
         return self.call(lease, "PUT", to_bytes(data))
 
-    def call(self, lease: Shown, method: str, data: bytes | None = None) -> bytes:
+    def call(self, lease: LeaseLike, method: str, data: bytes | None = None) -> bytes:
         """Any method, with the token; returns the response body."""
         defaults = NO_CACHE if data is None else {"Content-Type": "application/octet-stream"}
         request_headers = {**defaults, **self._headers, **headers(lease)}

@@ -1,8 +1,9 @@
 """The service side: WSGI and ASGI middleware that checks `Lease-Token` before the application handles a request.
 
 The check and the handling are one step: while a request is in progress, no other token is admitted for its resource.
-This covers one process (`Marks`) or all processes of one machine (`FileMarks`). A service that writes to a database
-fences the write there, in the same transaction, with the `Pass` that the middleware puts in the environ or scope.
+This covers one process (`MemoryTokens`) or all processes of one machine (`FileTokens`). A service that writes to a
+database fences the write there, in the same transaction, with the `TokenInfo` that the middleware puts in the environ
+or scope.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeAlias
 
 from leasehold.errors import ConfigError, StaleToken
-from leasehold.fences.rules import NO_TOKEN, Pass, check_token
+from leasehold.fences.rules import NO_TOKEN, TokenInfo, check_token
 from leasehold.fences.token_file import TokenFile, unlock
 from leasehold.http import headers
 from leasehold.http.responses import (
@@ -35,7 +36,7 @@ from leasehold.http.responses import (
 LeaveCallback: TypeAlias = Callable[[], None]
 Environ: TypeAlias = dict[str, Any]
 
-PASS_KEY: Final = "leasehold.pass"  # noqa: S105  # the key of the request's Pass in environ and scope
+TOKEN_INFO_KEY: Final = "leasehold.token_info"  # noqa: S105  # the key of the request's TokenInfo in environ and scope
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110: they change nothing
 _MIN_PAUSE, _MAX_PAUSE = 0.001, 0.05
 
@@ -47,23 +48,23 @@ def normalize_path(path: str) -> str:
     return posixpath.normpath("/" + path.strip("/"))
 
 
-class TokenStore(Protocol):
+class HighestTokens(Protocol):
     """Keeps the highest token of each resource."""
 
-    def enter(self, resource: str, token_info: Pass) -> LeaveCallback | None:
+    def enter(self, resource: str, token_info: TokenInfo) -> LeaveCallback | None:
         """Compare, raise the highest token, and admit no other token until the returned callback is called. None if
         another request is in progress: never waits. Raises `StaleToken`."""
 
 
-class Marks:
+class MemoryTokens:
     """Keeps highest tokens in memory, for a service of one process. A restart forgets them."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._highest_tokens: dict[tuple[str, int | None], int] = {}
-        self._in_flight: dict[tuple[str, int | None], list[Pass]] = {}
+        self._in_flight: dict[tuple[str, int | None], list[TokenInfo]] = {}
 
-    def enter(self, resource: str, token_info: Pass) -> LeaveCallback | None:
+    def enter(self, resource: str, token_info: TokenInfo) -> LeaveCallback | None:
         """Admit one token at a time for each resource, with any number of requests, or any number of shared tokens."""
         key = resource, token_info.slot
         with self._mutex:
@@ -77,14 +78,14 @@ class Marks:
             self._in_flight.setdefault(key, []).append(token_info)
         return lambda: self._leave(key, token_info)
 
-    def _leave(self, key: tuple[str, int | None], token_info: Pass) -> None:
+    def _leave(self, key: tuple[str, int | None], token_info: TokenInfo) -> None:
         with self._mutex:
             self._in_flight[key].remove(token_info)
             if not self._in_flight[key]:
                 del self._in_flight[key]
 
 
-class FileMarks:
+class FileTokens:
     """Keeps highest tokens in a folder, shared by all workers of one machine, across restarts. Admits one request at a
     time for each resource."""
 
@@ -92,7 +93,7 @@ class FileMarks:
         self._folder = os.path.realpath(folder)
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
-    def enter(self, resource: str, token_info: Pass) -> LeaveCallback | None:
+    def enter(self, resource: str, token_info: TokenInfo) -> LeaveCallback | None:
         """Admit one request at a time for each resource."""
         # A resource name is any text; its hash is a valid file name everywhere.
         token_file = TokenFile(
@@ -114,21 +115,23 @@ class _BaseFenceMiddleware:
     def __init__(
         self,
         app: Any,
-        marks: TokenStore | None = None,
+        tokens: HighestTokens | None = None,
         *,
         resource: Callable[[str], str] | None = None,
         required: Collection[str] | None = None,
         wait: float = 30.0,
     ) -> None:
-        """`marks`: where the highest tokens are kept; by default in memory. `resource`: function from the path of the
+        """`tokens`: where the highest tokens are kept; by default in memory. `resource`: function from the path of the
         request to the fenced resource; by default the normalized path. `required`: methods that get 428 without a
         token; by default all but GET, HEAD, OPTIONS and TRACE. Other methods are checked if they have a token. `wait`:
         seconds to wait for a request with another token; then 503."""
-        self._app, self._token_store = app, Marks() if marks is None else marks
+        self._app, self._tokens = app, MemoryTokens() if tokens is None else tokens
         self._resource, self._wait = resource or normalize_path, wait
         self._required = None if required is None else frozenset(map(str.upper, required))
 
-    def _check_headers(self, method: str, values: tuple[str | None, str | None, str | None]) -> Pass | Document | None:
+    def _check_headers(
+        self, method: str, values: tuple[str | None, str | None, str | None]
+    ) -> TokenInfo | Document | None:
         """The token; a problem document; or None if there is no token and none is needed."""
         try:
             token_info = headers.parse_token_headers(*values)
@@ -142,10 +145,10 @@ class _BaseFenceMiddleware:
             return problem(400, "acquire the write side of the rwlock", title="A shared lease cannot write")
         return token_info
 
-    def _try_enter(self, resource: str, token_info: Pass) -> LeaveCallback | Document | None:
+    def _try_enter(self, resource: str, token_info: TokenInfo) -> LeaveCallback | Document | None:
         """A callback if admitted, a problem document if refused, None if the request must wait."""
         try:
-            return self._token_store.enter(resource, token_info)
+            return self._tokens.enter(resource, token_info)
         except StaleToken as stale:
             return headers.stale_problem(stale)
 
@@ -155,7 +158,7 @@ class _BaseFenceMiddleware:
 
 
 class WSGIFence(_BaseFenceMiddleware):
-    """WSGI middleware: `app = WSGIFence(app)`. The app finds the `Pass` in `environ["leasehold.pass"]`."""
+    """WSGI middleware: `app = WSGIFence(app)`. The app finds the `TokenInfo` in `environ["leasehold.token_info"]`."""
 
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Handle a request, unless its token is stale."""
@@ -165,19 +168,19 @@ class WSGIFence(_BaseFenceMiddleware):
         token_info = self._check_headers(method, (values[0], values[1], values[2]))
         if token_info is None:
             return self._app(environ, start_response)  # type: ignore[no-any-return]
-        if not isinstance(token_info, Pass):
+        if not isinstance(token_info, TokenInfo):
             return _respond(token_info, method, start_response)
         entered = self._enter(self._resource(environ.get("PATH_INFO", "")), token_info)
         if isinstance(entered, dict):
             return _respond(entered, method, start_response)
-        environ[PASS_KEY] = token_info
+        environ[TOKEN_INFO_KEY] = token_info
         try:
             return _ResponseBody(self._app(environ, start_response), entered)
         except BaseException:
             entered()
             raise
 
-    def _enter(self, resource: str, token_info: Pass) -> LeaveCallback | Document:
+    def _enter(self, resource: str, token_info: TokenInfo) -> LeaveCallback | Document:
         end, pause = time.monotonic() + self._wait, _MIN_PAUSE
         while (entered := self._try_enter(resource, token_info)) is None:
             if time.monotonic() >= end:
@@ -213,7 +216,7 @@ def _respond(document: Document, method: str, start_response: Callable[..., Any]
 
 
 class ASGIFence(_BaseFenceMiddleware):
-    """ASGI middleware: `app = ASGIFence(app)`. The app finds the `Pass` in `scope["leasehold.pass"]`."""
+    """ASGI middleware: `app = ASGIFence(app)`. The app finds the `TokenInfo` in `scope["leasehold.token_info"]`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, unless its token is stale. Scopes other than HTTP pass through unchecked."""
@@ -228,17 +231,19 @@ class ASGIFence(_BaseFenceMiddleware):
             await self._app(scope, receive, send)
             return
         entered = (
-            await self._enter(self._resource(scope["path"]), token_info) if isinstance(token_info, Pass) else token_info
+            await self._enter(self._resource(scope["path"]), token_info)
+            if isinstance(token_info, TokenInfo)
+            else token_info
         )
         if isinstance(entered, dict):
             await send_problem(send, entered, headers.stale_headers(entered), scope["method"])
             return
         try:
-            await self._app({**scope, PASS_KEY: token_info}, receive, send)
+            await self._app({**scope, TOKEN_INFO_KEY: token_info}, receive, send)
         finally:
             entered()
 
-    async def _enter(self, resource: str, token_info: Pass) -> LeaveCallback | Document:
+    async def _enter(self, resource: str, token_info: TokenInfo) -> LeaveCallback | Document:
         end, pause = time.monotonic() + self._wait, _MIN_PAUSE
         while (entered := await self._try_enter_off_loop(resource, token_info)) is None:
             if time.monotonic() >= end:
@@ -247,8 +252,8 @@ class ASGIFence(_BaseFenceMiddleware):
             pause = min(2 * pause, _MAX_PAUSE)
         return entered
 
-    async def _try_enter_off_loop(self, resource: str, token_info: Pass) -> LeaveCallback | Document | None:
-        if isinstance(self._token_store, Marks):
+    async def _try_enter_off_loop(self, resource: str, token_info: TokenInfo) -> LeaveCallback | Document | None:
+        if isinstance(self._tokens, MemoryTokens):
             return self._try_enter(resource, token_info)
         # In a thread, because the disk may be slow.
         entering = asyncio.ensure_future(asyncio.to_thread(self._try_enter, resource, token_info))

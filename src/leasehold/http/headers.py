@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from leasehold.errors import ConfigError, StaleToken
-from leasehold.fences.rules import Pass, Shown, is_slot, is_token, token_for_read
+from leasehold.fences.rules import LeaseLike, TokenInfo, is_slot, is_token, token_for_read
 from leasehold.http.responses import Document, problem
 
 TOKEN_HEADER: Final = "Lease-Token"  # noqa: S105  # the name of a header; tokens are public
@@ -20,7 +20,7 @@ _MAX_SLOT_DIGITS: Final = 5  # the sender's slot determines the size of a token 
 STALE_TYPE: Final = "urn:leasehold:stale-token"
 
 
-def headers(lease: Shown) -> dict[str, str]:
+def headers(lease: LeaseLike) -> dict[str, str]:
     """The headers that present a lease to a service: `requests.put(url, data, headers=headers(lease))`."""
     token_info = token_for_read(lease)
     result = {TOKEN_HEADER: str(token_info.token)}
@@ -36,7 +36,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _MAX_TOKEN_DIGITS
 
 
-def parse_token_headers(token: str | None, slot: str | None, shared: str | None) -> Pass | None:
+def parse_token_headers(token: str | None, slot: str | None, shared: str | None) -> TokenInfo | None:
     """The token of a request; None if it has none. Raises `ConfigError` if a header is not valid."""
     if token is None:
         return None
@@ -48,7 +48,7 @@ def parse_token_headers(token: str | None, slot: str | None, shared: str | None)
         )
     if shared not in (None, "0", "1"):
         raise ConfigError(f"{SHARED_HEADER} must be 1 for a shared lease, or left out")
-    return Pass(int(token), None if slot is None else int(slot), shared == "1")
+    return TokenInfo(int(token), None if slot is None else int(slot), shared == "1")
 
 
 def stale_problem(error: StaleToken) -> Document:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leasehold.dbapi import Connection
-from leasehold.fences.rules import Shown
+from leasehold.fences.rules import LeaseLike
 from leasehold.fences.sql.column_ops import ColumnOperations
 from leasehold.fences.sql.dialect import check_identifier, fence_dialect
 from leasehold.runtime.base import run_sync
@@ -59,19 +59,19 @@ class SQLColumn(_BaseSQLColumn):
     """Fences rows of a table with a column for the highest token. For blocking DB-API connections; each call is a
     transaction."""
 
-    def claim(self, lease: Shown, key: Any, /) -> None:
+    def claim(self, lease: LeaseLike, key: Any, /) -> None:
         """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
         run_sync(self._db.run_in_transaction(lambda: self.claim_row(lease, key)))
 
-    def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
+    def read(self, lease: LeaseLike, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Columns of a row, to base a write on. Older holders are refused from now on."""
         return run_sync(self._db.run_in_transaction(lambda: self.read_row(lease, key, columns)))
 
-    def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
+    def write(self, lease: LeaseLike, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
         run_sync(self._db.run_in_transaction(lambda: self.write_row(lease, key, values)))
 
-    def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
+    def take(self, lease: LeaseLike, key: Any, /, **amounts: Any) -> bool:
         """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
         return run_sync(self._db.run_in_transaction(lambda: self.take_row(lease, key, amounts)))
 
@@ -79,18 +79,18 @@ class SQLColumn(_BaseSQLColumn):
 class AsyncSQLColumn(_BaseSQLColumn):
     """Like `SQLColumn`, for asyncio connections of psycopg, aiomysql and aiosqlite."""
 
-    async def claim(self, lease: Shown, key: Any, /) -> None:
+    async def claim(self, lease: LeaseLike, key: Any, /) -> None:
         """Only raise the row's highest token. Raises `StaleToken`, as all methods do, or `LookupError` if no row."""
         await self._db.run_in_transaction(lambda: self.claim_row(lease, key))
 
-    async def read(self, lease: Shown, key: Any, /, *columns: str) -> tuple[Any, ...]:
+    async def read(self, lease: LeaseLike, key: Any, /, *columns: str) -> tuple[Any, ...]:
         """Columns of a row, to base a write on. Older holders are refused from now on."""
         return await self._db.run_in_transaction(lambda: self.read_row(lease, key, columns))
 
-    async def write(self, lease: Shown, key: Any, /, **values: Any) -> None:
+    async def write(self, lease: LeaseLike, key: Any, /, **values: Any) -> None:
         """Set columns of a row: `write(lease, "teapot", count=9)`."""
         await self._db.run_in_transaction(lambda: self.write_row(lease, key, values))
 
-    async def take(self, lease: Shown, key: Any, /, **amounts: Any) -> bool:
+    async def take(self, lease: LeaseLike, key: Any, /, **amounts: Any) -> bool:
         """Subtract from columns: `take(lease, "teapot", quantity=1)`. False if not enough is left."""
         return await self._db.run_in_transaction(lambda: self.take_row(lease, key, amounts))

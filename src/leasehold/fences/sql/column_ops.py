@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from leasehold.errors import ConfigError
-from leasehold.fences.rules import NO_TOKEN, Pass, Shown, raise_stale, refuse_slot, token_for_read, token_for_write
+from leasehold.fences.rules import (
+    NO_TOKEN,
+    LeaseLike,
+    TokenInfo,
+    raise_stale,
+    refuse_slot,
+    token_for_read,
+    token_for_write,
+)
 
 _FENCE_COLUMN = "a fence column"
 
@@ -35,16 +43,16 @@ class ColumnOperations(ABC):
     async def read_locked(self, key: Any, columns: Sequence[str], shared: bool) -> Sequence[Any] | None:
         """Lock a row and read its highest token and columns; None if the row is missing."""
 
-    async def claim_row(self, lease: Shown, key: Any) -> None:
+    async def claim_row(self, lease: LeaseLike, key: Any) -> None:
         await self._update_row(lease, key, {}, {})
 
-    async def write_row(self, lease: Shown, key: Any, values: Mapping[str, Any]) -> None:
+    async def write_row(self, lease: LeaseLike, key: Any, values: Mapping[str, Any]) -> None:
         if not values:
             raise ConfigError("write() needs columns to set, such as write(lease, key, count=9)")
         self._refuse_fence_column(values)
         await self._update_row(lease, key, values, {})
 
-    async def take_row(self, lease: Shown, key: Any, amounts: Mapping[str, Any]) -> bool:
+    async def take_row(self, lease: LeaseLike, key: Any, amounts: Mapping[str, Any]) -> bool:
         if not amounts or any(amount < 0 for amount in amounts.values()):
             raise ConfigError("take() needs columns and amounts of at least 0, such as take(lease, key, quantity=1)")
         self._refuse_fence_column(amounts)
@@ -55,7 +63,7 @@ class ColumnOperations(ABC):
         await self._update_row(lease, key, {}, {})  # the caller may decide a write from "not enough": see rule 3
         return False
 
-    async def read_row(self, lease: Shown, key: Any, columns: Sequence[str]) -> tuple[Any, ...]:
+    async def read_row(self, lease: LeaseLike, key: Any, columns: Sequence[str]) -> tuple[Any, ...]:
         if not columns:
             raise ConfigError('read() needs columns to read, such as read(lease, key, "count")')
         token_info = refuse_slot(token_for_read(lease), _FENCE_COLUMN)
@@ -63,7 +71,7 @@ class ColumnOperations(ABC):
             await self._update_row(lease, key, {}, {})
         return tuple((await self._read_checked(lease, token_info, key, columns))[1:])
 
-    async def _update_row(self, lease: Shown, key: Any, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
+    async def _update_row(self, lease: LeaseLike, key: Any, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
         token_info = refuse_slot(token_for_write(lease), _FENCE_COLUMN)
         count = await self.update(key, token_info.token, sets, takes)
         if count == 0:
@@ -71,7 +79,9 @@ class ColumnOperations(ABC):
             count = await self.update(key, token_info.token, sets, takes)
         return count
 
-    async def _read_checked(self, lease: Shown, token_info: Pass, key: Any, columns: Sequence[str]) -> Sequence[Any]:
+    async def _read_checked(
+        self, lease: LeaseLike, token_info: TokenInfo, key: Any, columns: Sequence[str]
+    ) -> Sequence[Any]:
         row = await self.read_locked(key, columns, token_info.shared)
         if row is None:
             self._raise_missing(key)

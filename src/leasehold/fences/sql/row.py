@@ -12,7 +12,15 @@ from typing import Any, TypeAlias
 
 from leasehold.dbapi import Connection, Database, Result, Values
 from leasehold.errors import ConfigError
-from leasehold.fences.rules import NO_TOKEN, Pass, Shown, check_resource, raise_stale, token_for_read, token_for_write
+from leasehold.fences.rules import (
+    NO_TOKEN,
+    LeaseLike,
+    TokenInfo,
+    check_resource,
+    raise_stale,
+    token_for_read,
+    token_for_write,
+)
 from leasehold.fences.sql.dialect import NO_SLOT, SELECT_HIGHEST, TABLE, check_identifier, fence_dialect, sql_schema
 from leasehold.runtime.base import maybe_await, run_sync
 
@@ -20,7 +28,7 @@ Run: TypeAlias = Callable[[str, Values], Awaitable[Result]]
 
 
 async def check_and_raise(
-    run: Run, database: Database, table: str, resource: str, lease: Shown, token_info: Pass
+    run: Run, database: Database, table: str, resource: str, lease: LeaseLike, token_info: TokenInfo
 ) -> None:
     """Compare and raise the highest token in the transaction of `run`. After `StaleToken`, roll back."""
     dialect = fence_dialect(database)
@@ -60,10 +68,10 @@ class _BaseSQLFence:
 
         await self._db.run_in_transaction(work)
 
-    async def _check_and_raise(self, lease: Shown, token_info: Pass) -> None:
+    async def _check_and_raise(self, lease: LeaseLike, token_info: TokenInfo) -> None:
         await check_and_raise(self._db.run, self._db.database, self._table, self.resource, lease, token_info)
 
-    async def _claim(self, lease: Shown) -> None:
+    async def _claim(self, lease: LeaseLike) -> None:
         token_info = token_for_write(lease)
         if self._db.is_autocommit:
             raise ConfigError(
@@ -72,7 +80,7 @@ class _BaseSQLFence:
             )
         await self._check_and_raise(lease, token_info)
 
-    async def _write(self, lease: Shown, statement: str, parameters: Any) -> int:
+    async def _write(self, lease: LeaseLike, statement: str, parameters: Any) -> int:
         token_info = token_for_write(lease)
 
         async def work() -> int:
@@ -84,7 +92,7 @@ class _BaseSQLFence:
 
         return await self._db.run_in_transaction(work)
 
-    async def _read(self, lease: Shown, statement: str, parameters: Any) -> list[Any]:
+    async def _read(self, lease: LeaseLike, statement: str, parameters: Any) -> list[Any]:
         token_info = token_for_read(lease)
 
         async def work() -> list[Any]:
@@ -100,7 +108,7 @@ class _BaseSQLFence:
 class _BaseTransaction:
     """A transaction whose first statement is the fence."""
 
-    def __init__(self, fence: _BaseSQLFence, lease: Shown) -> None:
+    def __init__(self, fence: _BaseSQLFence, lease: LeaseLike) -> None:
         self._fence, self._lease, self._db = fence, lease, fence._db
 
     async def _enter(self) -> Any:
@@ -149,20 +157,20 @@ class SQLFence(_BaseSQLFence):
         """Create the fence table if it does not exist. Several processes may do so at once."""
         run_sync(self._create())
 
-    def claim(self, lease: Shown) -> None:
+    def claim(self, lease: LeaseLike) -> None:
         """Raise the highest token as the first statement of your own transaction; it is committed with it. After
         `StaleToken`, roll back. It must be the first, because MySQL at repeatable read repeats earlier reads."""
         run_sync(self._claim(lease))
 
-    def read(self, lease: Shown, statement: str, parameters: Any = None) -> list[Any]:
+    def read(self, lease: LeaseLike, statement: str, parameters: Any = None) -> list[Any]:
         """The rows of a query, to base a write on. Older holders are refused from now on. Runs its own transaction."""
         return run_sync(self._read(lease, statement, parameters))
 
-    def write(self, lease: Shown, statement: str, parameters: Any = None) -> int:
+    def write(self, lease: LeaseLike, statement: str, parameters: Any = None) -> int:
         """Run a statement in its own transaction, commit it, and return how many rows it matched."""
         return run_sync(self._write(lease, statement, parameters))
 
-    def transaction(self, lease: Shown) -> Transaction:
+    def transaction(self, lease: LeaseLike) -> Transaction:
         """`with fence.transaction(lease) as cursor:` runs any statements; commits, or rolls back on an error."""
         return Transaction(self, lease)
 
@@ -174,18 +182,18 @@ class AsyncSQLFence(_BaseSQLFence):
         """Create the fence table if it does not exist. Several processes may do so at once."""
         await self._create()
 
-    async def claim(self, lease: Shown) -> None:
+    async def claim(self, lease: LeaseLike) -> None:
         """Raise the highest token as the first statement of your own transaction; see `SQLFence.claim`."""
         await self._claim(lease)
 
-    async def read(self, lease: Shown, statement: str, parameters: Any = None) -> list[Any]:
+    async def read(self, lease: LeaseLike, statement: str, parameters: Any = None) -> list[Any]:
         """The rows of a query, to base a write on. Older holders are refused from now on. Runs its own transaction."""
         return await self._read(lease, statement, parameters)
 
-    async def write(self, lease: Shown, statement: str, parameters: Any = None) -> int:
+    async def write(self, lease: LeaseLike, statement: str, parameters: Any = None) -> int:
         """Run a statement in its own transaction, commit it, and return how many rows it matched."""
         return await self._write(lease, statement, parameters)
 
-    def transaction(self, lease: Shown) -> AsyncTransaction:
+    def transaction(self, lease: LeaseLike) -> AsyncTransaction:
         """`async with fence.transaction(lease) as cursor:` runs any statements; commits, or rolls back on an error."""
         return AsyncTransaction(self, lease)
