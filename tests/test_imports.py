@@ -56,7 +56,10 @@ ALLOWED = {
         "core",
         "dbapi",
         "engines.base",
+        "engines.etcd",  # stores use the connections of the engines
+        "engines.redis",
         "engines.sqlite.location",  # both resolve file paths the same way
+        "engines.zookeeper",
         "errors",
         "events",
         "model",

@@ -18,8 +18,10 @@ from leasehold.testing.conformance.suite import rig_or_skip
 from leasehold.testing.conformance.unified_client import UnifiedClient
 from tests.support.bursts import CALLERS, failures, in_tasks, in_threads
 
-KEEP_RECORDS = ["memory", "sqlite", "postgresql", "redis"]
-ENGINES = [*KEEP_RECORDS, "mysql", "etcd", "zookeeper", "redlock"]
+# The user of MySQL's rig may not create tables, and Redlock keeps no records.
+WITHOUT_STORE = ["mysql", "redlock"]
+KEEP_RECORDS = ["memory", "sqlite", "postgresql", "redis", "redis-sentinel", "redis-cluster", "etcd", "zookeeper"]
+ENGINES = [*KEEP_RECORDS, *WITHOUT_STORE]
 
 _MOVES = {"new": {"paid"}}
 
@@ -36,7 +38,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 @pytest.fixture
 def store(rig: Rig, tmp_path) -> str | None:
     """For `store=`: None where the client of the rig can keep records at its own URL."""
-    return None if rig.scheme in KEEP_RECORDS else f"sqlite://{tmp_path}/records.db"
+    return f"sqlite://{tmp_path}/records.db" if rig.scheme in WITHOUT_STORE else None
 
 
 # ------------------------------------------------------------------- the calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ClassVar, Protocol
 
@@ -18,7 +18,7 @@ from leasehold.engines.base import Opener
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
 from leasehold.model import Claim, Holding, Traits
-from leasehold.runtime.base import Runtime
+from leasehold.runtime.base import Runtime, maybe_await
 
 _CORES: dict[int, weakref.ref[ClientCore]] = {}  # every client core of this process, for the fork hook
 
@@ -28,7 +28,7 @@ class Engines(Protocol):
 
 
 class Closable(Protocol):
-    def close(self) -> None: ...
+    def close(self) -> Awaitable[None] | None: ...
 
 
 class BaseClient:
@@ -75,6 +75,12 @@ class BaseClient:
     def __del__(self) -> None:
         if core := getattr(self, "_core", None):
             core.stop_when_idle()
+
+    def _sibling(self, url: str) -> BaseClient:
+        """A client of the same kind for another URL, even if a subclass has other arguments."""
+        client = BaseClient.__new__(type(self))
+        BaseClient.__init__(client, url, call_timeout=self._options.call_timeout)
+        return client
 
     @property
     def traits(self) -> Traits:
@@ -132,7 +138,7 @@ class BaseClient:
     async def _close(self) -> None:
         await self._core.close()
         for store in self._open_stores.values():
-            store.close()
+            await maybe_await(store.close())
 
 
 def semaphore_shape(limit: int) -> Shape:

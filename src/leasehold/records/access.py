@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 from leasehold.client.base import BaseClient
 from leasehold.client.core import ClientCore
 from leasehold.client.lock import BaseLock, Shape
-from leasehold.config import EngineConfig, LockArguments
+from leasehold.config import LockArguments
 from leasehold.core import timing
 from leasehold.core.names import MAX_NAME_BYTES, encode
 from leasehold.errors import ConfigError, Unavailable
@@ -98,8 +98,7 @@ def open_records(client: BaseClient, store: Store | str | None) -> RecordAccess:
     store_url = _CLIENT_URL if store is None else store
     open_store = client._open_stores.get(store_url)
     if open_store is None:
-        config = core.config if store is None else EngineConfig.parse(store, core.options.call_timeout)
-        opened = stores.open_store(config, core.runtime, same_url=store is None)
+        opened = stores.open_store(client, store)
         open_store = client._open_stores.setdefault(store_url, opened)  # another thread may have been faster
     return RecordAccess(core, cast(Store, open_store))
 

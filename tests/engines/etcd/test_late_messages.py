@@ -54,7 +54,7 @@ def test_attempt_that_arrives_after_its_release_is_refused(url, member, make_dri
         driver.attempt(claim)
     driver.release(claim)
     with pytest.raises(LeaseNotFound):
-        run_sync(driver.engine._rpc.call(messages.TXN, late[0], driver.deadline()))
+        run_sync(driver.engine.rpc.call(messages.TXN, late[0], driver.deadline()))
     assert claims() == {}
     held = driver.acquire(driver.claim())
     assert len(claims()) == 1
@@ -71,7 +71,7 @@ def test_late_release_does_not_end_another_claim(url, member, make_driver) -> No
     driver.release(first)
     second = driver.acquire(driver.claim())
     assert driver.engine._client_state.claim_states[second.id_hash].queue_key.key == claim_state.queue_key.key
-    assert not run_sync(driver.engine._rpc.call(messages.TXN, late, driver.deadline())).succeeded
+    assert not run_sync(driver.engine.rpc.call(messages.TXN, late, driver.deadline())).succeeded
     assert isinstance(driver.renew(second), Alive)
 
 

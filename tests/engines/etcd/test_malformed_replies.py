@@ -282,11 +282,11 @@ def test_server_error_message_is_truncated_and_sanitized() -> None:
 def test_connection_out_of_stream_ids_is_replaced(make_driver, url) -> None:
     driver = make_driver(url)
     driver.release(driver.acquire(driver.claim()))
-    first = driver.engine._rpc._connection
+    first = driver.engine.rpc._connection
     first._next_stream_id = frames.MAX_INT31 - 2
     for _ in range(3):
         driver.release(driver.acquire(driver.claim()))
-    assert driver.engine._rpc._connection is not first
+    assert driver.engine.rpc._connection is not first
 
 
 def test_write_to_a_slow_reader_works_on_a_high_file_descriptor() -> None:

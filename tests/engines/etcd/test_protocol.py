@@ -125,7 +125,7 @@ def test_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, make_driv
     original, rng, garbling = RpcClient._decode_reply, random.Random(7), [False]
 
     def decode_reply(self, method, payloads):
-        if garbling[0] and self is other.engine._rpc:
+        if garbling[0] and self is other.engine.rpc:
             payloads = [garble(message, rng) for message in payloads]
         return original(self, method, payloads)
 

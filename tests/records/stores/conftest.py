@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from leasehold.config import EngineConfig
+from leasehold import AsyncClient, Client
 from leasehold.records import stores
 from leasehold.runtime.base import maybe_await, run_sync
-from leasehold.runtime.loop import Loop
-from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.rig import Absent
 from tests.support import record_databases, record_servers
 
-KINDS = ["memory", "sqlite", "redis", "postgresql", "mysql"]
+# Stores on servers, and of these the ones whose records survive a restart of the server.
+PERSISTENT = ["redis", "etcd", "zookeeper", "postgresql", "mysql"]
+SERVERS = [*PERSISTENT, "redis+sentinel", "redis+cluster"]
+KINDS = ["memory", "sqlite", *SERVERS]
 
 
 @pytest.fixture
@@ -42,7 +43,8 @@ def url_of(server: Callable[[str], Any], tmp_path: Path) -> Callable[[str], str]
             return f"memory://{tmp_path}"
         if kind == "sqlite":
             return f"sqlite://{tmp_path}/records.db"
-        return str(server(kind).url())
+        server(kind)
+        return record_servers.url(kind)
 
     return url
 
@@ -64,16 +66,23 @@ class StoreRunner:
     """One store in one runtime. Every call is awaited; in blocking mode none suspends."""
 
     def __init__(self, url: str, mode: str, call_timeout: float = 5.0) -> None:
-        self.mode = mode
-        self.runtime = Threads() if mode == "blocking" else Loop()
-        self.store = stores.open_store(EngineConfig.parse(url, call_timeout), self.runtime, same_url=False)
-        self.seconds = call_timeout
+        self.mode, self.seconds = mode, call_timeout
+        self.client = (Client if mode == "blocking" else AsyncClient)("memory://", call_timeout=call_timeout)
+        self.runtime = self.client._core.runtime
+        self.store: Any = stores.open_store(self.client, url)
 
     async def read(self, key: str) -> Any:
         return await maybe_await(self.store.read(key, self.seconds))
 
     async def write(self, key: str, record: Any, expected_version: str = "", keep: float | None = None) -> bool:
         return await maybe_await(self.store.write(key, record, expected_version, keep, self.seconds))
+
+    def close(self) -> None:
+        self.run(self._close())
+
+    async def _close(self) -> None:
+        await maybe_await(self.store.close())
+        await maybe_await(self.client.close())
 
     def run(self, coroutine: Awaitable[Any]) -> Any:
         return run_sync(coroutine) if self.mode == "blocking" else asyncio.run(coroutine)  # type: ignore[arg-type]
@@ -99,8 +108,7 @@ def open_runner() -> Iterator[Callable[..., StoreRunner]]:
 
     yield make
     for runner in runners:
-        runner.store.close()
-        runner.runtime.close()
+        runner.close()
 
 
 @pytest.fixture

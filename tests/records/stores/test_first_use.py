@@ -7,10 +7,7 @@ from functools import partial
 import pytest
 
 from leasehold import AsyncClient, Client
-from leasehold.config import EngineConfig
-from leasehold.records import stores
 from leasehold.records.stores.sql import TABLE, SqlStore
-from leasehold.runtime.threads import Threads
 from tests.support.bursts import failures, in_tasks, in_threads
 
 MOVES = {"new": {"paid"}}
@@ -30,13 +27,13 @@ BURSTS = [["once"], list(CALLS)]  # the twenty callers take turns
 
 
 @pytest.fixture
-def url(kind, url_of):
+def url(kind, url_of, open_runner):
     """Of a store without a table."""
     found = url_of(kind)
-    with closing(stores.open_store(EngineConfig.parse(found, 5.0), Threads(), same_url=False)) as store:
-        if isinstance(store, SqlStore):
-            with closing(store.connect(5.0)) as connection:
-                connection.cursor().execute(f"drop table if exists {TABLE}")
+    store = open_runner(found).store
+    if isinstance(store, SqlStore):
+        with closing(store.connect(5.0)) as connection:
+            connection.cursor().execute(f"drop table if exists {TABLE}")
     return found
 
 

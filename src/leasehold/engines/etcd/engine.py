@@ -32,7 +32,8 @@ class EtcdEngine:
 
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, client_state: EtcdClientState) -> None:
         self._runtime, self._registry, self._client_state = runtime, registry, client_state
-        self._rpc = RpcClient(client_state.url, runtime, client_state.login)
+        self.root = client_state.url.root
+        self.rpc = RpcClient(client_state.url, runtime, client_state.login)
         registry.engines.add(self)
 
     @property
@@ -51,7 +52,7 @@ class EtcdEngine:
         waiter = self._registry.waiting.get(claim.id_hash)
         notified = waiter is not None and waiter.woken
         self._client_state.check_history()
-        attempt = EtcdAttempt(self._client_state, self._rpc, self._runtime, claim, deadline)
+        attempt = EtcdAttempt(self._client_state, self.rpc, self._runtime, claim, deadline)
         if claim.queue:
             # Before the request is sent (E4), but after `check_history`: a claim that is refused there is no waiter.
             self._registry.add_waiter(claim, self._runtime)
@@ -74,7 +75,7 @@ class EtcdEngine:
         for begin in range(0, len(claims), _RENEW_BATCH):
             batch = claims[begin : begin + _RENEW_BATCH]
             try:
-                replies += await EtcdRenewal(self._client_state, self._rpc, self._runtime, batch, deadline).run()
+                replies += await EtcdRenewal(self._client_state, self.rpc, self._runtime, batch, deadline).run()
             except LeaseholdError as error:
                 unavailable = error if isinstance(error, Unavailable) else Unavailable(str(error), engine="etcd")
                 replies += [unavailable] * len(batch)
@@ -85,7 +86,7 @@ class EtcdEngine:
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         self._registry.remove_waiter(claim.id_hash)
         try:
-            return await EtcdRelease(self._client_state, self._rpc, self._runtime, claim, deadline).run()
+            return await EtcdRelease(self._client_state, self.rpc, self._runtime, claim, deadline).run()
         except ConfigError as error:  # etcd permitted this when the claim was granted, and may permit it again
             raise Unavailable(str(error), engine="etcd") from error
         except messages.MalformedReply as error:
@@ -93,19 +94,19 @@ class EtcdEngine:
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         try:
-            return await break_grant(self._client_state, self._rpc, namespace, name, token, deadline)
+            return await break_grant(self._client_state, self.rpc, namespace, name, token, deadline)
         except messages.MalformedReply as error:
             raise _to_unavailable(error) from error
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         return await list_holdings(
-            self._client_state, self._rpc, namespace, prefix, exact, self._runtime.wall(), deadline
+            self._client_state, self.rpc, namespace, prefix, exact, self._runtime.wall(), deadline
         )
 
     async def ping(self, deadline: float) -> None:
         try:
-            self._client_state.base = await read_base(self._client_state, self._rpc, self._runtime, deadline)
-            listed = await self._rpc.call(messages.MEMBERS, messages.EmptyMessage(), deadline)
+            self._client_state.base = await read_base(self._client_state, self.rpc, self._runtime, deadline)
+            listed = await self.rpc.call(messages.MEMBERS, messages.EmptyMessage(), deadline)
         except messages.MalformedReply as error:
             raise _to_unavailable(error) from error
         self._client_state.member_count = max(1, len(listed.members))
@@ -115,7 +116,7 @@ class EtcdEngine:
         restored from a snapshot. Returns the number after which tokens now begin."""
         key = queue.base_key(self._client_state.url.root)
         while True:
-            (found,) = (await self._rpc.call(messages.RANGE, messages.RangeRequest(key), deadline)).kvs or (
+            (found,) = (await self.rpc.call(messages.RANGE, messages.RangeRequest(key), deadline)).kvs or (
                 messages.KeyValue(key),
             )
             old = int(found.value) if found.value.isdigit() else 0
@@ -123,7 +124,7 @@ class EtcdEngine:
             self._client_state.parse_base(b"%d" % new)
             unchanged = messages.Compare(messages.EQUAL, messages.MOD, key, mod_revision=found.mod_revision)
             txn = messages.TxnRequest((unchanged,), (messages.RequestOp(put=messages.PutRequest(key, b"%d" % new)),))
-            if (await self._rpc.call(messages.TXN, txn, deadline)).succeeded:
+            if (await self.rpc.call(messages.TXN, txn, deadline)).succeeded:
                 return new
 
     def forget(self, claim: Claim) -> None:
@@ -136,14 +137,14 @@ class EtcdEngine:
             self._registry.retry_release(claim)
 
     def after_fork(self) -> None:
-        self._rpc.after_fork()
+        self.rpc.after_fork()
         self._client_state.after_fork()
 
     async def close(self) -> None:
         if self._registry.remove_engine(self):
             self._client_state.watcher.close()
-            await self._client_state.leases.close(self._rpc, self._runtime.now() + _CLOSE_TIMEOUT)
-        self._rpc.close()
+            await self._client_state.leases.close(self.rpc, self._runtime.now() + _CLOSE_TIMEOUT)
+        self.rpc.close()
 
 
 def _to_unavailable(error: messages.MalformedReply) -> Unavailable:

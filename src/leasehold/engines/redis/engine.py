@@ -42,7 +42,7 @@ class RedisEngine:
         self._topology, self._subscriptions = deployment.make_topology(runtime), deployment.subscriptions
         self._requests = RedisRequests(self._topology.pubsub_commands, registry.client_id)
         self._scripts = self._requests.scripts
-        self._executor = Executor(runtime, self._topology, deployment.options.min_replicas)
+        self.executor = Executor(runtime, self._topology, deployment.options.min_replicas)
         self._never_executed: set[str] = set()  # id hashes of attempts that no server executed
         registry.engines.add(self)
 
@@ -71,7 +71,7 @@ class RedisEngine:
             subscription.start()
         packed = self._requests.attempt(keys, claim)
         try:
-            if self._executor.min_replicas:
+            if self.executor.min_replicas:
                 compensation = partial(self._compensation, claim)
                 call = ScriptCall(
                     keys.tag,
@@ -83,7 +83,7 @@ class RedisEngine:
                     confirm=True,
                 )
                 return await self._attempt_confirmed(claim, call, subscription)
-            reply = self._executor.execute(
+            reply = self.executor.execute(
                 keys.tag,
                 self._scripts.attempt,
                 packed,
@@ -104,7 +104,7 @@ class RedisEngine:
 
     async def _attempt_confirmed(self, claim: Claim, call: ScriptCall, subscription: Subscription) -> Grant | Busy:
         """An attempt with `min_replicas`: a grant that too few replicas have confirmed does not count."""
-        reply, confirmed = await self._executor.execute_with_retries(call)
+        reply, confirmed = await self.executor.execute_with_retries(call)
         answer = protocol.decode_attempt(claim, reply)
         if isinstance(answer, Grant) and not confirmed:
             raise self._unconfirmed_error()
@@ -141,7 +141,7 @@ class RedisEngine:
         ]
         answers: list[Alive | Gone | Unavailable] = [Unavailable("renewal not sent", engine="redis")] * len(claims)
         for indexes, (_, name_claims), result in zip(
-            names.values(), work, await self._executor.execute_batch(calls), strict=True
+            names.values(), work, await self.executor.execute_batch(calls), strict=True
         ):
             for index, answer in zip(indexes, self._decode_renewals(name_claims, result), strict=True):
                 answers[index] = answer
@@ -167,7 +167,7 @@ class RedisEngine:
         self._registry.remove_waiter(claim.id_hash)
         keys = self._requests.name_keys(claim.namespace, claim.name)
         try:
-            reply = self._executor.execute(
+            reply = self.executor.execute(
                 keys.tag, self._scripts.release, self._requests.release(keys, claim), deadline
             )
             if reply.__class__ is CoroutineType:
@@ -181,8 +181,8 @@ class RedisEngine:
         packed, connections = self._requests.break_(keys, token), self._topology.connections(keys.tag)
         if connections is not None:  # a break is not retried: first replace a connection the server closed for idling
             with suppress(Unreachable):
-                await self._executor.send_to(connections, encode_command("PING"), deadline)
-        reply = self._executor.execute(keys.tag, self._scripts.break_, packed, deadline, retries_left=0)
+                await self.executor.send_to(connections, encode_command("PING"), deadline)
+        reply = self.executor.execute(keys.tag, self._scripts.break_, packed, deadline, retries_left=0)
         return protocol.decode_bool(await maybe_await(reply))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
@@ -202,7 +202,7 @@ class RedisEngine:
             ScriptCall(name.tag, self._scripts.inspect, self._requests.inspect(name), deadline) for name in all_keys
         ]
         found: list[Holding] = []
-        for name, result in zip(names, await self._executor.execute_batch(calls), strict=True):
+        for name, result in zip(names, await self.executor.execute_batch(calls), strict=True):
             if isinstance(result, LeaseholdError):
                 raise result
             found += protocol.decode_holdings(namespace, name, result.reply)
@@ -216,14 +216,14 @@ class RedisEngine:
             packed = encode_command(
                 "SCAN", cursor, "MATCH", protocol.scan_pattern(namespace, prefix), "COUNT", _SCAN_COUNT
             )
-            cursor, names = protocol.decode_scan(await self._executor.send_to(connections, packed, deadline))
+            cursor, names = protocol.decode_scan(await self.executor.send_to(connections, packed, deadline))
             found.update(name for space, name in names if space == namespace)
             if cursor == b"0":
                 return found
 
     async def ping(self, deadline: float) -> None:
         for connections in await self._topology.all_connections(deadline):
-            await self._executor.send_to(connections, encode_command("PING"), deadline)
+            await self.executor.send_to(connections, encode_command("PING"), deadline)
 
     def forget(self, claim: Claim) -> None:
         if claim.id_hash in self._never_executed:  # nothing to release
@@ -265,7 +265,7 @@ class RedisEngine:
         )
 
     def _unconfirmed_error(self) -> Unavailable:
-        min_replicas = self._executor.min_replicas
+        min_replicas = self.executor.min_replicas
         return Unavailable(
             f"the Redis server could not confirm that {min_replicas} of its replicas have this write", engine="redis"
         )

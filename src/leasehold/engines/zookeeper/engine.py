@@ -41,7 +41,7 @@ class ZookeeperEngine:
     listening = True  # a watch needs no connection of its own, so every claim that may wait joins the queue at once
 
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, session: ZookeeperSession) -> None:
-        self._runtime, self._registry, self._session = runtime, registry, session
+        self._runtime, self._registry, self.session = runtime, registry, session
         self.traits = TRAITS
         registry.engines.add(self)
 
@@ -53,7 +53,7 @@ class ZookeeperEngine:
             self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
 
         async def run() -> Grant | Busy:
-            return await ZookeeperAttempt(self._session, self._runtime, claim, asked_at, deadline).run(woken)
+            return await ZookeeperAttempt(self.session, self._runtime, claim, asked_at, deadline).run(woken)
 
         return await self._retry_until(deadline, run)
 
@@ -92,7 +92,7 @@ class ZookeeperEngine:
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         async def once() -> bool:
-            parent = queue_path(self._session, namespace, name)
+            parent = queue_path(self.session, namespace, name)
             reads = (Sync(parent), GetChildren(parent, None), GetData(self._base_path, None))
             _, children, base = await self._pipeline(deadline, *reads)
             offset = nodes.parse_base((base.get(NoNodeError) or (b"0", None))[0])
@@ -109,7 +109,7 @@ class ZookeeperEngine:
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         async def once() -> list[Holding]:
-            return await list_holdings(self._session, self._runtime, namespace, prefix, exact, deadline)
+            return await list_holdings(self.session, self._runtime, namespace, prefix, exact, deadline)
 
         return await self._retry_until(deadline, once)
 
@@ -143,7 +143,7 @@ class ZookeeperEngine:
                 new = max(floor, old := nodes.parse_base(data))
                 if stat is not None and new == old:
                     return old
-                text, acl = str(new).encode(), self._session.url.acl
+                text, acl = str(new).encode(), self.session.url.acl
                 if stat is None:
                     (done,) = await self._pipeline(deadline, Create2(self._base_path, text, acl, 0))
                 else:
@@ -151,37 +151,37 @@ class ZookeeperEngine:
                 if done.get(BadVersionError, NodeExistsError, NoNodeError) is not None:
                     return new
                 if isinstance(done.error, NoNodeError):
-                    await create_root(self._session, self._runtime, deadline)
+                    await create_root(self.session, self._runtime, deadline)
 
         return await self._retry_until(deadline, once)
 
     def forget(self, claim: Claim) -> None:
-        own_node = self._session.own_nodes.get(claim.id_hash)
-        if own_node is None and claim.id_hash not in self._session.unconfirmed:
+        own_node = self.session.own_nodes.get(claim.id_hash)
+        if own_node is None and claim.id_hash not in self.session.unconfirmed:
             self._registry.remove_waiter(claim.id_hash)  # every request was answered, and the claim has no node
             return
         self._registry.retry_release(claim)  # first: if this method is interrupted, the release is still pending
         self._registry.remove_waiter(claim.id_hash)
         if own_node is not None:  # otherwise the watchdog has to find the node first
-            self._session.delete_nowait(
+            self.session.delete_nowait(
                 claim.id_hash, own_node, lambda: self._registry.pending_releases.pop(claim.id_hash, None)
             )
 
     def after_fork(self) -> None:
-        self._session.after_fork()
+        self.session.after_fork()
 
     async def close(self) -> None:
         if self._registry.remove_engine(self):
-            await self._session.close(self._runtime)
+            await self.session.close(self._runtime)
 
     # -------------------------------------------------------------- requests
 
     @property
     def _base_path(self) -> str:
-        return self._session.url.chroot + TOKEN_BASE
+        return self.session.url.chroot + TOKEN_BASE
 
     async def _pipeline(self, deadline: float, *requests: Any) -> list[Reply]:
-        return await self._session.pipeline(self._runtime, requests, deadline)
+        return await self.session.pipeline(self._runtime, requests, deadline)
 
     async def _retry_until(self, deadline: float, verb: Callable[[], Awaitable[T]]) -> T:
         """Run a verb again each time the connection is lost, until the deadline."""
@@ -198,7 +198,7 @@ class ZookeeperEngine:
         """One pipeline for all claims: a write to each held node, which proves that the node exists and restarts its
         ttl, and a list of each queue in which claims wait."""
         asked_at = self._runtime.now()
-        session, replies = self._session, dict[int, Alive | Gone | Unavailable]()
+        session, replies = self.session, dict[int, Alive | Gone | Unavailable]()
         held: list[tuple[int, OwnNode, float]] = []
         queued: list[tuple[int, OwnNode, str]] = []
         for index, claim in enumerate(claims):
@@ -231,20 +231,20 @@ class ZookeeperEngine:
 
     def _held_answer(self, own_node: OwnNode, asked_at: float, life: float, stat: Any) -> Alive | Gone:
         if stat is None:
-            self._session.forget_node(own_node.claim.id_hash)
+            self.session.forget_node(own_node.claim.id_hash)
             return Gone("expired" if asked_at >= own_node.until else "broken")
         own_node.until = max(own_node.until, asked_at + life)
-        return Alive(max(0.0, self._session.trusted_until(own_node) - asked_at))
+        return Alive(max(0.0, self.session.trusted_until(own_node) - asked_at))
 
     def _queued_answer(self, own_node: OwnNode, queue: NodeQueue) -> Alive | Gone:
         """A queued claim lives as long as its session. A position of None means that it may claim the name now."""
         if (index := queue.index(own_node.name)) is None:
-            self._session.forget_node(own_node.claim.id_hash)
+            self.session.forget_node(own_node.claim.id_hash)
             return Gone("unknown")
-        return Alive(self._session.expiry.timeout, None if queue.holds(index) else queue.position(index))
+        return Alive(self.session.expiry.timeout, None if queue.holds(index) else queue.position(index))
 
     async def _release(self, claim: Claim, deadline: float) -> bool:
-        session = self._session
+        session = self.session
         own_node = session.own_nodes.get(claim.id_hash)
         if own_node is not None and claim.id:
             (deleted,) = await self._pipeline(deadline, Delete(own_node.path, -1))

@@ -9,16 +9,16 @@ A module is imported on first use, so a driver that is not needed is never loade
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final, Protocol, cast
 
 from leasehold import dbapi
+from leasehold.client.base import BaseClient
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError
 from leasehold.records.store import Record, Store
-from leasehold.runtime.base import Runtime
 
 __all__ = ["BUILT_IN", "Record", "Store", "open_store", "schema", "within"]
 
@@ -28,6 +28,12 @@ BUILT_IN: Final[dict[str, str]] = {
     "redis": "leasehold.records.stores.redis",
     "rediss": "leasehold.records.stores.redis",
     "redis+unix": "leasehold.records.stores.redis",
+    "redis+sentinel": "leasehold.records.stores.redis",
+    "redis+cluster": "leasehold.records.stores.redis",
+    "etcd": "leasehold.records.stores.etcd",
+    "etcds": "leasehold.records.stores.etcd",
+    "zk": "leasehold.records.stores.zookeeper",
+    "zookeeper": "leasehold.records.stores.zookeeper",
     "postgresql": "leasehold.records.stores.postgresql",
     "postgres": "leasehold.records.stores.postgresql",
     "mysql": "leasehold.records.stores.mysql",
@@ -39,30 +45,38 @@ EXTRAS: Final[dict[str, str]] = {
     "leasehold.records.stores.redis": "redis",
     "leasehold.records.stores.postgresql": "postgresql",
     "leasehold.records.stores.mysql": "mysql",
+    "leasehold.records.stores.zookeeper": "zookeeper",
 }
 
 
 class ClosableStore(Store, Protocol):
     """A store with its own connections."""
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Close the connections."""
 
 
-def open_store(config: EngineConfig, runtime: Runtime, *, same_url: bool) -> ClosableStore:
-    """The store that a URL names. `same_url`: the URL is that of an engine, and its other options are ignored."""
+def open_store(client: BaseClient, url: str | None) -> ClosableStore:
+    """The store that a URL names, for this client. None: at the client's own URL, whose other options are ignored."""
+    core = client._core
+    config = core.config if url is None else EngineConfig.parse(url, core.options.call_timeout)
     module = _module(config)
-    if not same_url:
-        return cast(ClosableStore, module.open(config, runtime))
+    if hasattr(module, "open_on_engine"):
+        return cast(ClosableStore, module.open_on_engine(client, url))
+    if url is not None:
+        return cast(ClosableStore, module.open(config, core.runtime))
     config = replace(config, options={name: text for name, text in config.options.items() if name in module.OPTIONS})
-    return cast(ClosableStore, getattr(module, "open_for_engine", module.open)(config, runtime))
+    return cast(ClosableStore, getattr(module, "open_for_engine", module.open)(config, core.runtime))
 
 
 def _module(config: EngineConfig) -> Any:
     name = BUILT_IN.get(config.scheme)
     if name is None:
         known = ", ".join(f"{scheme}://" for scheme in sorted(BUILT_IN))
-        raise ConfigError(f"{config.scheme}:// keeps no records: pass store= with one of {known}, or your own store")
+        raise ConfigError(
+            f'{config.scheme}:// keeps no records: pass store="postgresql://host/database", or another URL of {known}; '
+            "or a store of your own"
+        )
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -1,0 +1,51 @@
+"""Stores on the connections of an engine: Redis, etcd, ZooKeeper.
+
+The engine takes care of deadlines, event loops, forks and closing. A store of the client's own URL uses the engine of
+the client; a store of another URL has a client of its own, which takes no locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, ClassVar, Final
+
+from leasehold.client.base import BaseClient
+from leasehold.client.core import ClientCore
+from leasehold.errors import ConfigError
+from leasehold.records.store import Record
+
+_VERSION_LENGTH: Final = 32  # characters in front of the data
+
+
+class EngineStore:
+    engine_type: ClassVar[type[Any]]
+
+    def __init__(self, core: ClientCore, own_client: BaseClient | None = None) -> None:
+        """`own_client`: the client of `core`, if it is the store's own."""
+        self._core, self._own_client = core, own_client
+        self._runtime = core.runtime
+
+    @classmethod
+    def open(cls, client: BaseClient, url: str | None) -> EngineStore:
+        """The store of this URL; None: of the client's own. Raises `ConfigError` if the URL is not valid."""
+        core = client._core
+        if url is None and isinstance(core.engine_unless_closed(), cls.engine_type):
+            return cls(core)
+        own_client = client._sibling(core.config.url if url is None else url)
+        return cls(own_client._core, own_client)
+
+    def _engine(self) -> Any:
+        return self._core.engine()
+
+    def close(self) -> Awaitable[None] | None:
+        return None if self._own_client is None else self._own_client._close()
+
+
+def encode_record(record: Record) -> bytes:
+    return record.version.encode("ascii") + record.data
+
+
+def parse_record(value: bytes) -> Record:
+    if len(value) < _VERSION_LENGTH or not value[:_VERSION_LENGTH].isalnum():
+        raise ConfigError("what is stored under this key is not a record: did another program write it?")
+    return Record(value[:_VERSION_LENGTH].decode("ascii"), value[_VERSION_LENGTH:])

@@ -1,0 +1,284 @@
+"""Stores on the connections of an engine: lost answers, moved records, and what a record leaves behind."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+from kazoo.client import KazooClient
+
+from harness.rigs import etcd, redis_ha, zookeeper
+from harness.servers.process import poll
+from harness.servers.redis import RedisServer
+from leasehold import AsyncClient, Client, ConfigError, Unavailable
+from leasehold.records.access import RecordAccess, open_records
+from leasehold.records.store import Record
+from leasehold.runtime.base import run_sync
+from tests.records.stores.conftest import SERVERS
+
+ENGINE_STORES = ["redis", "redis+sentinel", "redis+cluster", "etcd", "zookeeper"]
+
+
+def record(data: bytes = b"data") -> Record:
+    return Record(os.urandom(16).hex(), data)
+
+
+# ------------------------------------------------------------- lost answers
+
+
+@pytest.mark.parametrize("existing", ["", "there"])
+@pytest.mark.parametrize("which", SERVERS)
+def test_write_with_lost_answer_is_recognised(which, existing, server, url_of, open_runner, key, monkeypatch):
+    """The write is applied, its answer is lost, and the same write is sent again."""
+    path, other, version = server(which).path(), open_runner(url_of(which)), os.urandom(16)
+    with closing(path):
+        runner = open_runner(path.url, call_timeout=2.0)
+        access = RecordAccess(runner.client._core, runner.store)
+        first = run_sync(access.swap(key, b"first", None, None if existing else 0.001))  # also loads scripts
+        if not existing:
+            poll(lambda: run_sync(runner.read(key)) is None, 60, lambda: "the first record has expired")
+            first = None
+
+        def lose_answers(from_client, data):
+            if from_client and version.hex().encode() in data:
+                for proxy in path.proxies:
+                    proxy.watch = None
+                    proxy.lose_answers()
+
+        for proxy in path.proxies:
+            proxy.watch = lose_answers
+        monkeypatch.setattr(access.core.runtime, "random_bytes", lambda _: version)
+        result: list[object] = []
+        swap = threading.Thread(target=lambda: result.append(run_sync(access.swap(key, b"new", first, 100.0))))
+        swap.start()
+        expected = Record(version.hex(), b"new")
+        poll(lambda: run_sync(other.read(key)) == expected, 60, lambda: "the write is applied")
+        assert result == []
+        path.restore()
+        swap.join(60)
+        assert result == [expected]
+
+
+@pytest.mark.parametrize("which", ENGINE_STORES)
+def test_repeated_write_is_the_same_write(which, url_of, open_runner, key):
+    """A store that applied a write before its answer was lost must not take itself for another writer."""
+    runner, first, second = open_runner(url_of(which)), record(b"first"), record(b"second")
+    for _ in range(2):
+        assert run_sync(runner.write(key, first, keep=100.0))
+    for _ in range(2):
+        assert run_sync(runner.write(key, second, first.version, keep=100.0))
+    assert not run_sync(runner.write(key, first)), "replaced meanwhile"
+    assert run_sync(runner.read(key)) == second
+
+
+@pytest.mark.parametrize("which", ENGINE_STORES)
+def test_value_of_another_program_is_refused(which, url_of, open_runner, key, monkeypatch):
+    runner = open_runner(url_of(which))
+    for module in (f"leasehold.records.stores.{name}" for name in ("redis", "etcd", "zookeeper")):
+        monkeypatch.setattr(f"{module}.encode_record", lambda _: b"something else, which has more than 32 characters")
+    assert run_sync(runner.write(key, record()))
+    with pytest.raises(ConfigError, match="not a record"):
+        run_sync(runner.read(key))
+
+
+# ---------------------------------------------------- the client's own engine
+
+
+@pytest.mark.parametrize("which", ENGINE_STORES)
+def test_store_of_the_same_url_uses_the_engine_of_the_client(which, url_of):
+    with Client(url_of(which)) as client:
+        store = open_records(client, None).store
+        assert store._engine() is client._core.engine()
+        other = open_records(client, url_of(which)).store
+        assert other._engine() is not client._core.engine()
+        assert client.once(os.urandom(8).hex(), lambda: 1) == 1
+        other_core = other._core
+        assert run_sync(other.read("a:b:c", 5.0)) is None
+    assert other_core.closed, "the store's own client is closed with the client"
+
+
+@pytest.mark.parametrize("which", ENGINE_STORES)
+def test_client_with_an_engine_of_its_own_still_has_a_store(which, url_of):
+    """A wrapped engine, as in fault injection, has no connections that the store could use."""
+
+    class Wrapped:
+        def __init__(self, engine):
+            self._engine = engine
+
+        def __getattr__(self, name):
+            if name in ("executor", "rpc", "session"):
+                raise AttributeError(name)
+            return getattr(self._engine, name)
+
+    from leasehold import engines
+
+    opener = engines.opener(url_of(which).partition("://")[0])
+    with Client(url_of(which), engine=lambda *arguments: Wrapped(opener(*arguments))) as client:
+        assert client.once(os.urandom(8).hex(), lambda: 1) == 1
+
+
+def test_subclass_with_other_arguments_can_use_another_store(url_of):
+    class ShopClient(Client):
+        def __init__(self):
+            super().__init__("memory://")
+
+    with ShopClient() as client:
+        assert client.once(os.urandom(8).hex(), lambda: 1, store=url_of("redis")) == 1
+
+
+@pytest.mark.parametrize("which", ENGINE_STORES)
+def test_cancelled_write_disturbs_no_later_call(which, url_of, key):
+    async def work():
+        async with AsyncClient(url_of(which)) as client:
+            access = open_records(client, None)
+            first = await access.swap(key, b"0", None, None)
+            for number in range(30):
+                task = asyncio.create_task(access.swap(f"{key}-{number}", b"1", None, 100.0))
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                task.cancel()
+                assert await access.read(key) == first
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(work())
+
+
+def test_redis_store_needs_no_redis_py(url_of):
+    program = (
+        "import sys; sys.modules['redis'] = None\n"
+        f"import leasehold; print(leasehold.Client({url_of('redis')!r}).once('{os.urandom(8).hex()}', lambda: 41 + 1))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr
+
+
+# -------------------------------------------------------- Redis: several servers
+
+
+def test_unconfirmed_write_is_unavailable_with_min_replicas(open_runner, key):
+    server = RedisServer().start()
+    try:
+        runner = open_runner(f"redis://127.0.0.1:{server.port}?min_replicas=1", call_timeout=1.0)
+        with pytest.raises(Unavailable):
+            run_sync(runner.write(f"{key}-first", record()))
+        with pytest.raises(Unavailable, match="replicas"):  # repeated: still unconfirmed, although it is there
+            run_sync(RecordAccess(runner.client._core, runner.store).swap(key, b"new", None, None))
+    finally:
+        server.stop()
+
+
+def test_record_follows_its_slot_to_another_node(url_of, open_runner, key):
+    cluster, runner, first = redis_ha.three_node_cluster(), open_runner(redis_ha.three_node_cluster().url()), record()
+    assert run_sync(runner.write(key, first))
+    slot = cluster.primaries[0].ask("CLUSTER", "KEYSLOT", f"lh1:record:{{{key}}}")
+    source = next(node for node in cluster.primaries if node.ask("CLUSTER", "COUNTKEYSINSLOT", slot))
+    target = cluster.other_than(source)
+    cluster.move(slot, source, target)
+    try:
+        second = record()
+        assert run_sync(runner.read(key)) == first
+        assert run_sync(runner.write(key, second, first.version))
+        assert run_sync(runner.read(key)) == second
+    finally:
+        cluster.move(slot, target, source)
+
+
+# ------------------------------------------------------------ etcd: its leases
+
+
+def test_records_leave_no_etcd_leases_behind(open_runner, key):
+    cluster = etcd.single_member_cluster()
+    runner, member = open_runner(f"etcd://{cluster.hosts}"), cluster.members[0]
+    assert run_sync(runner.read(key)) is None
+    before = member.leases()
+    old = record()
+    assert run_sync(runner.write(key, old, keep=1000.0))
+    for _ in range(5):
+        new = record()
+        assert run_sync(runner.write(key, new, old.version, keep=1000.0))
+        assert not run_sync(runner.write(key, record(), "", keep=1000.0)), "refused: its lease is revoked"
+        old = new
+    poll(lambda: len(member.leases() - before) == 1, 60, lambda: "one record, one lease")
+    assert run_sync(runner.write(key, record(), old.version, keep=None))
+    poll(lambda: member.leases() <= before, 60, lambda: "a record that is kept for ever needs no lease")
+
+
+# -------------------------------------------------- ZooKeeper: nodes and clocks
+
+
+@pytest.fixture
+def kazoo():
+    client = KazooClient(f"127.0.0.1:{zookeeper.shared_server().port}")
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+def zookeeper_runner(open_runner):
+    return open_runner(f"zookeeper://127.0.0.1:{zookeeper.shared_server().port}")
+
+
+def test_record_created_again_is_not_taken_for_the_old_one(zookeeper_runner, kazoo, key, monkeypatch):
+    """ZooKeeper counts the versions of a new node from 0 again: comparing these would replace the wrong record."""
+    runner, old, new = zookeeper_runner, record(b"old"), record(b"new")
+    assert run_sync(runner.write(key, old))
+    read, path = runner.store._read, runner.store._path(key)
+
+    async def read_and_create_again(*arguments):
+        stored = await read(*arguments)
+        monkeypatch.setattr(runner.store, "_read", read)
+        kazoo.delete(path, recursive=True)
+        assert await runner.write(key, new)
+        return stored
+
+    monkeypatch.setattr(runner.store, "_read", read_and_create_again)
+    assert not run_sync(runner.write(key, record(b"late"), old.version))
+    assert run_sync(runner.read(key)) == new
+
+
+def test_expired_zookeeper_records_are_swept(zookeeper_runner, kazoo, monkeypatch):
+    runner = zookeeper_runner
+    monkeypatch.setattr("leasehold.records.stores.zookeeper._BUCKETS", 1)
+    kept = record()
+    kept_key = f"test:{os.urandom(8).hex()}"
+    assert run_sync(runner.write(kept_key, kept, keep=1000.0))
+    bucket = runner.store._path(kept_key).rpartition("/")[0]
+    for _ in range(300):
+        assert run_sync(runner.write(f"test:{os.urandom(8).hex()}", record(), keep=0.001))
+    poll(
+        lambda: (
+            run_sync(runner.write(f"test:{os.urandom(8).hex()}", record(), keep=0.001))
+            and len(kazoo.get_children(bucket)) < 150
+        ),
+        60,
+        lambda: "at most about half of the records are expired ones",
+    )
+    assert run_sync(runner.read(kept_key)) == kept
+
+
+def test_sweep_does_not_delete_a_record_that_was_replaced(zookeeper_runner, key, monkeypatch):
+    runner, old, new = zookeeper_runner, record(), record()
+    assert run_sync(runner.write(key, old, keep=0.001))
+    poll(lambda: run_sync(runner.read(key)) is None, 60, lambda: "expired")
+    pipeline = runner.store._pipeline
+
+    async def replace_before_delete(deadline, *requests):
+        if type(requests[0]).__name__ == "Transaction":
+            monkeypatch.setattr(runner.store, "_pipeline", pipeline)
+            assert await runner.write(key, new)
+        return await pipeline(deadline, *requests)
+
+    monkeypatch.setattr(runner.store, "_pipeline", replace_before_delete)
+    bucket = runner.store._path(key).rpartition("/")[0]
+    run_sync(runner.store._sweep(bucket, runner.runtime.now() + 30))
+    assert run_sync(runner.read(key)) == new
+
+
+def test_zookeeper_record_that_is_too_large_is_refused_at_once(zookeeper_runner, key):
+    with pytest.raises(ConfigError, match="1,000,000 bytes"):
+        run_sync(zookeeper_runner.write(key, record(b"x" * 1_000_001)))
