@@ -45,6 +45,7 @@ async def acquire(
     must_release, waited, late_grants = False, False, 0
     try:
         while True:
+            core.refuse_at_exit()
             # Read before the request leaves (E8).
             asked_at, loss_epoch, must_release = now(), core.registry.loss_epoch, True
             reply = await engine.attempt(claim, timing.call_deadline(asked_at, call_timeout, claim.ttl))

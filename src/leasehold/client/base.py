@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -20,7 +22,9 @@ from leasehold.events import Hook
 from leasehold.model import Claim, Holding, Traits
 from leasehold.runtime.base import Runtime, maybe_await
 
-_CORES: dict[int, weakref.ref[ClientCore]] = {}  # every client core of this process, for the fork hook
+_CORES: dict[int, weakref.ref[ClientCore]] = {}  # every client core of this process, for the hooks at fork and exit
+_EXIT_SECONDS = 0.5  # at most this long the interpreter's exit waits for engines
+_EXIT_POLL_INTERVAL = 0.002
 
 
 class Engines(Protocol):
@@ -59,7 +63,7 @@ class BaseClient:
         opener = self._engines.opener(config.scheme) if engine is None else engine
         self._core = ClientCore(self._options, config, opener, runtime or type(self)._runtime_type())
         self._open_stores: dict[str, Closable] = {}
-        _register_for_fork(self._core)
+        _register_for_hooks(self._core, at_exit=runtime is None)  # another runtime may have no threads to wait for
 
     def __repr__(self) -> str:
         # The URL may hold a password.
@@ -156,15 +160,38 @@ def _rebuild(kind: type[BaseClient], options: ClientOptions) -> BaseClient:
     )
 
 
-def _register_for_fork(core: ClientCore) -> None:
+def _register_for_hooks(core: ClientCore, at_exit: bool) -> None:
     key = id(core)
     _CORES[key] = weakref.ref(core, lambda _: _CORES.pop(key, None))
+    core.withdraws_at_exit = at_exit
+
+
+def _cores() -> list[ClientCore]:
+    return [core for core_ref in list(_CORES.values()) if (core := core_ref()) is not None]
 
 
 def _after_fork_in_child() -> None:
-    for core_ref in list(_CORES.values()):
-        if core := core_ref():
-            core.after_fork()
+    for core in _cores():
+        core.after_fork()
+
+
+def _withdraw_claims_at_exit() -> None:
+    """A program that is interrupted while it waits, and exits, must not leave its queue entries: they would hold up all
+    waiters behind them. Background threads still run when `atexit` handlers are called, so each client's watchdog sends
+    what is to be released."""
+    until = time.monotonic() + _EXIT_SECONDS
+    cores = [core for core in _cores() if core.withdraws_at_exit]
+    for core in cores:
+        core.withdraw_claims()
+    while unfinished := [core for core in cores if not core.has_withdrawn()]:
+        if time.monotonic() >= until:
+            for core in unfinished:
+                core.end_withdrawal()
+            return
+        time.sleep(_EXIT_POLL_INTERVAL)
+
+
+atexit.register(_withdraw_claims_at_exit)
 
 
 if hasattr(os, "register_at_fork"):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from leasehold.client.acquire import without_min_hold
 from leasehold.client.callbacks import CallbackThread
 from leasehold.client.held_locks import HeldLocks
 from leasehold.client.watchdog import Watchdog
@@ -43,6 +45,8 @@ class ClientCore:
         self.held_locks = HeldLocks(runtime)
         self.watchdog = Watchdog(runtime, self.registry, self._new_engine, options.call_timeout, self.callbacks.submit)
         self.closed = self._fully_closed = False
+        self.withdraws_at_exit = True
+        self._exiting = False  # the interpreter exits: nothing new is acquired
         self.in_flight: set[str] = set()  # id hashes being acquired or released: close() waits for them
         self._traits_confirmed = False
         self._engine = self._new_engine(runtime)
@@ -119,6 +123,10 @@ class ClientCore:
             self.watchdog.unwatch(id_hash)
             lease._invalidate("released")
             raise ConfigError(_CLOSED_TEXT)
+        if self._exiting:  # likewise, with `withdraw_claims`
+            self.watchdog.unwatch(id_hash)
+            lease._invalidate("released")
+            raise SystemExit
 
     def send_release(self, claim: Claim, now: float) -> Coroutine[Any, Any, bool | None]:
         """Send a release. If it raises `Unavailable`, the caller passes it to `retry_release`."""
@@ -243,10 +251,48 @@ class ClientCore:
                     await self.runtime.sleep(0.05)
                     break
                 self.registry.pending_releases.pop(id_hash, None)
+        self._report_unconfirmed_releases("close()")
+
+    def _report_unconfirmed_releases(self, end: str) -> None:
         for _, unconfirmed in snapshot_items(self.registry.pending_releases):
-            _log.warning(
-                "the release of %s was not confirmed before close(); the claim will expire", unconfirmed.claim.name
-            )
+            text = "the release of %s was not confirmed before %s; the claim will expire"
+            _log.warning(text, unconfirmed.claim.name, end)
+
+    # ----------------------------------------------- interpreter exit
+
+    def refuse_at_exit(self) -> None:
+        """Called before every attempt. Only daemon threads can still be acquiring when the interpreter exits. They end
+        here, without a traceback: an attempt sent now would leave a claim that nothing releases."""
+        if self._exiting:
+            raise SystemExit
+
+    def withdraw_claims(self) -> None:
+        """The interpreter exits: let the watchdog release every claim that no code works under. Leases stay held: a
+        daemon thread may be working under one. Never waits."""
+        self._exiting = True  # first: a claim that is granted from now on is not registered as held
+        for id_hash, waiter in snapshot_items(self.registry.waiting):
+            if id_hash not in self.registry.held:
+                self.registry.retry_release(without_min_hold(waiter.claim), wake_now=False)
+                self.registry.remove_waiter(id_hash)
+        self.watchdog.start_releases()
+        if self.registry.pending_releases:
+            with suppress(RuntimeError):  # the watchdog is not running, and at exit no thread can be started
+                self.watchdog.retry_releases_now()
+
+    def has_withdrawn(self) -> bool:
+        """Whether all pending releases are confirmed, and, if nothing is held, the session is closed. Engines without
+        sessions need no closing: their connections end with the process."""
+        if self.registry.pending_releases:
+            return not self.watchdog.running  # then nothing can send them any more
+        if self.traits.liveness == "session" and not self.leases() and self.watchdog.running:
+            self.registry.closed = True  # so that the watchdog closes what its engine shares with the caller's
+            self.watchdog.request_stop()
+            return False
+        return True
+
+    def end_withdrawal(self) -> None:
+        """The time for `withdraw_claims` is over."""
+        self._report_unconfirmed_releases("the program ended")
 
     def stop_when_idle(self) -> None:
         """The client object is gone. What its leases need stays until the last lease ends."""

@@ -120,11 +120,25 @@ class Watchdog:
 
     async def stop(self, seconds: float) -> None:
         self._stopped_signal = self._runtime.signal()
-        self._stopped = True
+        self.request_stop()
         if self._running:
-            if self._signal is not None:
-                self._signal.set()
             await self._stopped_signal.wait(seconds)
+
+    def request_stop(self) -> None:
+        self._stopped = True
+        if self._signal is not None:
+            self._signal.set()
+
+    @property
+    def running(self) -> bool:
+        return self._running
+
+    def retry_releases_now(self) -> None:
+        """Send the pending releases now, even if the last try failed a moment ago."""
+        self._next_release_retry_at = 0.0
+        self.wake_by(self._runtime.now())
+        if self._signal is not None:
+            self._signal.set()
 
     def _start(self) -> None:
         with self._mutex:
@@ -163,8 +177,8 @@ class Watchdog:
             # briefly while it has something to do.
             await signal.wait(3600.0 if wake == _NEVER else min(wake - runtime.now(), timing.MAX_SLEEP))
         try:
-            if self._engine is not None:
-                await self._engine.close()
+            if self._engine is not None or self._registry.closed:  # closed: at exit nothing else closes the session
+                await self._own_engine(runtime).close()
                 self._engine = None
         finally:  # stop() waits for this
             if self._stopped:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -216,3 +218,19 @@ def test_forked_child_has_its_own_session(url, run_in_fork, session_of) -> None:
         assert session_of(client).session_id == own_session_id
         lease.renew()
         assert lease.release()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["released", "held"])
+def test_exiting_process_without_leases_closes_its_session(url, root, kazoo, kept) -> None:
+    """A session that holds a lease stays: a thread may have worked under it until the very end."""
+    code = f"""
+import leasehold, threading
+client = leasehold.Client({url!r})
+lease = client.lock("a").acquire()
+if not {kept}: lease.release()
+print(client._core.registry.shared["zookeeper"].session_id)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    dumped = kazoo.command(b"dump")
+    assert (f"{int(done.stdout):#x}" in dumped) == kept, dumped

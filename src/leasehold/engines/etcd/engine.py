@@ -12,7 +12,7 @@ from leasehold.engines.etcd.acquire import EtcdAttempt, read_base
 from leasehold.engines.etcd.client_state import EtcdClientState
 from leasehold.engines.etcd.inspect import list_holdings
 from leasehold.engines.etcd.leases import MIN_TTL
-from leasehold.engines.etcd.release import EtcdRelease, break_grant
+from leasehold.engines.etcd.release import EtcdRelease, break_grant, send_release
 from leasehold.engines.etcd.renew import EtcdRenewal
 from leasehold.engines.etcd.rpc import RpcClient
 from leasehold.engines.etcd.url import parse_url
@@ -134,7 +134,8 @@ class EtcdEngine:
         if claim_state is not None and claim_state.is_empty:
             self._client_state.remove_claim(claim)
         elif claim_state is not None:
-            self._registry.retry_release(claim)
+            self._registry.retry_release(claim)  # first: if this method is interrupted, the release is still pending
+            send_release(self._client_state, self.rpc, claim, claim_state)
 
     def after_fork(self) -> None:
         self.rpc.after_fork()

@@ -119,6 +119,18 @@ class EtcdRelease:
             self.client_state.remove_claim(self.claim)
 
 
+def send_release(client_state: EtcdClientState, rpc: RpcClient, claim: Claim, claim_state: ClaimState) -> None:
+    """Send the release of a claim without waiting, on a connection that is open anyway: the watchdog, which confirms
+    it, may have none, and at interpreter exit may be unable to open one. Not with a delay or `min_hold`: these take
+    several steps."""
+    if claim.delay or claim.min_hold or not claim.id:
+        return
+    if claim_state.create_revision:
+        rpc.send_nowait(messages.TXN, queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision))
+    elif claim_state.has_unconfirmed_write and claim_state.lease is not None:
+        client_state.leases.revoke_nowait(rpc, claim_state.lease)
+
+
 async def start_cooling(
     client_state: EtcdClientState,
     rpc: RpcClient,
