@@ -65,6 +65,7 @@ class ClientOracle:
         self.history = History(lambda: world.time)
         self.lost = 0
         self.broken_tokens: set[int] = set()  # tokens that the operator has broken
+        self.ended_by_release: set[str] = set()  # id hashes of grants that were alive when their release arrived
         self._world, self._add_finding = world, add_finding
         self._held: dict[str, HeldLease] = {}
         self._all_leases: list[HeldLease] = []

@@ -76,6 +76,8 @@ class _MessageObserver(SafetyOracle):
         super().answered(verb, args, answer)
         if verb == "break_" and answer is True:
             self.client_oracle.record_break(args[2])
+        elif verb == "release" and answer is True:
+            self.client_oracle.ended_by_release.add(args[0].id_hash)
 
     def delivered(self, transport: NetworkTransport, verb: str, args: tuple[Any, ...], answer: Any) -> None:
         if verb == "renew":

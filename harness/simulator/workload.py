@@ -10,7 +10,9 @@ from contextlib import suppress
 from harness.checkers.history import Op
 from harness.simulator.client_oracle import AddFinding, ClientOracle, HeldLease, Request
 from leasehold.aio import AsyncClient, AsyncLock
+from leasehold.core.queue_entry import HELD
 from leasehold.errors import LeaseLost, Mismatch, NotAcquired, Unavailable
+from leasehold.model import Claim
 from leasehold.runtime.simulated import Process, Task
 from leasehold.testing.network import SimulatedServer
 
@@ -33,7 +35,7 @@ class Program:
         ttls: Sequence[float],
     ) -> None:
         world = server.world
-        self.name, self.stopping = name, False
+        self.name, self.stopping, self._server = name, False, server
         self.process = Process(world, name)
         self.client = AsyncClient(engine=server.opener(), runtime=self.process, holder=name, call_timeout=call_timeout)
         for ttl in ttls:  # built early, as in real programs, so that the watchdog knows which ttls to expect
@@ -99,7 +101,8 @@ class Program:
             if not held:
                 self._add_finding("quiet", f"{worker} lost {request.name}, and its `with` did not raise LeaseLost")
         except LeaseLost:
-            if held:
+            # Leaving may also raise because of the engine's answer to the release. Then the release ended no grant.
+            if held and held_lease is not None and self._was_alive(held_lease.lease._claim):
                 self._add_finding("false alarm", f"{worker} got LeaseLost for {request.name} while it was held")
         except (asyncio.CancelledError, Unavailable):
             if held_lease is None:
@@ -107,6 +110,12 @@ class Program:
         finally:
             if held_lease is not None:
                 self._client_oracle.forget(held_lease)
+
+    def _was_alive(self, claim: Claim) -> bool:
+        """Whether the server still has this grant, or had it when the release arrived."""
+        lock_state = self._server.memory.lock_states.get((claim.namespace, claim.name))
+        entry = lock_state and lock_state.entries.get(claim.id_hash)
+        return claim.id_hash in self._client_oracle.ended_by_release or bool(entry and entry.state == HELD)
 
     async def _by_hand(self, worker: str, lock: AsyncLock, op: Op, request: Request, rng: random.Random) -> None:
         lease = await lock.try_acquire() if request.style == "try" else await lock.acquire()

@@ -10,7 +10,7 @@ network that loses, repeats and delays messages; the engine's code stays the sam
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from leasehold.config import EngineConfig
 from leasehold.core.lock_state import LockState
@@ -240,10 +240,10 @@ class MemoryEngine:
             return [unavailable] * len(claims)
         return replies
 
-    async def release(self, claim: Claim, deadline: float) -> bool:
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
         self._registry.remove_waiter(claim.id_hash)
-        done = self._transport.call("release", (claim,), deadline)
-        return done if isinstance(done, bool) else bool(await done)
+        ended = self._transport.call("release", (claim,), deadline)
+        return ended if isinstance(ended, bool) else cast("bool | None", await ended)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         return bool(await maybe_await(self._transport.call("break_", (namespace, name, token), deadline)))

@@ -171,6 +171,10 @@ class SimulatedServer:
             answer = self._unregister(*args)
         else:
             answer = self._execute(verb, args)
+        if verb == "release":
+            if not answer and (generation, number) in transport.executed_releases:
+                answer = None  # the network duplicated the request: the first copy may have ended the grant
+            transport.executed_releases.add((generation, number))
         self.transmit(transport, partial(transport.on_answer, generation, number, answer), to_server=False)
 
     def _execute(self, verb: str, args: tuple[Any, ...]) -> Any:
@@ -214,6 +218,7 @@ class NetworkTransport:
         self._number = 0
         self._registered = server.generation
         self.pending: dict[int, PendingCall] = {}
+        self.executed_releases: set[tuple[int, int]] = set()
         server.connect(self)
 
     # ------------------------------------------------------------ as a transport
