@@ -29,6 +29,8 @@ S = TypeVar("S", bound="Server")
 
 _POLL: Final = 0.02
 _LOG_TAIL: Final = 2_000  # bytes of a log to show
+_MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder in memory (Linux)
+_ROOM: Final = 4 << 30  # bytes: enough for the data of all servers of all test processes
 _PORTS: Final = range(10_000, 32_000)  # below the ephemeral ports, so that no outgoing connection takes one
 
 
@@ -87,11 +89,18 @@ def poll(what: Callable[[], bool], seconds: float, why: Callable[[], str]) -> No
 
 
 def scratch() -> str:
-    """A new folder, removed at exit. Its path is short, because some servers put unix sockets in it."""
-    folder = tempfile.mkdtemp(prefix="lh-")
+    """A new folder, removed at exit. Its path is short, because some servers put unix sockets in it. In memory where
+    there is room: databases call fsync for every grant, and no test takes the power away."""
+    folder = tempfile.mkdtemp(prefix="lh-", dir=_MEMORY if _has_room(_MEMORY) else None)
     os.chmod(folder, 0o711)  # a server that runs as another user must reach its folder  # noqa: S103
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def _has_room(folder: str) -> bool:
+    with suppress(OSError):
+        return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > _ROOM
+    return False
 
 
 class Server(ABC):
