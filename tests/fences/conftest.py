@@ -125,6 +125,25 @@ def resource(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
         number.close()
 
 
+@pytest.fixture
+def stock(resource):
+    """A table `stock` for each number, and a way to open more connections."""
+
+    def make(database: str):
+        number = resource(f"{database}-row")
+        number.stock = f"stock_{number.spec['run']}"
+        cursor = number.connection.cursor()
+        cursor.execute(
+            f"create table {number.stock} (item varchar(50) primary key, quantity integer not null, "
+            "fence bigint not null default 0)"
+        )
+        cursor.execute(f"insert into {number.stock} (item, quantity) values ('teapot', 3)")
+        number.connection.commit()
+        return number
+
+    return make
+
+
 class Child:
     def __init__(self, *arguments: object) -> None:
         command = [sys.executable, "-m", "tests.support.fence_child", *map(str, arguments)]

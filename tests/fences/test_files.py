@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import stat
@@ -9,10 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from leasehold import ConfigError, StaleToken, Unavailable
+from leasehold import ConfigError, StaleToken, Unavailable, fences
 from leasehold.fences import File, TokenInfo
 from leasehold.fences.token_file import TokenFile
 
@@ -147,3 +149,125 @@ def test_writer_killed_before_rename_leaves_old_content_and_new_token(tmp_path, 
         File(path).write(4, "x")
     File(path).write(5, "new")
     assert path.read_text() == "new"
+
+
+FORKER = """
+import os, sys, time
+from leasehold.fences import File
+fence = File(sys.argv[1])
+real = fence._replace
+def forking(body):
+    if os.fork() == 0:  # what a thread of a prefork server does while another is in here
+        time.sleep(60)
+        os._exit(0)
+    real(body)
+fence._replace = forking
+fence.write(5, "x")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_child_forked_during_file_write_does_not_keep_the_flock(tmp_path):
+    """The child inherits the descriptor, and with it the flock."""
+    command = [sys.executable, "-c", FORKER, str(tmp_path / "a")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "written\n"
+            fences.File(tmp_path / "a", wait=2).write(6, "y")
+        finally:
+            os.killpg(parent.pid, 9)
+
+
+def test_file_write_does_not_write_through_leftover_hard_link(tmp_path):
+    """The leftover may be a hard link that a backup made."""
+    (tmp_path / "backup").write_text("precious")
+    os.link(tmp_path / "backup", tmp_path / ".a.new")
+    fences.File(tmp_path / "a").write(5, "x")
+    assert (tmp_path / "backup").read_text() == "precious"
+    assert (tmp_path / "a").read_text() == "x"
+
+
+def test_private_file_is_never_readable_by_others_during_write(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("secret")
+    (tmp_path / "a").chmod(0o600)
+    modes, real = [], os.fchmod
+
+    def fchmod(fd: int, mode: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        real(fd, mode)
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    fences.File(tmp_path / "a").write(5, "more secret")
+    assert modes == [0o600], "a process that opened it before fchmod could read what is written later"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_file_keeps_its_owner(tmp_path):
+    (tmp_path / "a").write_text("theirs")
+    os.chown(tmp_path / "a", 12345, 23456)
+    fences.File(tmp_path / "a").write(5, "x")
+    found = (tmp_path / "a").stat()
+    assert (found.st_uid, found.st_gid) == (12345, 23456)
+
+
+def test_file_write_of_wrong_type_leaves_no_file(tmp_path):
+    for bad in (7, None, ["a"]):
+        with pytest.raises(TypeError):
+            fences.File(tmp_path / "a").write(5, bad)
+    assert os.listdir(tmp_path) == []
+
+
+def crash_after(path: Path, steps_left: int) -> tuple[bool, list[str]]:
+    """Run a child that writes and dies after `steps_left` steps. Return whether it died, and the steps it took."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+
+        def counted(name: str, real: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal steps_left
+                result = real(*args, **kwargs)
+                os.write(writer, f"{name} ".encode())
+                steps_left -= 1
+                if steps_left == 0:
+                    os.kill(os.getpid(), 9)
+                return result
+
+            return call
+
+        try:
+            for name in ("open", "pwrite", "unlink", "fchown", "fchmod", "fsync", "replace", "close"):
+                setattr(os, name, counted(name, getattr(os, name)))
+            fences.File(path).write(5, "new")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as output:
+        steps = output.read().split()
+    return os.waitpid(pid, 0)[1] == 9, steps
+
+
+def test_file_crash_after_any_step_never_leaves_new_content_unfenced(tmp_path):
+    path, steps, died = tmp_path / "a", [], True
+    for step in itertools.count(1):
+        for name in os.listdir(tmp_path):
+            os.remove(tmp_path / name)
+        fences.File(path).write(1, "old")
+        died, steps = crash_after(path, step)
+        if not died:
+            break
+        assert len(steps) == step
+        assert path.read_text() in ("old", "new")
+        if path.read_text() == "new" or "pwrite" in steps:
+            with pytest.raises(StaleToken):
+                fences.File(path).write(4, "stale")
+        fences.File(path, wait=5).write(5, "newer")
+        assert path.read_text() == "newer"
+    # A power cut can only undo later steps: first the token, then the content, then the name are synced to disk.
+    order = [step for step in steps if step in ("pwrite", "fsync", "replace")]
+    assert order == ["pwrite", "fsync", "fsync", "replace", "fsync"]

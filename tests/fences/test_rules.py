@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import leasehold
 from harness.checkers.fences import check_fence
 from harness.checkers.history import History
-from leasehold import AsyncClient, Client, ConfigError, CurrentLease, Event, StaleToken, current_lease, fences
+from leasehold import (
+    AsyncClient,
+    Client,
+    ConfigError,
+    CurrentLease,
+    Event,
+    StaleToken,
+    current_lease,
+    fences,
+)
 from leasehold.fences import TokenInfo, rules
 from tests.support.fence_history import recorded
 
@@ -47,6 +58,45 @@ def test_local_fence_refuses_invalid_resource_name():
     for bad in ("", "x" * 256, "a\0b", 7, None):
         with pytest.raises(ConfigError):
             fences.Local(bad, 0)
+
+
+@pytest.mark.parametrize("token", [5.0, 5.5, float("nan"), "5", None, True, b"5", 2**53, 0, -3])
+@pytest.mark.parametrize(
+    "bearer", [lambda token: token, TokenInfo, lambda token: SimpleNamespace(token=token, slot=None, shared=False)]
+)
+def test_fence_refuses_token_that_is_not_a_valid_int(token, bearer, tmp_path):
+    """A float would pass the comparison and be truncated or rounded later."""
+    local, file = fences.Local("a", 0), fences.File(tmp_path / "a")
+    for call in (lambda: local.write(bearer(token), 1), lambda: file.write(bearer(token), "1")):
+        with pytest.raises(ConfigError):
+            call()
+    assert local.peek() == 0
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("slot", [-1, -2, 2**31, True, 1.0, "0", "a/../b"])
+def test_fence_refuses_invalid_slot(slot, resource, tmp_path):
+    """-1 means the lock itself in a fence row, and an offset before the start of a token file."""
+    number = resource("sqlite-row")
+    number.write(9, 1)
+    for fence in (number, fences.File(tmp_path / "a")):
+        with pytest.raises(ConfigError, match="slot"):
+            fence.write(TokenInfo(10, slot=slot), 2 if fence is number else "2")
+    assert number.peek() == 1
+    number.write(9, 3)
+
+
+@pytest.mark.parametrize("shared", [0, 1, None, "", "no", "0"])
+def test_fence_refuses_shared_that_is_not_a_bool(shared):
+    """An empty text from a message would make a reader's token that of a writer."""
+    with pytest.raises(ConfigError, match="shared must be True or False"):
+        fences.Local("a", 0).write(TokenInfo(5, shared=shared), 1)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udcff"])
+def test_fence_refuses_resource_name_that_cannot_be_encoded(name):
+    with pytest.raises(ConfigError):
+        fences.Local(name, 0)
 
 
 def test_every_public_name_of_fences_has_a_docstring():

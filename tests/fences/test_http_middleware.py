@@ -1,20 +1,35 @@
-"""Attacks on the middlewares: other spellings of a path, method or header, and a flood of old requests."""
+"""Both middlewares: the response to each request, and other spellings of a path, method or header."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-import threading
-import time
+import urllib.error
+import urllib.request
 from typing import Any
 
 import pytest
 
 from leasehold import StaleToken, fences
-from leasehold.fences import TokenInfo
 
 SIDES = ("http-wsgi", "http-asgi")
+
+
 each_side = pytest.mark.parametrize("kind", SIDES)
+
+
+def send_request(url: str, method: str = "PUT", **headers: str) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(url, b"1" if method == "PUT" else None, headers, method=method)
+    try:
+        response = urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as refused:
+        response = refused
+    with response:
+        if response.status == 200:
+            return 200, {}
+        assert response.headers["Content-Type"] == "application/problem+json"
+        return response.status, json.loads(response.read())
 
 
 def status_of(port: int, text: str) -> int:
@@ -30,6 +45,40 @@ def status_of(port: int, text: str) -> int:
 def put(number: Any, path: str, headers: str, method: str = "PUT") -> int:
     port = number.spec[number.side]
     return status_of(port, f"{method} {path} HTTP/1.1\nHost: a\nConnection: close\nContent-Length: 1\n{headers}\n\n9")
+
+
+@each_side
+def test_fenced_service_status_codes(kind, resource):
+    url = resource(kind).url
+    assert send_request(url, **{"Lease-Token": "7"}) == (200, {})
+    status, problem = send_request(url, **{"Lease-Token": "6"})
+    assert status == problem["status"] == 409
+    assert problem["type"] == "urn:leasehold:stale-token"
+    assert (problem["token"], problem["highest"], problem["slot"]) == (6, 7, None)
+    assert url.endswith(problem["resource"])
+    assert "it has seen 7" in problem["detail"]
+    assert send_request(url)[0] == 428
+    assert send_request(url, "GET")[0] == 200  # reads need no token
+    for bad in ("", "0", "-1", "7.0", "9007199254740992", "seven", "\u0667", "7" * 40, "+7", "0x7"):
+        assert send_request(url, **{"Lease-Token": bad.encode().decode("latin-1")})[0] == 400, bad
+    assert send_request(url, **{"Lease-Token": "7", "Lease-Slot": "x"})[0] == 400
+    assert send_request(url, **{"Lease-Token": "7", "Lease-Shared": "1"})[0] == 400
+    assert send_request(url, "GET", **{"Lease-Token": "6", "Lease-Shared": "1"})[0] == 409
+    assert send_request(url, "GET", **{"Lease-Token": "7", "Lease-Shared": "1"})[0] == 200
+    assert send_request(url, **{"Lease-Token": "1", "Lease-Slot": "0"})[0] == 200
+
+
+@each_side
+def test_stale_response_to_head_has_no_body(kind, resource):
+    number = resource(kind)
+    number.fence.claim(9)
+    with socket.create_connection(("127.0.0.1", number.spec[number.side]), timeout=30) as connection:
+        path = f"/accts/{number.spec['run']}"
+        connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nLease-Token: 8\r\n\r\n".encode())
+        response = b"".join(iter(lambda: connection.recv(4096), b""))
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert head.split()[1] == b"409"
+    assert body == b""
 
 
 @each_side
@@ -103,31 +152,11 @@ def test_required_option_accepts_methods_in_any_case():
     assert asyncio.run(ask("PUT")) == 0
 
 
-def test_newer_token_enters_despite_repeated_requests_of_older_token():
-    tokens, stop, refused = fences.MemoryTokens(), threading.Event(), []
+def test_asgi_fence_passes_websocket_through():
+    seen = []
 
-    def enter_repeatedly() -> None:
-        leave = tokens.enter("a", TokenInfo(5))
-        while not stop.is_set():
-            try:
-                next_leave = tokens.enter("a", TokenInfo(5))  # before the previous request has left
-            except StaleToken:
-                refused.append(True)
-                next_leave = None
-            assert leave is not None
-            leave()
-            if next_leave is None:
-                return
-            leave = next_leave
-            time.sleep(0.001)
+    async def app(scope, receive, send):
+        seen.append(scope["type"])
 
-    thread = threading.Thread(target=enter_repeatedly)
-    thread.start()
-    end, leave = time.monotonic() + 10, None
-    while leave is None and time.monotonic() < end:
-        leave = tokens.enter("a", TokenInfo(9))
-        time.sleep(0.001)
-    stop.set()
-    thread.join(30)
-    assert leave is not None, "the newer token never entered"
-    assert refused
+    asyncio.run(fences.ASGIFence(app)({"type": "websocket"}, None, None))
+    assert seen == ["websocket"]

@@ -1,111 +1,26 @@
-"""Behaviour specific to SQL fences: transactions of the caller and of the fence, snapshots, taking from a stock."""
+"""Fence rows: transactions of the caller and of the fence, snapshots, and the fence table."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import threading
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from leasehold import ConfigError, StaleToken, fences
 
 DATABASES = ("sqlite", "postgresql", "mysql")
+
+
 each_database = pytest.mark.parametrize("database", DATABASES)
-
-
-@pytest.fixture
-def stock(resource):
-    """A table `stock` for each number, and a way to open more connections."""
-
-    def make(database: str):
-        number = resource(f"{database}-row")
-        number.stock = f"stock_{number.spec['run']}"
-        cursor = number.connection.cursor()
-        cursor.execute(
-            f"create table {number.stock} (item varchar(50) primary key, quantity integer not null, "
-            "fence bigint not null default 0)"
-        )
-        cursor.execute(f"insert into {number.stock} (item, quantity) values ('teapot', 3)")
-        number.connection.commit()
-        return number
-
-    return make
 
 
 def connect_again(number, resource_kinds):
     """Open another connection to the same database."""
     return resource_kinds.connected(number.database, number.spec)
-
-
-# --------------------------------------------------------------------------- stock
-
-
-@each_database
-def test_take_never_oversells(database, stock):
-    number = stock(database)
-    fence = fences.SQLColumn(number.connection, number.stock, key="item")
-    assert fence.take(5, "teapot", quantity=2)
-    assert not fence.take(5, "teapot", quantity=2)  # one is left
-    with pytest.raises(StaleToken, match=r"stock_\w+/teapot refused token 4: it has seen 5"):
-        fence.take(4, "teapot", quantity=1)
-    assert fence.take(6, "teapot", quantity=1)
-    assert fence.read(6, "teapot", "quantity", "fence") == (0, 6)
-
-
-@each_database
-def test_failed_take_raises_the_highest_token(database, stock):
-    number = stock(database)
-    fence = fences.SQLColumn(number.connection, number.stock, key="item")
-    assert not fence.take(9, "teapot", quantity=4)
-    with pytest.raises(StaleToken):
-        fence.write(8, "teapot", quantity=100)
-
-
-@each_database
-def test_sql_column_raises_lookup_error_for_missing_row(database, stock):
-    number = stock(database)
-    fence = fences.SQLColumn(number.connection, number.stock, key="item")
-    for call in (
-        lambda: fence.write(5, "cup", quantity=1),
-        lambda: fence.read(5, "cup", "quantity"),
-        lambda: fence.take(5, "cup", quantity=1),
-        lambda: fence.claim(5, "cup"),
-    ):
-        with pytest.raises(LookupError, match=r"stock_\w+/cup does not exist"):
-            call()
-
-
-@each_database
-def test_write_of_unchanged_value_succeeds(database, stock):
-    """MySQL does not count rows whose values stay the same."""
-    number = stock(database)
-    fence = fences.SQLColumn(number.connection, number.stock, key="item")
-    fence.write(5, "teapot", quantity=3)
-    fence.write(5, "teapot", quantity=3)
-    fence.claim(5, "teapot")
-    fence.claim(5, "teapot")
-    assert fence.read(5, "teapot", "quantity") == (3,)
-
-
-def test_table_and_column_names_must_be_identifiers(resource):
-    connection = resource("sqlite-row").connection
-    for bad in ("stock; drop table x", "a b", "", "1a", "a.b.c", 'a"'):
-        with pytest.raises(ConfigError, match="not a plain"):
-            fences.SQLColumn(connection, bad)
-        with pytest.raises(ConfigError, match="not a plain"):
-            fences.SQLFence(connection, "a", table=bad)
-    with pytest.raises(ConfigError, match="not a plain"):
-        fences.SQLColumn(connection, "acct").write(5, 1, **{"v = 1 --": 2})
-    with pytest.raises(ConfigError, match="columns"):
-        fences.SQLColumn(connection, "acct").write(5, 1)
-
-
-# -------------------------------------------------------------------- transactions
 
 
 @each_database
@@ -220,34 +135,14 @@ def test_postgresql_claim_in_old_snapshot_is_serialization_failure(stock, kinds)
     other.close()
 
 
-def test_sql_fences_work_on_autocommit_connections(resource):
-    import psycopg
-    import pymysql
-
-    for database in DATABASES:
-        number = resource(f"{database}-row")
-        if database == "sqlite":
-            connection = sqlite3.connect(number.spec["path"], isolation_level=None)
-        elif database == "postgresql":
-            conninfo = f"host=127.0.0.1 port={number.spec['postgresql']} user=postgres dbname=postgres"
-            connection = psycopg.connect(conninfo, autocommit=True, row_factory=psycopg.rows.dict_row)
-        else:
-            connection = pymysql.connect(
-                host="127.0.0.1", port=number.spec["mysql"], user="root", database="test",
-                autocommit=True, cursorclass=pymysql.cursors.DictCursor,
-            )  # fmt: skip
-        fence = fences.SQLFence(connection, "acct/1", table=number.fence_table)
-        fence.write(5, f"update {number.table} set v = 1")
-        with pytest.raises(RuntimeError), fence.transaction(5) as cursor:
-            cursor.execute(f"update {number.table} set v = 2")
-            raise RuntimeError
-        assert number.peek() == 1
-        with pytest.raises(StaleToken):
-            fence.write(4, f"update {number.table} set v = 3")
-        column = fences.SQLColumn(connection, number.table)
-        column.write(5, 1, v=4)
-        assert column.read(5, 1, "v") == (4,)
-        connection.close()
+def test_mysql_write_inside_open_transaction_is_refused(resource, kinds):
+    """A SELECT ... FOR UPDATE opens a transaction, which `start transaction` would commit."""
+    number = resource("mysql-row")
+    number.connection.cursor().execute(f"select v from {number.table} where id = 1 for update")
+    with pytest.raises(ConfigError, match="already has an open transaction"):
+        number.write(5, 1)
+    number.connection.rollback()
+    number.write(5, 1)
 
 
 def test_statement_without_parameters_may_contain_percent_sign(resource):
@@ -315,9 +210,6 @@ def test_unknown_driver_requires_dialect():
         fences.SQLFence(Connection(), "a", dialect="oracle")
 
 
-# ---------------------------------------------------------------------- asyncio
-
-
 @each_database
 def test_cancelled_async_transaction_is_rolled_back(database, resource):
     number = resource(f"{database}-row-async")
@@ -342,70 +234,39 @@ def test_cancelled_async_transaction_is_rolled_back(database, resource):
     assert number.peek() == 1
 
 
-# ------------------------------------------------------------------- SQLAlchemy
+def test_cancelled_write_leaves_connection_outside_of_transaction(resource):
+    """After any interruption the connection is outside of the transaction, and the next call is not affected."""
+    number = resource("sqlite-row-async")
+
+    async def main() -> None:
+        async def write(value: int) -> None:
+            await number.fence.write(5, f"update {number.table} set v = {value}")
+
+        for pause in range(12):
+            task = asyncio.create_task(write(pause))
+            for _ in range(pause):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await write(100)
+
+    number.loop.run_until_complete(main())
+    assert number.peek() == 100
 
 
-@each_database
-def test_alchemy_column_executes_updates_and_deletes_if_token_is_current(database, resource):
-    number = resource(f"alchemy-{database}-column")
-    acct = number.acct
-    with Session(number.engine) as session, session.begin():
-        session.add_all([acct(id=2, v=10, fence=20), acct(id=3, v=10, fence=0)])
-    with Session(number.engine) as session, session.begin():
-        column = fences.AlchemyColumn(session, acct)
-        account = session.get_one(acct, 3)
-        assert column.execute(7, sa.update(acct).where(acct.id == 3, acct.v >= 4).values(v=acct.v - 4)) == 1
-        assert column.execute(7, sa.update(acct).where(acct.id == 3, acct.v >= 100).values(v=0)) == 0
-        assert (account.v, account.fence) == (6, 7)  # the session's objects are updated
-        assert column.take(7, 3, v=6)
-        assert not column.take(7, 3, v=1)
-    with pytest.raises(StaleToken) as refused, Session(number.engine) as session, session.begin():
-        fences.AlchemyColumn(session, acct).execute(8, sa.update(acct).values(v=99))  # one of three rows has seen 20
-    assert refused.value.highest == 20
-    with Session(number.engine) as session, session.begin():
-        assert session.scalars(sa.select(acct.v).order_by(acct.id)).all() == [0, 10, 0]
-        column = fences.AlchemyColumn(session, acct)
-        with pytest.raises(StaleToken):
-            column.execute(8, sa.delete(acct).where(acct.id == 2))
-        assert column.execute(21, sa.delete(acct).where(acct.id == 2)) == 1
-        with pytest.raises(LookupError):
-            column.write(21, 2, v=1)
-
-
-@each_database
-def test_alchemy_fences_work_with_core_tables_and_connections(database, resource):
-    number = resource(f"alchemy-{database}-core")
-    table = number.acct.__table__
-    with number.engine.begin() as connection:
-        column = fences.AlchemyColumn(connection, table)
-        column.write(5, 1, v=4)
-        assert column.read(5, 1, "v", "fence") == (4, 5)
-        assert column.take(5, 1, v=3)
-        row = fences.AlchemyFence(connection, "other", table=number.fence_table)
-        row.claim(5)
-        assert row.write(5, sa.update(table).values(v=9)).rowcount == 1
-    with pytest.raises(StaleToken), number.engine.begin() as connection:
-        fences.AlchemyFence(connection, "other", table=number.fence_table).write(4, sa.update(table).values(v=0))
-    assert number.peek() == 9
-
-
-@each_database
-def test_fence_table_can_be_created_from_metadata(database, resource):
-    number = resource(f"alchemy-{database}-core")
+def test_mysql_fence_table_uses_innodb(resource):
+    number = resource("mysql-row")
+    cursor = number.connection.cursor()
+    cursor.execute("set session default_storage_engine = MyISAM")
+    row = fences.SQLFence(number.connection, "a", table=f"own_{number.spec['run']}")
+    number.connection.commit()
+    row.create()
     metadata = sa.MetaData()
     fences.fence_table(metadata, f"meta_{number.spec['run']}")
-    metadata.create_all(number.engine)
-    with number.engine.begin() as connection:
-        for index, name in enumerate(("a", "A", "a ")):
-            fences.AlchemyFence(connection, name, table=f"meta_{number.spec['run']}").claim(9 - index)
-    with pytest.raises(StaleToken), number.engine.begin() as connection:
-        fences.AlchemyFence(connection, "a", table=f"meta_{number.spec['run']}").claim(8)
-
-
-def test_alchemy_column_refuses_composite_primary_key():
-    metadata = sa.MetaData()
-    table = sa.Table("t", metadata, sa.Column("a", sa.Integer, primary_key=True), sa.Column("b", sa.Integer))
-    fences.AlchemyColumn(None, table, fence="b")
-    composite = sa.Table("u", metadata, *(sa.Column(name, sa.Integer, primary_key=True) for name in "ab"))
-    with pytest.raises(ConfigError, match="one column"):
-        fences.AlchemyColumn(None, composite)
+    engine = sa.create_engine("mysql+pymysql://", creator=lambda: number.connection)
+    metadata.create_all(engine)
+    cursor.execute(
+        "select table_name, engine from information_schema.tables where table_name in (%s, %s)",
+        (f"own_{number.spec['run']}", f"meta_{number.spec['run']}"),
+    )
+    assert {engine for _, engine in cursor.fetchall()} == {"InnoDB"}
