@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
@@ -80,10 +80,13 @@ class _Postgresql(Database):
     name = "postgresql"
 
     def in_transaction(self, connection: Any) -> bool:
+        if getattr(getattr(connection, "pgconn", None), "pipeline_status", 0):
+            # Statements are sent later and have no result yet: a check of their result would always pass.
+            raise ConfigError("this connection is in pipeline mode, where no result can be checked: leave it first")
         return bool(connection.info.transaction_status)
 
     def is_autocommit(self, connection: Any) -> bool:
-        return bool(connection.autocommit) and not connection.info.transaction_status
+        return not self.in_transaction(connection) and bool(connection.autocommit)
 
     def begin_statement(self, connection: Any) -> str | None:
         return "begin" if connection.autocommit else None
@@ -186,6 +189,9 @@ async def execute(connection: Any, statement: str, parameters: Any) -> Any:
     return cursor
 
 
+_IN_USE: Final[dict[int, object]] = {}  # by the id of a connection: its transaction of our own
+
+
 class Connection:
     """A DB-API connection, and transactions on it."""
 
@@ -209,8 +215,30 @@ class Connection:
     async def execute(self, statement: str, parameters: Any) -> Any:
         return await execute(self.connection, statement, parameters)
 
-    async def begin(self) -> None:
-        """Begin a transaction of its own, so that its reads are not older than its first statement."""
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """A transaction of its own, so that its reads are not older than its first statement. Committed at the end of
+        the block, rolled back after any error."""
+        key, mine = id(self.connection), object()
+        # Two tasks or threads that begin at once would share a transaction, and one would roll back the other's work.
+        if _IN_USE.setdefault(key, mine) is not mine:
+            raise ConfigError("another call is using this connection: use one connection for each thread or task")
+        try:
+            await self._begin()
+            try:
+                yield
+                await maybe_await(self.connection.commit())
+            except BaseException:
+                await self._rollback()
+                raise
+        finally:
+            del _IN_USE[key]
+
+    async def run_in_transaction(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        async with self.transaction():
+            return await work()
+
+    async def _begin(self) -> None:
         await self.database.refresh(self.connection)
         if self.database.in_transaction(self.connection):
             raise ConfigError(
@@ -221,30 +249,12 @@ class Connection:
             try:
                 await maybe_await((await self.execute(statement, None)).close())
             except BaseException:  # if cancelled, it may have begun anyway, and would keep its locks
-                await self.rollback()
+                await self._rollback()
                 raise
 
-    async def commit(self) -> None:
-        try:
-            await maybe_await(self.connection.commit())
-        except BaseException:
-            await self.rollback()
-            raise
-
-    async def rollback(self) -> None:
+    async def _rollback(self) -> None:
         with suppress(Exception):  # the connection is lost, and so the transaction: the first error is the one to raise
             await maybe_await(self.connection.rollback())
-
-    async def run_in_transaction(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` as one transaction: committed at its end, rolled back after any error."""
-        await self.begin()
-        try:
-            result = await work()
-        except BaseException:
-            await self.rollback()
-            raise
-        await self.commit()
-        return result
 
 
 # ---------------------------------------------------------------- SQLAlchemy

@@ -270,3 +270,88 @@ def test_mysql_fence_table_uses_innodb(resource):
         (f"own_{number.spec['run']}", f"meta_{number.spec['run']}"),
     )
     assert {engine for _, engine in cursor.fetchall()} == {"InnoDB"}
+
+
+# ------------------------------------------------------- connections that are shared, or send later
+
+
+@each_database
+@pytest.mark.parametrize("form", ["row", "column"])
+def test_concurrent_tasks_on_one_connection_do_not_undo_each_other(database, form, resource):
+    """With aiosqlite both begin at once. The one that failed to begin rolled back the transaction of the other."""
+    number = resource(f"{database}-{form}-async")
+    update = f"update {number.table} set v = v + 1"
+
+    async def write(token: int) -> bool:
+        try:
+            if form == "row":
+                await number.fence.write(token, update)
+            else:
+                await number.fence.write(token, 1, v=token)
+        except ConfigError:  # another task uses the connection
+            return False
+        return True
+
+    async def main() -> list[bool]:
+        return await asyncio.gather(*(write(token) for token in range(5, 10)))
+
+    for _ in range(5):
+        number.loop.run_until_complete(number.other.rollback())
+        before = number.peek()
+        accepted = number.loop.run_until_complete(main())
+        assert any(accepted)
+        if form == "row":
+            assert number.peek() == before + sum(accepted)
+        with pytest.raises(StaleToken):  # the highest token was committed with the write
+            number.write(4, 99)
+
+
+def test_threads_on_one_connection_do_not_undo_each_other(resource):
+    """A connection of psycopg may be used by several threads."""
+    number = resource("postgresql-row")
+    accepted: list[int] = []
+
+    def write(token: int) -> None:
+        for _ in range(20):
+            try:
+                number.fence.write(token, f"update {number.table} set v = v + 1")
+                accepted.append(token)
+            except (ConfigError, StaleToken):
+                continue
+
+    threads = [threading.Thread(target=write, args=[token]) for token in (5, 6, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert number.peek() == len(accepted) > 0
+
+
+@pytest.mark.parametrize("kind", ["postgresql-row", "postgresql-column"])
+def test_postgresql_pipeline_mode_is_refused(kind, resource):
+    """In pipeline mode a statement has no result yet: it looked as if no token had ever been stored."""
+    number = resource(kind)
+    number.write(9, 1)
+    calls = [lambda: number.write(5, 99), lambda: number.write(10, 99), lambda: number.read(5)]
+    for call in [*calls, lambda: number.fence.claim(5)] if kind == "postgresql-row" else calls:
+        with pytest.raises(ConfigError, match="pipeline mode"), number.connection.pipeline():
+            call()
+        number.connection.rollback()
+    assert number.peek() == 1
+    number.write(9, 2)
+
+
+@pytest.mark.parametrize("kind", ["postgresql-row-async", "postgresql-column-async"])
+def test_async_postgresql_pipeline_mode_is_refused(kind, resource):
+    number = resource(kind)
+    number.write(9, 1)
+
+    async def main() -> None:
+        arguments = (5, f"update {number.table} set v = 99") if "row" in kind else (5, 1)
+        with pytest.raises(ConfigError, match="pipeline mode"):
+            async with number.other.pipeline():
+                await (number.fence.write(*arguments) if "row" in kind else number.fence.write(*arguments, v=99))
+        await number.other.rollback()
+
+    number.loop.run_until_complete(main())
+    assert number.peek() == 1

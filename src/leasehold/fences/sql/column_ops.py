@@ -74,7 +74,7 @@ class ColumnOperations(ABC):
     async def _update_row(self, lease: LeaseLike, key: Any, sets: Mapping[str, Any], takes: Mapping[str, Any]) -> int:
         token_info = refuse_slot(token_for_write(lease), _FENCE_COLUMN)
         count = await self.update(key, token_info.token, sets, takes)
-        if count == 0:
+        if count < 1:  # -1: the driver does not know
             await self._read_checked(lease, token_info, key, ())
             count = await self.update(key, token_info.token, sets, takes)
         return count

@@ -6,7 +6,8 @@ between the check and the commit no other token passes, whatever the statements 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -92,6 +93,15 @@ class _BaseSQLFence:
 
         return await self._db.run_in_transaction(work)
 
+    @asynccontextmanager
+    async def _transaction(self, lease: LeaseLike) -> AsyncIterator[Any]:
+        token_info = token_for_write(lease)
+        async with self._db.transaction():
+            await self._check_and_raise(lease, token_info)
+            cursor = await maybe_await(self._db.connection.cursor())
+            yield cursor
+            await maybe_await(cursor.close())
+
     async def _read(self, lease: LeaseLike, statement: str, parameters: Any) -> list[Any]:
         token_info = token_for_read(lease)
 
@@ -105,49 +115,19 @@ class _BaseSQLFence:
         return await self._db.run_in_transaction(work)
 
 
-class _BaseTransaction:
+class _BlockingTransaction:
     """A transaction whose first statement is the fence."""
 
     def __init__(self, fence: _BaseSQLFence, lease: LeaseLike) -> None:
-        self._fence, self._lease, self._db = fence, lease, fence._db
+        self._context = fence._transaction(lease)
 
-    async def _enter(self) -> Any:
-        token_info = token_for_write(self._lease)
-        await self._db.begin()
-        try:
-            await self._fence._check_and_raise(self._lease, token_info)
-            self._cursor = await maybe_await(self._db.connection.cursor())
-        except BaseException:
-            await self._db.rollback()
-            raise
-        return self._cursor
-
-    async def _exit(self, failed: bool) -> None:
-        if failed:
-            await self._db.rollback()
-            return
-        await maybe_await(self._cursor.close())
-        await self._db.commit()
-
-
-class Transaction(_BaseTransaction):
     def __enter__(self) -> Any:
-        return run_sync(self._enter())
+        return run_sync(self._context.__aenter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run_sync(self._exit(kind is not None))
-
-
-class AsyncTransaction(_BaseTransaction):
-    async def __aenter__(self) -> Any:
-        return await self._enter()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._exit(kind is not None)
+        run_sync(self._context.__aexit__(kind, error, trace))
 
 
 class SQLFence(_BaseSQLFence):
@@ -170,9 +150,9 @@ class SQLFence(_BaseSQLFence):
         """Run a statement in its own transaction, commit it, and return how many rows it matched."""
         return run_sync(self._write(lease, statement, parameters))
 
-    def transaction(self, lease: LeaseLike) -> Transaction:
+    def transaction(self, lease: LeaseLike) -> AbstractContextManager[Any]:
         """`with fence.transaction(lease) as cursor:` runs any statements; commits, or rolls back on an error."""
-        return Transaction(self, lease)
+        return _BlockingTransaction(self, lease)
 
 
 class AsyncSQLFence(_BaseSQLFence):
@@ -194,6 +174,6 @@ class AsyncSQLFence(_BaseSQLFence):
         """Run a statement in its own transaction, commit it, and return how many rows it matched."""
         return await self._write(lease, statement, parameters)
 
-    def transaction(self, lease: LeaseLike) -> AsyncTransaction:
+    def transaction(self, lease: LeaseLike) -> AbstractAsyncContextManager[Any]:
         """`async with fence.transaction(lease) as cursor:` runs any statements; commits, or rolls back on an error."""
-        return AsyncTransaction(self, lease)
+        return self._transaction(lease)
