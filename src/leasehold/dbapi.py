@@ -48,6 +48,9 @@ class Database(ABC):
     def begin_statement(self, connection: Any) -> str | None:
         """The statement that begins a transaction; None if the driver or an open transaction makes it unnecessary."""
 
+    def plain_rows(self, cursor: Any) -> None:  # noqa: B027  # PyMySQL has no such setting
+        """Make the cursor return rows with all their columns, whatever the connection makes of them."""
+
     def matched_rows(self, cursor: Any, statement: str) -> int:  # noqa: ARG002  # MySQL needs it
         """How many rows the statement that was just executed found, also if it did not change them."""
         return int(cursor.rowcount)
@@ -71,6 +74,10 @@ class _Sqlite(Database):
     def begin_statement(self, connection: Any) -> str | None:
         return None if connection.in_transaction else "begin immediate"
 
+    def plain_rows(self, cursor: Any) -> None:
+        if hasattr(cursor, "row_factory"):
+            cursor.row_factory = None
+
     def _autocommit(self, connection: Any) -> object:
         """Python 3.12: True, False, or LEGACY, where `isolation_level` decides. aiosqlite has no such attribute."""
         return getattr(getattr(connection, "_conn", connection), "autocommit", None)
@@ -90,6 +97,10 @@ class _Postgresql(Database):
 
     def begin_statement(self, connection: Any) -> str | None:
         return "begin" if connection.autocommit else None
+
+    def plain_rows(self, cursor: Any) -> None:
+        if hasattr(cursor, "row_factory"):  # psycopg
+            cursor.row_factory = import_module("psycopg.rows").tuple_row
 
 
 class _Mysql(Database):
@@ -170,23 +181,17 @@ def render(statement: str, placeholder: str) -> tuple[str, Sequence[str]]:
     return _LEXEME.sub(substitute, escaped), names
 
 
-async def run(connection: Any, placeholder: str, statement: str, values: Values) -> Result:
+async def run(connection: Any, database: Database, statement: str, values: Values) -> Result:
     """Run a statement with `:name` parameters. Rows are sequences, whatever the connection makes of them."""
-    text, names = render(statement, placeholder)
-    cursor = await execute(connection, text, [values[name] for name in names])
+    text, names = render(statement, database.placeholder)
+    cursor = await maybe_await(connection.cursor())
     try:
+        database.plain_rows(cursor)
+        await maybe_await(cursor.execute(text, [values[name] for name in names]))
         rows = list(await maybe_await(cursor.fetchall())) if cursor.description else []
         return Result([list(row.values()) if isinstance(row, Mapping) else list(row) for row in rows], cursor.rowcount)
     finally:
         await maybe_await(cursor.close())
-
-
-async def execute(connection: Any, statement: str, parameters: Any) -> Any:
-    """Run the caller's statement, in the style of its driver. Returns the cursor."""
-    cursor = await maybe_await(connection.cursor())
-    # If there are parameters, even an empty list, drivers read a % as a placeholder.
-    await maybe_await(cursor.execute(statement) if parameters is None else cursor.execute(statement, parameters))
-    return cursor
 
 
 _IN_USE: Final[dict[int, object]] = {}  # by the id of a connection: its transaction of our own
@@ -210,10 +215,14 @@ class Connection:
         return self.database.is_autocommit(self.connection)
 
     async def run(self, statement: str, values: Values) -> Result:
-        return await run(self.connection, self.database.placeholder, statement, values)
+        return await run(self.connection, self.database, statement, values)
 
     async def execute(self, statement: str, parameters: Any) -> Any:
-        return await execute(self.connection, statement, parameters)
+        """Run the caller's statement, in the style of its driver. Returns the cursor."""
+        cursor = await maybe_await(self.connection.cursor())
+        # If there are parameters, even an empty list, drivers read a % as a placeholder.
+        await maybe_await(cursor.execute(statement) if parameters is None else cursor.execute(statement, parameters))
+        return cursor
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

@@ -11,7 +11,6 @@ lease expires in the meantime: "still the holder" and the write commit together,
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 from leasehold import dbapi, engines
 from leasehold.client.lease import BaseLease
@@ -19,8 +18,6 @@ from leasehold.errors import ConfigError, LeaseLost
 from leasehold.runtime.base import run_sync
 
 __all__ = ["check", "check_async"]
-
-_PLACEHOLDER: Final = "%s"
 
 
 def check(lease: BaseLease, connection: object) -> None:
@@ -48,7 +45,8 @@ async def _check(lease: BaseLease, connection: object) -> None:
     if dbapi.is_alchemy(connection):
         run = partial(dbapi.run_alchemy, connection)
     else:  # a cursor has a connection
-        run = partial(dbapi.run, getattr(connection, "connection", connection), _PLACEHOLDER)
+        database = dbapi.database_by_name(lease._core.config.scheme)
+        run = partial(dbapi.run, getattr(connection, "connection", connection), database)
     held = await run(held_query, {"namespace": lease._claim.namespace, "name": lease.name, "token": lease.token})
     in_transaction = await run(transaction_query, {})
     if not held.rows:

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from leasehold import ConfigError, StaleToken, fences
+from leasehold.fences import TokenInfo
 
 DATABASES = ("sqlite", "postgresql", "mysql")
 
@@ -272,7 +273,28 @@ def test_mysql_fence_table_uses_innodb(resource):
     assert {engine for _, engine in cursor.fetchall()} == {"InnoDB"}
 
 
-# ------------------------------------------------------- connections that are shared, or send later
+# ------------------------------------------------------------------------- unusual connections
+
+
+@pytest.mark.parametrize("kind", ["sqlite-row", "sqlite-column", "postgresql-row", "postgresql-column"])
+@pytest.mark.parametrize("mode", ["", "-async"])
+def test_fence_works_whatever_the_connection_makes_of_rows(kind, mode, resource):
+    """The connection returns the first column instead of a row: the check raised TypeError, not StaleToken."""
+    from psycopg.rows import scalar_row, tuple_row
+
+    number = resource(kind + mode)
+    connection = number.other if mode else number.connection
+    connection.row_factory = scalar_row if "postgresql" in kind else lambda cursor, row: row[0]
+    number.write(9, 1)
+    with pytest.raises(StaleToken):
+        number.write(8, 2)
+    if "column" in kind:
+        read = number.fence.read(TokenInfo(9, shared=True), 1, "v", "fence")
+        assert (number.loop.run_until_complete(read) if mode else read) == (1, 9)
+    else:
+        with pytest.raises(StaleToken):
+            number.read(TokenInfo(8, shared=True))
+    connection.row_factory = None if "sqlite" in kind else tuple_row
 
 
 @each_database

@@ -55,7 +55,7 @@ class StoreDialect:
         return statement
 
     async def run(self, connection: Any, statement: str, values: dbapi.Values) -> dbapi.Result:
-        return await dbapi.run(connection, self.database.placeholder, statement, values)
+        return await dbapi.run(connection, self.database, statement, values)
 
 
 _READ: Final = "select version, data from {table} where name = :key and (until is null or until > {now})"
