@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 
 from leasehold import ConfigError, StaleToken, fences
 from leasehold.fences import TokenInfo
+from leasehold.runtime.base import maybe_await, run_sync
 
 DATABASES = ("sqlite", "postgresql", "mysql")
 
@@ -274,6 +276,68 @@ def test_mysql_fence_table_uses_innodb(resource):
 
 
 # ------------------------------------------------------------------------- unusual connections
+
+
+def cursor_classes(number: Any, connection: Any) -> Iterator[None]:
+    """Make the connection use each cursor class of its driver in turn."""
+    if number.database == "postgresql":
+        import psycopg
+
+        is_async = isinstance(connection, psycopg.AsyncConnection)
+        for factory in (
+            (psycopg.AsyncClientCursor, psycopg.AsyncCursor) if is_async else (psycopg.ClientCursor, psycopg.Cursor)
+        ):
+            connection.cursor_factory = factory
+            yield
+    elif number.database == "mysql":
+        import aiomysql
+        import pymysql
+
+        module: Any = aiomysql if isinstance(connection, aiomysql.Connection) else pymysql.cursors
+        for name in ("DictCursor", "SSCursor", "Cursor"):
+            connection.cursorclass = connection._cursorclass = getattr(module, name)
+            yield
+    else:
+        yield
+
+
+@each_database
+@pytest.mark.parametrize("mode", ["", "-async"])
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_stale_token_writes_with_no_cursor_class_or_parameter_style(database, mode, autocommit, resource):
+    number = resource(f"{database}-row{mode}")
+    connection = number.other if mode else number.connection
+    styles = ("?", ":v") if database == "sqlite" else ("%s", "%(v)s")
+
+    async def call(method: Any, *arguments: Any) -> Any:
+        return await maybe_await(method(*arguments))
+
+    async def main() -> None:
+        if autocommit and database == "postgresql":
+            await call(connection.set_autocommit, True)
+        elif autocommit and database == "mysql":
+            await call(connection.autocommit, True)
+        elif autocommit and mode:
+            await connection._execute(setattr, connection._conn, "isolation_level", None)  # in the connection's thread
+        elif autocommit:
+            connection.isolation_level = None
+        for _ in cursor_classes(number, connection):
+            for style in styles:
+                update, current, stale = f"update {number.table} set v = {style}", (7,), (99,)
+                values = (current, stale) if style in ("?", "%s") else ({"v": 7}, {"v": 99})
+                assert await call(number.fence.write, 9, update, values[0]) == 1
+                with pytest.raises(StaleToken):
+                    await call(number.fence.write, 8, update, values[1])
+            with pytest.raises(StaleToken):
+                await call(number.fence.write, 8, f"update {number.table} set v = 99")
+            with pytest.raises(StaleToken):
+                await call(number.fence.read, 8, f"select v from {number.table}")
+            with pytest.raises(ConfigError if autocommit else StaleToken):
+                await call(number.fence.claim, 8)
+            await call(connection.rollback)
+
+    number.loop.run_until_complete(main()) if mode else run_sync(main())
+    assert number.peek() == 7
 
 
 @pytest.mark.parametrize("kind", ["sqlite-row", "sqlite-column", "postgresql-row", "postgresql-column"])
