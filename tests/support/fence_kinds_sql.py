@@ -136,7 +136,7 @@ class Alchemy(SQLNumber):
     """An ORM class on the same table."""
 
     urls: ClassVar = {
-        "sqlite": "sqlite:///{path}",
+        "sqlite": "sqlite:///{path}?timeout=60",
         "postgresql": "postgresql+psycopg://postgres@127.0.0.1:{postgresql}/postgres",
         "mysql": "mysql+pymysql://root@127.0.0.1:{mysql}/test",
     }
@@ -193,7 +193,7 @@ class Alchemy(SQLNumber):
 
 class AsyncAlchemy(Alchemy):
     urls: ClassVar = {
-        "sqlite": "sqlite+aiosqlite:///{path}",
+        "sqlite": "sqlite+aiosqlite:///{path}?timeout=60",
         "postgresql": "postgresql+psycopg://postgres@127.0.0.1:{postgresql}/postgres",
         "mysql": "mysql+aiomysql://root@127.0.0.1:{mysql}/test",
     }
