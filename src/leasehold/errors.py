@@ -82,13 +82,20 @@ class NotAcquired(LeaseholdError, TimeoutError):
         if self.token:
             facts.append(f"token {self.token}")
         if self.left is not None:
-            facts.append(f"{self.left:.1f} s left")
+            facts.append(f"{self.left:.1f} s left unless renewed")
         text = f"{self.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
         if self.waited > 0:
             text += f"; gave up after {self.waited:.1f} s"
-            text += f" at position {self.position + 1} in the queue" if self.position is not None else ""
+            text += queue_text(self.position)
             return text
         return text + "; pass wait=SECONDS to queue for it"
+
+
+def queue_text(position: int | None) -> str:
+    """Where a waiter was in the queue, counted as in `NotAcquired.position`."""
+    if position is None:
+        return ""
+    return f" at position {position} in the queue ({f'{position} ahead' if position else 'next'})"
 
 
 class LeaseLost(LeaseholdError):

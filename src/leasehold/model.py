@@ -101,8 +101,11 @@ class Holding:
     left: float  # until it ends unless renewed
     token: int | None = None
     slot: int | None = None
-    position: int | None = None
+    position: int | None = None  # how many waiters are ahead: 0 is next
     owner: str = ""  # eight hex digits, the same for all claims of one thread or task: finds deadlocks across names
+    since_grant: bool = True  # False: the engine knows only when the claim was made, and `age` counts from there
+    # When it was granted: Unix time by the clock of the client that inspects. None: not granted, or not known.
+    acquired_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

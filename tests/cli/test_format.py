@@ -78,5 +78,5 @@ def test_grace_between_term_and_kill_is_bounded_by_the_grant(running, granted, g
 
 def test_busy_text_has_all_known_details_of_the_holder():
     busy = NotAcquired("j", holder=Holder("web-3", "vm", 7, "nightly"), token=41, left=12.41)
-    assert render.busy_text(busy) == "j is held by web-3 (pid 7 on vm, nightly, token 41, 12.4 s left)"
+    assert render.busy_text(busy) == "j is held by web-3 (pid 7 on vm, nightly, token 41, 12.4 s left unless renewed)"
     assert render.busy_text(NotAcquired("j")) == "j is not free"

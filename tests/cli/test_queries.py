@@ -5,9 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+
+from leasehold.cli import render
+from leasehold.model import Holder
 
 HOLDING = {
     "namespace": str,
@@ -23,6 +27,8 @@ HOLDING = {
     "host": str | None,
     "pid": int | None,
     "purpose": str | None,
+    "process": str | None,
+    "acquired_at": str | None,
     "age": float,
     "left": float,
     "fingerprint": str,
@@ -60,6 +66,34 @@ def test_ls_prints_json(shell, busy):
     assert (third["name"], third["kind"], third["limit"], third["slot"]) == ("other", "semaphore", 2, 0)
 
 
+def test_ls_says_when_a_lock_was_acquired(shell, wait_until):
+    before = datetime.now(UTC)
+    shell.hold("j")
+    after = datetime.now(UTC)
+    shell.start("run", "j", "--", "true")
+    wait_until(lambda: len(shell.json("ls")) == 2)
+    held, waiting = shell.json("ls")
+    margin = timedelta(seconds=2)  # the time between the engine's answer and the reading of the clock
+    assert before - margin <= datetime.fromisoformat(held["acquired_at"]) <= after + margin
+    assert waiting["acquired_at"] is None
+
+
+def test_ls_marks_a_holder_whose_process_is_gone(shell, wait_until, is_alive):
+    holder = shell.hold("j", "--ttl", "600")
+    assert shell.json("ls")[0]["process"] == "exists"
+    assert f"  {holder.pid}  " in shell("ls").stdout
+    holder.kill()
+    holder.wait()
+    assert shell.json("ls")[0]["process"] == "gone"
+    assert f"  {holder.pid} (gone)  " in shell("ls").stdout
+
+
+def test_process_of_another_host_is_not_known():
+    assert render.process_state(Holder("x", "elsewhere", 2**22)) is None
+    assert render.process_state(Holder("x", os.uname().nodename, 0)) is None
+    assert render.process_state(Holder("x", os.uname().nodename, 1)) == "exists"  # of another user, unless root asks
+
+
 def test_ls_with_prefix_lists_only_matching_names(shell, busy):
     assert {holding["name"] for holding in shell.json("ls", "ord")} == {"orders/42"}
     assert shell.json("ls", "no such") == []
@@ -70,9 +104,11 @@ def test_ls_prints_table(shell, busy):
     done = shell("ls")
     assert done.returncode == 0
     head, first, second, third = done.stdout.splitlines()
-    assert head.split() == ["NAME", "STATE", "TOKEN", "HOLDER", "PID", "AGE", "LEFT", "PURPOSE"]
-    assert re.match(rf"orders/42  held +\d+  web-3 +{busy.pid} +\d+\.\ds  \d\d\.\ds  nightly$", first)
-    assert second.startswith("orders/42  waiting 1 ")
+    columns = ["NAME", "STATE", "TOKEN", "HOLDER", "PID", "ACQUIRED", "AGE", "TTL LEFT", "PURPOSE"]
+    assert re.split(r"  +", head) == columns
+    acquired = r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"
+    assert re.match(rf"orders/42  held +\d+  web-3 +{busy.pid} +{acquired}  \d+\.\ds  \d\d\.\ds +nightly$", first)
+    assert second.startswith("orders/42  waiting 0 ")
     assert "held (slot 0 of 2)" in third
     assert "\x1b" not in done.stdout
     assert done.stderr == ""

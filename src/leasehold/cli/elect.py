@@ -172,7 +172,7 @@ def print_term(console: Console, term: Term) -> None:
     if console.json:
         console.put_json(
             {
-                "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "at": render.utc(at),
                 "namespace": console.namespace,
                 "name": term.name,
                 "token": term.token,

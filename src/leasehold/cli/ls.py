@@ -23,9 +23,13 @@ def ls(console: Console, prefix: str) -> None:
     """List holders and waiters.
 
     Shows the names that begin with PREFIX; by default all names of the namespace. A name that has no holders and no
-    waiters is not listed. AGE is the time since the lock was granted, or since the waiter joined the queue. LEFT is the
-    time until the lease or the waiter expires unless it is renewed. The list may be out of date when you read it: to be
-    sure, acquire the lock.
+    waiters is not listed. The list may be out of date when you read it: to be sure, acquire the lock.
+
+    ACQUIRED is when the lock was granted, by the clock of this machine; `-` if the engine does not know (ZooKeeper).
+    AGE is the time since then, or since the waiter joined the queue. TTL LEFT is the time until the lease or the waiter
+    expires unless it is renewed: for a holder that is alive it never reaches 0. The number after `waiting` is the
+    position in the queue: 0 is next. `(gone)` after a PID: no process on this machine has that pid any more, so the
+    lease will not be renewed.
 
     With `-o json`: one array, described in docs/reference/json.md. The exit code is 0 even if nothing was found, as
     long as the engine answered.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from datetime import UTC, datetime
+from typing import Literal, TypedDict
 
 import click
 
 from leasehold.cli.console import make_printable
-from leasehold.errors import NotAcquired
-from leasehold.model import Holding
+from leasehold.errors import NotAcquired, queue_text
+from leasehold.model import Holder, Holding
 
 
 class HoldingJson(TypedDict):
@@ -28,6 +30,8 @@ class HoldingJson(TypedDict):
     host: str | None
     pid: int | None
     purpose: str | None
+    process: str | None
+    acquired_at: str | None
     age: float
     left: float
     fingerprint: str
@@ -50,6 +54,8 @@ def holding_as_json(holding: Holding) -> HoldingJson:
         "host": who.host or None,
         "pid": who.pid or None,
         "purpose": who.purpose or None,
+        "process": process_state(holding.holder),
+        "acquired_at": None if holding.acquired_at is None else utc(datetime.fromtimestamp(holding.acquired_at, UTC)),
         "age": rounded(holding.age),
         "left": rounded(holding.left),
         "fingerprint": holding.fingerprint,
@@ -61,18 +67,39 @@ def rounded(seconds: float) -> float:
     return round(seconds, 3)
 
 
+def utc(instant: datetime) -> str:
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def process_state(who: Holder) -> Literal["gone", "exists"] | None:
+    """Whether a process of this machine has the holder's pid. None: the holder is on another host, or did not say.
+
+    "exists" proves nothing: the pid may have been given to another process. "gone" is certain, but for a holder in a
+    container that shares this host's name and not its pids.
+    """
+    if not who.pid or who.host != os.uname().nodename:
+        return None
+    try:
+        os.kill(who.pid, 0)
+    except ProcessLookupError:
+        return "gone"
+    except OSError:  # it belongs to another user
+        pass
+    return "exists"
+
+
 def blocks_others(holding: Holding) -> bool:
     """Whether it keeps others out now: held, reserved for a waiter that was notified, or cooling. If not, it waits."""
     return holding.state in ("held", "reserved", "cooling")
 
 
-COLUMNS = ("NAME", "STATE", "TOKEN", "HOLDER", "PID", "AGE", "LEFT", "PURPOSE")
+COLUMNS = ("NAME", "STATE", "TOKEN", "HOLDER", "PID", "ACQUIRED", "AGE", "TTL LEFT", "PURPOSE")
 _COLOURS = {"held": "green", "reserved": "cyan", "cooling": "blue", "waiting": "yellow", "passed over": "red"}
 _STATE_COLUMN = COLUMNS.index("STATE")
 
 
 def holding_row(holding: Holding) -> tuple[str, ...]:
-    state = holding.state if holding.position is None else f"{holding.state} {holding.position + 1}"
+    state = holding.state if holding.position is None else f"{holding.state} {holding.position}"
     if holding.mode == "shared":
         state += " (shared)"
     elif holding.slot is not None:
@@ -83,7 +110,8 @@ def holding_row(holding: Holding) -> tuple[str, ...]:
         state,
         str(holding.token or "-"),
         who.label,
-        str(who.pid or "-"),
+        f"{who.pid} (gone)" if process_state(who) == "gone" else str(who.pid or "-"),
+        local_time(holding.acquired_at),
         duration(holding.age),
         duration(holding.left),
         who.purpose or "-",
@@ -109,6 +137,14 @@ def _pad(cells: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
     return (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
 
 
+def local_time(instant: float | None) -> str:
+    """The time of day, with the date unless it is today's."""
+    if instant is None:
+        return "-"
+    then = datetime.fromtimestamp(instant)
+    return then.strftime("%H:%M:%S" if then.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
+
+
 def duration(seconds: float) -> str:
     """The two largest units: 0.4s, 12.3s, 3m12s, 5h03m, 2d04h."""
     if seconds < 60:
@@ -130,10 +166,10 @@ def busy_text(busy: NotAcquired) -> str:
     if busy.token:
         facts.append(f"token {busy.token}")
     if busy.left is not None:
-        facts.append(f"{busy.left:.1f} s left")
+        facts.append(f"{busy.left:.1f} s left unless renewed")
     who = f"is held by {busy.holder}" if busy.holder else "is not free"
     text = f"{busy.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
     if busy.waited > 0:
         text += f"; gave up after {busy.waited:.1f} s"
-        text += f" at position {busy.position + 1} in the queue" if busy.position is not None else ""
+        text += queue_text(busy.position)
     return text

@@ -119,7 +119,7 @@ def visible_state(holding: Holding) -> tuple[object, ...]:
 def print_change(console: Console, event: HoldingChange) -> None:
     at = datetime.now(UTC)
     if console.json:
-        stamp = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        stamp = render.utc(at)
         console.put_json({"at": stamp, "change": event.change, **render.holding_as_json(event.holding)})
         return
     name, state, token, holder, *_ = render.holding_row(event.holding)

@@ -97,7 +97,14 @@ class BaseClient:
     async def _inspect(self, prefix: str, exact: bool) -> list[Holding]:
         check_prefix(prefix)
         engine = self._core.engine()
-        return list(await engine.inspect(self._options.namespace, prefix, exact, self._core.deadline()))
+        holdings = await engine.inspect(self._options.namespace, prefix, exact, self._core.deadline())
+        now = self._core.runtime.wall()
+        return [
+            replace(holding, acquired_at=now - holding.age)
+            if holding.state == "held" and holding.since_grant
+            else holding
+            for holding in holdings
+        ]
 
     async def _deadlocks(self) -> list[Deadlock]:
         """Inspects twice: a cycle in both results existed at one moment, even if the engine reads name by name."""

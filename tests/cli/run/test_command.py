@@ -238,7 +238,7 @@ def test_second_run_is_busy_until_first_run_ends(shell):
     (seen,) = shell.json("get", "j")["holders"]
     assert seen["pid"] == holder.pid
     assert f"held by {seen['holder']} (pid {holder.pid} on {seen['host']}, sh, token {seen['token']}, " in busy.stderr
-    assert re.search(r"\d+\.\d s left\); pass -w SECS to wait for it$", busy.stderr.strip())
+    assert re.search(r"\d+\.\d s left unless renewed\); pass -w SECS to wait for it$", busy.stderr.strip())
     assert busy.stdout == ""
 
     holder.stdin.close()
@@ -252,7 +252,7 @@ def test_run_is_75_when_its_wait_is_over(shell):
     busy = shell("run", "-w", "0.2", "j", "--", "true")
     assert busy.returncode == 75
     assert "gave up after 0." in busy.stderr
-    assert "at position 1 in the queue" in busy.stderr
+    assert "at position 0 in the queue (next)" in busy.stderr
 
 
 def test_busy_exit_code_can_be_chosen(shell):

@@ -80,6 +80,7 @@ async def list_holdings(
                     slot=slot_by_id_hash.get(node.id_hash) if holds and kind == "semaphore" else None,
                     position=None if holds else queue.position(index),
                     owner=owner_of(node.id_hash),
+                    since_grant=False,
                 )
             )
     return found
