@@ -205,7 +205,7 @@ def parse_requirements(names: Collection[str]) -> frozenset[str]:
         raise ConfigError(f"require must be a set of names, such as {{{names!r}}}, not a string")
     unknown = sorted(set(names) - set(REQUIREMENTS))
     if unknown:
-        raise ConfigError(f"require accepts {', '.join(REQUIREMENTS)}; not {', '.join(unknown)}")
+        raise ConfigError(f"require accepts {', '.join(REQUIREMENTS)}; not {', '.join(map(repr, unknown))}")
     return frozenset(names)
 
 
@@ -229,7 +229,7 @@ def check_wait(wait: float | None) -> None:
 def check_seconds(what: str, value: float, allow_zero: bool = True) -> None:
     """Raise ConfigError unless the value is finite and not negative, and not 0 unless 0 is allowed."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e15 < value < 1e15:
-        raise ConfigError(f"{what} must be a finite number of seconds, not {str(value)[:40]}")
+        raise ConfigError(f"{what} must be a finite number of seconds, not {repr(value)[:40]}")
     if value < 0 or (value == 0 and not allow_zero):
         raise ConfigError(f"{what} must be {'0 or more' if allow_zero else 'more than 0'} seconds, not {value!r}")
 

@@ -98,6 +98,38 @@ def test_wrong_command_line_is_64(shell, arguments):
     assert "--help" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["schema"], "Missing argument '{mysql|postgresql}'. Choose from: mysql, postgresql"),
+        (["break", "j", "--token", "x"], "Invalid value for '--token': 'x' is not a valid whole number."),
+        (["docs", "reference/jsn"], "no page 'reference/jsn': did you mean 'reference/json'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_usage_error_is_one_plain_line(shell, arguments, text):
+    first, *_ = shell(*arguments).stderr.splitlines()
+    assert text in first
+    assert "\\t" not in first
+
+
+@pytest.mark.parametrize("url", ["redis://H:1", "etcd://H:1", "mysql://H:1/x", "redlock://H:1,H:2,H:3", "zk://H:1"])
+def test_refused_connection_names_host_and_port_and_the_reason(shell, url):
+    done = shell("-u", url.replace("H", "127.0.0.1"), "ls")
+    assert done.returncode == 69
+    assert "127.0.0.1:1" in done.stderr
+    assert "Connection refused" in done.stderr
+    assert "0.0 s" not in done.stderr
+    assert "Errno" not in done.stderr
+
+
+def test_refused_postgresql_connection_names_host_and_port(shell):
+    done = shell("-u", "postgresql://127.0.0.1:1/x", "ls")
+    assert done.returncode == 69
+    assert 'at "127.0.0.1", port 1 failed: Connection refused' in done.stderr
+    assert "\\t" not in done.stderr
+
+
 def test_invalid_namespace_is_64(shell):
     done = shell("--namespace", "n" * 256, "ls")
     assert done.returncode == 64

@@ -39,8 +39,8 @@ def acquire(console: Console, /, name: str, **given: Any) -> int:
     lease, and stops the command if the lease is lost.
 
     The JSON contains a secret, with which any process can renew or release the lease. Keep it in $LEASEHOLD_LEASE or
-    pass it on stdin, never on a command line, where every user of the machine can read it. The format is described in
-    docs/reference/json.md; `-o` has no effect on it.
+    pass it on stdin, never on a command line, where every user of the machine can read it. The format is described by
+    `leasehold docs reference/json`; `-o` has no effect on it.
     """
     options = AcquireOptions(**given)
     usage_error_if(sys.stdout is None, "stdout is closed, so the lease cannot be printed")

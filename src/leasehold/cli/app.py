@@ -21,6 +21,7 @@ from leasehold.cli.completion import completion
 from leasehold.cli.console import discard_stdout, global_options, say, write_stderr
 from leasehold.cli.deadlocks import deadlocks
 from leasehold.cli.demo.command import demo
+from leasehold.cli.docs import docs
 from leasehold.cli.elect import elect
 from leasehold.cli.get import get
 from leasehold.cli.help import WIDTH, Group
@@ -52,8 +53,8 @@ leasehold -u sqlite:///srv/locks.db ls          the same for another engine
 def leasehold() -> None:
     """Distributed locks for the shell, with leases that expire and fencing tokens that only increase.
 
-    Run `leasehold COMMAND --help` for the help of a command. You can pass the options below before or after the
-    command.
+    Run `leasehold COMMAND --help` for the help of a command, `leasehold docs` for the documentation, and `leasehold
+    demo zombie` to see why a lock needs a fence. You can pass the options below before or after the command.
 
     Output is not coloured if stdout is not a terminal or if NO_COLOR is set. [env var: NO_COLOR]
     """
@@ -74,6 +75,7 @@ for command in (
     rebase,
     demo,
     bench,
+    docs,
     completion,
 ):
     leasehold.add_command(command)
@@ -141,8 +143,7 @@ def _explain_usage(bad: click.UsageError) -> None:
     if isinstance(bad, click.exceptions.NoArgsIsHelpError):
         write_stderr(bad.format_message())
         return
-    for line in filter(None, bad.format_message().split("\n")):
-        say(line)
+    say(" ".join(bad.format_message().split()))  # click lists choices with line breaks and tabs
     if bad.ctx is not None:
         write_stderr(bad.ctx.get_usage())
         write_stderr(f"Try '{bad.ctx.command_path} --help'.")

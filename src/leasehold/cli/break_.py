@@ -9,7 +9,7 @@ import click
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console, write_stderr
 from leasehold.cli.help import Command
-from leasehold.cli.options import name_argument, usage_error_if
+from leasehold.cli.options import WholeNumber, name_argument, usage_error_if
 from leasehold.model import Holding
 
 EXAMPLES = """
@@ -25,7 +25,7 @@ leasehold break nightly-report --yes            the current holder, without conf
 @name_argument
 @click.option(
     "--token",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     help="Break only the grant with this token. `leasehold ls` shows it.",
 )

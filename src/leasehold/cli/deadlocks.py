@@ -30,8 +30,8 @@ def deadlocks(console: Console) -> None:
     Only detects threads and tasks that wait for one lock while they hold another. It does not see waits for anything
     else, nor a `leasehold run` inside the CMD of another one.
 
-    With `-o json`: one array, described in docs/reference/json.md. The exit code is 0 even if nothing was found, as
-    long as the engine answered.
+    With `-o json`: one array, described by `leasehold docs reference/json`. The exit code is 0 even if nothing was
+    found, as long as the engine answered.
     """
     with console.client() as client:
         found = client.deadlocks()

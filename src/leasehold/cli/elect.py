@@ -106,7 +106,7 @@ def elect(
     Exits 69 if the engine does not answer at the start; later it retries until the engine answers.
 
     With --listen: prints one line per term, beginning with the current one, each term once and in order. With `-o
-    json`: one JSON object per term, one per line, described in docs/reference/json.md.
+    json`: one JSON object per term, one per line, described by `leasehold docs reference/json`.
     """
     check_ttl_option(given["ttl"])
     options: LockArguments = {**given, "max_hold": max_hold}  # type: ignore[typeddict-item]  # by click

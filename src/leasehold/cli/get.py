@@ -24,8 +24,8 @@ def get(console: Console, name: str) -> None:
     Do not base decisions on the answer: it may be out of date when you read it. To run a command only if NAME is free,
     use `leasehold run -n`, which checks and acquires in one step.
 
-    With `-o json`: one object, described in docs/reference/json.md. The exit code is 0 whether NAME is held or not, as
-    long as the engine answered.
+    With `-o json`: one object, described by `leasehold docs reference/json`. The exit code is 0 whether NAME is held or
+    not, as long as the engine answered.
     """
     with console.client() as client:
         holdings = client.inspect(name, exact=True)

@@ -31,8 +31,8 @@ def ls(console: Console, prefix: str) -> None:
     position in the queue: 0 is next. `(gone)` after a PID: no process on this machine has that pid any more, so the
     lease will not be renewed.
 
-    With `-o json`: one array, described in docs/reference/json.md. The exit code is 0 even if nothing was found, as
-    long as the engine answered.
+    With `-o json`: one array, described by `leasehold docs reference/json`. The exit code is 0 even if nothing was
+    found, as long as the engine answered.
     """
     with console.client() as client:
         holdings = client.inspect(prefix)

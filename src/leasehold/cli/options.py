@@ -18,6 +18,11 @@ from leasehold.errors import ConfigError, LeaseholdError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class WholeNumber(click.IntRange):
+    name = "whole number"  # in the error: click says "integer range"
+
+
 MAX_SLOTS = 2**31 - 1  # the largest limit that every engine supports
 
 
@@ -95,7 +100,7 @@ def acquire_options(command: F) -> F:
             click.option("-s", "--shared", is_flag=True, help="Share NAME with other shared holders, as a reader."),
             click.option(
                 "--slots",
-                type=click.IntRange(min=1),
+                type=WholeNumber(min=1),
                 metavar="N",
                 help="Allow up to N holders at once, as a semaphore. All users of NAME must pass the same N.",
             ),
@@ -127,7 +132,7 @@ def acquire_options(command: F) -> F:
                 "-E",
                 "--conflict-exit-code",
                 "busy_code",
-                type=click.IntRange(0, 255),
+                type=WholeNumber(0, 255),
                 metavar="CODE",
                 help="Exit with CODE instead of 75 if NAME is busy.",
             ),

@@ -7,6 +7,7 @@ import click
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
+from leasehold.cli.options import WholeNumber
 from leasehold.runtime.base import run_sync
 
 EXAMPLES = """
@@ -18,7 +19,7 @@ leasehold rebase --above 1741000000000417       this is the highest token that a
 @click.command("rebase", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @click.option(
     "--above",
-    type=click.IntRange(min=0, max=2**53 - 2**40 - 1),
+    type=WholeNumber(min=0, max=2**53 - 2**40 - 1),
     default=0,
     metavar="TOKEN",
     help="The highest token that any resource has seen, if known. All new tokens are greater.",

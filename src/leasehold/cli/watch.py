@@ -53,7 +53,7 @@ def watch(console: Console, prefix: str, interval: float, lasting: float | None)
 
     Shows the names that begin with PREFIX; by default all names of the namespace. On a terminal: the table of `ls`,
     kept up to date. In a pipe: one line per change. With `-o json`: one JSON object per change, one per line, described
-    in docs/reference/json.md.
+    by `leasehold docs reference/json`.
 
     This command polls the engine, so it misses holders and waiters that come and go between two polls. If the engine
     does not answer, it prints the error to stderr and retries.

@@ -65,6 +65,8 @@ class BaseClient:
         self._open_stores: dict[str, Closable] = {}
         _register_for_hooks(self._core, at_exit=runtime is None)  # another runtime may have no threads to wait for
 
+    __init__.__qualname__ = "Client"  # in the text of a TypeError
+
     def __repr__(self) -> str:
         # The URL may hold a password.
         return f"<{type(self).__name__} {self._core.engine_name}:// namespace={self._options.namespace!r}>"

@@ -14,6 +14,7 @@ from leasehold.cli.bench.cases import cases
 from leasehold.cli.bench.measurement import format_results, measure
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
+from leasehold.cli.options import WholeNumber
 
 EXAMPLES = """
 leasehold bench                             the engine of LEASEHOLD_URL, or your SQLite file
@@ -24,10 +25,10 @@ leasehold -o json bench | jq '.results[] | {case, ratio}'
 
 @click.command("bench", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @click.argument("engine_url", required=False, metavar="[URL]")
-@click.option("--rounds", type=click.IntRange(2, 1000), default=15, metavar="N", help="Number of rounds. Default: 15.")
+@click.option("--rounds", type=WholeNumber(2, 1000), default=15, metavar="N", help="Number of rounds. Default: 15.")
 @click.option(
     "--held",
-    type=click.IntRange(1, 100_000),
+    type=WholeNumber(1, 100_000),
     default=100,
     metavar="N",
     help="Number of leases to hold during the measurement, and to renew. Default: 100.",
@@ -44,7 +45,7 @@ def bench(console: Console, engine_url: str | None, rounds: int, held: int) -> N
     It needs only the engine. It uses its own namespace, which is empty again at the end. It puts load on the server for
     some seconds, so be careful with a server in production.
 
-    With `-o json`: one object, described in docs/reference/json.md.
+    With `-o json`: one object, described by `leasehold docs reference/json`.
     """
     bench_console = replace(console, url=engine_url or console.url, namespace=f"leasehold-bench-{secrets.token_hex(8)}")
     with bench_console.client(in_process=True) as client, cases(client, held) as chosen:

@@ -12,6 +12,7 @@ from leasehold.cli.demo import NAMES, DemoResult, load_demo
 from leasehold.cli.demo.redis_server import find_program
 from leasehold.cli.demo.runner import DemoFailed, DemoRunner, TimelinePrinter
 from leasehold.cli.help import Command
+from leasehold.cli.options import WholeNumber
 from leasehold.errors import ConfigError
 
 EXAMPLES = """
@@ -34,7 +35,7 @@ WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per proce
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[DEMO]...")
 @click.option("--list", "listing", is_flag=True, help="List the demos and exit.")
 @click.option(
-    "--size", type=click.IntRange(50, 500), metavar="N", help="Number of callers in thundering-herd. Default: 200."
+    "--size", type=WholeNumber(50, 500), metavar="N", help="Number of callers in thundering-herd. Default: 200."
 )
 @pass_console
 def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | None) -> int:
@@ -45,8 +46,8 @@ def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | No
     directory, which is deleted afterwards. They touch nothing else and need no privileges. `expired-lease` always uses
     that engine. `failover` always starts two Redis servers of its own; it needs redis-server and leasehold[redis].
 
-    With `-o json`: one object per demo, described in docs/reference/json.md. The exit code is 0 if every demo that ran
-    behaved as expected: it failed without the fix, and worked with it.
+    With `-o json`: one object per demo, described by `leasehold docs reference/json`. The exit code is 0 if every demo
+    that ran behaved as expected: it failed without the fix, and worked with it.
     """
     if listing:
         for name in NAMES:

@@ -168,7 +168,7 @@ class RunOptions:
     "--result-file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="When done, write the result to FILE as JSON, described in docs/reference/json.md.",
+    help="When done, write the result to FILE as JSON, described by `leasehold docs reference/json`.",
 )
 @pass_console
 def run(

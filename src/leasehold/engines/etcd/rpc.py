@@ -125,7 +125,8 @@ class RpcClient:
             tries += 1
             await self._pause(tries, deadline)
         seconds = self._runtime.now() - started_at
-        raise Unavailable(f"etcd did not answer in {seconds:.1f} s: {last_status.text}", engine="etcd", seconds=seconds)
+        within = f" in {seconds:.1f} s" if seconds >= 0.05 else ""
+        raise Unavailable(f"etcd did not answer{within}: {last_status.text}", engine="etcd", seconds=seconds)
 
     async def _pause(self, tries: int, deadline: float) -> None:
         pause = backoff(tries, _PAUSE, _MAX_PAUSE, 0.5 + self._runtime.random() / 2)

@@ -121,7 +121,7 @@ def _set_socket_options(sock: socket.socket) -> None:
 
 async def open_session(target: MyTarget, runtime: Runtime, deadline: float, statement_time: float) -> MySession:
     """A session with the first address that accepts the connection. Each address gets an equal share of the time."""
-    failure = no_answer(0.0)
+    failure = no_answer(0.0, target.address)
     found = [""] if target.path else await resolve(target.host, runtime, deadline, SERVER, ENGINE)
     for number, address in enumerate(found):
         until = split_deadline(runtime, deadline, len(found) - number)
@@ -151,10 +151,10 @@ async def _connect_address(
         raise
     if not answered:
         handshake.cancel()
-        raise no_answer(deadline - began)
+        raise no_answer(deadline - began, target.address)
     if handshake.result is None:
         assert handshake.error is not None
-        raise connection_refused(handshake.error) from handshake.error
+        raise connection_refused(handshake.error, target.address) from handshake.error
     sock, connection_id, mariadb = handshake.result
     session = MySession(sock, runtime)
     try:

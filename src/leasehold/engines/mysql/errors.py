@@ -99,20 +99,20 @@ class MyServerError(SqlServerError):
         return Unavailable(f"MySQL: {self}", engine=ENGINE)
 
 
-def connection_refused(error: Exception) -> LeaseholdError:
+def connection_refused(error: Exception, address: str) -> LeaseholdError:
     """The error for a connection that failed."""
     code = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
     original = getattr(error, "original_exception", error)
     text = " ".join(str(error.args[1] if isinstance(code, int) and len(error.args) > 1 else error).split())
     if code in _REFUSED or isinstance(original, ssl.SSLCertVerificationError):
-        return ConfigError(f"MySQL: {text}")
+        return ConfigError(f"MySQL at {address}: {text}")
     if isinstance(error, RuntimeError | ValueError | FileNotFoundError):  # a missing package or file
         return ConfigError(f"MySQL: {text}")
-    return Unavailable(f"MySQL: {text}", engine=ENGINE)
+    return Unavailable(f"MySQL at {address}: {text}", engine=ENGINE)
 
 
-def no_answer(seconds: float) -> Unavailable:
-    return _no_answer(SERVER, ENGINE, seconds)
+def no_answer(seconds: float, address: str = "") -> Unavailable:
+    return _no_answer(f"{SERVER} at {address}" if address else SERVER, ENGINE, seconds)
 
 
 def schema_missing(name: str, why: object) -> ConfigError:

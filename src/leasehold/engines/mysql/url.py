@@ -26,6 +26,10 @@ class MyTarget:
     path: str  # of a unix socket, instead of host and port
     arguments: dict[str, Any] = field(repr=False)  # for PyMySQL
 
+    @property
+    def address(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True)
 class MyOptions:

@@ -48,7 +48,7 @@ select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsy
 async def open_session(target: PgTarget, runtime: Runtime, deadline: float, statement_timeout: float) -> PgSession:
     """A session with the first host that accepts the connection. Each host gets an equal share of the time left, and
     each of its addresses an equal share of that."""
-    failure: LeaseholdError = no_answer(0.0)
+    failure: LeaseholdError = no_answer(0.0, _address(target.hosts[0]))
     for number, params in enumerate(target.hosts):
         until = split_deadline(runtime, deadline, len(target.hosts) - number)
         try:
@@ -62,10 +62,14 @@ async def open_session(target: PgTarget, runtime: Runtime, deadline: float, stat
     raise failure
 
 
+def _address(params: dict[str, Any]) -> str:
+    return f"{params.get('host') or params.get('hostaddr') or 'the local socket'}:{params.get('port') or 5432}"
+
+
 async def _connect_host(
     params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float
 ) -> PgSession:
-    failure = no_answer(0.0)
+    failure = no_answer(0.0, _address(params))
     candidates = await _resolve_params(params, runtime, deadline)
     for number, candidate in enumerate(candidates):
         try:
@@ -91,7 +95,7 @@ async def _connect_address(
                 raise connection_refused(pg.get_error_message())
             reading = state == pq.PollingStatus.READING
             if not await runtime.wait_fd(pg.socket, deadline - runtime.now(), read=reading, write=not reading):
-                raise no_answer(deadline - began)
+                raise no_answer(deadline - began, _address(params))
         pg.nonblocking = 1
         pg.enter_pipeline_mode()
         await _prepare_session(session, pg, deadline, statement_timeout)

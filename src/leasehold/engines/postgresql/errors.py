@@ -81,15 +81,15 @@ class PgServerError(SqlServerError):
 
 def connection_refused(text: str) -> LeaseholdError:
     """The error for a connection that failed."""
-    lines = [line for line in text.strip().splitlines() if line]
+    lines = [line.strip() for line in text.strip().splitlines() if line]
     text = "; ".join(lines) or "the connection failed"
     if any(phrase in text for phrase in _REFUSED) and "could not translate" not in text:
         return ConfigError(f"PostgreSQL: {text}")
     return Unavailable(f"PostgreSQL: {text}", engine=ENGINE)
 
 
-def no_answer(seconds: float) -> Unavailable:
-    return _no_answer(SERVER, ENGINE, seconds)
+def no_answer(seconds: float, address: str = "") -> Unavailable:
+    return _no_answer(f"{SERVER} at {address}" if address else SERVER, ENGINE, seconds)
 
 
 def schema_missing(name: str, why: object) -> ConfigError:

@@ -42,7 +42,7 @@ _LOGGED_WARNINGS: Final[set[str]] = set()  # each is logged once per process
 
 
 def describe_error(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def is_error_reply(reply: Any, prefixes: str | tuple[str, ...]) -> bool:

@@ -35,7 +35,8 @@ class SqlServerError(Exception):
 
 
 def no_answer(server: str, engine: str, seconds: float) -> Unavailable:
-    return Unavailable(f"{server} did not answer within {max(seconds, 0.0):.2f} s", engine=engine, seconds=seconds)
+    within = f"within {seconds:.1f} s" if seconds >= 0.05 else "before the deadline"
+    return Unavailable(f"{server} did not answer {within}", engine=engine, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
