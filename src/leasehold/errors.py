@@ -70,13 +70,14 @@ class NotAcquired(LeaseholdError, TimeoutError):
         self.host = holder.host if holder else None
         self.pid = holder.pid if holder else None
         self.purpose = holder.purpose if holder else None
-        super().__init__(self._text())
+        super().__init__(self._situation() + ("" if waited > 0 else "; pass wait=SECONDS to queue for it"))
 
-    def _text(self) -> str:
+    def _situation(self) -> str:
+        """Who holds the name, with everything an operator needs to find that process; without advice."""
         who = f"is held by {self.holder}" if self.holder else "is not free"
         facts = []
-        if self.holder and self.host is not None and self.pid is not None and f"{self.host}:{self.pid}" != self.holder:
-            facts.append(f"pid {self.pid} on {self.host}")
+        if self.pid and f"{self.host}:{self.pid}" != self.holder:
+            facts.append(f"pid {self.pid}" + (f" on {self.host}" if self.host else ""))
         if self.purpose:
             facts.append(self.purpose)
         if self.token:
@@ -86,16 +87,10 @@ class NotAcquired(LeaseholdError, TimeoutError):
         text = f"{self.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
         if self.waited > 0:
             text += f"; gave up after {self.waited:.1f} s"
-            text += queue_text(self.position)
-            return text
-        return text + "; pass wait=SECONDS to queue for it"
-
-
-def queue_text(position: int | None) -> str:
-    """Where a waiter was in the queue, counted as in `NotAcquired.position`."""
-    if position is None:
-        return ""
-    return f" at position {position} in the queue ({f'{position} ahead' if position else 'next'})"
+            if self.position is not None:
+                ahead = f"{self.position} ahead" if self.position else "next"
+                text += f" at position {self.position} in the queue ({ahead})"
+        return text
 
 
 class LeaseLost(LeaseholdError):

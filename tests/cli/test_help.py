@@ -50,6 +50,21 @@ def test_every_command_help_has_examples_and_exit_codes(name):
     assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("run", ["0", "64", "69", "75", "77", "78", "79", "126", "127", "128+n", "other"]),
+        ("elect", ["0", "64", "69", "74", "77", "78", "126", "127", "128+n", "other"]),
+        ("ls", ["0", "64", "69", "74", "77", "78"]),
+        ("demo", ["0", "1", "64", "69", "74", "77", "78"]),
+        ("completion", ["0", "64", "74"]),
+    ],
+)
+def test_help_lists_the_exit_codes_of_its_command(name, codes):
+    rows = help_of(name).partition("Exit codes:\n")[2].splitlines()
+    assert [row.split()[0] for row in rows] == codes
+
+
 def test_every_option_has_help():
     for command in (leasehold, *leasehold.commands.values()):
         for param in command.params:
@@ -64,8 +79,9 @@ def test_help_names_environment_variable_of_each_flag():
         assert "[env var: LEASEHOLD_LEASE]" in " ".join(help_of(name).split())
 
 
-def test_help_does_not_truncate_the_list_of_commands():
-    assert "..." not in help_of().partition("Commands:")[2].partition("Examples:")[0]
+def test_help_does_not_truncate_the_list_of_commands(shell):
+    for text in (help_of(), shell("--help", COLUMNS="80").stdout):
+        assert "..." not in text.partition("Commands:")[2].partition("Examples:")[0]
 
 
 def test_help_goes_to_stdout(shell):

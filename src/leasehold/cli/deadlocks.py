@@ -17,7 +17,13 @@ leasehold -o json deadlocks | jq -r '.[].victim | "\\(.name) \\(.token)"'
 """
 
 
-@click.command("deadlocks", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
+@click.command(
+    "deadlocks",
+    short_help="Find holders that wait for each other.",
+    cls=Command,
+    examples=EXAMPLES,
+    codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG),
+)
 @pass_console
 def deadlocks(console: Console) -> None:
     """Find deadlocks: threads, tasks and processes that wait for each other.

@@ -21,13 +21,13 @@ SIGNALLED: Final = 128  # plus the number of the signal
 
 # For the help. `run` and `elect` also exit with the code of CMD.
 MEANING: Final = {
-    OK: "success; for a query, even if it found nothing",
+    OK: "success",
     NOT_SHOWN: "`demo`: a demo did not behave as expected",
     USAGE: "usage error; nothing was done",
     UNREACHABLE: "the engine did not answer",
     OUTPUT: "the output could not be written",
     BUSY: "the name is busy, or the wait is over (-E CODE changes this code)",
-    NOT_PERMITTED: "not permitted, by the engine, by the file system, or by your answer",
+    NOT_PERMITTED: "not permitted by the engine or the file system, or not confirmed by you",
     CONFIG: "configuration error: the URL, the database, or a name in use as another kind of lock",
     LOST: "the lease was lost",
     CANNOT_RUN: "CMD was found but could not be executed",

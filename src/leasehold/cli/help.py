@@ -6,7 +6,7 @@ click re-wraps paragraphs; the `examples` of a command are printed line by line,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -17,7 +17,11 @@ WIDTH = 100
 
 
 class Command(click.Command):
-    """A command with examples. `codes` are its possible exit codes other than 0, 64 and, if it `prints` data, 74."""
+    """A command with examples. `codes` are its possible exit codes other than 0, 64 and, if it `prints` data, 74. One
+    that talks to an engine (69) may also end with 77.
+    """
+
+    other_codes: ClassVar[Sequence[tuple[str, str]]] = ()  # rows below the table of exit codes
 
     def __init__(
         self, *args: Any, examples: str = "", codes: Sequence[int] = (), prints: bool = True, **kwargs: Any
@@ -25,7 +29,12 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.params += global_options(for_command=True)
         self.examples = examples.strip("\n")
-        self.codes = (exit_codes.OK, *codes, exit_codes.USAGE, *((exit_codes.OUTPUT,) if prints else ()))
+        possible = {exit_codes.OK, exit_codes.USAGE, *codes}
+        if prints:
+            possible.add(exit_codes.OUTPUT)
+        if exit_codes.UNREACHABLE in codes:
+            possible.add(exit_codes.NOT_PERMITTED)
+        self.codes = sorted(possible)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
@@ -34,7 +43,7 @@ class Command(click.Command):
                 "The global options (-u, --namespace, -o, -q, -v; see `leasehold --help`) work here, too."
             )
         write_examples(formatter, self.examples)
-        write_codes(formatter, self.codes)
+        write_codes(formatter, self.codes, self.other_codes)
 
 
 class Group(click.Group):
@@ -61,9 +70,9 @@ def write_examples(formatter: click.HelpFormatter, examples: str) -> None:
                 formatter.write(f"  {line}".rstrip() + "\n")
 
 
-def write_codes(formatter: click.HelpFormatter, codes: Sequence[int]) -> None:
+def write_codes(formatter: click.HelpFormatter, codes: Sequence[int], other: Sequence[tuple[str, str]] = ()) -> None:
     with formatter.section("Exit codes"):
         rows = [
             ("128+n" if code == exit_codes.SIGNALLED else str(code), exit_codes.MEANING[code]) for code in sorted(codes)
         ]
-        formatter.write_dl([(code, meaning.removeprefix("128+n: ")) for code, meaning in rows])
+        formatter.write_dl([*((code, meaning.removeprefix("128+n: ")) for code, meaning in rows), *other])

@@ -16,7 +16,13 @@ leasehold rebase --above 1741000000000417       this is the highest token that a
 """
 
 
-@click.command("rebase", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
+@click.command(
+    "rebase",
+    short_help="Raise new tokens after the engine's data was restored.",
+    cls=Command,
+    examples=EXAMPLES,
+    codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG),
+)
 @click.option(
     "--above",
     type=WholeNumber(min=0, max=2**53 - 2**40 - 1),

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 import click
 
 from leasehold.cli.console import make_printable
-from leasehold.errors import NotAcquired, queue_text
+from leasehold.errors import NotAcquired
 from leasehold.model import Holder, Holding
 
 
@@ -157,19 +157,5 @@ def duration(seconds: float) -> str:
 
 
 def busy_text(busy: NotAcquired) -> str:
-    """Who holds the name, with everything an operator needs to find that process."""
-    facts = []
-    if busy.pid:
-        facts.append(f"pid {busy.pid}" + (f" on {busy.host}" if busy.host else ""))
-    if busy.purpose:
-        facts.append(busy.purpose)
-    if busy.token:
-        facts.append(f"token {busy.token}")
-    if busy.left is not None:
-        facts.append(f"{busy.left:.1f} s left unless renewed")
-    who = f"is held by {busy.holder}" if busy.holder else "is not free"
-    text = f"{busy.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
-    if busy.waited > 0:
-        text += f"; gave up after {busy.waited:.1f} s"
-        text += queue_text(busy.position)
-    return text
+    """The text of the error without its advice, which is for Python."""
+    return busy._situation()

@@ -21,7 +21,13 @@ leasehold schema mysql --role app@10.%                   with grants for an acco
 """
 
 
-@click.command("schema", cls=Command, examples=EXAMPLES, codes=(exit_codes.CONFIG,))
+@click.command(
+    "schema",
+    short_help="Print the SQL of an engine's tables and functions.",
+    cls=Command,
+    examples=EXAMPLES,
+    codes=(exit_codes.CONFIG,),
+)
 @click.argument("engine", type=click.Choice(["mysql", "postgresql"]))
 @click.option(
     "--schema",

@@ -30,7 +30,11 @@ WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per proce
 
 
 @click.command(
-    "demo", cls=Command, examples=EXAMPLES, codes=(exit_codes.NOT_SHOWN, exit_codes.UNREACHABLE, exit_codes.CONFIG)
+    "demo",
+    cls=Command,
+    short_help="Show failures that locks and fences prevent.",
+    examples=EXAMPLES,
+    codes=(exit_codes.NOT_SHOWN, exit_codes.UNREACHABLE, exit_codes.CONFIG),
 )
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[DEMO]...")
 @click.option("--list", "listing", is_flag=True, help="List the demos and exit.")
@@ -115,13 +119,15 @@ def _run_halves(console: Console, name: str, size: int | None, halves: dict[str,
         console.put(click.style(f"{name}: {chosen_demo.TITLE}", bold=True))
     for half, fixed in (("without", False), ("with", True)):
         if not console.json:
-            console.put(click.style(f"\n {half} the fix" + (f": {chosen_demo.FIX}" if fixed else ""), underline=True))
+            heading = f"{half} the fix" + (f": {chosen_demo.FIX}" if fixed else "")
+            console.put("\n " + click.style(heading, underline=True))
         with DemoRunner(
             name, console.url, _timeline_printer(console), size=size, verbose=console.verbosity > 0
         ) as runner:
             result = halves[half] = chosen_demo.run(runner, fixed)
         if not console.json:
-            verdict = "as expected" if result.as_expected else "NOT as expected"
+            what = "no failure" if fixed else "the failure"
+            verdict = f"{what}, as expected" if result.as_expected else "NOT as expected"
             good = fixed and result.as_expected
             console.put(f"  => {click.style(result.text, fg='green' if good else 'red', bold=True)}  ({verdict})")
 

@@ -61,6 +61,8 @@ RUN_CODES = (
 class RunCommand(Command):
     """Options may come before or after NAME. Everything from CMD on belongs to CMD, with or without `--` before it."""
 
+    other_codes = (("other", "the exit code of CMD"),)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_args, command = self._split_args(args)
         # Without CMD, no `--`: an option that lacks its value would take `--` as the value.
