@@ -55,7 +55,7 @@ else
 endif
 
 .PHONY: comparison
-comparison: $(VENV)/.installed servers ## every approach against pause, crash and fail-over, for docs/comparison.md: ten minutes
+comparison: $(VENV)/.installed servers ## every approach against pause, crash and failover, for docs/comparison.md: ten minutes
 	$(PY) -m comparison $(ARGS)
 	$(PY) tests/docs/test_tables.py
 

@@ -1,1 +1,1 @@
-"""Every approach to locking under the same pause, crash and fail-over, with real servers: `make comparison`."""
+"""Every approach to locking under the same pause, crash and failover, with real servers: `make comparison`."""

@@ -14,7 +14,7 @@ from leasehold.testing import Absent
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     row = ROWS[name]
-    faults = [fault for fault in FAULTS if row.fails_over or fault != "fail-over"]
+    faults = [fault for fault in FAULTS if row.fails_over or fault != "failover"]
     report = lambda text: print(f"{name}, {text}", file=sys.stderr, flush=True)  # noqa: E731
     return {fault: count_faults(row.approach, row.setup, fault, rounds, report)._asdict() for fault in faults}
 

@@ -98,7 +98,7 @@ class Unfenced(Approach):
             try:
                 self.lease = self.client.lock("account").acquire(wait=60)
                 return
-            except LeaseholdError:  # a fail-over is in progress
+            except LeaseholdError:  # a failover is in progress
                 if time.monotonic() > end:
                     raise
                 time.sleep(_POLL)

@@ -19,7 +19,7 @@ from comparison.server_setups import SETUPS, balance
 
 _DEADLINE: Final = 90.0  # seconds for what must happen, even on a busy machine
 _PAUSED: Final = 6 * TTL  # longest pause of a holder; used in full if the lock has no ttl
-_SURVIVED: Final = 3 * TTL  # a lock not granted to another process for this long has survived the fail-over
+_SURVIVED: Final = 3 * TTL  # a lock not granted to another process for this long has survived the failover
 
 
 class Count(NamedTuple):
@@ -84,16 +84,16 @@ def run_round(approach: str, setup_name: str, fault: str) -> tuple[list[dict[str
             stack.callback(new_worker.end)
             return new_worker
 
-        if fault == "fail-over":
+        if fault == "failover":
             setup.prepare()
         first = worker()
         first.receive("holds")
-        if fault == "fail-over":
+        if fault == "failover":
             urls = setup.fail_over()
         else:
             first.send(signal.SIGSTOP if fault == "pause" else signal.SIGKILL)
         second = worker()
-        holds = second.receive("holds", {"pause": _PAUSED, "crash": _DEADLINE, "fail-over": _SURVIVED}[fault])
+        holds = second.receive("holds", {"pause": _PAUSED, "crash": _DEADLINE, "failover": _SURVIVED}[fault])
         done = [second.write()] if holds else []
         if fault != "crash":
             first.send(signal.SIGCONT)

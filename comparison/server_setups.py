@@ -19,7 +19,7 @@ from leasehold.fences import sql_schema
 
 
 class ServerSetup(NamedTuple):
-    """`urls`: the servers. `prepare()` runs before the first holder acquires, if there is to be a fail-over.
+    """`urls`: the servers. `prepare()` runs before the first holder acquires, if there is to be a failover.
     `fail_over()` returns the URLs to use from then on."""
 
     urls: list[str]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 EVIDENCE: Final = Path(__file__).parents[1] / "docs" / "evidence" / "comparison.json"
-FAULTS: Final = ("pause", "crash", "fail-over")
+FAULTS: Final = ("pause", "crash", "failover")
 
 
 class Row(NamedTuple):
@@ -54,7 +54,7 @@ def cell(fault: str, count: dict[str, Any] | None) -> str:
     parts = [f"**{count['lost']} of {count['written']} lost**" if count["lost"] else "none lost"]
     parts += [f"{count['refused']} refused"] if count["refused"] else []
     parts += [f"{count['failed']} failed"] if count["failed"] else []
-    if fault != "fail-over" and count["waited"] >= 0.1:
+    if fault != "failover" and count["waited"] >= 0.1:
         parts.append(f"the next had to wait {count['waited']:.1f} s")
     return ", ".join(parts)
 

@@ -16,7 +16,7 @@ from harness.servers.redis_ha import SERVICE, RedisCluster, SentinelSetup, scan_
 from leasehold.core.names import FORMAT, encode
 from leasehold.testing.conformance.rig import ClientPath, Rig
 
-_FAILURE_TIMEOUT = 30.0  # seconds; long, because cases pause servers without wanting a fail-over
+_FAILURE_TIMEOUT = 30.0  # seconds; long, because cases pause servers without wanting a failover
 
 
 class _HighAvailabilityRig(Rig):

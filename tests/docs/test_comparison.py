@@ -29,7 +29,7 @@ def test_recorded_results_cover_every_row_and_fault():
     recorded = table.load_results()
     assert list(recorded) == list(table.ROWS)
     for name, row in table.ROWS.items():
-        assert list(recorded[name]) == [fault for fault in table.FAULTS if row.fails_over or fault != "fail-over"]
+        assert list(recorded[name]) == [fault for fault in table.FAULTS if row.fails_over or fault != "failover"]
 
 
 def test_recorded_results_support_the_claims_of_the_page():
@@ -40,10 +40,10 @@ def test_recorded_results_support_the_claims_of_the_page():
     for name in UNFENCED:
         assert recorded[name]["pause"]["lost"] == recorded[name]["pause"]["rounds"], name
     for name in ("etcd", "zookeeper"):  # no other client was granted the lock
-        assert recorded[name]["fail-over"]["refused"] == 0
+        assert recorded[name]["failover"]["refused"] == 0
     for name in ("set-nx", "redlock", "unfenced"):
-        assert recorded[name]["fail-over"]["lost"] > 0
-    assert recorded["row-lock"]["pause"]["lost"] == recorded["row-lock"]["fail-over"]["lost"] == 0
+        assert recorded[name]["failover"]["lost"] > 0
+    assert recorded["row-lock"]["pause"]["lost"] == recorded["row-lock"]["failover"]["lost"] == 0
 
 
 def test_tool_produces_results_shaped_as_recorded():

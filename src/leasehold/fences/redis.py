@@ -1,7 +1,7 @@
 """A fence for Redis values and commands: one script checks the token and runs the commands, so it is atomic.
 
 The highest token is kept in a key of its own, in the same cluster slot, without a ttl. It is as durable as the rest of
-the data: it is lost if the eviction policy removes keys without a ttl (`allkeys-*`) or a fail-over loses writes.
+the data: it is lost if the eviction policy removes keys without a ttl (`allkeys-*`) or a failover loses writes.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def test_commit_with_a_cancelled_standby_wait_is_unavailable(start_postgresql, w
         wait_until(lambda: not client.inspect(), 30)
 
 
-# ------------------------------------------------------------------ fail-over
+# ------------------------------------------------------------------ failover
 
 
 def multi_host_url(*servers: PostgreSQL) -> str:

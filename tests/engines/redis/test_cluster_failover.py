@@ -20,7 +20,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture
 def cluster_with_replicas():
-    """A cluster with replicas and a short node timeout, so that a fail-over starts soon."""
+    """A cluster with replicas and a short node timeout, so that a failover starts soon."""
     rig_or_skip(RedisRig)  # skips if Redis is not installed
     redis_cluster = RedisCluster(node_timeout=1, replicas=True)
     yield redis_cluster
@@ -28,7 +28,7 @@ def cluster_with_replicas():
 
 
 def fail_over_to(cluster: RedisCluster, replica: ClusterNode) -> None:
-    """A manual fail-over: no write is lost, and the old primary becomes a replica."""
+    """A manual failover: no write is lost, and the old primary becomes a replica."""
 
     def is_primary() -> bool:
         if replica.info("replication")["role"] == "master":

@@ -119,7 +119,7 @@ def test_stale_sentinel_answer_is_ignored(make_sentinels) -> None:
 
 
 def test_stale_majority_of_sentinels_is_ignored(make_sentinels) -> None:
-    """Right after a fail-over only the sentinel that led it knows the new primary."""
+    """Right after a failover only the sentinel that led it knows the new primary."""
     sentinels, fakes = make_sentinels((1, 7001), (1, 7001), (1, 7001))
     assert find_primary_port(sentinels) == 7001
     fakes[2].epoch, fakes[2].reported_port = 2, 7002

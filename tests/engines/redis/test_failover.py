@@ -1,4 +1,4 @@
-"""A client during a fail-over: which sentinel it believes, which server it asks, how it fails if all are silent."""
+"""A client during a failover: which sentinel it believes, which server it asks, how it fails if all are silent."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DelayedConnect:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> None:
-    """The old primary still reports the role master, and the call chose it before the fail-over."""
+    """The old primary still reports the role master, and the call chose it before the failover."""
     delayed_connect = DelayedConnect(monkeypatch)
     clients: list[Client | AsyncClient] = []
     answers: list[object] = []

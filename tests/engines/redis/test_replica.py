@@ -1,4 +1,4 @@
-"""A primary and its replica: what a fail-over loses, and what `min_replicas` prevents."""
+"""A primary and its replica: what a failover loses, and what `min_replicas` prevents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReplicatedPair:
         return f"state=online,offset={replication_info['master_repl_offset']}" in replication_info.get("slave0", "")
 
     def promote(self) -> None:
-        """What every kind of fail-over does to the replica."""
+        """What every kind of failover does to the replica."""
         self.replica.ask("REPLICAOF", "NO", "ONE")
 
     def close(self) -> None:

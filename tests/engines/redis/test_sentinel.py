@@ -1,4 +1,4 @@
-"""Redis behind sentinels: finding the primary, what a fail-over keeps and loses, and the wake-ups after it."""
+"""Redis behind sentinels: finding the primary, what a failover keeps and loses, and the wake-ups after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sentinel_setup():
 
 
 def fail_over(sentinel_setup: SentinelSetup) -> None:
-    """A manual fail-over: the old primary becomes a replica of the new one."""
+    """A manual failover: the old primary becomes a replica of the new one."""
     before = sentinel_setup.sentinels[0].primary()
     sentinel_setup.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
     poll(lambda: sentinel_setup.sentinels[0].primary() != before, 30, lambda: "the sentinel reports another primary")
@@ -34,7 +34,7 @@ def wait_until_promoted(sentinel_setup: SentinelSetup) -> None:
     poll(lambda: sentinel_setup.replica.info("replication")["role"] == "master", 30, lambda: "the replica is promoted")
 
 
-# ------------------------------------------------------------- fail-overs
+# ------------------------------------------------------------- failovers
 
 
 def test_failover_keeps_replicated_lease_and_tokens_rise(sentinel_setup) -> None:
@@ -252,7 +252,7 @@ def test_unavailable_names_the_primary_that_is_down(sentinel_setup) -> None:
         with client.lock("job"):
             pass
         for sentinel in sentinel_setup.sentinels[1:]:
-            sentinel.kill()  # no majority, no fail-over
+            sentinel.kill()  # no majority, no failover
         sentinel_setup.primary.kill()
         began = time.monotonic()
         with pytest.raises(Unavailable, match=f"127.0.0.1:{sentinel_setup.primary.port} cannot be reached"):

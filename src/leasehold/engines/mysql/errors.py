@@ -93,7 +93,7 @@ class MyServerError(SqlServerError):
         if self.code in _UNSTORABLE:
             return ConfigError(f"MySQL cannot store one of the values: {self}")
         if self.code in _READ_ONLY or (self.code == _FORBIDDEN_BY_OPTION and "read-only" in str(self)):
-            return Unavailable(f"MySQL: {self}: the server is a replica, perhaps during a fail-over", engine=ENGINE)
+            return Unavailable(f"MySQL: {self}: the server is a replica, perhaps during a failover", engine=ENGINE)
         if self.code == _LOCK_TIMEOUT:
             return Unavailable("MySQL: other transactions kept this name locked until the deadline", engine=ENGINE)
         return Unavailable(f"MySQL: {self}", engine=ENGINE)

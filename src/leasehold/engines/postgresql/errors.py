@@ -69,9 +69,7 @@ class PgServerError(SqlServerError):
                 "alter role ... set default_transaction_isolation = 'read committed'"
             )
         if self.sqlstate == _READ_ONLY:
-            return Unavailable(
-                f"PostgreSQL: {self}: the server is a standby, perhaps during a fail-over", engine=ENGINE
-            )
+            return Unavailable(f"PostgreSQL: {self}: the server is a standby, perhaps during a failover", engine=ENGINE)
         if self.sqlstate in (_LOCK_TIMEOUT, _CALL_CONFLICT):
             return TransactionConflict("other transactions kept this name locked until the deadline")
         if self.sqlstate.startswith("22"):

@@ -179,7 +179,7 @@ class PgSession:
             raise PgServerError.from_result(last)
         if self._standby_unconfirmed:
             raise Unavailable(
-                "PostgreSQL: no synchronous standby confirmed the commit; a fail-over may lose it", engine=ENGINE
+                "PostgreSQL: no synchronous standby confirmed the commit; a failover may lose it", engine=ENGINE
             )
         return last
 

@@ -1,11 +1,11 @@
 """`redis+sentinel://`: the server that is primary now, as reported by the sentinels.
 
-Every fail-over has a higher epoch. The client queries a majority of the sentinels, if that many answer, and the highest
+Every failover has a higher epoch. The client queries a majority of the sentinels, if that many answer, and the highest
 epoch counts: a sentinel that is behind cannot lead the client back to the old primary. The client also checks what the
 sentinels say: it uses a server only if the server itself says, on each new connection, that it is a primary.
 
-A sentinel publishes a fail-over (`+switch-master`); in addition, the client queries the sentinels every few seconds.
-After a fail-over the client drops every connection to the old primary, repeats calls in flight at the new one, and
+A sentinel publishes a failover (`+switch-master`); in addition, the client queries the sentinels every few seconds.
+After a failover the client drops every connection to the old primary, repeats calls in flight at the new one, and
 renews every lease at once. If the new primary does not have a grant, that lease is lost, and its holder is notified as
 early as possible.
 """
@@ -63,7 +63,7 @@ class SentinelSet:
         self.server: RedisEndpoint | None = None  # the primary, as last known
         self.stale = True  # query the sentinels before the server is used
         self.connections: WeakSet[Connections] = WeakSet()  # of all engine instances, to the primary
-        self.switch_callbacks: list[Callable[[str], None]] = []  # called after a fail-over
+        self.switch_callbacks: list[Callable[[str], None]] = []  # called after a failover
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -85,7 +85,7 @@ class SentinelSet:
         return self._update_primary(latest, previous)  # if all sentinels have a lower epoch, they were reset
 
     async def confirm_switch(self, node: DiscoveryNode, runtime: Runtime, deadline: float) -> None:
-        """Query the sentinel that has just published a fail-over. The others may not know of it yet."""
+        """Query the sentinel that has just published a failover. The others may not know of it yet."""
         self._update_primary(
             self._parse_reply(
                 node, await node.query(encode_command("SENTINEL", "MASTER", self.service), 1, runtime, deadline)
@@ -130,7 +130,7 @@ class SentinelSet:
             self._primary, self.server, self.stale = latest, server, False
             all_connections = list(self.connections)
         if previous is not None and previous.address != latest.address:
-            text = f"fail-over of {self.service!r} from {previous.address} to {latest.address}"
+            text = f"failover of {self.service!r} from {previous.address} to {latest.address}"
             _log.info("%s", text)
             for connections in all_connections:
                 if connections.server is not server:
@@ -156,7 +156,7 @@ class SentinelSet:
 
 
 class SentinelTopology:
-    """The topology with sentinels: one server for all names, another one after each fail-over."""
+    """The topology with sentinels: one server for all names, another one after each failover."""
 
     names_can_move = True
     survives: Literal["nothing"] = "nothing"  # a promoted replica may lack the last grant
@@ -178,7 +178,7 @@ class SentinelTopology:
         )
 
     def _replace_connections(self) -> Connections | None:
-        with self._sentinels.mutex:  # one set for all threads, and known to a concurrent fail-over
+        with self._sentinels.mutex:  # one set for all threads, and known to a concurrent failover
             previous, server = self._connections, self._sentinels.server
             if server is None or (previous is not None and previous.server is server):
                 return previous
@@ -226,7 +226,7 @@ class SentinelTopology:
 
 
 class SwitchWatcher(PubSubListener):
-    """Listens for fail-overs at one sentinel; after a disconnect, at the next one."""
+    """Listens for failovers at one sentinel; after a disconnect, at the next one."""
 
     def __init__(self, sentinels: SentinelSet, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
         self._sentinels, self._node_index = sentinels, -1
@@ -242,7 +242,7 @@ class SwitchWatcher(PubSubListener):
     async def _on_push(self, reply: Any, runtime: Runtime) -> None:
         match reply:
             case [b"subscribe", *_]:
-                await self._on_idle(runtime)  # a fail-over may have been missed meanwhile
+                await self._on_idle(runtime)  # a failover may have been missed meanwhile
                 # Only now: if no sentinel reports a primary, the next connect must back off.
                 self.active = self._succeeded = True
             case [b"message", _, bytes(message)] if message.startswith(f"{self._sentinels.service} ".encode()):

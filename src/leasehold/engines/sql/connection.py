@@ -219,7 +219,7 @@ class SerialConnection(ABC):
 
     async def _ensure_session(self, deadline: float, retry_until: float = 0.0) -> SqlSession:
         """The open session, or a new one. A waiter retries until `retry_until` or the deadline, whichever is first, so
-        that it survives a restart or a fail-over."""
+        that it survives a restart or a failover."""
         if self._closed:
             raise ConfigError("this client is closed: make a new one")
         if self._session is not None and self._session.usable():

@@ -118,7 +118,7 @@ class SqlListener(ABC):
         self.unavailable = True
 
     def check_same_server(self, call_server: DatabaseServer | None) -> None:
-        """End the listening session if calls now go to another server (a fail-over), or if its proof of life is
+        """End the listening session if calls now go to another server (a failover), or if its proof of life is
         gone."""
         session = self._session
         if session is not None and (

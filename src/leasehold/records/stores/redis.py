@@ -1,7 +1,7 @@
 """Records as keys of Redis: one server, the primary behind sentinels, or a cluster.
 
 Redis deletes expired records itself. A record is lost if Redis loses its last writes: in a crash without `appendfsync
-always`, in a fail-over, by eviction. The work is then done again. With `min_replicas=N` in the URL a write counts once
+always`, in a failover, by eviction. The work is then done again. With `min_replicas=N` in the URL a write counts once
 N replicas have it.
 """
 
