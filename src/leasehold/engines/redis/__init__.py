@@ -3,6 +3,8 @@
 engine.py            the verbs: one script, one round trip each
 lock_state.lua       decides who may hold: core/lock_state.py over keys; included by the scripts
 attempt.lua  renew.lua  release.lua  break.lua  inspect.lua
+attempt_claim.lua  renew_claims.lua  end_claim.lua  release_uncontended.lua
+                     what these scripts share with the scripts of Redlock; included by both
 scripts.py           assembles the scripts; the server knows them by their hash
 protocol.py          encodes requests, once per lock; decodes replies
 executor.py          runs a script: retries, redirects, NOSCRIPT, too few replicas; maps errors (E9)

@@ -6,22 +6,9 @@ local raw = redis.call('GET', NAME)
 if not raw then return 0 end
 local lock_state = cmsgpack.unpack(raw)
 --@ lock_state.lua
+--@ end_claim.lua
 
-local token, broken = tonumber(ARGV[1]), 0
-expire_holders()
-for _, entry in ipairs(holders) do
-  -- A delay protects against a holder that does not know of the break yet: a second break must not cut it short.
-  if entry.token == token and (entry.state == HELD or (entry.state == COOLING and entry.delay == 0)) then
-    broken = 1
-    if entry.state == HELD then notify(entry.client, 'lost', entry.id_hash, 0) end
-    if entry.state == HELD and entry.delay > 0 then
-      start_cooling(entry, now + entry.delay, entry.delay)
-    else
-      remove_holder(entry)
-    end
-    break
-  end
-end
+local broken = break_grant(tonumber(ARGV[1]))
 advance_queue()
 save()
-return broken
+return broken and 1 or 0

@@ -14,29 +14,6 @@ if raw and #ARGV == 3 and #lock_state == 6 and lock_state[2] == 0 then  -- one g
   end
 end
 --@ lock_state.lua
+--@ renew_claims.lua
 
-local expired = {}
-for _, entry in ipairs(holders) do
-  if entry.state == HELD and entry.expires_at <= now then expired[entry.id_hash] = true end
-end
-expire_holders()
-advance_queue()
-local answers = {}
-for n = 1, #ARGV, 3 do
-  local id_hash, token = ARGV[n], tonumber(ARGV[n + 1])
-  local entry = find(id_hash)
-  local life, position = -1, -1
-  if not entry then
-    life = expired[id_hash] and -2 or -1
-  elseif token == 0 then  -- only a heartbeat: it extends no reservation and requeues no entry
-    entry.heartbeat_expires_at, changed = now + WAITER_TTL, true
-    if entry.token == 0 then write_waiter(entry) end
-    life, position = WAITER_TTL, entry.state == WAITING and position_of(entry) or -1
-  elseif entry.state == HELD and entry.token == token then
-    life = extend(entry, tonumber(ARGV[n + 2]))
-  end
-  answers[#answers + 1] = life
-  answers[#answers + 1] = position
-end
-save()
-return answers
+return renew_claims(1)

@@ -2,9 +2,9 @@
 
 Each script starts with a preamble: the server's clock, and the first bytes of a name that has one holder and never had
 a queue (the holder's id hash follows). `--@ lock_state.lua` in a script is replaced by that file, from the script's own
-folder or from this one. Words in capitals are replaced by constants: durations, states, keys, and the topology's
-pub/sub commands. As variables, Lua would bind them to each function of lock_state.lua on every call, which is a quarter
-of the cost of these functions.
+folder or from this one: so the scripts of Redlock, in a folder of their own, share what is the same. Words in capitals
+are replaced by constants: durations, states, keys, and the topology's pub/sub commands. As variables, Lua would bind
+them to each function of lock_state.lua on every call, which is a quarter of the cost of these functions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 quorum.py         the safety argument, and how the nodes' answers are counted: read this first
 engine.py         the verbs: one round to all nodes each
-attempt.lua  confirm.lua  renew.lua  rejoin.lua  release.lua  break.lua  clock_limits.lua
+attempt.lua  confirm.lua  renew.lua  rejoin.lua  release.lua  break.lua  node_preamble.lua
                   what one node decides, over lock_state.lua and inspect.lua of the Redis engine
 renew.py          renewal by majority, and rejoining on nodes that lost a grant
 inspect.py        inspection: merges the nodes' views of a name

@@ -2,7 +2,7 @@
 -- Raise this node's counter to the agreed token, if the claim still has this node's vote: see quorum.py.
 -- ARGV  1 id hash  2 token  3 number: of this request
 -- Reply 1: confirmed; 0: the claim no longer has the vote, or its token here is higher
---@ clock_limits.lua
+--@ node_preamble.lua
 local raw = redis.call('GET', NAME)
 if not raw then return 0 end
 local lock_state = cmsgpack.unpack(raw)

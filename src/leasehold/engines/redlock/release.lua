@@ -5,17 +5,10 @@
 --       5 ticket: unless 0, requeue the claim with this ticket
 -- Reply 1: this call ended a grant or a reservation; 2: and the node then reserved the name for this claim; 0: there
 --       was none
---@ clock_limits.lua
-local raw = redis.call('GET', NAME)
-if not raw then return 0 end
-if #ARGV == 1 and string.sub(raw, 1, 24) == UNCONTENDED_NUMBERED_PREFIX .. ARGV[1] then  -- one grant, never a queue
-  if string.byte(raw, 52) == HELD and struct.unpack('>I8', raw, 35) > now then  -- state and expires_at of the grant
-    redis.call('DEL', NAME)
-    return 1
-  end
-end
-local lock_state = cmsgpack.unpack(raw)
+--@ node_preamble.lua
+--@ release_uncontended.lua
 --@ lock_state.lua
+--@ end_claim.lua
 
 local min_hold, max_number, ticket = tonumber(ARGV[2] or 0), tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
 expire_holders()
@@ -33,12 +26,7 @@ if entry and ticket > 0 then
     write_waiter(entry)
   end
 elseif entry then
-  local hold_until = math.min(entry.since, now) + min_hold  -- if the clock went back, still no longer than min_hold
-  if entry.state == HELD and hold_until > now then
-    start_cooling(entry, hold_until, 0)
-  else
-    remove(entry)
-  end
+  release_claim(entry, min_hold)
 end
 advance_queue(ticket > 0 and entry or nil)
 save()
