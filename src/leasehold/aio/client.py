@@ -267,7 +267,9 @@ class AsyncClient(BaseClient):
         return await self._break(name, token)
 
     async def connect(self) -> None:
-        """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer."""
+        """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer, `ConfigError`
+        if its settings are not safe for locks. They are then known, and `require` of a lock is checked when it is
+        built."""
         await self._ping()
 
     async def ping(self) -> float:

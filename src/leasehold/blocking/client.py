@@ -281,7 +281,9 @@ class Client(BaseClient):
         return run_sync(self._break(name, token))
 
     def connect(self) -> None:
-        """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer."""
+        """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer, `ConfigError`
+        if its settings are not safe for locks. They are then known, and `require` of a lock is checked when it is
+        built."""
         run_sync(self._ping())
 
     def ping(self) -> float:

@@ -282,15 +282,39 @@ def test_server_with_eviction_policy_is_refused(start_redis, policy) -> None:
         pass
 
 
-def test_missing_persistence_is_logged_once(start_redis, caplog) -> None:
+def test_missing_aof_is_logged_once_at_info(start_redis, caplog) -> None:
+    """As a warning it came from every worker and with every command, though most locks need no AOF."""
+    caplog.set_level(logging.INFO, "leasehold.redis")
     server = start_redis()
     for _ in range(2):
-        with Client(f"redis://127.0.0.1:{server.port}") as client:
-            client.ping()
+        with Client(f"redis://127.0.0.1:{server.port}") as client, client.lock("job", min_hold=0.1):
             assert client.traits.survives == "nothing"
-            with pytest.raises(Unsupported, match="survives-restart"):
-                client.lock("job", require={"survives-restart"})
-    assert caplog.text.count("a restart frees every lock, even those still held") == 1
+    assert [record.levelname for record in caplog.records if "no AOF" in record.getMessage()] == ["INFO"]
+
+
+def test_min_hold_without_aof_is_warned_of_once(start_redis, caplog) -> None:
+    server = start_redis()
+    for name in ("job", "other"):
+        with Client(f"redis://127.0.0.1:{server.port}") as client, client.lock(name, min_hold=60):
+            pass
+    warnings = [record.getMessage() for record in caplog.records if "no AOF" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "min_hold" in warnings[0]
+
+
+def test_required_trait_is_checked_when_built_once_connected(start_redis) -> None:
+    server = start_redis()
+    with Client(f"redis://127.0.0.1:{server.port}") as client:
+        client.lock("job", require={"survives-restart"})  # allowed: the settings are not known yet
+        client.connect()
+        with pytest.raises(Unsupported, match="survives-restart"):
+            client.lock("job", require={"survives-restart"})
+
+
+@pytest.mark.parametrize("where", ["redis+sentinel://127.0.0.1:1/locks", "redis+cluster://127.0.0.1:1"])
+def test_required_trait_that_the_url_rules_out_is_refused_when_built(where) -> None:
+    with Client(where) as client, pytest.raises(Unsupported, match="survives-restart"):
+        client.lock("job", require={"survives-restart"})
 
 
 def test_required_trait_the_server_lacks_is_refused_before_any_grant(start_redis) -> None:
@@ -308,7 +332,7 @@ def test_server_with_appendfsync_always_survives_restart(caplog) -> None:
     client = Client(f"redis://127.0.0.1:{server.port}", namespace="survives")
     with client, client.lock("job", require={"survives-restart"}):
         assert client.traits.survives == "restart"
-    assert "appendonly" not in caplog.text
+    assert "no AOF" not in caplog.text
 
 
 @pytest.mark.parametrize(

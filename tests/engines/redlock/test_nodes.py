@@ -204,13 +204,13 @@ def test_node_set_to_evict_later_is_left_out(start_nodes) -> None:
             client.lock("job").acquire(wait=0)
 
 
-def test_missing_persistence_is_logged_once_per_node(start_nodes, caplog) -> None:
-    server_module._LOGGED_WARNINGS.clear()
+def test_missing_aof_is_warned_of_once_per_node(start_nodes, caplog) -> None:
+    server_module._LOGGED.clear()
     nodes = start_nodes()
     with Client(nodes.url) as client:
         client.ping()
         client.ping()
-    warnings = [record.getMessage() for record in caplog.records if "appendonly" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "no AOF" in record.getMessage()]
     assert len(warnings) == 3, "once for each node"
     assert "second holder" in warnings[0]
 

@@ -7,6 +7,7 @@ alone, so a repeated request finds it (E2, E6). A request without a reply is nei
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ from leasehold.engines.redis.deployment import Deployment, make_deployment
 from leasehold.engines.redis.executor import REPEATED_RELEASE, Executor, ScriptCall, ScriptResult
 from leasehold.engines.redis.protocol import RedisRequests
 from leasehold.engines.redis.pubsub import Subscription
-from leasehold.engines.redis.server import encode_command
+from leasehold.engines.redis.server import encode_command, log_once
 from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
@@ -32,6 +33,7 @@ TRAITS: Final = Traits(survives="restart")  # at best: depends on the server's s
 _TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
 
 _POLL_INTERVAL: Final = 0.2  # seconds, on average, between attempts of a waiter without a subscription
+_SHORT_MIN_HOLD: Final = 2.0  # seconds: no longer than a restart takes; elections use one of their own
 _SCAN_COUNT: Final = 1000  # keys per SCAN
 _INSPECT_BATCH: Final = 100  # names per batch
 
@@ -98,9 +100,21 @@ class RedisEngine:
                 self._never_executed.add(claim.id_hash)
             raise
         answer = protocol.decode_attempt(claim, reply)
+        if claim.min_hold > _SHORT_MIN_HOLD:
+            self._warn_if_min_hold_may_be_lost(keys.tag)
         if not subscription.active or answer.__class__ is Busy:
             await self._ensure_subscribed(claim, subscription, answer, reply, deadline)
         return answer
+
+    def _warn_if_min_hold_may_be_lost(self, tag: str) -> None:
+        connections = self._topology.connections(tag)
+        settings = None if connections is None else connections.server.settings
+        if connections is not None and settings is not None and settings.appendonly is False:
+            log_once(
+                logging.WARNING,
+                f"{connections.server} has no AOF (appendonly no): a restart frees even names that min_hold still "
+                "keeps; set appendonly yes and appendfsync always to keep them",
+            )
 
     async def _attempt_confirmed(self, claim: Claim, call: ScriptCall, subscription: Subscription) -> Grant | Busy:
         """An attempt with `min_replicas`: a grant that too few replicas have confirmed does not count."""
@@ -108,6 +122,8 @@ class RedisEngine:
         answer = protocol.decode_attempt(claim, reply)
         if isinstance(answer, Grant) and not confirmed:
             raise self._unconfirmed_error()
+        if claim.min_hold > _SHORT_MIN_HOLD:
+            self._warn_if_min_hold_may_be_lost(call.tag)
         await self._ensure_subscribed(claim, subscription, answer, reply, call.deadline)
         return answer
 

@@ -38,7 +38,14 @@ _ERRORS_INSIDE_SCRIPT: Final = ("ACL failure in script", "ERR The user executing
 
 CONNECTION_ERRORS: Final = (OSError, hiredis.ProtocolError)  # raised by a call without a reply; includes TimeoutError
 
-_LOGGED_WARNINGS: Final[set[str]] = set()  # each is logged once per process
+_LOGGED: Final[set[str]] = set()
+
+
+def log_once(level: int, text: str) -> None:
+    """Once per process: a server's settings are read on every new connection."""
+    if text not in _LOGGED:
+        _LOGGED.add(text)
+        _log.log(level, "%s", text)
 
 
 def describe_error(error: Exception) -> str:
@@ -118,13 +125,20 @@ class RedisEndpoint:
         )
         self.settings = settings = parse_settings(info, fsync_reply)
         settings.check(str(self), self._allow_eviction)
-        warning = self._warning(settings)
-        if warning is not None and warning not in _LOGGED_WARNINGS:
-            _LOGGED_WARNINGS.add(warning)
-            _log.warning("%s", warning)
+        self._log_settings(settings)
 
-    def _warning(self, settings: ServerSettings) -> str | None:
-        return settings.warning(str(self))
+    def _log_settings(self, settings: ServerSettings) -> None:
+        """Tell the operator of this server what its settings mean for locks."""
+        if settings.appendonly is False:
+            log_once(
+                logging.INFO,
+                f"{self} has no AOF (appendonly no): a restart frees every lock, even those still held; set appendonly "
+                "yes and appendfsync always to keep them",
+            )
+        if settings.eviction_policy is None:
+            log_once(
+                logging.WARNING, f"{self} does not let this user read its settings (INFO): it may evict held locks"
+            )
 
     def _check_sign_in(self, replies: list[Any]) -> None:
         for reply in replies:

@@ -1,7 +1,7 @@
 """What a server's settings mean for locks. They are read on every new connection, since a restart may change them.
 
-An eviction policy may drop a held lock: such a server is refused, unless the URL allows it. Unless the append-only file
-is synced at every write, a crash loses grants: the traits say so, and a warning names the consequence.
+An eviction policy may drop a held lock: such a server is refused, unless the URL allows it. Unless the AOF (append-only
+file) is synced at every write, a crash loses grants: the traits say so, and a log line names the consequence.
 """
 
 from __future__ import annotations
@@ -56,17 +56,6 @@ class ServerSettings(NamedTuple):
                 f"{server} has maxmemory-policy {self.eviction_policy}, which may evict a held lock; set it to "
                 "noeviction, or accept this with allow_eviction=yes in the URL"
             )
-
-    def warning(self, server: str) -> str | None:
-        """What the operator of this server should know; None: nothing."""
-        if self.appendonly is False:
-            return (
-                f"{server} has no append-only file (appendonly no): a restart frees every lock, even those still held; "
-                "set appendonly yes and appendfsync always to keep them"
-            )
-        if self.eviction_policy is None:
-            return f"{server} does not let this user read its settings (INFO): it may evict held locks"
-        return None
 
 
 def parse_settings(info: object, fsync_reply: object) -> ServerSettings:

@@ -6,6 +6,7 @@ connection the client first sends the releases that the node missed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, Final
 from leasehold.core.timing import backoff
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.engines.redis.scripts import Script
-from leasehold.engines.redis.server import RedisEndpoint
+from leasehold.engines.redis.server import RedisEndpoint, log_once
 from leasehold.engines.redis.server_settings import SETTINGS_COMMANDS, ServerSettings
 from leasehold.engines.registry import snapshot_items
 from leasehold.errors import ConfigError
@@ -102,14 +103,16 @@ class RedlockNode(RedisEndpoint):
                 )
         self.accepted_once = True
 
-    def _warning(self, settings: ServerSettings) -> str | None:
-        if settings.appendonly is False:
-            return (
-                f"{self} has no append-only file (appendonly no): after a restart it has forgotten its votes, and a "
-                "second holder may get a majority while the first still trusts its lease; set appendonly yes and "
-                "appendfsync always to prevent that"
+    def _log_settings(self, settings: ServerSettings) -> None:
+        if settings.appendonly is False:  # a warning, because exclusion (E1) depends on it
+            log_once(
+                logging.WARNING,
+                f"{self} has no AOF (appendonly no): after a restart it has forgotten its votes, and a second holder "
+                "may get a majority while the first still trusts its lease; set appendonly yes and appendfsync always "
+                "to prevent that",
             )
-        return super()._warning(settings)
+            settings = settings._replace(appendonly=None)
+        super()._log_settings(settings)
 
 
 def _parse_run_id(info: object) -> str:
