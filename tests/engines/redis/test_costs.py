@@ -16,6 +16,7 @@ from harness.servers.redlock import RedlockNodes
 from leasehold import Client
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.redis_servers import has_waiters
 
 
 class Deployment(NamedTuple):
@@ -43,10 +44,6 @@ def deployment(request) -> Deployment:
     for server in servers_found.servers:
         server.ask("FLUSHALL")
     return servers_found
-
-
-def has_waiters(client: Client, count: int) -> bool:
-    return sum(holding.state == "waiting" for holding in client.inspect()) == count
 
 
 def test_server_stores_id_hash_but_never_the_claim_id(deployment) -> None:

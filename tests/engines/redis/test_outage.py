@@ -1,72 +1,27 @@
-"""The Redis engine while its server is killed, paused, cut off or full, or its clock jumps.
+"""The Redis engine while its server is killed, paused, cut off or full. Restarts are in test_restart.py.
 
-Each test starts its own server. Faults that apply to Redlock, too, are in test_outage_also_redlock.py; what waiters do
-during a restart is in test_wakeups_after_restart.py.
+Each test starts its own server. Tests that use `deployment` also run with a majority of Redlock nodes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from harness.rigs.redis import RedisRig
 from harness.servers.process import poll
 from harness.servers.proxy import Proxy
-from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer
-from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Unavailable
+from harness.servers.redis import RedisServer
+from harness.servers.redlock import RedlockNodes
+from leasehold import AsyncClient, Client, LeaseLost, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support.foreign_clients import Waiter, serve_fixed_reply
-
-
-@pytest.fixture
-def server():
-    rig_or_skip(RedisRig)  # skips if Redis is not installed
-    server = RedisServer().start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def server_with_fake_clock():
-    rig_or_skip(RedisRig)
-    if not CAN_FAKE_CLOCK:
-        pytest.skip("no false clocks: apt-get install faketime")
-    server = RedisServer(fake_clock=True).start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def proxy(server):
-    proxy = Proxy(server.port)
-    yield proxy
-    proxy.close()
-
-
-def url(server) -> str:
-    return f"redis://127.0.0.1:{server.port}"
-
-
-def has_waiters(client, count=1) -> bool:
-    return sum(holding.state == "waiting" for holding in client.inspect()) == count
-
-
-# ------------------------------------------------ killed, paused, restarted
-
-
-def test_server_restarted_empty_frees_locks_and_tokens_rise(server, wait_until) -> None:
-    with Client(url(server), call_timeout=1) as holder, Client(url(server), call_timeout=1) as other:
-        lease = holder.lock("job", ttl=60).acquire()
-        server.restart()  # without persistence
-        wait_until(lambda: other.ping() >= 0 if is_reachable(other) else False)
-        theirs = other.lock("job").acquire()
-        assert theirs.token > lease.token, "a fence still remembers the older token"
-        with pytest.raises(LeaseLost):
-            lease.renew()
-        assert lease.lost_reason == "unknown"
-        assert theirs.held
+from tests.support.foreign_clients import Waiter
+from tests.support.redis_servers import has_waiters, url
 
 
 def is_reachable(client) -> bool:
@@ -87,6 +42,72 @@ def wait_until_waiter_is_idle(server, holder) -> None:
 
     poll(lambda: has_waiters(holder), 10, lambda: "the claim is queued")
     poll(is_idle, 10, lambda: "the waiter makes no more calls")
+
+
+class Deployment:
+    """One Redis server, or five Redlock nodes."""
+
+    def __init__(self, scheme: str, count: int) -> None:
+        self.scheme, self.nodes = scheme, RedlockNodes(count=count)
+        self.url = self._url_for([node.port for node in self.nodes.all])
+        self.proxies: list[Proxy] = []
+
+    def _url_for(self, ports: Sequence[int]) -> str:
+        return f"{self.scheme}://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    @property
+    def majority(self) -> int:
+        return len(self.nodes.all) // 2 + 1
+
+    def proxied(self) -> str:
+        """A URL that leads through proxies, which can inject faults."""
+        self.proxies = [Proxy(node.port) for node in self.nodes.all]
+        return self._url_for([proxy.port for proxy in self.proxies])
+
+    def lose_answers(self) -> None:
+        for proxy in self.proxies[: self.majority]:
+            proxy.lose_answers()
+
+    def restore(self) -> None:
+        for proxy in self.proxies:
+            proxy.restore()
+
+    def send_to_all(self, *command: str) -> None:
+        send_to(self.nodes.all, *command)
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        self.nodes.close()
+
+
+def send_to(nodes: Sequence[RedisServer], *command: str) -> None:
+    for node in nodes:
+        node.ask(*command)
+
+
+@pytest.fixture(params=[("redis", 1), ("redlock", 5)], ids=["redis", "redlock"])
+def deployment(request):
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
+    deployment = Deployment(*request.param)
+    yield deployment
+    deployment.close()
+
+
+# --------------------------------------------------- killed, paused, restarted
+
+
+def test_server_restarted_empty_frees_locks_and_tokens_rise(server, wait_until) -> None:
+    with Client(url(server), call_timeout=1) as holder, Client(url(server), call_timeout=1) as other:
+        lease = holder.lock("job", ttl=60).acquire()
+        server.restart()  # without persistence
+        wait_until(lambda: other.ping() >= 0 if is_reachable(other) else False)
+        theirs = other.lock("job").acquire()
+        assert theirs.token > lease.token, "a fence still remembers the older token"
+        with pytest.raises(LeaseLost):
+            lease.renew()
+        assert lease.lost_reason == "unknown"
+        assert theirs.held
 
 
 def test_lease_is_lost_by_client_clock_when_server_is_paused(server) -> None:
@@ -115,62 +136,129 @@ def test_full_server_refuses_new_locks_and_keeps_held_ones(server) -> None:
         assert waiter.wait_granted().held
 
 
-# ------------------------------------------------------------------- network
+def test_signals_do_not_extend_the_call_deadline(server) -> None:
+    proxy = Proxy(server.port)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.5) as client:
+            client.ping()
+            proxy.cut()
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+            began = time.monotonic()
+            stop = threading.Timer(5, signal.setitimer, (signal.ITIMER_REAL, 0))
+            stop.start()
+            with pytest.raises(Unavailable):
+                client.lock("job").acquire(wait=0)
+            assert time.monotonic() - began < 0.5 + 0.5
+            stop.cancel()
+            proxy.restore()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        proxy.close()
 
 
-def test_silent_subscription_is_detected_and_replaced(server, proxy, monkeypatch) -> None:
-    from leasehold.engines.redis import pubsub
-
-    monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.3)  # seconds of silence before the listener sends a PING
-    with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.3) as client:
-        client.lock("job").acquire().release()
-        subscription = client._core.registry.shared["redis"].subscriptions
-        assert subscription.active
-        proxy.cut()
-        poll(lambda: not subscription.active, 10, lambda: "the listener gets no reply to its PING")
-        proxy.restore()
-        poll(lambda: subscription.active, 10, lambda: "the listener is subscribed again")
+# ---------------------------------- one server, or a majority of Redlock nodes
 
 
-@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n", b"*-1\r\n" * 9, b"", b"$-5\r\n"])
-def test_server_that_is_not_redis_is_refused(reply) -> None:
-    with serve_fixed_reply(reply) as port:
-        client = Client(f"redis://127.0.0.1:{port}", call_timeout=0.3)
-        with client, pytest.raises((Unavailable, ConfigError)):
-            client.lock("job").acquire()
-
-        async def main() -> None:
-            async with AsyncClient(f"redis://127.0.0.1:{port}", call_timeout=0.3) as client:
-                with pytest.raises((Unavailable, ConfigError)):
-                    await client.lock("job").acquire()
-
-        asyncio.run(main())
-
-
-# ---------------------------------------------------------------- clock
+def test_paused_servers_grant_nothing_and_keep_no_late_grant(deployment, wait_until) -> None:
+    with Client(deployment.url, call_timeout=0.4) as client:
+        client.ping()
+        deployment.nodes.pause(*range(deployment.majority))
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.lock("job", ttl=30).acquire()
+        assert time.monotonic() - began < 0.4 + 0.5
+        deployment.nodes.resume()
+        wait_until(
+            lambda: deployment.nodes.remaining_keys() == [], 8
+        )  # the servers now run the late attempts and the releases behind them
+        with client.lock("job", wait=5):
+            pass
 
 
-def test_forward_clock_jump_expires_lease_and_renew_reports_it(server_with_fake_clock) -> None:
-    with Client(url(server_with_fake_clock)) as holder, Client(url(server_with_fake_clock)) as other:
-        lease = holder.lock("job", ttl=30).acquire()
-        server_with_fake_clock.set_clock(60)
-        theirs = other.lock("job").acquire(wait=5)
-        assert theirs.token > lease.token, "both clients may believe they hold it: a fence must decide"
-        with pytest.raises(LeaseLost):
-            lease.renew()
+def test_flushed_scripts_are_sent_again(deployment) -> None:
+    nodes = deployment.nodes.all
+    with Client(deployment.url) as client:
+        for round_number in range(5):
+            flushed_nodes = [nodes[round_number % len(nodes)], nodes[-1]]
+            with client.lock("job") as lease:
+                send_to(flushed_nodes, "SCRIPT", "FLUSH")
+                lease.renew()
+                deployment.send_to_all("SCRIPT", "FLUSH")
+                assert client.inspect()
+                send_to(flushed_nodes, "SCRIPT", "FLUSH")
+        leases = [client.lock(f"name-{number}").acquire() for number in range(10)]
+        deployment.send_to_all("SCRIPT", "FLUSH")
+        assert len(client.inspect("name-")) == 10, "the server knew none of the scripts in this batch"
+        for lease in leases:
+            lease.release()
 
 
-def test_backward_clock_jump_extends_leases_and_tokens_rise(server_with_fake_clock) -> None:
-    with Client(url(server_with_fake_clock)) as client, Client(url(server_with_fake_clock)) as other:
-        first = client.lock("job", ttl=30).acquire()
-        server_with_fake_clock.set_clock(-3600)
-        assert other.lock("job").try_acquire() is None
-        second = client.lock("another", ttl=30).acquire()  # in any bucket
-        assert first.release()
-        third = other.lock("job", ttl=0.5).acquire(wait=5)
-        assert third.token > first.token
-        assert second.held
-        third.renew()
-        third.release()
-        fourth = client.lock("job").acquire()
-        assert fourth.token > third.token
+def test_killed_connections_are_replaced(deployment) -> None:
+    def kill(kind: str) -> None:
+        deployment.send_to_all("CLIENT", "KILL", "TYPE", kind)
+
+    with Client(deployment.url) as client:
+        for kind in ("normal", "pubsub", "normal"):
+            with client.lock("job") as lease:
+                kill(kind)
+                lease.renew()
+                kill(kind)
+
+    async def main() -> None:
+        async with AsyncClient(deployment.url) as client:
+            for _ in range(3):
+                async with client.lock("job") as lease:
+                    kill("normal")
+                    await lease.renew()
+                    kill("normal")
+
+    asyncio.run(main())
+
+
+def test_waiter_is_woken_after_its_subscriptions_are_killed(deployment, wait_until) -> None:
+    with Client(deployment.url) as holder, Client(deployment.url) as other:
+        for _ in range(3):
+            lease = holder.lock("job", ttl=60).acquire()
+            waiter = Waiter(other)
+            wait_until(lambda: [holding.state for holding in holder.inspect()] == ["held", "waiting"])
+            deployment.send_to_all("CLIENT", "KILL", "TYPE", "pubsub")
+            began = time.monotonic()
+            lease.release()
+            waiter.wait_granted().release()
+            assert waiter.granted_at - began < 2.5, "woken by its new subscriptions, not by its re-check after 5 s"
+
+
+def test_lost_answers_raise_unavailable_and_leave_no_grant(deployment, wait_until) -> None:
+    with Client(deployment.proxied(), call_timeout=0.3) as client, Client(deployment.url) as other:
+        client.ping()
+        deployment.lose_answers()
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                client.lock("job", ttl=60).acquire(wait=0)
+            assert time.monotonic() - began < 0.3 + 0.5
+        deployment.restore()
+        wait_until(lambda: not other.inspect(), 10)
+        wait_until(lambda: deployment.nodes.remaining_keys() == [], 10)
+
+
+def test_lost_answers_under_asyncio_leave_no_grant(deployment) -> None:
+    async def main() -> None:
+        async with AsyncClient(deployment.proxied(), call_timeout=0.3) as client:
+            await client.ping()
+            deployment.lose_answers()
+            began = time.monotonic()
+            tasks = [client.lock(f"name-{n}", ttl=60).acquire(wait=0) for n in range(30)]
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(outcome, Unavailable)
+            assert time.monotonic() - began < 0.3 + 0.5
+            deployment.restore()
+            while deployment.nodes.remaining_keys():
+                assert time.monotonic() - began < 15, "grants whose answers were lost are released"
+                await asyncio.sleep(0.01)
+            async with client.lock("name-1", wait=5):
+                pass
+
+    asyncio.run(main())

@@ -19,12 +19,26 @@ from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.threads import Threads
 
 SCRIPT = load("attempt", PubSubCommands())
+
+
 PACKED = encode_prefix(SCRIPT, 0) + b"$1\r\n0\r\n"
+
+
 GRANTED = [7, 1_000_000, -1]
+
+
 BROKEN, TIMED_OUT = ConnectionResetError("reset"), TimeoutError("no reply in time")
+
+
 UNREACHABLE = Unreachable("cannot be reached", engine="redis")
+
+
 NOSCRIPT, MOVED = hiredis.ReplyError("NOSCRIPT No matching script"), hiredis.ReplyError("MOVED 1 127.0.0.1:1")
+
+
 READONLY, LOADING = hiredis.ReplyError("READONLY x"), hiredis.ReplyError("LOADING x")
+
+
 OTHER = hiredis.ReplyError("OOM command not allowed")
 
 
@@ -33,32 +47,9 @@ def make_call(**fields: Any) -> ScriptCall:
 
 
 PLAIN, WAITER, NO_REPEAT = make_call(), make_call(retry_until=lambda: 1e9), make_call(retries_left=0)
+
+
 WITH_TEXT = make_call(packed=as_eval(SCRIPT, PACKED))
-
-
-@pytest.mark.parametrize(
-    ("call", "reply", "on_one_server", "if_names_can_move"),
-    [
-        (PLAIN, GRANTED, Step.RETURN, Step.RETURN),
-        (PLAIN, 0, Step.RETURN, Step.RETURN),
-        (PLAIN, NOSCRIPT, Step.SEND_TEXT, Step.SEND_TEXT),
-        (WITH_TEXT, NOSCRIPT, Step.RAISE, Step.RAISE),
-        (PLAIN, MOVED, Step.RAISE, Step.ELSEWHERE),
-        (WAITER, READONLY, Step.RAISE, Step.ELSEWHERE),
-        (PLAIN, UNREACHABLE, Step.RAISE, Step.ELSEWHERE),
-        (WAITER, UNREACHABLE, Step.SAME_SERVER_LATER, Step.ELSEWHERE),
-        (PLAIN, LOADING, Step.RAISE, Step.RAISE),
-        (WAITER, LOADING, Step.SAME_SERVER_LATER, Step.SAME_SERVER_LATER),
-        (WAITER, OTHER, Step.RAISE, Step.RAISE),
-        (PLAIN, BROKEN, Step.REPEAT, Step.REPEAT),
-        (PLAIN, hiredis.ProtocolError("?"), Step.REPEAT, Step.REPEAT),
-        (NO_REPEAT, BROKEN, Step.RAISE, Step.RAISE),
-        (WAITER, TIMED_OUT, Step.RAISE, Step.RAISE),
-    ],
-)
-def test_outcome_decides_the_next_step(call, reply, on_one_server, if_names_can_move) -> None:
-    assert next_step(call, reply, names_can_move=False) is on_one_server
-    assert next_step(call, reply, names_can_move=True) is if_names_can_move
 
 
 class ScriptedServer:
@@ -101,6 +92,31 @@ async def send(server: ScriptedServer, path: str, **fields: Any) -> Any:
 @pytest.fixture(params=["execute", "execute_with_retries"])
 def path(request) -> str:
     return request.param
+
+
+@pytest.mark.parametrize(
+    ("call", "reply", "on_one_server", "if_names_can_move"),
+    [
+        (PLAIN, GRANTED, Step.RETURN, Step.RETURN),
+        (PLAIN, 0, Step.RETURN, Step.RETURN),
+        (PLAIN, NOSCRIPT, Step.SEND_TEXT, Step.SEND_TEXT),
+        (WITH_TEXT, NOSCRIPT, Step.RAISE, Step.RAISE),
+        (PLAIN, MOVED, Step.RAISE, Step.ELSEWHERE),
+        (WAITER, READONLY, Step.RAISE, Step.ELSEWHERE),
+        (PLAIN, UNREACHABLE, Step.RAISE, Step.ELSEWHERE),
+        (WAITER, UNREACHABLE, Step.SAME_SERVER_LATER, Step.ELSEWHERE),
+        (PLAIN, LOADING, Step.RAISE, Step.RAISE),
+        (WAITER, LOADING, Step.SAME_SERVER_LATER, Step.SAME_SERVER_LATER),
+        (WAITER, OTHER, Step.RAISE, Step.RAISE),
+        (PLAIN, BROKEN, Step.REPEAT, Step.REPEAT),
+        (PLAIN, hiredis.ProtocolError("?"), Step.REPEAT, Step.REPEAT),
+        (NO_REPEAT, BROKEN, Step.RAISE, Step.RAISE),
+        (WAITER, TIMED_OUT, Step.RAISE, Step.RAISE),
+    ],
+)
+def test_outcome_decides_the_next_step(call, reply, on_one_server, if_names_can_move) -> None:
+    assert next_step(call, reply, names_can_move=False) is on_one_server
+    assert next_step(call, reply, names_can_move=True) is if_names_can_move
 
 
 def test_broken_connection_is_followed_by_the_same_request(path) -> None:
@@ -153,3 +169,28 @@ def test_unknown_script_is_sent_as_text_once(path) -> None:
     assert server.requests == [PACKED, as_eval(SCRIPT, PACKED), as_eval(SCRIPT, PACKED)]
     with pytest.raises(Unavailable, match="NOSCRIPT"):
         run_sync(send(ScriptedServer([NOSCRIPT, NOSCRIPT]), path))
+
+
+def test_batch_is_unconfirmed_when_any_round_trip_lacks_replicas() -> None:
+    """If the server lacks a script, a batch takes two round trips, and replicas must confirm both."""
+    noscript = hiredis.ReplyError("NOSCRIPT")
+    round_trips = [[[-1, -1], noscript, 0], [[-1, -1], 1]]
+
+    class Wire:
+        def calls(self, *_):
+            return round_trips.pop(0)
+
+    class Topology:
+        names_can_move = False
+        known = Wire()
+
+        def connections(self, tag):
+            return self.known
+
+        def is_replaced(self, connections):
+            return False
+
+    script = load("renew", PubSubCommands())
+    batch = [ScriptCall("", script, packed, 1e9, confirm=True) for packed in (b"one", b"two")]
+    results = run_sync(Executor(Threads(), Topology(), 1).execute_batch(batch))  # type: ignore[arg-type]
+    assert results == [([-1, -1], False)] * 2

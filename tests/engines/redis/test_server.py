@@ -1,42 +1,26 @@
-"""Connecting to a Redis server: URLs, passwords, permissions, TLS, and the settings that the engine requires."""
+"""Connecting to a Redis server: URLs, and the settings that the engine requires."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import pickle
-import socket
 import subprocess
 import sys
-import threading
-import traceback
 
 import pytest
 
 from harness.rigs.redis import RedisRig, server_with_aof
-from harness.servers.process import poll
-from harness.servers.redis import RedisServer
-from leasehold import AsyncClient, Client, ConfigError, Unavailable, Unsupported
+from leasehold import Client, ConfigError, Unavailable, Unsupported
 from leasehold.config import EngineConfig
 from leasehold.engines import redis as package
-from leasehold.engines.redis import protocol, scripts
+from leasehold.engines.redis import scripts
 from leasehold.engines.redis import server as server_module
 from leasehold.engines.redis.scripts import PubSubCommands
 from leasehold.engines.redis.server_settings import ServerSettings
 from leasehold.engines.redis.topology import parse_single_server
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support.paths import ROOT
 
-PASSWORD = "pa:ss/w@rd?%"
-QUOTED = "pa%3Ass%2Fw%40rd%3F%25"
-
-PAGE = ROOT / "docs" / "guarantees" / "redis.md"
-# The permissions that the page documents: what follows the password in its ACL command.
-RIGHTS = PAGE.read_text().partition("ACL SETUSER locks on >password")[2].partition("```")[0]
-
-
-# --------------------------------------------------------------------- URLs
+# ------------------------------------------------------------------------ URLs
 
 
 @pytest.mark.parametrize(
@@ -97,102 +81,7 @@ def test_package_contains_the_lua_scripts() -> None:
         assert "--@" not in text
 
 
-def test_msgpack_encoding_matches_lua_cmsgpack(start_redis) -> None:
-    server = start_redis()
-    for value in (0, 1, 127, 128, 10**15, -1, "", "a", "a" * 31, "a" * 32, "ü" * 400):
-        equal = server.ask("EVAL", "return cmsgpack.unpack(ARGV[1]) == (tonumber(ARGV[2]) or ARGV[2]) and 1 or 0", 0,
-                           protocol.encode_msgpack(value), value)  # fmt: skip
-        assert equal == 1, value
-
-
-# ------------------------------------------------- authentication, permissions
-
-
-def test_password_is_required_and_never_shown(start_redis, caplog) -> None:
-    caplog.set_level(logging.DEBUG)
-    server = start_redis(password=PASSWORD)
-    with Client(f"redis://:{QUOTED}@127.0.0.1:{server.port}/2") as client:
-        with client.lock("job"):
-            assert "verysecret" not in repr(client)
-            assert "pa:ss" not in repr(client) + repr(vars(client._core._engine)) + repr(client._core.config)
-        assert "db2" in server.info("keyspace")
-    output = caplog.text
-    for url in (f"redis://127.0.0.1:{server.port}", f"redis://:verysecret@127.0.0.1:{server.port}"):
-        with Client(url) as client, pytest.raises(ConfigError) as caught:
-            client.lock("job").acquire()
-        output += "".join(traceback.format_exception(caught.value)) + repr(pickle.loads(pickle.dumps(caught.value)))
-    assert "verysecret" not in output
-    assert PASSWORD not in output
-
-
-def test_user_with_documented_permissions_can_use_every_call(start_redis) -> None:
-    server = start_redis()
-    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.split())
-    url = f"redis://locks:pw@127.0.0.1:{server.port}"
-    with Client(url) as one, Client(url) as other:
-        lease = one.lock("job", ttl=60, delay=0.1).acquire()
-        assert other.lock("job").try_acquire() is None
-        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
-        waiter.start()
-        while not any(holding.state == "waiting" for holding in one.inspect()):
-            continue
-        lease.renew()
-        server.ask("SCRIPT", "FLUSH")
-        assert one.break_lock("job", token=lease.token)
-        waiter.join(20)
-        with one.semaphore("pool", 2), other.semaphore("pool", 2):
-            pass
-        assert one.traits.survives == "nothing"
-        assert one._core._engine._topology._server.settings.appendfsync == "everysec"
-
-
-def test_documented_permissions_suffice_with_min_replicas(start_redis) -> None:
-    server = start_redis()
-    start_redis(primary=server)
-    poll(lambda: "state=online" in server.info("replication").get("slave0", ""), 30, lambda: "the replica is in sync")
-    url = f"redis://locks:pw@127.0.0.1:{server.port}?min_replicas=1"
-    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.split())
-    with Client(url, call_timeout=2) as client:
-        with client.lock("job") as lease:
-            lease.renew()
-        server.ask("ACL", "SETUSER", "locks", "-wait")
-        with pytest.raises(ConfigError, match="wait"):
-            client.lock("job").acquire()
-        poll(lambda: not client.inspect(), 10, lambda: "the unconfirmed grant is released")
-
-
-def test_user_without_info_and_config_can_lock_and_is_warned(start_redis, caplog) -> None:
-    server = start_redis()
-    rights = RIGHTS.replace("+info", "").replace("+config|get", "")
-    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *rights.split())
-    with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client, client.lock("job"):
-        assert client.traits.survives == "nothing", "an unknown setting is not promised"
-    assert "it may evict held locks" in caplog.text
-
-
-def test_waiter_without_subscribe_permission_still_acquires(start_redis, caplog) -> None:
-    server = start_redis()
-    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.replace("+subscribe", "").split())
-    url = f"redis://locks:pw@127.0.0.1:{server.port}"
-    with Client(url) as one, Client(url) as other:
-        lease = one.lock("job").acquire()
-        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
-        waiter.start()
-        while not any(holding.state != "held" for holding in one.inspect()):
-            continue
-        lease.release()
-        waiter.join(10)
-        assert not waiter.is_alive()
-    assert "falling back to polling" in caplog.text
-
-
-def test_missing_evalsha_permission_raises_config_error(start_redis) -> None:
-    server = start_redis()
-    server.ask("ACL", "SETUSER", "locks", "on", ">pw", *RIGHTS.replace("+evalsha", "").split())
-    with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client:
-        with pytest.raises(ConfigError, match="evalsha"):
-            client.lock("job").acquire()
-        assert not client._core.registry.pending_releases, "nothing was written, so there is nothing to release"
+# ------------------------------------------------------------------ connecting
 
 
 def test_unknown_database_number_raises_config_error(start_redis) -> None:
@@ -217,54 +106,7 @@ def test_unix_socket_url_connects_and_missing_socket_is_unavailable(start_redis,
         client.lock("job").acquire()
 
 
-# -------------------------------------------------------------------- TLS
-
-
-class TlsServer(RedisServer):
-    def command(self):
-        plain = super().command()
-        return [*plain, "--port", "0", "--tls-port", str(self.port)]
-
-    def ready(self) -> bool:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5):
-            return True
-
-
-def test_tls_works_with_client_and_server_certificates(certificate) -> None:
-    rig_or_skip(RedisRig)
-    key, cert = certificate
-    server = TlsServer("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert).start()
-    base = f"rediss://127.0.0.1:{server.port}"
-    try:
-        with Client(f"{base}?ssl_ca_certs={cert}&ssl_certfile={cert}&ssl_keyfile={key}") as client:
-            for _ in range(20):
-                with client.lock("job") as lease:
-                    lease.renew()
-            leases = [client.lock(f"name-{number}", purpose="p" * 200).acquire() for number in range(150)]
-            assert len(client.inspect("name-")) == 150, "the replies are larger than a TLS record"
-            for lease in leases:
-                lease.release()
-            lease = client.lock("told").acquire()
-            assert client.break_lock("told", token=lease.token)
-            assert lease.wait_lost(10)
-
-        async def main() -> None:
-            async with AsyncClient(f"{base}?ssl_ca_certs={cert}&ssl_certfile={cert}&ssl_keyfile={key}") as client:
-                leases = await asyncio.gather(*[client.lock(f"n-{n}").acquire() for n in range(200)])
-                assert len(await client.inspect("n-")) == 200
-                await asyncio.gather(*[lease.release() for lease in leases])
-
-        asyncio.run(main())
-        with Client(base, call_timeout=2) as client, pytest.raises(Unavailable, match="certificate"):
-            client.lock("job").acquire()
-        plain = f"redis://127.0.0.1:{server.port}"
-        with Client(plain, call_timeout=1) as client, pytest.raises(Unavailable):
-            client.lock("job").acquire()
-    finally:
-        server.kill()
-
-
-# --------------------------------------------------------------- settings
+# -------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])

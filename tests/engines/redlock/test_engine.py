@@ -1,4 +1,4 @@
-"""The Redlock engine on five servers: supported locks, split votes, order of grants.
+"""The Redlock engine on five servers: supported locks, split votes, order of grants, tokens.
 
 Threads, forks and event loops are tested in tests/engines/test_concurrency.py, commands and messages in
 tests/engines/redis/test_costs.py.
@@ -6,14 +6,29 @@ tests/engines/redis/test_costs.py.
 
 from __future__ import annotations
 
+import socket
 import threading
 
+import hiredis
 import pytest
 
 from harness.rigs.redlock import RedlockRig
 from harness.servers.redlock import lock_keys
 from leasehold import Client, Unsupported
+from leasehold.engines.redis.protocol import as_eval
+from leasehold.model import Alive, Gone, Grant
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.redis_servers import has_waiters
+
+
+def send_raw(node, data: bytes) -> object:
+    """Send this on a new connection, as a late message arrives, and return the reply."""
+    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as connection:
+        connection.sendall(data)
+        reader = hiredis.Reader()
+        while (reply := reader.gets()) is False:
+            reader.feed(connection.recv(65_536))
+    return reply
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +45,6 @@ def url(servers):
 
 def remaining_keys(servers) -> list[bytes]:
     return [key for server in servers for key in lock_keys(server)]
-
-
-def has_waiters(client: Client, count: int) -> bool:
-    return sum(holding.state == "waiting" for holding in client.inspect()) == count
 
 
 def test_only_exclusive_locks_can_be_built(url) -> None:
@@ -105,3 +116,53 @@ def test_waiters_are_granted_in_arrival_order(url, wait_until) -> None:
         for thread in threads:
             thread.join(60)
     assert order == list(range(8))
+
+
+# ------------------------------------------------------------ tokens and votes
+
+
+def test_repeated_attempt_keeps_token_after_minority_lost_data(nodes, make_driver) -> None:
+    driver = make_driver(nodes.url)
+    held = driver.acquire(driver.claim())
+    nodes.all[0].ask("FLUSHALL")
+    nodes.all[1].ask("FLUSHALL")
+    again = driver.attempt(held._replace(token=0))
+    assert isinstance(again, Grant)
+    assert again.token == held.token
+    assert isinstance(driver.renew(held), Alive)
+    nodes.all[2].ask("FLUSHALL")
+    nodes.all[3].ask("FLUSHALL")
+    assert isinstance(driver.renew(held), Gone) is False, "the repeated attempt restored the first two votes"
+
+
+def test_renewal_with_wrong_token_is_gone_and_harmless(nodes, make_driver) -> None:
+    driver = make_driver(nodes.url)
+    held = driver.acquire(driver.claim())
+    for difference in (-1, 1):
+        assert isinstance(driver.renew(held._replace(token=held.token + difference)), Gone)
+    assert isinstance(driver.renew(held), Alive), "the wrong token did no harm"
+    assert not driver.release(held._replace(id="")), "a release without the claim's id ends no grant"
+    assert isinstance(driver.renew(held), Alive)
+
+
+def test_huge_counter_on_one_node_does_not_exhaust_tokens(nodes) -> None:
+    with Client(nodes.url) as client:
+        with client.lock("job") as lease:
+            first = lease.token
+        (counter,) = [key for key in nodes.all[0].ask("KEYS", "lh1:*") if key.endswith(b"}")]
+        nodes.all[0].ask("SET", counter, 2**53 - 10)
+        for _ in range(5):
+            with client.lock("job") as lease:
+                assert first < lease.token < 2**52
+                first = lease.token
+
+
+def test_rejoin_does_not_take_a_node_from_its_holder(nodes, make_driver) -> None:
+    driver, other = make_driver(nodes.url), make_driver(nodes.url)
+    lost = driver.claim()._replace(token=17)
+    held = other.acquire(other.claim())
+    requests = driver.engine._requests
+    rejoin = requests.rejoin(requests.name_keys("", "job"), lost, driver.engine._proposals.next_number())
+    for node in nodes.all:
+        assert send_raw(node, as_eval(requests.scripts.rejoin, rejoin)) == 0
+    assert isinstance(other.renew(held), Alive)

@@ -1,17 +1,14 @@
-"""Connecting to Redlock nodes: URLs, passwords, permissions, TLS, and the settings that the engine requires."""
+"""Connecting to Redlock nodes: URLs, and the settings that the engine requires."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
-import subprocess
 import time
 
 import pytest
 
-from harness.rigs.redlock import RedlockAofRig, RedlockRig
-from harness.servers.redlock import RedlockNodes
+from harness.rigs.redlock import RedlockAofRig
 from leasehold import AsyncClient, Client, ConfigError, LeaseholdError, Unavailable, Unsupported
 from leasehold.config import EngineConfig
 from leasehold.engines.redis import server as server_module
@@ -20,34 +17,8 @@ from leasehold.engines.redlock import url as address_module
 from leasehold.engines.redlock.url import parse_nodes as parse
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.foreign_clients import serve_fixed_reply
-from tests.support.paths import ROOT
 
-PASSWORD = "pa:ss/w@rd,?%"
-QUOTED = "pa%3Ass%2Fw%40rd%2C%3F%25"
-
-# The permissions that docs/guarantees/redlock.md documents.
-RIGHTS = (
-    "resetkeys ~lh1:* resetchannels &lh1:* -@all "
-    "+evalsha +eval +time +get +set +del +exists +pexpireat +zadd +zrange +zrem +zcount "
-    "+hget +hset +hdel +hgetall +publish +pubsub|numsub +subscribe +ping +scan +select +info +config|get"
-)
-
-
-@pytest.fixture
-def start_nodes():
-    rig_or_skip(RedlockRig)  # skips if Redis is not installed
-    started = []
-
-    def run(*options: str, **kwargs) -> RedlockNodes:
-        started.append(RedlockNodes(*options, **{"count": 3, **kwargs}))
-        return started[-1]
-
-    yield run
-    for nodes in started:
-        nodes.close()
-
-
-# --------------------------------------------------------------------- URLs
+# ------------------------------------------------------------------------ URLs
 
 
 @pytest.mark.parametrize(
@@ -113,70 +84,7 @@ def test_one_server_under_two_addresses_is_refused(start_nodes) -> None:
     asyncio.run(main())
 
 
-# ----------------------------------------------- authentication, permissions
-
-
-def test_password_is_required_and_never_shown(start_nodes, caplog) -> None:
-    caplog.set_level(logging.DEBUG)
-    nodes = start_nodes(password=PASSWORD)
-    hosts = nodes.url.partition("://")[2]
-    with Client(f"redlock://:{QUOTED}@{hosts}") as client, client.lock("job") as lease:
-        assert lease.held
-        assert PASSWORD not in repr(client) + repr(client._core.registry.shared)
-    for wrong in ("", ":wrongword@", "nobody:wrongword@"):
-        with Client(f"redlock://{wrong}{hosts}", call_timeout=1) as client:
-            with pytest.raises(ConfigError, match="denied access") as error:
-                client.lock("job").acquire()
-            assert "wrongword" not in str(error.value)
-            assert not client._core.registry.pending_releases, "no node was asked, so close() has nothing to wait for"
-    assert PASSWORD not in caplog.text
-    assert "wrongword" not in caplog.text
-
-
-def test_user_with_documented_permissions_can_use_every_call(start_nodes, wait_until) -> None:
-    with open(ROOT / "docs" / "guarantees" / "redlock.md") as page:
-        text = " ".join(page.read().split())
-        assert RIGHTS.partition("-@all")[0].strip() in text
-        assert RIGHTS.partition("-@all ")[2] in text
-    nodes = start_nodes()
-    for node in nodes.all:
-        node.ask("ACL", "SETUSER", "locks", "on", ">secret", *RIGHTS.split())
-        node.ask("ACL", "SETUSER", "default", "off")
-    url = nodes.url.replace("://", "://locks:secret@")
-    with Client(url) as client, Client(url) as other:
-        first = client.lock("job", ttl=3).acquire()
-        waiting = other.lock("job", wait=0.2)
-        with pytest.raises(LeaseholdError):
-            waiting.acquire()
-        first.renew()
-        assert [holding.name for holding in client.inspect()] == ["job"]
-        assert client.break_lock("job", token=first.token)
-        with client.lock("job", min_hold=0.05, wait=5):
-            pass
-        client.ping()
-
-
-def test_revoked_permissions_raise_unavailable_then_config_error(start_nodes) -> None:
-    nodes = start_nodes()
-    for node in nodes.all:
-        node.ask("ACL", "SETUSER", "locks", "on", ">secret", *RIGHTS.split())
-    with Client(nodes.url.replace("://", "://locks:secret@"), call_timeout=1) as client:
-        lease = client.lock("job", ttl=30).acquire()
-        nodes.all[0].ask("ACL", "SETUSER", "locks", "-evalsha", "-eval")
-        lease.renew()
-        for node in nodes.all[1:]:
-            node.ask("ACL", "SETUSER", "locks", "-evalsha", "-eval")
-        with pytest.raises(Unavailable, match="permissions"):
-            lease.renew()
-        with pytest.raises(ConfigError, match="denied access"):
-            client.lock("new").acquire(wait=0)
-        for node in nodes.all:
-            node.ask("ACL", "SETUSER", "locks", "+evalsha", "+eval")
-        lease.renew()
-        assert lease.release()
-
-
-# ------------------------------------------------------------------ settings
+# -------------------------------------------------------------------- settings
 
 
 def test_node_with_eviction_policy_is_refused(start_nodes) -> None:
@@ -231,43 +139,6 @@ def test_required_trait_the_nodes_lack_is_refused_before_any_grant() -> None:
     finally:
         for node in durable_rig.nodes:
             node.ask("CONFIG", "SET", "appendfsync", "always")
-
-
-def test_tls_works_with_ca_certificate_and_fails_without(tmp_path) -> None:
-    rig_or_skip(RedlockRig)
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
-    certificate, key = tmp_path / "s.crt", tmp_path / "s.key"
-    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
-    from harness.servers.process import free_ports
-
-    tls_ports = free_ports(3)
-    nodes = RedlockNodes(count=3)
-    try:
-        for node, port in zip(nodes.all, tls_ports, strict=True):
-            for name, value in (("cert-file", certificate), ("key-file", key), ("ca-cert-file", certificate)):
-                node.ask("CONFIG", "SET", f"tls-{name}", str(value))
-            node.ask("CONFIG", "SET", "tls-auth-clients", "no")
-            node.ask("CONFIG", "SET", "tls-port", port)
-        hosts = ",".join(f"127.0.0.1:{port}" for port in tls_ports)
-        url = f"redlock://{hosts}?tls=yes&ssl_ca_certs={certificate}"
-        with Client(url) as client:
-            for _ in range(3):
-                with client.lock("job") as lease:
-                    lease.renew()
-            leases = [client.lock(f"name-{number}", ttl=60).acquire() for number in range(150)]
-            assert len(client.inspect()) == 150, "a reply of many TLS records"
-            for lease in leases:
-                lease.release()
-
-        async def main() -> None:
-            async with AsyncClient(url) as client, client.lock("job") as lease:
-                assert lease.held
-
-        asyncio.run(main())
-        with Client(f"redlock://{hosts}?tls=yes", call_timeout=1) as client, pytest.raises(Unavailable):
-            client.lock("job").acquire()
-    finally:
-        nodes.close()
 
 
 @pytest.mark.parametrize(

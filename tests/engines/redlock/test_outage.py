@@ -1,39 +1,23 @@
 """The Redlock engine while nodes are killed, paused, restarted empty, cut off or full.
 
 Each test starts its own nodes. Faults that apply to a single Redis server, too, are in
-tests/engines/redis/test_outage_also_redlock.py.
+tests/engines/redis/test_outage.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
 import time
 
 import pytest
 
-from harness.rigs.redlock import RedlockRig
 from harness.servers.proxy import Proxy
-from harness.servers.redlock import RedlockNodes, lock_keys
+from harness.servers.redlock import lock_keys
 from leasehold import AsyncClient, Client, LeaseLost, NotAcquired, Unavailable
-from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.foreign_clients import Waiter
-
-
-@pytest.fixture
-def nodes():
-    rig_or_skip(RedlockRig)  # skips if Redis is not installed
-    nodes = RedlockNodes()
-    yield nodes
-    nodes.close()
-
-
-@pytest.fixture
-def proxied_nodes(nodes):
-    """A URL that leads through proxies, and the proxy of each node."""
-    url, proxies = nodes.proxied()
-    yield url, proxies
-    for proxy in proxies:
-        proxy.close()
+from tests.support.redis_servers import has_waiters
 
 
 @pytest.fixture
@@ -45,11 +29,7 @@ def url_with_slow_node(nodes):
     proxy.close()
 
 
-def has_waiters(client: Client, count: int = 1) -> bool:
-    return sum(holding.state == "waiting" for holding in client.inspect()) == count
-
-
-# -------------------------------------------------------------------- killed
+# ---------------------------------------------------------------------- killed
 
 
 def test_locks_work_with_two_of_five_nodes_down(nodes, wait_until) -> None:
@@ -120,7 +100,7 @@ def test_restarted_nodes_take_part_again(nodes, wait_until) -> None:
             pass
 
 
-# ---------------------------------------------------------- restarted empty
+# ------------------------------------------------------------- restarted empty
 
 
 def test_node_restarted_empty_rejoins_the_lease(nodes, wait_until) -> None:
@@ -168,7 +148,7 @@ def test_tokens_rise_after_nodes_lose_their_data(nodes) -> None:
     assert tokens == sorted(set(tokens))
 
 
-# -------------------------------------------------------------------- paused
+# ---------------------------------------------------------------------- paused
 
 
 def test_paused_minority_delays_only_the_first_call(nodes, wait_until) -> None:
@@ -233,7 +213,7 @@ def test_resumed_minority_counts_for_an_asyncio_client(nodes, url_with_slow_node
     asyncio.run(main())
 
 
-# ------------------------------------------------------------------- network
+# --------------------------------------------------------------------- network
 
 
 def test_lost_answers_of_a_minority_leave_no_keys(nodes, proxied_nodes, wait_until) -> None:
@@ -299,3 +279,41 @@ def test_full_nodes_refuse_new_locks_and_keep_held_ones(nodes) -> None:
         assert lease.release()
         with client.lock("new", wait=5):
             pass
+
+
+@pytest.mark.parametrize("client_count", [5])
+def test_lock_is_exclusive_and_fast_over_jittery_networks(nodes, client_count) -> None:
+    """Each message to each node is delayed by up to 8 ms, so that votes are often split."""
+    inside, tokens, routes = [], [], [nodes.proxied() for _ in range(client_count)]
+    rng = random.Random(7)
+
+    def delay(_outward: bool, _data: bytes) -> None:
+        time.sleep(rng.random() * 0.008)
+
+    for _, proxies in routes:
+        for proxy in proxies:
+            proxy.watch = delay
+
+    def work(url: str) -> None:
+        with Client(url, ttl=20) as client:
+            for _ in range(4):
+                with client.lock("hot", wait=60) as lease:
+                    inside.append(lease)
+                    assert inside == [lease]
+                    tokens.append(lease.token)
+                    time.sleep(0.002)
+                    inside.remove(lease)
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=work, args=(url,)) for url, _ in routes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    elapsed = time.monotonic() - began
+    for _, proxies in routes:
+        for proxy in proxies:
+            proxy.close()
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == 4 * client_count
+    assert elapsed < 30, f"{elapsed / len(tokens):.2f} s per grant: waiters wait for reservations to expire"

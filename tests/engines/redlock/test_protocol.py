@@ -7,20 +7,10 @@ import socket
 
 import pytest
 
-from harness.rigs.redlock import RedlockRig
 from harness.servers.machine import hosts
 from harness.servers.proxy import Proxy
-from harness.servers.redlock import RedlockNodes, lock_keys
+from harness.servers.redlock import lock_keys
 from leasehold import AsyncClient, Client
-from leasehold.testing.conformance.suite import rig_or_skip
-
-
-@pytest.fixture
-def nodes():
-    rig_or_skip(RedlockRig)  # skips if Redis is not installed
-    nodes = RedlockNodes()
-    yield nodes
-    nodes.close()
 
 
 class ForgingProxy(Proxy):

@@ -1,4 +1,4 @@
-"""Waiters survive a restart of a Redis server: how long they retry, what they find afterwards, what retrying costs."""
+"""Waiters survive a restart of a Redis server: how long they retry, and what they find afterwards."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from harness.servers.redis import RedisServer
 from harness.servers.redis_ha import RedisCluster, SentinelSetup
 from leasehold import AsyncClient, Client, ConfigError, Lease, Unavailable, Unsupported
 from leasehold.engines.redis import executor
-from leasehold.engines.redis.server import RedisEndpoint
 from leasehold.engines.redis.topology import pause_before_retry
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.redis_servers import has_waiters, url
 
 _JOIN_TIMEOUT = 10  # seconds: far longer than the short waits below, far shorter than _CALL_TIMEOUT
+
+
 _CALL_TIMEOUT = 25
 
 
@@ -47,10 +49,6 @@ def sentinels_or_cluster(request):
     servers.close()
 
 
-def url(server) -> str:
-    return f"redis://127.0.0.1:{server.port}"
-
-
 class WaitingThread(threading.Thread):
     """Waits for a lock that another client holds, and records the lease or the error."""
 
@@ -71,10 +69,6 @@ class WaitingThread(threading.Thread):
         self.join(30)
         assert isinstance(self.outcome, Lease), self.outcome
         return self.outcome
-
-
-def has_waiters(client) -> bool:
-    return any(holding.state == "waiting" for holding in client.inspect())
 
 
 def recheck_waiters(client) -> None:
@@ -109,7 +103,7 @@ async def waiter_without_server(server, call_timeout, wait):
         yield lease, waiter
 
 
-# ------------------------------------------------------------------- retries
+# --------------------------------------------------------------------- retries
 
 
 def test_waiter_survives_server_restart(server_without_persistence, retries, wait_until) -> None:
@@ -220,7 +214,7 @@ def test_client_can_be_closed_while_a_waiter_retries(server_without_persistence,
     holder.close()
 
 
-# ----------------------------------------------------------------- deadlines
+# ------------------------------------------------------------------- deadlines
 
 
 @pytest.mark.parametrize("options", ["", "?min_replicas=1"])
@@ -306,50 +300,3 @@ def test_required_durability_is_checked_again_after_restart(server, wait_until) 
         assert isinstance(waiter.outcome, Unsupported), "the restarted server lacks the required durability"
         assert lease.token
         wait_until(lambda: not holder.inspect())  # the grant made before the check is released
-
-
-def test_concurrent_tasks_share_failed_connection_attempts(monkeypatch) -> None:
-    opened = []
-
-    async def fail(self, runtime, deadline):
-        opened.append(self)
-        await runtime.sleep(0.05)
-        raise ConnectionRefusedError("nobody is there")
-
-    monkeypatch.setattr(RedisEndpoint, "_open", fail)
-
-    async def scenario() -> None:
-        async with AsyncClient("redis://127.0.0.1:1", call_timeout=5) as client:
-            attempts = [client.lock("job").acquire(wait=0) for _ in range(100)]
-            for error in await asyncio.gather(*attempts, return_exceptions=True):
-                assert isinstance(error, Unavailable)
-                assert "nobody is there" in str(error)
-
-    asyncio.run(scenario())
-    connect_count = len(opened)
-    assert connect_count < 20, f"{connect_count} connection attempts for 100 tasks that failed together"
-
-
-def test_task_with_later_deadline_connects_after_shared_failure(monkeypatch) -> None:
-    opened, original_open = [], RedisEndpoint._open
-
-    async def time_out_once(self, runtime, deadline):
-        opened.append(deadline)
-        if len(opened) == 1:
-            await runtime.sleep(0.1)
-            raise TimeoutError("no answer")
-        return await original_open(self, runtime, deadline)
-
-    monkeypatch.setattr(RedisEndpoint, "_open", time_out_once)
-    server = rig_or_skip(RedisRig).server
-
-    async def scenario() -> None:
-        async with AsyncClient(url(server), namespace="more-time", call_timeout=5) as client:
-            first = asyncio.create_task(client.ping())
-            await asyncio.sleep(0)
-            second = asyncio.create_task(client.ping())
-            with pytest.raises(Unavailable):
-                await first
-            assert await second >= 0
-
-    asyncio.run(scenario())

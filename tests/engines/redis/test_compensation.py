@@ -1,12 +1,8 @@
-"""Regressions of the Redis engine: requests that arrive after the client gave up, signals, a clock set back.
-
-Each test starts its own servers.
-"""
+"""Attempts that arrive after the client gave up: a release follows on the same connection."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import threading
 import time
@@ -16,41 +12,9 @@ import pytest
 
 from harness.servers.process import poll
 from harness.servers.proxy import Proxy
-from harness.servers.redis import CAN_FAKE_CLOCK
 from leasehold import AsyncClient, Client, Unavailable
 from leasehold.engines.redis.protocol import lock_keys
-
-
-@pytest.fixture
-def server(start_redis):
-    return start_redis()
-
-
-def url(server, options: str = "") -> str:
-    return f"redis://127.0.0.1:{server.port}{options}"
-
-
-# ------------------------------------------------------------------ clock
-
-
-@pytest.mark.parametrize("min_hold", [0.0, 0.3])
-def test_released_name_is_free_after_clock_goes_back(start_redis, min_hold) -> None:
-    if not CAN_FAKE_CLOCK:
-        pytest.skip("no false clocks: apt-get install faketime")
-    server = start_redis(fake_clock=True)
-    with Client(url(server)) as one, Client(url(server)) as other:
-        lease = one.lock("job", ttl=60, min_hold=min_hold).acquire()
-        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
-        waiter.start()
-        poll(lambda: len(one.inspect()) == 2, 10, lambda: "the claim is queued")
-        server.set_clock(-3600)
-        lease.release()
-        waiter.join(10)
-        assert not waiter.is_alive(), one.inspect()
-        assert not server.ask("EXISTS", *lock_keys("", "job")[1:]), "the keys would stay for an hour"
-
-
-# ---------------------------------------------------------- late requests
+from tests.support.redis_servers import url
 
 
 class DelayingProxy:
@@ -189,28 +153,6 @@ def test_late_attempt_under_asyncio_is_followed_by_its_release(delayed_server, c
             await asyncio.to_thread(check_attempt_is_undone, server, proxy)
 
     asyncio.run(main())
-
-
-def test_signals_do_not_extend_the_call_deadline(server) -> None:
-    proxy = Proxy(server.port)
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    try:
-        with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.5) as client:
-            client.ping()
-            proxy.cut()
-            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-            began = time.monotonic()
-            stop = threading.Timer(5, signal.setitimer, (signal.ITIMER_REAL, 0))
-            stop.start()
-            with pytest.raises(Unavailable):
-                client.lock("job").acquire(wait=0)
-            assert time.monotonic() - began < 0.5 + 0.5
-            stop.cancel()
-            proxy.restore()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        proxy.close()
 
 
 def test_repeated_release_cannot_tell_and_raises_no_loss(server, caplog) -> None:

@@ -1,4 +1,4 @@
-"""Waiters that were notified to re-check later: woken at that time, not before, and never forgotten."""
+"""Waiters of the Redis engine: when they are woken, and when they re-check by themselves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 import hiredis
 import pytest
 
+from harness.servers.process import poll
 from leasehold import Client
 from leasehold.core.timing import RESERVATION_PROBE, WAITER_TTL
 from leasehold.engines.redis import pubsub
@@ -20,6 +21,7 @@ from leasehold.model import Claim, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketStream
 from leasehold.runtime.threads import Threads, boot_clock
+from tests.support.redis_servers import url, wait_until_queued
 
 
 def claim(number: int) -> Claim:
@@ -38,6 +40,60 @@ def registry() -> ClaimRegistry:
 @pytest.fixture
 def recheck_timer() -> RecheckTimer:
     return RecheckTimer()
+
+
+class SilentServer:
+    """Accepts a subscription, notifies one waiter to re-check later, and then stays silent."""
+
+    def __init__(self, id_hash: str, delay: float) -> None:
+        self.client_side, self.server_side = socket.socketpair()
+        message = b"head %d leasehold:{:0}:job " % (delay * 1e6) + bytes.fromhex(id_hash)
+        self.server_side.sendall(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n")
+        self.server_side.sendall(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$%d\r\n%b\r\n" % (len(message), message))
+
+    async def open(self, runtime, _deadline: float) -> SocketStream:
+        return SocketStream(self.client_side, hiredis.Reader(), runtime.now)
+
+
+class QueueScenario:
+    """One client holds the lock, and two threads of another client wait for it."""
+
+    def __init__(self, url: str, wait_until) -> None:
+        self.holder, self.client, self.errors = Client(url), Client(url, call_timeout=1.0), []
+        self.lease = self.holder.lock("job").acquire()
+        self.finish = threading.Event()
+        self.threads = []
+        for number in (1, 2):
+            self.threads.append(threading.Thread(target=self._work))
+            self.threads[-1].start()
+            wait_until(lambda n=number: len([h for h in self.holder.inspect("job") if h.state == "waiting"]) == n)
+
+    def _work(self) -> None:
+        try:
+            with self.client.lock("job"):
+                self.finish.wait(30)
+        except Unavailable as error:
+            self.errors.append((time.monotonic(), error))
+
+    def second_waiter(self) -> Waiter | None:
+        """The second waiter, once the first has left the queue and this one was notified to re-check."""
+        waiters = list(self.client._core.registry.waiting.values())
+        return waiters[0] if len(waiters) == 1 and waiters[0].recheck_at is not None else None
+
+
+class RecordedSignal:
+    """A signal that records when it is set."""
+
+    def __init__(self, signal, set_at, now) -> None:
+        self._signal, self._set_at, self._now = signal, set_at, now
+        self.wait = signal.wait
+
+    def set(self) -> None:
+        self._set_at.append(self._now())
+        self._signal.set()
+
+
+# --------------------------------------------------------------- recheck times
 
 
 def test_waiter_is_woken_at_its_recheck_time_and_not_before(registry, recheck_timer) -> None:
@@ -77,19 +133,6 @@ def test_recheck_timer_drops_waiters_that_left(registry, recheck_timer) -> None:
     assert recheck_timer.next_due() >= 1e9
 
 
-class SilentServer:
-    """Accepts a subscription, notifies one waiter to re-check later, and then stays silent."""
-
-    def __init__(self, id_hash: str, delay: float) -> None:
-        self.client_side, self.server_side = socket.socketpair()
-        message = b"head %d leasehold:{:0}:job " % (delay * 1e6) + bytes.fromhex(id_hash)
-        self.server_side.sendall(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n")
-        self.server_side.sendall(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$%d\r\n%b\r\n" % (len(message), message))
-
-    async def open(self, runtime, _deadline: float) -> SocketStream:
-        return SocketStream(self.client_side, hiredis.Reader(), runtime.now)
-
-
 def test_waiter_rechecks_in_time_while_listener_awaits_a_reply(registry, wait_until, monkeypatch) -> None:
     # The connection is dead but not closed: the listener sends a PING and waits for the reply.
     monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.1)
@@ -107,32 +150,6 @@ def test_waiter_rechecks_in_time_while_listener_awaits_a_reply(registry, wait_un
     finally:
         subscriber.close()
         server.server_side.close()
-
-
-class QueueScenario:
-    """One client holds the lock, and two threads of another client wait for it."""
-
-    def __init__(self, url: str, wait_until) -> None:
-        self.holder, self.client, self.errors = Client(url), Client(url, call_timeout=1.0), []
-        self.lease = self.holder.lock("job").acquire()
-        self.finish = threading.Event()
-        self.threads = []
-        for number in (1, 2):
-            self.threads.append(threading.Thread(target=self._work))
-            self.threads[-1].start()
-            wait_until(lambda n=number: len([h for h in self.holder.inspect("job") if h.state == "waiting"]) == n)
-
-    def _work(self) -> None:
-        try:
-            with self.client.lock("job"):
-                self.finish.wait(30)
-        except Unavailable as error:
-            self.errors.append((time.monotonic(), error))
-
-    def second_waiter(self) -> Waiter | None:
-        """The second waiter, once the first has left the queue and this one was notified to re-check."""
-        waiters = list(self.client._core.registry.waiting.values())
-        return waiters[0] if len(waiters) == 1 and waiters[0].recheck_at is not None else None
 
 
 def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) -> None:
@@ -159,18 +176,6 @@ def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) ->
     scenario.holder.close()
 
 
-class RecordedSignal:
-    """A signal that records when it is set."""
-
-    def __init__(self, signal, set_at, now) -> None:
-        self._signal, self._set_at, self._now = signal, set_at, now
-        self.wait = signal.wait
-
-    def set(self) -> None:
-        self._set_at.append(self._now())
-        self._signal.set()
-
-
 def test_second_waiter_rechecks_in_time_when_server_is_down(start_redis, wait_until) -> None:
     server = start_redis()
     scenario = QueueScenario(f"redis://127.0.0.1:{server.port}", wait_until)
@@ -183,3 +188,41 @@ def test_second_waiter_rechecks_in_time_when_server_is_down(start_redis, wait_un
     scenario.threads[0].join(30)
     assert scenario.errors, "the second waiter re-checked and found the server down"
     assert min(at for at, _ in scenario.errors) < began + WAITER_TTL / 3
+
+
+# --------------------------------------------------------------- subscriptions
+
+
+def test_client_still_receives_wakeups_after_foreign_messages(server) -> None:
+    with Client(url(server)) as one, Client(url(server)) as other:
+        lease = one.lock("job", ttl=60).acquire()
+        other.lock("warm").acquire().release()
+        key = b"lh1:{:1}:job"
+        for channel in server.ask("PUBSUB", "CHANNELS", "*"):
+            for message in (
+                b"",
+                b"go",
+                b"head %b %b x" % (b"9" * 400, key),
+                b"go nan %b x" % key,
+                b"go 1 lh1:{%%:1}:%% x",
+            ):
+                server.ask("PUBLISH", channel, message)
+        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
+        waiter.start()
+        wait_until_queued(one, "job")
+        began = time.monotonic()
+        lease.release()
+        waiter.join(10)
+        assert time.monotonic() - began < 1.0, "woken by push, not by its re-check"
+
+
+def test_silent_subscription_is_detected_and_replaced(server, proxy, monkeypatch) -> None:
+    monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.3)  # seconds of silence before the listener sends a PING
+    with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.3) as client:
+        client.lock("job").acquire().release()
+        subscription = client._core.registry.shared["redis"].subscriptions
+        assert subscription.active
+        proxy.cut()
+        poll(lambda: not subscription.active, 10, lambda: "the listener gets no reply to its PING")
+        proxy.restore()
+        poll(lambda: subscription.active, 10, lambda: "the listener is subscribed again")

@@ -1,0 +1,307 @@
+"""Requests to Redlock nodes that arrive late or out of order, or not at all: votes are returned, and no claim stays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import hiredis
+import pytest
+
+from harness.rigs.redis import AOF_ALWAYS
+from harness.rigs.redlock import RedlockRig
+from harness.servers.redlock import RedlockNodes, lock_keys
+from leasehold import Client, LeaseLost, Unavailable, engines
+from leasehold.config import EngineConfig
+from leasehold.core.names import hash_id
+from leasehold.core.timing import HEARTBEAT_INTERVAL
+from leasehold.engines.redis.protocol import as_eval
+from leasehold.engines.registry import ClaimRegistry
+from leasehold.model import Alive, Busy, Claim, Grant, Holder
+from leasehold.runtime.base import run_sync
+from leasehold.runtime.loop import Loop
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.paths import SUPPORT
+
+
+def send_raw(node, data: bytes) -> object:
+    """Send this on a new connection, as a late message arrives, and return the reply."""
+    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as connection:
+        connection.sendall(data)
+        reader = hiredis.Reader()
+        while (reply := reader.gets()) is False:
+            reader.feed(connection.recv(65_536))
+    return reply
+
+
+def run_before_script(engine, script, action, monkeypatch) -> None:
+    """Run `action` once, just before the engine first calls `script`."""
+    original_round, done = engine._broadcaster.run_round, []
+
+    async def round_(requested_script, *args, **kwargs):
+        if requested_script is script and not done:
+            done.append(True)
+            action()
+        return await original_round(requested_script, *args, **kwargs)
+
+    monkeypatch.setattr(engine._broadcaster, "run_round", round_)
+
+
+def hold_back(proxy, script) -> list:
+    """Hold back requests from the first call of `script` on. Calling the item of the returned list forwards them."""
+    held, forward = [], proxy._forward
+
+    def forward_unless_held(link, side) -> None:
+        if side is link.client_side and not held and script.sha in side.recv(65_536, socket.MSG_PEEK):
+            proxy._selector.unregister(side)
+            held.append(lambda: proxy._selector.register(side, selectors.EVENT_READ, link))
+        else:
+            forward(link, side)
+
+    proxy._forward = forward_unless_held
+    return held
+
+
+def claim_queued_on_all_nodes_free_on_most(nodes, driver, other):
+    """A claim that waits on all nodes after its predecessor was released on all nodes but the first."""
+    previous_claim = other.acquire(other.claim(ttl=2.0))
+    claim = driver.claim(queue=True, ttl=60.0)
+    assert isinstance(driver.attempt(claim), Busy)
+    requests = other.engine._requests
+    calls = {n: [requests.release(requests.name_keys("", "job"), previous_claim)] for n in range(1, len(nodes.all))}
+    result = run_sync(
+        other.engine._broadcaster.run_round(requests.scripts.release, calls, other.deadline(), 2.0, lambda _: False)
+    )
+    assert list(result.replies.values()) == [[1]] * 4
+    return claim
+
+
+# ---------------------------------------------------------- abandoned attempts
+
+
+def test_abandoned_attempt_is_followed_by_its_release(nodes, make_driver, wait_until) -> None:
+    """The engine itself sends the release: this test has no client and no watchdog to repeat it."""
+    driver = make_driver(nodes.url)
+    assert driver.release(driver.acquire(driver.claim()))  # loads the scripts
+    before = nodes.all[0].calls()
+    nodes.pause(0, 1, 2)
+    with pytest.raises(Unavailable):
+        run_sync(driver.engine.attempt(driver.claim(ttl=60.0), driver.deadline(0.3)))
+    nodes.resume()
+    wait_until(lambda: nodes.all[0].calls()["evalsha"] > before["evalsha"])
+    wait_until(lambda: not any(lock_keys(node) for node in nodes.all[:3]), 5)
+    assert lock_keys(nodes.all[3]), "this node answered: its vote is for the caller to forget"
+
+
+def test_abandoned_attempt_under_asyncio_is_followed_by_its_release(nodes, wait_until) -> None:
+    async def main() -> None:
+        runtime = Loop()
+        registry = ClaimRegistry(runtime, "address")
+        engine = engines.opener("redlock")(EngineConfig.parse(nodes.url, 5.0), runtime, registry)
+        first, second = (
+            Claim("", "job", claim_id, hash_id(claim_id), Holder("me"), 60.0) for claim_id in ("one", "two")
+        )
+        assert isinstance(await engine.attempt(first, runtime.now() + 5), Grant)  # loads the scripts
+        assert await engine.release(first, runtime.now() + 5)
+        before = nodes.all[0].calls()
+        nodes.pause(0, 1, 2)
+        with pytest.raises(Unavailable):
+            await engine.attempt(second, runtime.now() + 0.3)
+        nodes.resume()
+        end = time.monotonic() + 5
+        while any(lock_keys(node) for node in nodes.all[:3]) or nodes.all[0].calls()["evalsha"] == before["evalsha"]:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_single_attempt_with_lost_answer_leaves_no_claim(nodes, proxied_nodes, make_driver, wait_until) -> None:
+    """One node votes for the claim, but its answer is lost. The other nodes answer that the name is busy."""
+    url, proxies = proxied_nodes
+    driver, other = make_driver(url), make_driver(nodes.url)
+    nodes.pause(0)
+    other.acquire(other.claim(ttl=60.0))  # on the other four
+    nodes.resume()
+    wait_until(lambda: not lock_keys(nodes.all[0]))
+    run_sync(driver.engine.ping(driver.deadline()))
+
+    def cut(outward: bool, data: bytes) -> None:
+        if not outward and data.startswith(b"*2"):
+            proxies[0].reset()
+            proxies[0]._target = ("127.0.0.1", 1)  # no server there
+
+    proxies[0].watch = cut
+    assert isinstance(driver.attempt(driver.claim(ttl=60.0)), Busy)
+    assert lock_keys(nodes.all[0])
+    proxies[0].watch, proxies[0]._target = None, ("127.0.0.1", nodes.all[0].port)
+    wait_until(lambda: not lock_keys(nodes.all[0]), HEARTBEAT_INTERVAL + 5)
+
+
+def test_answer_after_an_interrupt_is_not_used_for_another_claim(nodes, make_driver, monkeypatch) -> None:
+    """Ctrl-C while the engine undoes the attempt on silent nodes: their late answers belong to that claim and name."""
+    driver, other = make_driver(nodes.url), make_driver(nodes.url)
+    driver.engine._proposals._lead = 1_000_000  # so high that late nodes, too, answer with the proposed token
+    assert driver.release(driver.acquire(driver.claim("first")))  # connects
+    other.acquire(other.claim("second"))
+    nodes.pause(0, 1, 2)
+
+    def interrupt(*_args: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.engine._requests, "undo_attempt", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_sync(driver.engine.attempt(driver.claim("first"), driver.deadline(0.3)))
+    nodes.resume()
+    for node in driver.engine._nodes:
+        node.on_answer()  # ends its back-off
+    assert isinstance(driver.attempt(driver.claim("second")), Busy)
+
+
+def test_late_undo_does_not_end_a_newer_grant(nodes, make_driver) -> None:
+    """Otherwise the holder would count votes that its nodes had dropped, and another claim could get them."""
+    driver, other = make_driver(nodes.url), make_driver(nodes.url)
+    claim = driver.claim()
+    requests = driver.engine._requests
+    name = requests.name_keys("", "job")
+    early = driver.engine._proposals.next_number()
+    late = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, early))
+    held = driver.acquire(claim)
+    for node in nodes.all:
+        assert send_raw(node, late) == 0
+    assert isinstance(driver.renew(held), Alive)
+    late = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, driver.engine._proposals.next_number()))
+    assert isinstance(driver.renew(held), Alive), "a renewal also outdates the undo of an older attempt"
+    for node in nodes.all:
+        assert send_raw(node, late) == 0
+    assert isinstance(other.attempt(other.claim()), Busy)
+
+
+# -------------------------------------------------------- rejoins and releases
+
+
+def test_rejoin_after_its_deadline_is_refused(nodes, make_driver) -> None:
+    """By the node's clock. Otherwise a released lease could come back with its old token."""
+    driver = make_driver(nodes.url)
+    held = driver.acquire(driver.claim())
+    assert driver.release(held)
+    requests = driver.engine._requests
+    now = int(time.time() * 1e6)
+    rejoin = requests.rejoin(requests.name_keys("", "job"), held, driver.engine._proposals.next_number(), now - 1)
+    for node in nodes.all:
+        assert send_raw(node, as_eval(requests.scripts.rejoin, rejoin)) == 0
+    assert nodes.remaining_keys() == []
+
+
+def test_rejoin_during_release_leaves_no_grant(nodes, wait_until, monkeypatch) -> None:
+    """The release of another thread overtakes the rejoin to a node that lost its data."""
+    with Client(nodes.url) as client:
+        lease = client.lock("job", ttl=60).acquire()
+        engine, released = client._core._engine, []
+        nodes.all[0].ask("FLUSHALL")
+        run_before_script(engine, engine._scripts.rejoin, lambda: released.append(lease.release()), monkeypatch)
+        with suppress(LeaseLost):
+            lease.renew()
+        assert released == [True]
+        wait_until(lambda: nodes.remaining_keys() == [], 8)
+
+
+def test_late_rejoin_after_release_leaves_no_grant(nodes, proxied_nodes, make_driver, wait_until) -> None:
+    """The new holder sends a rejoin to the node that was late. The rejoin arrives only after the release."""
+    url, proxies = proxied_nodes
+    driver, other = make_driver(url), make_driver(nodes.url)
+    claim = claim_queued_on_all_nodes_free_on_most(nodes, driver, other)
+    nodes.all[0].ask("SCRIPT", "LOAD", driver.engine._scripts.rejoin.text)
+    held = hold_back(proxies[0], driver.engine._scripts.rejoin)
+    claim = driver.acquire(claim)
+    assert held
+    assert driver.release(claim)
+    wait_until(lambda: nodes.remaining_keys() == [], 10)  # the previous holder's last vote has expired, too
+    before = nodes.all[0].calls()["evalsha"]
+    held[0]()
+    wait_until(lambda: nodes.all[0].calls()["evalsha"] > before)
+    wait_until(lambda: nodes.remaining_keys() == [], 3)
+
+
+# ------------------------------------------------------------- missed releases
+
+
+def test_node_that_was_down_receives_the_release_after_restart(wait_until) -> None:
+    """The node kept its vote on disk, and no other call reaches it meanwhile."""
+    rig_or_skip(RedlockRig)
+    durable_nodes = RedlockNodes(*AOF_ALWAYS, count=3)
+    try:
+        with Client(durable_nodes.url) as client:
+            lease = client.lock("job", ttl=600).acquire()
+            wait_until(lambda: lock_keys(durable_nodes.all[0]))
+            durable_nodes.all[0].kill()
+            assert lease.release()
+            durable_nodes.all[0].start()
+            wait_until(lambda: durable_nodes.remaining_keys() == [], 15)
+    finally:
+        durable_nodes.close()
+
+
+def test_missed_releases_are_sent_compactly_after_long_downtime(nodes, wait_until) -> None:
+    """Each new connection sends all missed releases until the node answers: with the script in each, 120 MB."""
+    with Client(nodes.url) as client:
+        client.ping()
+        nodes.all[0].kill()
+        for _ in range(200):
+            client.lock("job").acquire().release()
+        node = client._core._engine._nodes[0]
+        handshake, _, _ = node.handshake()
+        assert len(node.missed_releases) >= 200
+        assert len(handshake) < 20_000 + 400 * len(node.missed_releases)
+        nodes.all[0].start()
+        wait_until(lambda: not node.missed_releases, 10)
+
+
+def test_released_lease_leaves_no_keys_while_nodes_lose_data(nodes, wait_until) -> None:
+    """Rejoins to the nodes that lost data overlap with releases."""
+    stopped = threading.Event()
+
+    def flush_nodes() -> None:
+        rng = random.Random(3)
+        while not stopped.is_set():
+            rng.choice(nodes.all[:2]).ask("FLUSHALL")
+
+    def work(client: Client, number: int) -> None:
+        for _ in range(20):
+            with client.lock(f"name-{number}", ttl=60, wait=30) as lease:
+                lease.renew()
+
+    flush_thread = threading.Thread(target=flush_nodes)
+    flush_thread.start()
+    with Client(nodes.url) as client:
+        threads = [threading.Thread(target=work, args=(client, number)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        stopped.set()
+        flush_thread.join(10)
+        wait_until(lambda: nodes.remaining_keys() == [], 10)
+
+
+def test_killed_clients_leave_only_claims_that_expire(nodes, child, wait_until) -> None:
+
+    processes = [
+        child(nodes.url, "hot", 30, seed, "blocking", script=SUPPORT / "redlock_child.py") for seed in range(3)
+    ]
+    for process in processes:
+        process.read_message()
+    wait_until(lambda: any(lock_keys(node) for node in nodes.all))
+    for process in processes:
+        process.kill()
+    with Client(nodes.url) as client:
+        began = time.monotonic()
+        with client.lock("hot", wait=20):
+            assert time.monotonic() - began < 8  # the ttl of 1.5 s, and reservations of killed waiters that expire

@@ -1,0 +1,77 @@
+"""Waiters of the Redlock engine: reservations of a majority, a minority, or different nodes for different claims."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from harness.servers.redlock import lock_keys
+from leasehold import Client
+from leasehold.model import Busy
+
+
+def test_minority_reservation_makes_waiter_attempt_again_soon(nodes, wait_until) -> None:
+    """If waiters arrive together, the nodes may reserve the name for different waiters. None of them has a majority,
+    and all would wait."""
+    with Client(nodes.url) as holder, Client(nodes.url) as other:
+        lease = holder.lock("job", ttl=60).acquire()
+        waiter_thread = threading.Thread(target=lambda: other.lock("job", wait=60).acquire().release())
+        waiter_thread.start()
+        wait_until(lambda: sum(h.state == "waiting" for h in holder.inspect()) == 1)
+        registry = other._core.registry
+        (waiter_id_hash,) = registry.waiting
+        (key,) = [kept_key for kept_key in lock_keys(nodes.all[1]) if kept_key.endswith(b":job")]
+        engine, attempted_at = other._core._engine, []
+        attempt = engine.attempt
+
+        def recorded_attempt(claim, deadline):
+            attempted_at.append(time.monotonic())
+            return attempt(claim, deadline)
+
+        engine.attempt = recorded_attempt
+        wait_until(lambda: attempted_at, 20)  # its re-check; the next one is due in 5 s
+        nodes.all[0].ask(
+            "PUBLISH", f"lh1:c:{registry.client_id}", b"go 0 " + key + b" " + bytes.fromhex(waiter_id_hash)
+        )
+        wait_until(lambda: len(attempted_at) > 1, 20)
+        assert attempted_at[1] - attempted_at[0] < 3
+        lease.release()
+        waiter_thread.join(20)
+
+
+def test_free_minority_does_not_make_waiters_poll(nodes, wait_until) -> None:
+    """A node that lost its data offers reservations that are useless while the lock is held on the others."""
+    with Client(nodes.url) as holder, Client(nodes.url) as other:
+        lease = holder.lock("job", ttl=600).acquire()  # so long that no renewal happens meanwhile
+        waiter_thread = threading.Thread(target=lambda: other.lock("job", wait=60).acquire().release())
+        waiter_thread.start()
+        wait_until(lambda: sum(h.state == "waiting" for h in holder.inspect()) == 1)
+        nodes.all[0].ask("FLUSHALL")
+        before, began = nodes.all[1].calls()["evalsha"], time.monotonic()
+        (waiter_id_hash,) = other._core.registry.waiting
+        other._core.registry.on_notification(
+            "head", waiter_id_hash, 0.0, None
+        )  # it re-checks now and finds this node free
+        wait_until(lambda: time.monotonic() > began + 3)
+        assert nodes.all[1].calls()["evalsha"] - before < 12
+        lease.release()
+        waiter_thread.join(20)
+        assert not waiter_thread.is_alive()
+    wait_until(lambda: nodes.remaining_keys() == [], 10)
+
+
+def test_majority_reservation_is_not_delayed_by_recheck_times(nodes, make_driver) -> None:
+    """A majority reserved the name for the waiter. Later re-check times of other nodes must not delay its attempt."""
+    driver, other = make_driver(nodes.url), make_driver(nodes.url)
+    other.acquire(other.claim())
+    claim = driver.claim(queue=True)
+    assert isinstance(driver.attempt(claim), Busy)
+    subscriptions, waiter = driver.engine._subscriptions, driver.registry.waiting[claim.id_hash]
+    now = driver.runtime.now()
+    for number in range(3):
+        subscriptions._schedule_majority_recheck(driver.registry, claim.id_hash, number, now + 20, now)
+    for number in range(3):
+        subscriptions.on_node_reservation(claim.id_hash, number)
+    subscriptions._schedule_majority_recheck(driver.registry, claim.id_hash, 3, now + 20, now)
+    assert waiter.recheck_at is not None
+    assert waiter.recheck_at - now < 1

@@ -1,0 +1,28 @@
+"""What several test files ask of a Redis server and of its clients."""
+
+from __future__ import annotations
+
+from harness.servers.process import poll
+from harness.servers.redis import RedisServer
+from leasehold import Client
+
+
+def url(server: RedisServer, options: str = "", user: str = "") -> str:
+    return f"redis://{user}127.0.0.1:{server.port}{options}"
+
+
+def remaining_keys(server: RedisServer) -> list[bytes]:
+    """All keys except the counters of buckets."""
+    return [key for key in server.ask("KEYS", "*") if key.count(b":") > 2]
+
+
+def has_waiters(client: Client, count: int = 1) -> bool:
+    return sum(holding.state == "waiting" for holding in client.inspect()) == count
+
+
+def wait_until_queued(client: Client, name: str, count: int = 1) -> None:
+    poll(
+        lambda: sum(each.state == "waiting" for each in client.inspect(name)) == count,
+        10,
+        lambda: f"{count} claims wait for {name}",
+    )
