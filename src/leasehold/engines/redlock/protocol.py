@@ -100,8 +100,8 @@ class RedlockRequests:
         ]
         return encode_prefix(self.scripts.renew, 1 + len(values)) + keys.encoded + encode_arguments(number, *values)
 
-    def rejoin(self, keys: NameKeys, claim: Claim, number: int, until: int = 0) -> bytes:
-        arguments = encode_arguments(bytes.fromhex(claim.id_hash), number, claim.token, until)
+    def rejoin(self, keys: NameKeys, claim: Claim, number: int, valid_until: int = 0) -> bytes:
+        arguments = encode_arguments(bytes.fromhex(claim.id_hash), number, claim.token, valid_until)
         return encode_prefix(self.scripts.rejoin, 8) + keys.encoded + arguments + self._encoded_arguments(claim)
 
     def release(self, keys: NameKeys, claim: Claim) -> bytes:

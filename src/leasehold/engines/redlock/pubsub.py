@@ -185,12 +185,11 @@ class NodeSubscriptions(PubSubListener):
     def _send_missed_releases(self, index: int, runtime: Runtime) -> None:
         """The node is back and has missed releases. A new connection sends them first, and other calls may not open one
         for long."""
-        connections, until = (
-            ConnectionGroup(self._nodes, hiredis.Reader, runtime.now),
-            runtime.now() + self._call_timeout,
-        )
+        connections = ConnectionGroup(self._nodes, hiredis.Reader, runtime.now)
+        deadline = runtime.now() + self._call_timeout
+        requests = FanoutRequests({index: encode_command("PING")})
         try:
-            connections.request_all(FanoutRequests({index: encode_command("PING")}), 1, WaitPolicy(until, until, bool))
+            connections.request_all(requests, 1, WaitPolicy(deadline, deadline, bool))
         finally:
             connections.close()
 

@@ -88,8 +88,8 @@ class RedlockRenewer:
             if claim.token and claim.id_hash in self._registry.held and isinstance(self._verdict(claim_answers), Alive):
                 for node, answer in claim_answers.answers.items():
                     if answer.life is None:
-                        until = claim_answers.clocks[node] + _OFFER_LIFETIME
-                        packed = self._requests.rejoin(self._name_keys(claim), claim, number, until)
+                        valid_until = claim_answers.clocks[node] + _OFFER_LIFETIME
+                        packed = self._requests.rejoin(self._name_keys(claim), claim, number, valid_until)
                         lacking.setdefault(node, {})[claim] = packed
                         ttl = min(ttl, claim.ttl)
         rejoin = self._requests.scripts.rejoin
