@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -55,6 +56,38 @@ def test_ticks_beyond_late_and_most_are_skipped(add_client, missed, after):
     assert job.run_due(lambda: None) == [minute(number) for number in after]
 
 
+@pytest.mark.parametrize("missed", ["skip", "last", "all"])
+@pytest.mark.parametrize(("at", "first"), [(600.0, [10]), (630.0, [10]), (630.1, []), (659.9, [])])
+def test_new_schedule_begins_with_current_tick_unless_it_is_late(add_client, missed, at, first):
+    client, clock, store = add_client(at)
+    job = client.schedule("job", 60, missed=missed, store=store)
+    assert job.run_due(lambda: None) == [minute(number) for number in first]
+    clock.at = 660.0
+    assert job.run_due(lambda: None) == [minute(11)]
+
+
+@pytest.mark.parametrize(("missed", "ahead", "behind"), [("skip", [13], [8]), ("last", [13], []), ("all", [13], [])])
+def test_client_that_creates_a_schedule_decides_its_first_tick(add_client, missed, ahead, behind):
+    """With "last" and "all" the first tick is recorded. Clients whose clocks are behind have nothing to run then."""
+    clients = [add_client(600.0 + skew) for skew in (180, -120)]
+    jobs = [client.schedule("job", 60, missed=missed, store=store) for client, _, store in clients]
+    assert [job.run_due(lambda: None) for job in jobs] == [
+        [minute(number) for number in numbers] for numbers in (ahead, behind)
+    ]
+
+
+def test_last_follows_the_clock_that_is_ahead(add_client):
+    """A client that is behind created the schedule. The one ahead runs its latest tick, and skips others."""
+    clients = [add_client(600.0 + skew) for skew in (-120, 0, 180)]
+    jobs = [client.schedule("job", 60, missed="last", store=store) for client, _, store in clients]
+    ran = []
+    for _ in range(8):
+        for job, (_, clock, _) in zip(jobs, clients, strict=True):
+            ran += job.run_due(lambda: None)
+            clock.at += 60
+    assert ran == [minute(number) for number in (8, 10, 13, 14, 15, 16, 17, 18, 19, 20)]
+
+
 def test_new_schedule_has_no_missed_ticks(add_client):
     client, clock, store = add_client(at=659.0)
     job = client.schedule("job", 60, missed="all", store=store)
@@ -98,12 +131,49 @@ def test_runs_of_one_schedule_never_overlap(add_client):
     thread = threading.Thread(target=first.schedule("job", 60, store=store).run_due, args=(slow,))
     thread.start()
     assert entered.wait(30)
+    job = second.schedule("job", 60, store=store, late=0.2)
+    assert job.run_due(lambda: ran.append("too early")) == [], "the first run did not end while the tick was due"
     job = second.schedule("job", 60, store=store)
-    assert job.run_due(lambda: ran.append("second")) == []
+    later = threading.Thread(target=job.run_due, args=(lambda: ran.append("second"),))
+    later.start()
     leave.set()
     thread.join(30)
-    assert job.run_due(lambda: ran.append("second")) == [minute(11)]
+    later.join(60)
     assert ran == ["first", "second"]
+
+
+def test_client_does_not_wait_for_a_tick_that_another_one_runs(add_client):
+    first, _, store = add_client()
+    second, _, _ = add_client()
+    results = []
+
+    def check_in_the_second_client():
+        results.append(second.schedule("job", 60, store=store).run_due(lambda: results.append("ran twice")))
+
+    assert first.schedule("job", 60, store=store).run_due(check_in_the_second_client) == [minute(10)]
+    assert results == [[]]
+
+
+def test_stop_ends_the_wait_for_another_tick(add_client):
+    first, _, store = add_client()
+    second, _, _ = add_client(660.0)
+    entered, leave, ran = threading.Event(), threading.Event(), []
+    thread = threading.Thread(
+        target=first.schedule("job", 60, store=store).run_due, args=(lambda: entered.set() or leave.wait(60),)
+    )
+    thread.start()
+    assert entered.wait(30)
+    job = second.schedule("job", 86_400, store=store, offset=0, missed="last")  # due until tomorrow
+    waiting = threading.Thread(target=job.run, args=(lambda: ran.append(1),))
+    waiting.start()
+    end = time.monotonic() + 60
+    while waiting.is_alive():
+        assert time.monotonic() < end
+        job.stop()  # again: the first one may come before `run` has begun
+        waiting.join(0.05)
+    leave.set()
+    thread.join(60)
+    assert ran == []
 
 
 def test_job_result_is_not_stored(add_client):

@@ -242,7 +242,8 @@ class Client(BaseClient):
         1970 (UTC), plus `offset`. Create the same schedule in every process and call its `run`.
 
         missed      which missed ticks are run later: "skip" (none), "last" (only the latest) or "all", in order
-        late        with "skip", a tick is missed when it is this many seconds old (default: half of `every`)
+        late        with "skip", a tick is missed when it is this many seconds old (default: half of `every`); a new
+                    schedule begins with the next tick if the current one is older
         most        with "all", the most ticks to catch up with
         on_failure  "keep": a tick that failed is not run again; "retry": the next process that checks runs it again
         ttl         seconds after which another process takes over from a runner that died (default: the client's)

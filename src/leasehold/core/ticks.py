@@ -35,6 +35,11 @@ class Ticks:
         current = self.current_number(now)
         return current - 1 if self.on_time(current, now) else current
 
+    def due_until(self, number: int, now: float) -> float:
+        """Until when this tick, which is due now, may begin: then it is skipped, or the next one is due."""
+        next_at = self.time_of(self.current_number(now) + 1)
+        return min(next_at, self.time_of(number) + self.late) if self.missed == "skip" else next_at
+
     def due(self, now: float, last_completed: int) -> range:
         """The ticks to run, in order. `last_completed` is the last tick that is known to need no run."""
         current = self.current_number(now)

@@ -80,6 +80,13 @@ class Once:
         """Whether this call knows, from running or from waiting, that the key need not run again."""
         return self._finished_run is not None and self._finished_run.finished
 
+    async def is_running(self) -> bool:
+        """Whether the record says that a run has begun and not ended. Its runner may be dead."""
+        if not self._records.may_read_before_lock:
+            return True
+        found = await self._read()
+        return found is not None and found[1].state == "running"
+
     async def run(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **offered: object
     ) -> Any:

@@ -1,7 +1,9 @@
 """A job that runs once per tick in the whole fleet, even if clocks differ.
 
-Each tick is a key of `once`: its record decides that it runs once. The schedule's one lock only saves work: a run never
-overlaps the next, and a process that finds the lock busy checks again soon, because its holder may die.
+Each tick is a key of `once`: its record decides that it runs once. The schedule's one lock keeps runs from overlapping.
+If a client finds the lock busy, the tick's record tells why. If another client runs this very tick, there is nothing to
+do but to check again soon, because that client may die. Otherwise the lock is held for another tick, as happens with
+clocks that are minutes apart; then the client retries for as long as its own tick is due.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ _log = logging.getLogger("leasehold.schedule")
 KIND: Final = "schedule"
 
 _TICK_KIND: Final = "tick"
+_PAUSE: Final = 0.05  # between attempts while the lock is held for another tick
+_MAX_PAUSE: Final = 1.0
 _MAX_CLOCK_DIFFERENCE: Final = 3600.0  # between clocks, in seconds: records of ticks are kept this much longer
 
 
@@ -89,16 +93,12 @@ class BaseSchedule:
         ran: list[datetime] = []
         for number in self.ticks.due(now, last_completed):
             tick = datetime.fromtimestamp(self.ticks.time_of(number), UTC)
-            once = Once(self._lock, self._records, f"{self.name}@{number}", self._options, _TICK_KIND)
             try:
-                await once.run(fn, (), {}, tick=tick)
-            except Exception as error:
-                if once.ran:
-                    _log.exception("the tick %s of %s failed", tick.isoformat(), self.name)
-                elif isinstance(error, NotAcquired):  # another process runs it; later ticks must not overtake it
-                    return ran, True
-                elif not isinstance(error, RunFailed):  # RunFailed: it failed in an earlier run
-                    raise
+                once = await self._run_tick(fn, number, tick)
+            except (
+                NotAcquired
+            ):  # another client runs it, or did not end with another tick; no later tick may overtake it
+                return ran, True
             if once.ran:
                 ran.append(tick)
                 if not once.finished:  # lost, or to be retried: the next process that checks runs it
@@ -107,6 +107,29 @@ class BaseSchedule:
             if self._stopped:
                 break
         return ran, False
+
+    async def _run_tick(self, fn: Callable[..., Any], number: int, tick: datetime) -> Once:
+        """Run a tick, unless it has run. Raises `NotAcquired` if another client is running it, or is running another
+        tick for as long as this one is due."""
+        runtime, tries = self._records.core.runtime, 0
+        retry_until = runtime.now() + self.ticks.due_until(number, runtime.wall()) - runtime.wall()
+        while True:
+            once = Once(self._lock, self._records, f"{self.name}@{number}", self._options, _TICK_KIND)
+            try:
+                await once.run(fn, (), {}, tick=tick)
+            except Exception as error:
+                if once.ran:
+                    _log.exception("the tick %s of %s failed", tick.isoformat(), self.name)
+                elif isinstance(error, NotAcquired):
+                    pause = timing.backoff(tries, _PAUSE, _MAX_PAUSE, 0.5 + runtime.random() / 2)
+                    if self._stopped or runtime.now() + pause > retry_until or await once.is_running():
+                        raise
+                    await runtime.sleep(pause)
+                    tries += 1
+                    continue
+                elif not isinstance(error, RunFailed):  # RunFailed: it failed in an earlier run
+                    raise
+            return once
 
     async def _read_completed(self, now: float) -> int:
         """The last tick that needs no more work. It is not stored if missed ticks are skipped."""
