@@ -306,6 +306,6 @@ def use_records(client: Client, store: Store) -> None:
     status.move("paid", "new")  # type: ignore[call-arg]
 
     assert_type(leasehold.optimistic(charge, 10, attempts=3, on=KeyError, on_event=report), Receipt)
-    stock = leasehold.versioned.EtcdKey("http://127.0.0.1:2379", "/stock")
+    stock = leasehold.versioned.Value(client, "stock")
     assert_type(stock.update(lambda left: left or b"5", attempts=3, on_event=report), leasehold.versioned.Versioned)
     assert_type(stock.read().value, bytes | None)

@@ -152,10 +152,10 @@ async def use_records(client: AsyncClient) -> None:
     assert_type(await client.status("order-42", {"new": {"paid"}}, "new").move("paid"), str)
     assert_type(await optimistic_async(charge, 10), str)
     assert_type(await optimistic_async(blocking_charge, 10, attempts=3), int)
-    stock = versioned.AsyncEtcdKey("http://127.0.0.1:2379", "/stock")
+    stock = versioned.AsyncValue(client, "stock")
 
     async def sell(left: bytes | None) -> str:
         return str(int(left or 5) - 1)
 
     assert_type(await stock.update(sell), versioned.Versioned)
-    assert_type((await stock.write("5", 0)).version, int)
+    assert_type((await stock.write("5", "")).version, str)

@@ -3,7 +3,7 @@
 client.py    AsyncClient, AsyncRWLock
 locks.py     AsyncLock, AsyncLease
 groups.py    AsyncMultiLock, AsyncLeases, AsyncElection, AsyncTerms
-records.py   AsyncSchedule, AsyncStatus, optimistic_async
+records.py   AsyncSchedule, AsyncStatus, AsyncValue, optimistic_async
 
 No logic lives here: each method is one line over `leasehold.client` or `leasehold.records`.
 """

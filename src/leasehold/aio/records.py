@@ -1,4 +1,4 @@
-"""Schedules, statuses and `optimistic_async`: one line per method. The blocking twin is `blocking.records`."""
+"""Schedules, statuses, values and `optimistic_async`: one line per method. The blocking twin is `blocking.records`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from leasehold.events import Hook
 from leasehold.records.optimistic import RetryPolicy
 from leasehold.records.schedule import BaseSchedule
 from leasehold.records.state_machine import BaseStatus
+from leasehold.records.value import BaseValue, Versioned
 from leasehold.runtime.loop import Loop
 
 T = TypeVar("T")
@@ -65,6 +66,38 @@ class AsyncStatus(BaseStatus):
         there to `to`. `Unavailable`: the store did not answer; the status may have been moved.
         """
         return await self._move(to, expected)
+
+
+class AsyncValue(BaseValue):
+    """A value that changes by compare-and-set, in the client's store or another one."""
+
+    _blocking = False
+
+    async def read(self) -> Versioned:
+        """The newest value and its version; None and "" if there is none. Raises `Unavailable`."""
+        return await self._read()
+
+    async def write(self, value: bytes | str, version: str) -> Versioned:
+        """Write the value if `version` is still the newest ("": no value exists), and return it with its new version.
+
+        `Conflict`: the version is not the newest, and nothing was changed. `Unavailable`: the store did not answer; the
+        value may have been written.
+        """
+        return await self._write(value, version)
+
+    async def update(
+        self,
+        fn: Callable[..., bytes | str | Awaitable[bytes | str | None] | None],
+        /,
+        *args: Any,
+        attempts: int = 5,
+        pause: float = 0.01,
+        most_pause: float = 1.0,
+        on_event: Hook | None = None,
+    ) -> Versioned:
+        """Write the result of `fn(value, *args)`, plain or async, and return it with its new version. If it is None,
+        nothing is written. Conflicts are retried as in `Value.update`."""
+        return await self._update(fn, args, RetryPolicy(attempts, (), pause, most_pause, self.name, on_event))
 
 
 @overload

@@ -3,7 +3,7 @@
 client.py    Client, RWLock
 locks.py     Lock, Lease, ThreadingLock
 groups.py    MultiLock, Leases, Election, Terms
-records.py   Schedule, Status, optimistic
+records.py   Schedule, Status, Value, optimistic
 
 No logic lives here: each method is one line over `leasehold.client` or `leasehold.records`.
 """

@@ -1,4 +1,4 @@
-"""Schedules, statuses and `optimistic`, blocking: one line per method. The asyncio twin is `aio.records`."""
+"""Schedules, statuses, values and `optimistic`, blocking: one line per method. The asyncio twin is `aio.records`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from leasehold.events import Hook
 from leasehold.records.optimistic import RetryPolicy
 from leasehold.records.schedule import BaseSchedule
 from leasehold.records.state_machine import BaseStatus
+from leasehold.records.value import BaseValue, Versioned
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
 
@@ -55,6 +56,44 @@ class Status(BaseStatus):
         there to `to`. `Unavailable`: the store did not answer; the status may have been moved.
         """
         return run_sync(self._move(to, expected))
+
+
+class Value(BaseValue):
+    """A value that changes by compare-and-set, in the client's store or another one. Threads may share it."""
+
+    _blocking = True
+
+    def read(self) -> Versioned:
+        """The newest value and its version; None and "" if there is none. Raises `Unavailable`."""
+        return run_sync(self._read())
+
+    def write(self, value: bytes | str, version: str) -> Versioned:
+        """Write the value if `version` is still the newest ("": no value exists), and return it with its new version.
+
+        `Conflict`: the version is not the newest, and nothing was changed. `Unavailable`: the store did not answer; the
+        value may have been written.
+        """
+        return run_sync(self._write(value, version))
+
+    def update(
+        self,
+        fn: Callable[..., bytes | str | None],
+        /,
+        *args: Any,
+        attempts: int = 5,
+        pause: float = 0.01,
+        most_pause: float = 1.0,
+        on_event: Hook | None = None,
+    ) -> Versioned:
+        """Write the result of `fn(value, *args)`, and return it with its new version. If `fn` returns None, nothing is
+        written.
+
+        After a conflict the value is read again and `fn` called again, with growing random pauses (the first up to
+        `pause` seconds, none above `most_pause`), at most `attempts` times; then `Conflict` is raised. So `fn` may run
+        several times, and should only compute. `on_event` gets an `Event` of kind "conflict" for each conflict.
+        `Unavailable`: the store did not answer; the value may have been written.
+        """
+        return run_sync(self._update(fn, args, RetryPolicy(attempts, (), pause, most_pause, self.name, on_event)))
 
 
 def optimistic(

@@ -1,4 +1,4 @@
-"""Transactions over etcd's own JSON gateway (`/v3/kv/txn`), for fences and `versioned`: needs no extra package."""
+"""Transactions over etcd's own JSON gateway (`/v3/kv/txn`), for fences: needs no extra package."""
 
 from __future__ import annotations
 
@@ -122,11 +122,6 @@ def get(key: bytes | str, end: bytes | None = None) -> Operation:
 def compare_created(key: bytes | str, revision: int) -> Compare:
     """The key was created at this revision; 0: it does not exist."""
     return {"key": to_base64(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(revision)}
-
-
-def compare_modified(key: bytes | str, revision: int) -> Compare:
-    """The key was last modified at this revision; 0: it does not exist."""
-    return {"key": to_base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
 def compare_less(key: str, value: str) -> Compare:

@@ -6,6 +6,6 @@ once.py            idempotent execution by key
 schedule.py        a job once per tick in the whole fleet
 state_machine.py   a named status that moves by atomic steps
 optimistic.py      read, decide, write; retried after a conflict
-value.py           one versioned value
+value.py           a versioned value, for `leasehold.versioned`
 stores/            one module per database
 """

@@ -1,75 +1,75 @@
-"""One value with a version, in a backend that compares and sets in one step: read, decide, write if it is unchanged.
+"""One value with a version, as a record in a store: read, decide, write if it is unchanged.
 
-The backend has two methods, and decides; this module is the same for all backends, blocking and asyncio. No lock is
-held. If the backend does not answer, `Unavailable` is raised and nothing is retried: the write may have been applied.
+No lock is held. `write` is one compare-and-set of the record (S1); a lost answer is resolved by the record's version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple
 
+from leasehold.client.base import BaseClient
 from leasehold.client.decorator import accepted_parameters
-from leasehold.errors import ConfigError
+from leasehold.core.names import check_name
+from leasehold.errors import ConfigError, Conflict
+from leasehold.records.access import open_records
 from leasehold.records.optimistic import RetryPolicy
-from leasehold.runtime.base import Runtime, maybe_await
+from leasehold.records.store import Record, Store
+from leasehold.runtime.base import maybe_await
+
+KIND: Final = "value"
 
 
 class Versioned(NamedTuple):
-    """A value and its version; None and 0 if there is no value yet."""
+    """A value and its version; None and the empty string if there is no value yet."""
 
     value: bytes | None
-    version: int
-
-
-class ValueBackend(Protocol):
-    """Where one value is kept. Both calls block, with a time limit."""
-
-    name: str
-
-    def read(self) -> Versioned:
-        """The newest value. Raises `Unavailable`."""
-
-    def write(self, value: bytes, version: int) -> Versioned:
-        """Set it if `version` is still the newest, else raise `Conflict`. `Unavailable`: it may have been set."""
+    version: str
 
 
 class BaseValue:
     """What `Value` and `AsyncValue` share."""
 
-    _runtime_type: ClassVar[type[Runtime]]  # theirs
+    _blocking: ClassVar[bool]  # theirs
 
-    def __init__(self, backend: ValueBackend) -> None:
-        self._backend, self._runtime = backend, self._runtime_type()
-
-    @property
-    def name(self) -> str:
-        """The key or path."""
-        return self._backend.name
+    def __init__(self, client: BaseClient, name: str, *, store: Store | str | None = None) -> None:
+        """`store`: a URL or a store object (default: next to the client's locks)."""
+        if not isinstance(client, BaseClient) or client._core.runtime.blocking is not self._blocking:
+            expected = "a leasehold.Client" if self._blocking else "a leasehold.AsyncClient"
+            raise ConfigError(f"{type(self).__name__} needs {expected}, not {type(client).__name__}")
+        self.name = check_name(name)
+        self._records = open_records(client, store)
+        self._record_key = self._records.key(KIND, name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
     async def _read(self) -> Versioned:
-        return await self._runtime.call(self._backend.read)
+        found = await self._records.read(self._record_key)
+        return Versioned(None, "") if found is None else Versioned(found.data, found.version)
 
-    async def _write(self, value: bytes | str, version: int) -> Versioned:
-        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise ConfigError(f"version must be that of a value you read (0: there was none), not {version!r}")
-        return await self._runtime.call(self._backend.write, _to_bytes(value), version)
+    async def _write(self, value: bytes | str, version: str) -> Versioned:
+        if not isinstance(version, str):
+            raise ConfigError(f"version must be that of a value you read ('': there was none), not {version!r}")
+        data, expected = _to_bytes(value), Record(version, b"") if version else None
+        written = await self._records.swap(self._record_key, data, expected, None, self.name)
+        if written is None:
+            raise Conflict(self.name)
+        return Versioned(data, written.version)
 
     async def _update(self, fn: Callable[..., Any], args: tuple[Any, ...], policy: RetryPolicy) -> Versioned:
         """Write the result of `fn` if no other writer changed the value meanwhile, else read and call `fn` again."""
-        accepted_parameters(fn, self._runtime.blocking)
+        runtime = self._records.core.runtime
+        accepted_parameters(fn, runtime.blocking)
 
         async def attempt() -> Versioned:
             found = await self._read()
             new_value = fn(found.value, *args)
-            if not self._runtime.blocking:
+            if not runtime.blocking:
                 new_value = await maybe_await(new_value)
             return found if new_value is None else await self._write(new_value, found.version)
 
-        return await policy.repeat(self._runtime, attempt)
+        return await policy.repeat(runtime, attempt)
 
 
 def _to_bytes(value: bytes | str) -> bytes:
