@@ -32,15 +32,15 @@ class StoreServer:
     """One server with this URL, in which `{port}` is a proxy's."""
 
     def __init__(self, server: Any, url: str) -> None:
-        self._server, self._url = server, url
+        self.server, self._url = server, url
 
     def path(self) -> ProxiedMachine:
         """A path of its own to the server."""
-        proxy = Proxy(self._server.port)
+        proxy = Proxy(self.server.port)
         return ProxiedMachine(self._url.format(port=proxy.port), [proxy])
 
     def restart(self) -> None:
-        self._server.restart()
+        self.server.restart()
 
 
 class RigServer:

@@ -19,6 +19,7 @@ from tests.support import record_databases, record_servers
 
 # Stores on servers, and of these the ones whose records survive a restart of the server.
 PERSISTENT = ["redis", "etcd", "zookeeper", "postgresql", "mysql"]
+ENGINE_STORES = ["redis", "redis+sentinel", "redis+cluster", "etcd", "zookeeper"]  # on the connections of an engine
 SERVERS = [*PERSISTENT, "redis+sentinel", "redis+cluster"]
 KINDS = ["memory", "sqlite", *SERVERS]
 

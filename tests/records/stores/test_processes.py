@@ -13,6 +13,7 @@ import pytest
 
 from leasehold import Client
 from leasehold.records import stores
+from tests.records.stores.conftest import ENGINE_STORES
 from tests.support.paths import SUPPORT
 
 CHILD = SUPPORT / "once_child.py"
@@ -83,13 +84,12 @@ TABLES = (
 
 
 @pytest.fixture
-def shop(server):
+def shop(server, url_of):
     """A database with tables for effects and records: its URL, and a function to query it."""
     with contextlib.ExitStack() as stack:
 
         def make(kind):
-            running = server(kind)
-            connection = stack.enter_context(contextlib.closing(running.connect()))
+            connection = stack.enter_context(contextlib.closing(server(kind).server.connect()))
             if kind == "mysql":
                 connection.select_db("test")
 
@@ -101,7 +101,7 @@ def shop(server):
             for statement in (*stores.schema(kind).split(";\n"), "drop table if exists paid, keyed", *TABLES):
                 if statement.strip():
                     query(statement)
-            return running.url(), query
+            return url_of(kind), query
 
         yield make
 
@@ -109,13 +109,14 @@ def shop(server):
 @pytest.mark.parametrize(
     ("size", "kills"), [(6, 2), pytest.param(50, 10, marks=pytest.mark.faults)], ids=["short", "whole"]
 )
-@pytest.mark.parametrize("kind", ["postgresql", "mysql", "redis"])
+@pytest.mark.parametrize("kind", ["postgresql", "mysql", *ENGINE_STORES])
 def test_effect_happens_exactly_once_when_runners_are_killed(kind, size, kills, shop, url_of, tmp_path, key):
-    """On PostgreSQL and MySQL, effect and record commit together. On Redis they cannot, so the resource gets the
+    """On PostgreSQL and MySQL, effect and record commit together. Elsewhere they cannot, so the resource gets the
     key."""
-    store, table = (url_of(kind), "keyed") if kind == "redis" else ("within", "paid")
-    database, query = shop("postgresql" if kind == "redis" else kind)
-    locks = url_of("redis") if kind == "redis" else f"sqlite://{tmp_path}/locks.db?durable=no"
+    elsewhere = kind in ENGINE_STORES
+    store, table = (url_of(kind), "keyed") if elsewhere else ("within", "paid")
+    database, query = shop("postgresql" if elsewhere else kind)
+    locks = url_of(kind) if elsewhere else f"sqlite://{tmp_path}/locks.db?durable=no"
     began = time.monotonic()
     made = [Child("pay", locks, store, database, key, 0.3, 1.0) for _ in range(size)]
     with children(*made):
@@ -138,7 +139,7 @@ def test_effect_happens_exactly_once_when_runners_are_killed(kind, size, kills, 
     print(f"{kind}: {size} processes, {kills} killed, one effect, in {time.monotonic() - began:.1f} s")
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql", "redis"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql", *ENGINE_STORES])
 def test_runner_paused_past_its_lease_is_replaced_and_refused(kind, url_of, tmp_path, key):
     """The runner is stopped, not killed: it resumes and believes that it is the only one."""
     arguments = (f"sqlite://{tmp_path}/locks.db?durable=no", url_of(kind), key, 1.0)

@@ -73,7 +73,11 @@ class ZookeeperStore(EngineStore):
             return version == record.version  # an earlier try was applied and its answer lost
         keep_ms = 0 if keep is None else max(1, round(keep * 1000))
         value = _KEEP.pack(keep_ms) + encode_record(record)
-        written = await self._replace(path, stored, record.version, value, deadline)
+        try:
+            written = await self._replace(path, stored, record.version, value, deadline)
+        except ZookeeperConnectionLost as lost:
+            text = "the connection to ZooKeeper was lost: the record may have been written"
+            raise Unavailable(text, engine="zookeeper") from lost
         if written and stored is None and self._runtime.random() < _SWEEP_PROBABILITY:
             with suppress(LeaseholdError, ZookeeperConnectionLost):  # the record itself is written
                 await self._sweep(path.rpartition("/")[0], deadline)
@@ -90,12 +94,7 @@ class ZookeeperStore(EngineStore):
         else:
             operations = (Delete(f"{path}/{stored.record.version}", -1), version_node, SetData(path, value, -1))
         while True:
-            try:
-                (reply,) = await self._pipeline(deadline, Transaction(operations))
-            except ZookeeperConnectionLost as lost:
-                raise Unavailable(
-                    "the connection to ZooKeeper was lost: the record may have been written", engine="zookeeper"
-                ) from lost
+            (reply,) = await self._pipeline(deadline, Transaction(operations))
             errors = [result for result in reply.get() if isinstance(result, Exception)]
             if not errors:
                 return True

@@ -1,0 +1,137 @@
+"""`once` on the stores of engines while servers restart, pause and fail over, and answers are lost.
+
+Two machines call `once` for the same keys, each through its own proxies, until both have a result. A store that lost a
+record, applied a write twice or took a lost answer for a refusal would give them different results.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+
+import pytest
+
+from harness.rigs.etcd import EtcdClusterRig, EtcdRig
+from harness.rigs.redis_ha import RedisSentinelRig
+from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig
+from harness.servers.machine import ProxiedMachine
+from harness.servers.redis_ha import SentinelSetup
+from leasehold import Client, LeaseholdError
+from tests.records.stores.conftest import ENGINE_STORES
+
+# Seconds of faults; then the network is restored, and every call must succeed.
+SHORT = 1.5
+LONG = pytest.param(8.0, marks=pytest.mark.faults)
+
+
+class Machine(threading.Thread):
+    """Runs `once` for each key until it has the result."""
+
+    def __init__(self, url: str, keys: list[str]) -> None:
+        super().__init__(daemon=True)
+        self._url, self._keys = url, keys
+        self.results: dict[str, str] = {}
+        self.unexpected: list[BaseException] = []
+
+    def run(self) -> None:
+        try:
+            with Client(self._url, ttl=2, call_timeout=1) as client:
+                for key in self._keys:
+                    self._get_result(client, key)
+        except BaseException as error:
+            self.unexpected.append(error)
+
+    def _get_result(self, client: Client, key: str) -> None:
+        def work() -> str:
+            time.sleep(random.uniform(0, 0.05))
+            return os.urandom(4).hex()
+
+        end = time.monotonic() + 120
+        while key not in self.results and time.monotonic() < end:
+            with suppress(LeaseholdError):  # the result is unknown: ask again
+                self.results[key] = client.once(key, work, wait=5)
+
+
+def run_with_faults(paths: list[ProxiedMachine], seconds: float, inject: Callable[[], None]) -> None:
+    keys = [os.urandom(6).hex() for _ in range(int(25 * seconds))]
+    machines = [Machine(path.url, keys) for path in paths]
+    for machine in machines:
+        machine.start()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(random.uniform(0.05, 0.3))
+        inject()
+    for path in paths:
+        path.restore()
+    for machine in machines:
+        machine.join(300)
+    first, second = machines
+    assert first.unexpected == second.unexpected == []
+    assert first.results.keys() == second.results.keys() == set(keys), "every call must succeed in the end"
+    assert first.results == second.results
+
+
+@pytest.fixture
+def paths() -> Iterator[Callable[[Callable[[], Any]], list[ProxiedMachine]]]:
+    with ExitStack() as stack:
+        yield lambda make: [stack.enter_context(closing(make())) for _ in range(2)]
+
+
+@pytest.mark.parametrize("seconds", [SHORT, LONG])
+@pytest.mark.parametrize("which", ENGINE_STORES)
+def test_once_has_one_result_while_answers_are_lost(which, server, paths, seconds):
+    machines = paths(server(which).path)
+
+    def inject() -> None:
+        path = random.choice(machines)
+        fault = random.choice(["cut", "restore", "lose_answers", "reset"])
+        for proxy in path.proxies:
+            getattr(proxy, fault)()
+
+    run_with_faults(machines, seconds, inject)
+
+
+@pytest.mark.parametrize("rig_type", [EtcdRig, EtcdClusterRig, ZookeeperRig, ZookeeperEnsembleRig])
+@pytest.mark.parametrize("seconds", [LONG])
+def test_once_has_one_result_while_servers_restart_and_pause(rig_type, paths, seconds):
+    rig = rig_type()
+    machines, begun = paths(rig.client_path), time.monotonic()
+
+    def inject() -> None:
+        if time.monotonic() - begun > seconds / 2:
+            rig.restart()
+        else:
+            rig.pause()
+            time.sleep(random.uniform(0, 1.5))
+            rig.resume()
+
+    run_with_faults(machines, seconds, inject)
+
+
+@pytest.mark.parametrize("seconds", [LONG])
+def test_once_has_one_result_through_a_sentinel_failover(paths, seconds):
+    """With `min_replicas=1` no record is lost: the promoted replica has confirmed every write."""
+    setup = SentinelSetup(1.0)
+    try:
+        rig = RedisSentinelRig()
+        rig.setup = setup
+        machines = paths(rig.client_path)
+        for machine in machines:
+            machine.url += "&min_replicas=1"
+        old = setup.primary
+
+        def inject() -> None:
+            if old.running and setup.sentinels[0].primary() == old.port:
+                old.kill()
+            elif not old.running and setup.sentinels[0].primary() == setup.replica.port:
+                old.start()
+
+        run_with_faults(machines, seconds, inject)
+        assert setup.sentinels[0].primary() == setup.replica.port, "there was a fail-over"
+    finally:
+        setup.close()
