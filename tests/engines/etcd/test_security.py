@@ -44,6 +44,7 @@ def test_role_with_the_documented_permissions_suffices(start_member, enable_user
             pass
         with client.lock("m", min_hold=2):
             pass
+        assert client.once("k", lambda: 1) == other.once("k", lambda: 2) == 1
         run_sync(client._rebase(0))
     with pytest.raises(ConfigError) as denied, Client(url.replace("/app", "/elsewhere")) as client:
         client.lock("job").acquire()

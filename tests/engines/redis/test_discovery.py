@@ -323,6 +323,7 @@ def test_users_with_documented_permissions_can_use_every_call(rights, caplog) ->
             )
             assert other.break_lock("job", token=lease.token)
             assert lease.wait_lost(5)
+            assert one.once("k", lambda: 1) == other.once("k", lambda: 2) == 1
             output += repr(one) + repr(vars(one._core._engine)) + repr(one._core.registry.shared)
         for wrong in (url.replace("watcher", "nobody"), url.replace("locks:", "nobody:")):
             with Client(wrong) as client, pytest.raises(ConfigError) as caught:

@@ -13,7 +13,7 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 from harness.rigs.zookeeper import ZookeeperRig
 from harness.servers.process import free_ports, scratch
 from harness.servers.zookeeper import Zookeeper
-from leasehold import Client, ConfigError, Unavailable
+from leasehold import Client, ConfigError, LeaseLost, Unavailable
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
 
@@ -48,11 +48,12 @@ def test_documented_permissions_suffice(url, root, kazoo) -> None:
     kazoo.create(f"{root}/lh1", b"", acl=acl)
     kazoo.create(f"{root}/lh1/base", b"0", acl=[make_digest_acl("web", "secret", read=True), acl[1]])
     with Client(url.replace("://", "://web:secret@")) as one, Client(url.replace("://", "://web:secret@")) as two:
-        with one.lock("a", ttl=60) as lease:
+        with pytest.raises(LeaseLost), one.lock("a", ttl=60) as lease:
             assert two.lock("a").try_acquire() is None
             assert two.break_lock("a", token=lease.token)
         with two.semaphore("s", 2), one.semaphore("s", 2):
             pass
+        assert one.once("k", lambda: 1) == two.once("k", lambda: 2) == 1
         with pytest.raises(ConfigError, match="does not permit"):
             run_sync(one._core._engine.rebase(10, one._core.deadline() + 2))
     with Client(url) as stranger, pytest.raises(ConfigError, match="does not permit"):

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import closing
 
 import pytest
 from kazoo.client import KazooClient
@@ -28,21 +27,12 @@ def record(data: bytes = b"data") -> Record:
 # ------------------------------------------------------------- lost answers
 
 
-@pytest.mark.parametrize("existing", ["", "there"])
-@pytest.mark.parametrize("which", SERVERS)
-def test_write_with_lost_answer_is_recognised(which, existing, server, url_of, open_runner, key, monkeypatch):
-    """The write is applied, its answer is lost, and the same write is sent again."""
-    path, other, version = server(which).path(), open_runner(url_of(which)), os.urandom(16)
-    with closing(path):
-        runner = open_runner(path.url, call_timeout=2.0)
-        access = RecordAccess(runner.client._core, runner.store)
-        # Even without a record, scripts and nodes must exist: otherwise the first answer is not the write's. Where
-        # an expired record takes a second statement, another one serves.
-        first_key = key if existing or which in ENGINE_STORES else f"{key}-other"
-        first = run_sync(access.swap(first_key, b"first", None, None if existing else 0.001))
-        if not existing:
-            poll(lambda: run_sync(runner.read(key)) is None, 60, lambda: "the first record has expired")
-            first = None
+class Applied:
+    """A write that was applied and whose answer is lost, sent by a thread through proxies."""
+
+    def __init__(self, access, path, key, first, monkeypatch, call):
+        version = os.urandom(16)
+        self.record, self.result = Record(version.hex(), b"new"), []
 
         def lose_answers(from_client, data):
             if from_client and version.hex().encode() in data:
@@ -53,15 +43,69 @@ def test_write_with_lost_answer_is_recognised(which, existing, server, url_of, o
         for proxy in path.proxies:
             proxy.watch = lose_answers
         monkeypatch.setattr(access.core.runtime, "random_bytes", lambda _: version)
-        result: list[object] = []
-        swap = threading.Thread(target=lambda: result.append(run_sync(access.swap(key, b"new", first, 100.0))))
-        swap.start()
-        expected = Record(version.hex(), b"new")
-        poll(lambda: run_sync(other.read(key)) == expected, 60, lambda: "the write is applied")
-        assert result == []
-        path.restore()
-        swap.join(60)
-        assert result == [expected]
+        self._thread = threading.Thread(target=self._call, args=(call,))
+        self._thread.start()
+
+    def _call(self, call):
+        try:
+            self.result.append(run_sync(call(self.record)))
+        except Unavailable as error:
+            self.result.append(error)
+
+    def end(self):
+        self._thread.join(60)
+        return self.result[0]
+
+
+@pytest.fixture(params=SERVERS)
+def which(request):
+    return request.param
+
+
+@pytest.fixture(params=["", "there"])
+def lossy(request, which, server, url_of, open_runner, key):
+    """A runner behind proxies, another one, and the record to replace, if any."""
+    existing = request.param
+    path, other = server(which).path(), open_runner(url_of(which))
+    runner = open_runner(path.url, call_timeout=3.0)
+    access = RecordAccess(runner.client._core, runner.store)
+    # Even without a record, scripts and nodes must exist: otherwise the first answer is not the write's. Where an
+    # expired record takes a second statement, another one serves.
+    first_key = key if existing or which in ENGINE_STORES else f"{key}-other"
+    first = run_sync(access.swap(first_key, b"first", None, None if existing else 0.001))
+    if not existing:
+        poll(lambda: run_sync(runner.read(key)) is None, 60, lambda: "the first record has expired")
+        first = None
+    yield access, path, other, first
+    path.restore()
+    runner.close()
+    path.close()
+
+
+def test_write_with_lost_answer_is_recognised(lossy, key, monkeypatch):
+    """The same write is sent again."""
+    access, path, other, first = lossy
+    applied = Applied(access, path, key, first, monkeypatch, lambda _: access.swap(key, b"new", first, 100.0))
+    poll(lambda: run_sync(other.read(key)) == applied.record, 60, lambda: "the write is applied")
+    path.restore()
+    assert applied.end() == applied.record
+
+
+def test_write_that_was_replaced_before_its_answer_was_lost_is_unavailable(lossy, key, monkeypatch):
+    """The store must not say that it was refused: it was applied, and only then replaced."""
+    access, path, other, first = lossy
+    applied = Applied(
+        access,
+        path,
+        key,
+        first,
+        monkeypatch,
+        lambda new: access.store.write(key, new, first.version if first else "", None, 30.0),
+    )
+    poll(lambda: run_sync(other.read(key)) == applied.record, 60, lambda: "the write is applied")
+    assert run_sync(other.write(key, record(b"other"), applied.record.version))
+    path.restore()
+    assert isinstance(applied.end(), Unavailable)
 
 
 @pytest.mark.parametrize("which", ENGINE_STORES)

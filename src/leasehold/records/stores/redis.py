@@ -26,7 +26,7 @@ _READ: Final = make_script("read_record", "#!lua flags=no-writes\nreturn redis.c
 _WRITE: Final = make_script(
     "write_record",
     """#!lua
-local version = redis.call('getrange', KEYS[1], 0, 31)
+local version = string.sub(redis.call('get', KEYS[1]) or '', 1, 32)
 if version ~= ARGV[1] and version ~= string.sub(ARGV[2], 1, 32) then return 0 end
 if ARGV[3] == '0' then redis.call('set', KEYS[1], ARGV[2])
 else redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3]) end
