@@ -32,9 +32,9 @@ class ProxiedConnection:
 class Proxy:
     """Listens on its own port and forwards everything until a fault is injected. Calls take effect at once."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", listen_port: int = 0) -> None:
         self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
+        self._listener = socket.create_server(("127.0.0.1", listen_port), backlog=200)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self.accepted = 0  # connections so far

@@ -35,8 +35,8 @@ class BareEngineDriver:
         assert isinstance(grant, Grant), grant
         return claim._replace(token=grant.token)
 
-    def release(self, claim: Claim) -> bool:
-        return run_sync(self.engine.release(claim, self.deadline()))
+    def release(self, claim: Claim, seconds: float = 5.0) -> bool | None:
+        return run_sync(self.engine.release(claim, self.deadline(seconds)))
 
     def renew(self, claim: Claim) -> Any:
         return run_sync(self.engine.renew([claim], self.deadline()))[0]

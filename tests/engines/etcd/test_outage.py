@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 from leasehold import Client, Unavailable
+from leasehold.model import Grant
 
 
 def test_lost_answers_never_lead_to_two_grants(url, proxied_url, proxy, member, eventually) -> None:
@@ -73,3 +75,35 @@ def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eve
         eventually(lambda: proxy.accepted == 2, 2)
         assert operator.break_lock("job", token=lease.token)
         eventually(lambda: not lease.held, 2)
+
+
+def test_repeated_release_does_not_take_its_first_try_for_a_break(
+    url, proxied_url, proxy, make_driver, eventually
+) -> None:
+    """The first request ends the grant, but its answer is lost; the second one finds no grant."""
+    driver, other = make_driver(proxied_url), make_driver(url)
+    held = driver.acquire(driver.claim())
+    answers: list[bool | None] = []
+    proxy.lose_answers()
+    thread = threading.Thread(target=lambda: answers.append(driver.release(held, 60)))
+    thread.start()
+    eventually(lambda: isinstance(other.attempt(other.claim()), Grant), 30)
+    proxy.restore()
+    thread.join(60)
+    assert answers == [None], "False would mean that the lease was broken"
+
+
+def test_close_is_bounded_when_the_server_is_silent(proxied_url, proxy) -> None:
+    """By `call_timeout` + 0.5 s. The best of three tries: the machine may be busy."""
+    seconds: list[float] = []
+    for _ in range(3):
+        client = Client(proxied_url, call_timeout=0.5)
+        lease = client.lock("job").acquire()
+        client.lock("other").acquire().release()  # its etcd lease is pooled, and close() revokes it
+        proxy.cut()
+        began = time.monotonic()
+        client.close()
+        seconds.append(time.monotonic() - began)
+        assert not lease.held
+        proxy.restore()
+    assert min(seconds) < 1.5, seconds

@@ -9,6 +9,7 @@ import pytest
 
 from leasehold import Client, LeaseLost, Mismatch, NotAcquired
 from leasehold.model import Alive, Busy, Gone, Grant
+from leasehold.runtime.base import run_sync
 
 
 @pytest.mark.parametrize("how", ["revoke", "delete", "break"])
@@ -162,3 +163,19 @@ def test_waiter_uses_a_queue_lease_and_not_one_of_its_ttl(url, member, make_driv
     assert isinstance(other.attempt(waiting), Grant)
     (lease,) = claims().values()
     assert member.ask("lease/timetolive", ID=lease)["grantedTTL"] == "60"
+
+
+@pytest.mark.parametrize("delay", [0.0, 2.0])
+def test_release_of_a_broken_lease_says_that_it_was_over(url, make_driver, eventually, delay) -> None:
+    """Even if another client has held the name meanwhile, and released it."""
+    one, other = make_driver(url), make_driver(url)
+    claim = other.claim()
+    held = one.acquire(one.claim(delay=delay))
+    assert run_sync(other.engine.break_("", "job", held.token, other.deadline()))
+    eventually(lambda: isinstance(other.attempt(claim), Grant))
+    successor = other.acquire(claim)
+    assert not one.release(held)
+    assert isinstance(other.renew(successor), Alive), "the late release ended the successor"
+    assert other.release(successor)
+    assert not other.release(successor)
+    assert one.release(one.acquire(one.claim(delay=delay)))

@@ -275,7 +275,11 @@ def parse(url: str):
 
 def test_url_is_parsed_into_hosts_chroot_and_session():
     location = parse("zookeeper://h1:2181,h2:2182,h3/app/locks")
-    assert (location.hosts, location.chroot, location.host_count) == ("h1:2181,h2:2182,h3", "/app/locks", 3)
+    assert (location.hosts, location.chroot, location.servers) == (
+        "h1:2181,h2:2182,h3",
+        "/app/locks",
+        "h1:2181,h2:2182,h3:2181",
+    )
     assert (location.session_timeout, location.acl[0].perms, location.options) == (40.0, 31, {})
     assert parse("zookeeper://").hosts == "localhost"
     assert parse("zookeeper://[::1]:2181/").chroot == ""

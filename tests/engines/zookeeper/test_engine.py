@@ -14,6 +14,8 @@ import pytest
 
 from harness.rigs.zookeeper import ZookeeperRig
 from leasehold import Client, ConfigError, LeaseLost, NotAcquired, Unsupported
+from leasehold.model import Alive
+from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.rig import RUNTIMES
 from leasehold.testing.conformance.suite import all_cases, rig_or_skip, run_case
@@ -234,3 +236,16 @@ print(client._core.registry.shared["zookeeper"].session_id)
     assert done.stderr == ""
     dumped = kazoo.command(b"dump")
     assert (f"{int(done.stdout):#x}" in dumped) == kept, dumped
+
+
+def test_release_of_a_broken_lease_says_that_it_was_over(url, make_driver) -> None:
+    """Even if another client has held the name meanwhile, and released it."""
+    one, other = make_driver(url), make_driver(url)
+    held = one.acquire(one.claim())
+    assert run_sync(other.engine.break_("", "job", held.token, other.deadline()))
+    successor = other.acquire(other.claim())
+    assert not one.release(held)
+    assert isinstance(other.renew(successor), Alive), "the late release ended the successor"
+    assert other.release(successor)
+    assert not other.release(successor)
+    assert one.release(one.acquire(one.claim()))

@@ -9,8 +9,10 @@ from contextlib import suppress
 
 import pytest
 
+from harness.servers.process import free_ports
 from harness.servers.proxy import Proxy
 from leasehold import Client, LeaseLost, LeaseState, Unavailable
+from leasehold.model import Grant
 
 
 @pytest.mark.parametrize(("session", "ttl"), [(2.0, 30.0), (6.0, 1.5)], ids=["session-ends-it", "ttl-ends-it"])
@@ -131,3 +133,59 @@ def test_stopped_holder_loses_its_lease_and_detects_it(url_of, server, child) ->
         assert not reply["held"]
         assert not reply["released"]
         lease.renew()
+
+
+def test_repeated_release_does_not_take_its_first_try_for_a_break(url, url_of, proxy, make_driver, wait_until) -> None:
+    """The first request ends the grant, but its answer is lost; the second one finds no grant."""
+    driver, other = make_driver(url_of(proxy)), make_driver(url)
+    held = driver.acquire(driver.claim())
+    answers: list[bool | None] = []
+    proxy.lose_answers()
+    thread = threading.Thread(target=lambda: answers.append(driver.release(held, 60)))
+    thread.start()
+    wait_until(lambda: isinstance(other.attempt(other.claim()), Grant), 30)
+    proxy.restore()
+    thread.join(60)
+    assert answers == [None], "False would mean that the lease was broken"
+
+
+def test_refused_connection_fails_after_one_round_of_all_servers() -> None:
+    """Far sooner than `call_timeout`, and with every address in the error."""
+    ports = free_ports(2)
+    with Client(f"zookeeper://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}", call_timeout=120) as client:
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(Unavailable, match=f"127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}.*refused"):
+                client.ping()
+            assert time.monotonic() - began < 60
+
+
+def test_server_that_starts_after_a_refusal_is_used_by_the_next_call(server, proxy, root) -> None:
+    port = proxy.port
+    proxy.close()
+    with Client(f"zookeeper://127.0.0.1:{port}{root}", call_timeout=60) as client:
+        with pytest.raises(Unavailable, match="refused"):
+            client.ping()
+        revived = Proxy(server.port, listen_port=port)
+        client.ping()
+        client.close()
+        revived.close()
+
+
+def test_restarting_server_that_refuses_is_waited_for(server, url_of) -> None:
+    """A client that was connected before waits until `call_timeout`."""
+    proxy = Proxy(server.port)
+    with Client(url_of(proxy), call_timeout=60) as client:
+        client.ping()
+        port = proxy.port
+        proxy.close()
+        thread = threading.Thread(target=client.ping)
+        thread.start()
+        thread.join(1.0)
+        assert thread.is_alive(), "the call did not wait for the server"
+        revived = Proxy(server.port, listen_port=port)
+        thread.join(60)
+        assert not thread.is_alive()
+        client.lock("a").acquire(wait=5).release()
+        client.close()
+        revived.close()

@@ -24,7 +24,7 @@ from leasehold.runtime.base import Runtime
 TRAITS: Final = Traits(slots=False, min_ttl=float(MIN_TTL), ttl_step=1.0, survives="restart")
 
 _RENEW_BATCH: Final = 100  # keys read in one transaction; etcd's default limit is 128 operations
-_CLOSE_TIMEOUT: Final = 2.0
+_CLOSE_TIMEOUT: Final = 0.3  # seconds to revoke unused leases; those that are left expire
 
 
 class EtcdEngine:

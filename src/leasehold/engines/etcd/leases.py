@@ -104,13 +104,12 @@ class LeasePool:
         return lease if await self.keep_alive(rpc, [lease], deadline) else None
 
     async def close(self, rpc: RpcClient, deadline: float) -> None:
-        """Revoke all unused leases. Those that cannot be revoked now expire."""
+        """Revoke all unused leases, together. Those that cannot be revoked by the deadline expire."""
         with self._mutex:
             pool, self._pool = self._pool, []
+        live_ids = [messages.LeaseId(lease.id) for lease in pool if lease.expires_at > self._runtime.now()]
         with suppress(LeaseholdError):
-            for lease in pool:
-                if lease.expires_at > self._runtime.now():
-                    await self.revoke(rpc, lease, deadline)
+            await rpc.call_each(messages.LEASE_REVOKE, live_ids, deadline)
 
     def after_fork(self) -> None:
         """In a forked child: the pooled leases belong to the parent."""

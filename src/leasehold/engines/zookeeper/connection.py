@@ -118,6 +118,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
     _xid: int
     _read_buffer: bytearray | None = None  # received and not parsed yet; None while connecting
     _last_server: tuple[Any, ...] = ()  # the server tried last
+    _not_refused = 0  # servers of this round of connects that have not refused it, or not yet
 
     def __init__(self, client: KazooAdapter, *args: Any, **kwargs: Any) -> None:
         super().__init__(client, *args, **kwargs)
@@ -128,6 +129,10 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         """The servers in kazoo's order, but with the one tried last at the end: it refused or stopped answering. One
         host name may resolve to several."""
         servers = super()._expand_client_hosts()
+        self._not_refused = len(servers)
+        self.client.round += 1
+        if not servers:
+            self.client.on_all_refused("no host name could be resolved")
         self.handler.connect_timeout = self.client.connect_timeout(len(servers))
         return sorted(servers, key=lambda server: server == self._last_server)
 
@@ -138,6 +143,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
             _, connect_timeout = super()._connect(*server)
         except Exception as error:
             self.client.last_error = error
+            self._note_refusal(error.__context__)
             raise
         self._read_buffer = bytearray()
         self.ping_outstanding.max_silence = max(self.client.negotiated_timeout * SILENCE_SHARE, MIN_SILENCE)
@@ -145,6 +151,13 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         return self.client.negotiated_timeout * 1000 * HEARTBEAT_SHARE * 2, min(
             connect_timeout, self.ping_outstanding.max_silence * 1000
         )
+
+    def _note_refusal(self, cause: BaseException | None) -> None:
+        """`cause`: what kazoo's error was raised for. A timeout is no refusal: the server may be slow."""
+        if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
+            self._not_refused -= 1
+            if self._not_refused == 0:
+                self.client.on_all_refused(cause.strerror or str(cause))
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
         super()._authenticate_with_sasl(host, min(timeout, self.handler.connect_timeout))

@@ -121,6 +121,7 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
         on_heartbeat: Callable[[float], None],
         on_sent: Callable[[], None],
         on_state_change: Callable[[str], None],
+        on_refused: Callable[[], None],
         on_ended: Callable[[KazooAdapter], None],
     ) -> None:
         handler = KazooHandler()
@@ -138,6 +139,10 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
         self._call_timeout = call_timeout
         self.negotiated_timeout = url.session_timeout
         self.last_error: Exception | None = None
+        self.round = 0  # the current round of connects, in which each server is tried once
+        self.refused_round = 0  # the last round in which every server refused
+        self.refusal = ""  # why
+        self._on_refused = on_refused
         self.now, self.on_session_confirmed, self.on_heartbeat, self.on_sent, self.on_ended = (
             now,
             on_session_confirmed,
@@ -170,6 +175,10 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
     @property
     def credentials_refused(self) -> bool:
         return isinstance(self.last_error, AuthFailedError | SASLException)
+
+    def on_all_refused(self, why: str) -> None:
+        self.refused_round, self.refusal = self.round, why
+        self._on_refused()
 
     def submit(self, requests: Sequence[Any], replies: Sequence[Reply]) -> None:
         """Send the requests together. If the connection is closed, every reply fails at once."""

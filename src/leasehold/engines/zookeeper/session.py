@@ -139,6 +139,7 @@ class ZookeeperSession:
             return kazoo
         signal = runtime.signal()
         self._connection_waiters.add(signal)
+        first_round = 0
         try:
             while True:
                 with self._mutex:
@@ -151,6 +152,12 @@ class ZookeeperSession:
                 if kazoo.credentials_refused:
                     self._on_kazoo_ended(kazoo)  # the next call connects again
                     raise ConfigError("ZooKeeper refused the credentials of this URL") from kazoo.last_error
+                # Not if a server ever answered: it may be restarting.
+                if first_round and kazoo.refused_round >= first_round and not self.expiry.session_id:
+                    raise Unavailable(
+                        f"cannot connect to ZooKeeper at {self.url.servers}: {kazoo.refusal}", engine="zookeeper"
+                    ) from kazoo.last_error
+                first_round = first_round or kazoo.round + 1  # one that begins after this call
                 left = deadline - runtime.now()
                 if left <= 0:
                     raise self._timeout_error()
@@ -161,7 +168,7 @@ class ZookeeperSession:
     def _timeout_error(self) -> Unavailable:
         error = self._kazoo.last_error if self._kazoo is not None else None
         why = f" ({error})" if error is not None else ""
-        return Unavailable(f"ZooKeeper at {self.url.hosts} did not answer in time{why}", engine="zookeeper")
+        return Unavailable(f"ZooKeeper at {self.url.servers} did not answer in time{why}", engine="zookeeper")
 
     # --------------------------------------------------------------- watches
 
@@ -243,6 +250,7 @@ class ZookeeperSession:
             on_heartbeat=weak_callback(ZookeeperSession._on_heartbeat),
             on_sent=weak_callback(ZookeeperSession._sweep),
             on_state_change=weak_callback(ZookeeperSession._on_state_change),
+            on_refused=weak_callback(ZookeeperSession._wake),
             on_ended=weak_callback(ZookeeperSession._on_kazoo_ended),
         )
         try:
@@ -296,7 +304,7 @@ class ZookeeperSession:
         if not self._connected:
             self.registry.connection_lost("the connection to ZooKeeper was lost")
         if state == KazooState.SUSPENDED:
-            _log.warning("lost the connection to ZooKeeper at %s; reconnecting", self.url.hosts)
+            _log.warning("lost the connection to ZooKeeper at %s; reconnecting", self.url.servers)
         self._wake()
 
     def _on_session_ended(self) -> None:

@@ -26,8 +26,9 @@ class ZookeeperUrl:
     options: dict[str, Any] = field(repr=False)  # for kazoo: credentials, SASL, TLS
 
     @property
-    def host_count(self) -> int:
-        return self.hosts.count(",") + 1
+    def servers(self) -> str:
+        """Host and port of every server, for messages."""
+        return ",".join(f"{host}:{port}" for host, port in collect_hosts(self.hosts)[0])
 
 
 def parse_url(config: EngineConfig) -> ZookeeperUrl:
