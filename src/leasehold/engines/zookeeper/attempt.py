@@ -13,6 +13,7 @@ deciding. If the holder renews in between, the renewal wins.
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Any, Final
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
@@ -38,6 +39,28 @@ def queue_path(session: ZookeeperSession, namespace: str, name: str) -> str:
     return f"{session.url.chroot}{ROOT}/{engine_key(namespace, name)}"
 
 
+class NodeState(Enum):
+    """Where a claim's node is in its queue."""
+
+    NONE = auto()  # not created yet
+    DELETED = auto()  # not in the queue any more: the claim joins again
+    PAST_THE_LAST_SEQUENCE = auto()  # the queue is out of sequence numbers
+    OF_ANOTHER_KIND = auto()  # the queue of the name has another kind or limit
+    BEHIND = auto()  # others hold the name, and the claim waits
+    BEHIND_UNQUEUED = auto()  # others hold the name, and the claim does not wait
+    FIRST_IF_REWRITTEN = auto()  # the claim may hold the name, but its ttl did not start when the queue was read
+    FIRST = auto()  # the claim holds the name: its node was written in the pipeline that read the queue
+
+
+class Again(Enum):
+    """A step that decided nothing, but changed what the next one finds."""
+
+    AGAIN = auto()
+
+
+AGAIN: Final = Again.AGAIN
+
+
 class ZookeeperAttempt:
     """One attempt, and what it has read so far."""
 
@@ -53,9 +76,18 @@ class ZookeeperAttempt:
         self._token_base = 0
         self._slots: tuple[bytes, int] = (b"", 0)  # the parent node's data and version
         self._is_fresh = False  # the claim's node was written in the same pipeline in which the queue was read
+        self._mismatch_seen = False
         self._leader_time_ms = 0  # the leader's clock, in ms, at the last write of this attempt
 
     async def run(self, woken: bool) -> Grant | Busy:
+        await self._read_known_node(woken)
+        while True:
+            reply = await self._step()
+            if reply is not AGAIN:
+                return reply
+
+    async def _read_known_node(self, woken: bool) -> None:
+        """If an earlier attempt created the claim's node, find it and read its queue."""
         session, claim = self._session, self._claim
         self._own_node = session.own_nodes.get(claim.id_hash)
         if self._own_node is None and claim.id_hash in session.unconfirmed:
@@ -63,32 +95,50 @@ class ZookeeperAttempt:
         if self._own_node is not None:
             # A semaphore's waiter does not write its node before it may hold: that would wake the waiter behind it.
             await self._refresh(write=bool(self._own_node.token) or (woken and claim.kind == "lock"))
-        mismatch_seen = False
-        while True:
-            if self._own_node is None and (busy := await self._drain_exhausted_queue()):
-                return busy
-            own_node = self._own_node or await self._join()
-            index = self._queue.index(own_node.name)
-            if index is None:  # the node was deleted: join again
+
+    def _state(self) -> NodeState:
+        """Where the claim's node is, by what this attempt has read last."""
+        own_node, queue = self._own_node, self._queue
+        if own_node is None:
+            return NodeState.NONE
+        index = queue.index(own_node.name)
+        if index is None:
+            return NodeState.DELETED
+        if queue.nodes[index].sequence > LAST_SEQUENCE:
+            return NodeState.PAST_THE_LAST_SEQUENCE
+        if queue.mismatches(index):
+            return NodeState.OF_ANOTHER_KIND
+        if queue.holds(index):
+            return NodeState.FIRST if self._is_fresh else NodeState.FIRST_IF_REWRITTEN
+        # A queued claim keeps its position (E2).
+        return NodeState.BEHIND if self._claim.queue or own_node.waits else NodeState.BEHIND_UNQUEUED
+
+    async def _step(self) -> Grant | Busy | Again:
+        match self._state():
+            case NodeState.NONE:
+                return await self._join()
+            case NodeState.DELETED:
                 self._forget_node()
-            elif self._queue.nodes[index].sequence > LAST_SEQUENCE:
-                await self._leave_exhausted_queue()
-            elif existing_kind := self._queue.mismatch(index):
-                if await self._delete_expired(self._queue.holders) is not None:
-                    if mismatch_seen:
-                        await self._pipeline(Delete(own_node.path, -1))
-                        self._forget_node()
-                        raise Mismatch(claim.name, wanted=describe_kind(claim.kind, claim.limit), found=existing_kind)
-                    mismatch_seen = True  # check twice: a claim that is itself about to be refused fixes no kind
-                await self._refresh(write=False)
-            elif not self._queue.holds(index):
-                keeps_position = claim.queue or own_node.waits  # a queued claim keeps its position (E2)
-                if busy := await (self._stay_queued(index) if keeps_position else self._give_up()):
-                    return busy
-            elif not self._is_fresh:
+                return AGAIN
+            case NodeState.PAST_THE_LAST_SEQUENCE:
+                return await self._leave_exhausted_queue()
+            case NodeState.OF_ANOTHER_KIND:
+                return await self._check_mismatch()
+            case NodeState.BEHIND:
+                return await self._stay_queued()
+            case NodeState.BEHIND_UNQUEUED:
+                return await self._give_up()
+            case NodeState.FIRST_IF_REWRITTEN:
                 await self._refresh(write=True)
-            elif grant := await self._grant(own_node):
-                return grant
+                return AGAIN
+            case NodeState.FIRST:
+                return await self._grant()
+
+    @property
+    def _node(self) -> OwnNode:
+        """The claim's node, in every state but NONE."""
+        assert self._own_node is not None
+        return self._own_node
 
     # ------------------------------------------------------------- requests
 
@@ -113,13 +163,15 @@ class ZookeeperAttempt:
         self._own_node = None
 
     def _record_write(self, own_node: OwnNode, sent: float, life: float, waits: bool, stat: Any) -> None:
-        own_node.waits, own_node.until = waits, max(own_node.until, sent + life)
+        own_node.waits, own_node.expires_at = waits, max(own_node.expires_at, sent + life)
         self._leader_time_ms = stat.mtime
         self._session.leader_clock_offset = stat.mtime / 1000 - self._runtime.now()
 
-    async def _join(self) -> OwnNode:
+    async def _join(self) -> Busy | Again:
         """Create the claim's node and read the queue in one pipeline. Until that is answered, the node may or may not
         exist."""
+        if busy := await self._drain_exhausted_queue():
+            return busy
         session, claim, parent = self._session, self._claim, self._parent
         acl = session.url.acl
         data = nodes.encode_data(claim.holder, claim.ttl, False)
@@ -147,18 +199,17 @@ class ZookeeperAttempt:
         self._record_write(own_node, sent, claim.ttl, False, stat)
         self._is_fresh = True
         self._parse_queue(replies[len(parent_creates) + 1 :])
-        return own_node
+        return AGAIN
 
     async def _refresh(self, write: bool) -> None:
-        own_node, claim, sent = self._own_node, self._claim, self._runtime.now()
-        assert own_node is not None
+        own_node, claim, sent = self._node, self._claim, self._runtime.now()
         if not write:  # sync first: a lagging follower must show a release that another client has seen confirmed
             self._is_fresh = False
             _, *read_replies = await self._pipeline(Sync(self._parent), *self._queue_reads())
             self._parse_queue(read_replies)
             return
         # Never shorter than an earlier answer promised (E8).
-        life = max(claim.ttl, own_node.until - sent) if own_node.token else claim.ttl
+        life = max(claim.ttl, own_node.expires_at - sent) if own_node.token else claim.ttl
         write_request = SetData(own_node.path, nodes.encode_data(claim.holder, life, False), -1)
         write_reply, *read_replies = await self._pipeline(write_request, *self._queue_reads())
         self._parse_queue(read_replies)
@@ -168,9 +219,9 @@ class ZookeeperAttempt:
 
     # -------------------------------------------------------------- replies
 
-    async def _grant(self, own_node: OwnNode) -> Grant | None:
-        """None: the slots changed meanwhile, so decide again."""
-        claim = self._claim
+    async def _grant(self) -> Grant | Again:
+        """AGAIN: the slots changed meanwhile."""
+        own_node, claim = self._node, self._claim
         if claim.kind == "semaphore" and own_node.slot is None:
             data, version = self._slots
             slot, new_data = slots.choose(data, self._queue, claim.id_hash, own_node.created_zxid, claim.limit)
@@ -178,7 +229,7 @@ class ZookeeperAttempt:
                 (reply,) = await self._pipeline(SetData(self._parent, new_data, version))
                 if reply.get(BadVersionError, NoNodeError) is None:
                     await self._refresh(write=True)
-                    return None
+                    return AGAIN
             own_node.slot = slot
         token = own_node.token or self._token_base + own_node.created_zxid
         if token >= nodes.TOKEN_BOUND:
@@ -187,20 +238,32 @@ class ZookeeperAttempt:
         left = self._session.trusted_until(own_node) - self._asked_at
         return Grant(own_node.token, max(0.0, min(left, claim.ttl)), own_node.slot)
 
-    async def _give_up(self) -> Busy | None:
+    async def _check_mismatch(self) -> Again:
+        """Raises `Mismatch` if two reads show a queue of another kind: a claim that is itself about to be refused fixes
+        no kind. A holder that has expired does not either."""
+        if await self._delete_expired(self._queue.holders) is not None:
+            if self._mismatch_seen:
+                await self._pipeline(Delete(self._node.path, -1))
+                self._forget_node()
+                wanted = describe_kind(self._claim.kind, self._claim.limit)
+                raise Mismatch(self._claim.name, wanted=wanted, found=self._queue.describe_kind())
+            self._mismatch_seen = True
+        await self._refresh(write=False)
+        return AGAIN
+
+    async def _give_up(self) -> Busy | Again:
         """The claim does not wait: delete its node, and report the holder."""
-        assert self._own_node is not None
-        path = self._own_node.path
         holders = self._queue.holders
-        deleted, *holder_replies = await self._pipeline(Delete(path, -1), *self._holder_reads(holders))
+        deleted, *holder_replies = await self._pipeline(Delete(self._node.path, -1), *self._holder_reads(holders))
         deleted.get(NoNodeError)
         self._forget_node()
         return await self._busy_reply(holders, holder_replies, None)
 
-    async def _stay_queued(self, index: int) -> Busy | None:
-        """Watch the node that is in the way. None: a node is gone meanwhile, so decide again."""
-        session, claim, own_node, queue = self._session, self._claim, self._own_node, self._queue
-        assert own_node is not None
+    async def _stay_queued(self) -> Busy | Again:
+        """Watch the node that is in the way. AGAIN: a node is gone meanwhile."""
+        session, claim, own_node, queue = self._session, self._claim, self._node, self._queue
+        index = queue.index(own_node.name)
+        assert index is not None
         position = queue.position(index)
         holders = queue.holders if position == 0 else queue.holders[:1]
         is_semaphore_head = claim.kind == "semaphore" and position == 0
@@ -222,17 +285,17 @@ class ZookeeperAttempt:
         watched_value = watch_reply.get(NoNodeError)
         if watched_value is None or (is_semaphore_head and NodeQueue(watched_value).nodes != queue.nodes):
             await self._refresh(write=False)
-            return None
+            return AGAIN
         return await self._busy_reply(holders, holder_replies, position)
 
-    async def _leave_exhausted_queue(self) -> None:
+    async def _leave_exhausted_queue(self) -> Again:
         """The queue is out of sequence numbers: no claim joins it any more, and it is recreated once it is empty."""
-        assert self._own_node is not None
-        deleted, parent = await self._pipeline(Delete(self._own_node.path, -1), Exists(self._parent, None))
+        deleted, parent = await self._pipeline(Delete(self._node.path, -1), Exists(self._parent, None))
         deleted.get(NoNodeError)
         self._forget_node()
         if stat := parent.get(NoNodeError):
             self._session.draining[self._parent] = stat.czxid
+        return AGAIN
 
     async def _drain_exhausted_queue(self) -> Busy | None:
         session, parent = self._session, self._parent
@@ -260,13 +323,13 @@ class ZookeeperAttempt:
 
     async def _busy_reply(
         self, holders: list[ClaimNode], holder_replies: list[Reply], position: int | None
-    ) -> Busy | None:
-        """Report what is in the way. None: a holder is gone now, so decide again."""
+    ) -> Busy | Again:
+        """Report what is in the way. AGAIN: a holder is gone now."""
         left = await self._delete_expired(holders, holder_replies) if not position else float("inf")
         if left is None:
             if self._own_node is not None:
                 await self._refresh(write=False)
-            return None
+            return AGAIN
         data, stat = holder_replies[0].get(NoNodeError) or (b"", None)
         if stat is None:
             return Busy(None if position else 0.0, position)
@@ -307,8 +370,7 @@ class ZookeeperAttempt:
 
     async def _read_leader_clock(self) -> None:
         """Rewrite the claim's own node to learn the leader's clock. Changes nothing else."""
-        own_node, claim = self._own_node, self._claim
-        assert own_node is not None
+        own_node, claim = self._node, self._claim
         (write_reply,) = await self._pipeline(
             SetData(own_node.path, nodes.encode_data(claim.holder, claim.ttl, own_node.waits), -1)
         )

@@ -212,7 +212,7 @@ class ZookeeperEngine:
                 replies[index] = Gone("unknown")
             elif claim.token:
                 # Never shorter than an earlier answer promised (E8).
-                held.append((index, own_node, max(claim.ttl, own_node.until - asked_at)))
+                held.append((index, own_node, max(claim.ttl, own_node.expires_at - asked_at)))
             else:
                 queued.append((index, own_node, queue_path(session, claim.namespace, claim.name)))
         writes = [
@@ -232,8 +232,8 @@ class ZookeeperEngine:
     def _held_answer(self, own_node: OwnNode, asked_at: float, life: float, stat: Any) -> Alive | Gone:
         if stat is None:
             self.session.forget_node(own_node.claim.id_hash)
-            return Gone("expired" if asked_at >= own_node.until else "broken")
-        own_node.until = max(own_node.until, asked_at + life)
+            return Gone("expired" if asked_at >= own_node.expires_at else "broken")
+        own_node.expires_at = max(own_node.expires_at, asked_at + life)
         return Alive(max(0.0, self.session.trusted_until(own_node) - asked_at))
 
     def _queued_answer(self, own_node: OwnNode, queue: NodeQueue) -> Alive | Gone:

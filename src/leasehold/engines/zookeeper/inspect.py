@@ -6,7 +6,8 @@ client last saw it, or by the client's own clock if it has never written anythin
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import GetChildren, GetData, Sync
@@ -25,62 +26,95 @@ _BATCH: Final = 200  # requests in one pipeline
 _UNKNOWN_HOLDER: Final = Holder("unknown")
 
 
+class QueueNodes(NamedTuple):
+    """The nodes of one queue that still existed when they were read, with data and stat, and the slots of a
+    semaphore."""
+
+    name: str
+    queue: NodeQueue
+    nodes: list[tuple[int, bytes, Any]]  # the index in the queue, the data and the stat of each
+    slot_by_id_hash: dict[str, int]
+
+
 async def list_holdings(
     session: ZookeeperSession, runtime: Runtime, namespace: str, prefix: str, exact: bool, deadline: float
 ) -> list[Holding]:
-    async def ask(requests: list[Any]) -> list[Reply]:
-        found: list[Reply] = []
-        for start in range(0, len(requests), _BATCH):
-            found += await session.pipeline(runtime, requests[start : start + _BATCH], deadline)
-        return found
-
-    root = session.url.chroot + ROOT
-    # The sync makes a lagging follower catch up, so that this sees everything that was confirmed to any client before.
-    _, root_reply, base = await ask(
-        [Sync(root), GetChildren(root, None), GetData(session.url.chroot + TOKEN_BASE, None)]
-    )
-    offset = nodes.parse_base((base.get(NoNodeError) or (b"0", None))[0])
-    decoded_names = (nodes.name_of(namespace, queue) for queue in root_reply.get(NoNodeError) or ())
-    names = sorted(name for name in decoded_names if name and (name == prefix if exact else name.startswith(prefix)))
+    reader = QueueReader(session, runtime, namespace, deadline)
+    token_base, queues = await reader.read_queues(prefix, exact)
     found: list[Holding] = []
-    children = await ask([GetChildren(queue_path(session, namespace, name), None) for name in names])
-    for name, reply in zip(names, children, strict=True):
-        queue, parent = NodeQueue(reply.get(NoNodeError) or ()), queue_path(session, namespace, name)
-        if not queue.nodes:
-            continue
-        slots_reply, *node_replies = await ask(
-            [GetData(parent, None), *(GetData(f"{parent}/{n.name}", None) for n in queue.nodes)]
-        )
-        slot_by_id_hash = {
-            id_hash: slot
-            for slot, (id_hash, _) in enumerate(slots.parse_slots((slots_reply.get(NoNodeError) or (b"", None))[0]))
-        }
+    for name, queue in queues:
+        queue_nodes = await reader.read_nodes(name, queue)
         now = session.leader_clock_offset + runtime.now() if session.leader_clock_offset else runtime.wall()
-        for index, (node, node_reply) in enumerate(zip(queue.nodes, node_replies, strict=True)):
-            data, stat = node_reply.get(NoNodeError) or (b"", None)
-            if stat is None:
-                continue
-            node_data, holds = nodes.parse_data(data), queue.holds(index)
-            kind, limit = node.kind_and_limit
-            found.append(
-                Holding(
-                    namespace=namespace,
-                    name=name,
-                    state=("reserved" if node_data.waits else "held") if holds else "waiting",
-                    mode=nodes.mode_of(node),
-                    kind=kind,
-                    limit=limit,
-                    fingerprint=node.id_hash[:16],
-                    holder=node_data.holder or _UNKNOWN_HOLDER,
-                    age=max(0.0, now - stat.ctime / 1000),
-                    left=max(0.0, min(node_data.ttl, node_data.ttl - (now - stat.mtime / 1000)))
-                    if holds
-                    else WAITER_TTL,
-                    token=offset + stat.czxid if holds else None,
-                    slot=slot_by_id_hash.get(node.id_hash) if holds and kind == "semaphore" else None,
-                    position=None if holds else queue.position(index),
-                    owner=owner_of(node.id_hash),
-                    since_grant=False,
-                )
-            )
+        found += [
+            _to_holding(namespace, queue_nodes, index, data, stat, token_base, now)
+            for index, data, stat in queue_nodes.nodes
+        ]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReader:
+    session: ZookeeperSession
+    runtime: Runtime
+    namespace: str
+    deadline: float
+
+    async def read_queues(self, prefix: str, exact: bool) -> tuple[int, list[tuple[str, NodeQueue]]]:
+        """The token base, and the queues that are not empty, by name."""
+        root, base_path = self.session.url.chroot + ROOT, self.session.url.chroot + TOKEN_BASE
+        # The sync makes a lagging follower catch up, so that this sees everything that was confirmed to any client.
+        _, root_reply, base = await self._ask([Sync(root), GetChildren(root, None), GetData(base_path, None)])
+        decoded_names = (nodes.name_of(self.namespace, child) for child in root_reply.get(NoNodeError) or ())
+        names = sorted(
+            name for name in decoded_names if name and (name == prefix if exact else name.startswith(prefix))
+        )
+        replies = await self._ask([GetChildren(self._path(name), None) for name in names])
+        queues = [
+            (name, queue)
+            for name, reply in zip(names, replies, strict=True)
+            if (queue := NodeQueue(reply.get(NoNodeError) or ())).nodes
+        ]
+        return nodes.parse_base((base.get(NoNodeError) or (b"0", None))[0]), queues
+
+    async def read_nodes(self, name: str, queue: NodeQueue) -> QueueNodes:
+        parent = self._path(name)
+        reads = [GetData(parent, None), *(GetData(f"{parent}/{node.name}", None) for node in queue.nodes)]
+        slots_reply, *replies = await self._ask(reads)
+        assigned = slots.parse_slots((slots_reply.get(NoNodeError) or (b"", None))[0])
+        contents = [(index, *found) for index, reply in enumerate(replies) if (found := reply.get(NoNodeError))]
+        return QueueNodes(name, queue, contents, {id_hash: slot for slot, (id_hash, _) in enumerate(assigned)})
+
+    def _path(self, name: str) -> str:
+        return queue_path(self.session, self.namespace, name)
+
+    async def _ask(self, requests: list[Any]) -> list[Reply]:
+        replies: list[Reply] = []
+        for start in range(0, len(requests), _BATCH):
+            replies += await self.session.pipeline(self.runtime, requests[start : start + _BATCH], self.deadline)
+        return replies
+
+
+def _to_holding(
+    namespace: str, queue_nodes: QueueNodes, index: int, data: bytes, stat: Any, token_base: int, now: float
+) -> Holding:
+    """`now`: by the leader's clock."""
+    node, holds, node_data = queue_nodes.queue.nodes[index], queue_nodes.queue.holds(index), nodes.parse_data(data)
+    kind, limit = node.kind_and_limit
+    left = max(0.0, min(node_data.ttl, node_data.ttl - (now - stat.mtime / 1000)))
+    return Holding(
+        namespace=namespace,
+        name=queue_nodes.name,
+        state=("reserved" if node_data.waits else "held") if holds else "waiting",
+        mode=nodes.mode_of(node),
+        kind=kind,
+        limit=limit,
+        fingerprint=node.id_hash[:16],
+        holder=node_data.holder or _UNKNOWN_HOLDER,
+        age=max(0.0, now - stat.ctime / 1000),
+        left=left if holds else WAITER_TTL,
+        token=token_base + stat.czxid if holds else None,
+        slot=queue_nodes.slot_by_id_hash.get(node.id_hash) if holds and kind == "semaphore" else None,
+        position=None if holds else queue_nodes.queue.position(index),
+        owner=owner_of(node.id_hash),
+        since_grant=False,
+    )

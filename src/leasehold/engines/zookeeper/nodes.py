@@ -96,10 +96,13 @@ class NodeQueue:
         """How many waiters are ahead of the node at `index`."""
         return index - self._holder_count
 
-    def mismatch(self, index: int) -> str | None:
-        """The kind of this queue, if the node at `index` is of another kind."""
-        first = self.nodes[0]
-        return None if first.kind == self.nodes[index].kind else describe_kind(*first.kind_and_limit)
+    def describe_kind(self) -> str:
+        """The kind of this queue, which its first node fixes."""
+        return describe_kind(*self.nodes[0].kind_and_limit)
+
+    def mismatches(self, index: int) -> bool:
+        """Whether the node at `index` is of another kind than this queue."""
+        return self.nodes[index].kind != self.nodes[0].kind
 
     def predecessor(self, index: int) -> ClaimNode:
         """The node whose end a waiter waits for: for a reader the last writer ahead, otherwise the node just ahead."""

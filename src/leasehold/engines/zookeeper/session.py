@@ -48,14 +48,14 @@ def remember(cache: dict[str, T], path: str, value: T) -> None:
 class OwnNode:
     """A node of this session: the claim's own node."""
 
-    __slots__ = ("claim", "created_zxid", "name", "path", "session_id", "slot", "token", "until", "waits")
+    __slots__ = ("claim", "created_zxid", "expires_at", "name", "path", "session_id", "slot", "token", "waits")
 
-    def __init__(self, claim: Claim, path: str, stat: Any, until: float) -> None:
+    def __init__(self, claim: Claim, path: str, stat: Any, expires_at: float) -> None:
         self.claim, self.path, self.created_zxid, self.session_id = claim, path, stat.czxid, stat.ephemeralOwner
         self.name = path.rpartition("/")[2]
         self.token = 0  # set once, when the claim is first seen to hold the name
         self.slot: int | None = None
-        self.until = until  # no other client deletes the node before this instant
+        self.expires_at = expires_at  # no other client deletes the node before this instant
         self.waits = False  # as in the node's data
 
 
@@ -222,7 +222,7 @@ class ZookeeperSession:
         """Until when the node surely exists. Raises `ZookeeperConnectionLost` if its session is over, whatever an
         earlier reply said."""
         with self._mutex:
-            end = min(own_node.until, self.expiry.expires_at(own_node.session_id))
+            end = min(own_node.expires_at, self.expiry.expires_at(own_node.session_id))
         if end == float("-inf"):
             raise ZookeeperConnectionLost
         return end
@@ -275,15 +275,15 @@ class ZookeeperSession:
         that tries only once cannot know for how long a node has been unchanged. So the client itself deletes its
         expired leases, and the queue entries that it gave up while the server was unreachable.
 
-        It does so after `until`: no lease is trusted for longer, and an attempt that is not in the registry has reached
-        its deadline by then.
+        It does so after `expires_at`: no lease is trusted for longer, and an attempt that is not in the registry has
+        reached its deadline by then.
         """
         now = self.now()
         if now < self._sweep_at or not self._connected:
             return
         self._sweep_at = now + self._sweep_every
         for id_hash, own_node in snapshot_items(self.own_nodes):
-            if now > own_node.until and (own_node.token or not self.registry.knows(id_hash)):
+            if now > own_node.expires_at and (own_node.token or not self.registry.knows(id_hash)):
                 self.delete_nowait(id_hash, own_node)
 
     def delete_nowait(self, id_hash: str, own_node: OwnNode, on_deleted: Callable[[], object] = lambda: None) -> None:
