@@ -168,7 +168,7 @@ class EtcdLockFence(_BaseEtcdFence):
     ) -> tuple[etcd_http.TxnResult, int]:
         reads = [
             etcd_http.get(self._queue_prefix, queue.range_end(self._queue_prefix)),
-            etcd_http.get(queue.base_key(self._root)),
+            etcd_http.get(queue.token_base_key(self._root)),
         ]
         lock_key = self._last_lock_key
         if lock_key is None or lock_key.token != token_info.token:

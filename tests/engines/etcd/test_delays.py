@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.servers.etcd import encode_base64
 from leasehold import Client, NotAcquired
-from leasehold.engines.etcd.acquire import EtcdAttempt
+from leasehold.engines.etcd.attempt import EtcdAttempt
 from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.queue import Entry, EntryValue
 from leasehold.engines.etcd.watch import Watcher

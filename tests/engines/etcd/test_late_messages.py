@@ -82,7 +82,7 @@ def test_revoked_lease_in_the_pool_is_replaced(url, member, make_driver) -> None
     driver.release(driver.acquire(driver.claim(ttl=10.0)))
     held = driver.acquire(driver.claim(ttl=20.0))
     for lease in member.leases() - leases_before:
-        if lease != driver.engine._client_state.claim_states[held.id_hash].lease.id:
+        if lease != driver.engine._client_state.claim_states[held.id_hash].key_lease.id:
             member.revoke(lease)
     longer = driver.renew(held._replace(ttl=60.0))
     assert isinstance(longer, Alive)

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from leasehold import Client, ConfigError, LeaseLost, Unsupported
+from leasehold.engines.etcd.leases import LeasePool
 from leasehold.model import Busy
 from leasehold.runtime.base import run_sync
 
@@ -85,3 +86,21 @@ def test_restore_from_a_snapshot_is_detected_and_fixed_by_rebase(start_member, t
         run_sync(new._rebase(0))
         with new.lock("job") as lease:
             assert lease.token > tokens[-1]
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["try", "enqueue"])
+def test_rebase_noticed_by_another_thread_does_not_lower_a_token(url, make_driver, monkeypatch, queued) -> None:
+    """The claim gets its lease from etcd when another attempt of the same client learns of a new token base: the grant
+    must compare the base that its token is made of."""
+    driver, operator = make_driver(url), make_driver(url)
+    driver.release(driver.acquire(driver.claim("warm-up")))
+    get, floors = LeasePool.get, list[int]()
+
+    async def get_after_rebase(pool: LeasePool, *arguments):
+        if not floors:
+            floors.append(await operator.engine.rebase(5 * 10**15, operator.deadline()))
+            driver.acquire(driver.claim("other", ttl=31.0))
+        return await get(pool, *arguments)
+
+    monkeypatch.setattr(LeasePool, "get", get_after_rebase)
+    assert driver.acquire(driver.claim(queue=queued)).token > floors[0]

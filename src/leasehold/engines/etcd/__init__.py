@@ -1,7 +1,7 @@
 """The etcd engine: locks kept by a cluster whose members agree on every step.
 
 queue.py          the queue keys of a name, and the transactions on them: the safety argument
-acquire.py        one attempt: enqueue, check which entries are ahead, become the holder
+attempt.py        one attempt: enqueue, check which entries are ahead, become the holder
 renew.py          a batch of renewals: leases first, then the keys
 release.py        release and break
 inspect.py        holders and waiters below a prefix

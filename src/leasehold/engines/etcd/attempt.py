@@ -7,13 +7,15 @@ that the release after a failed attempt knows what to end."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
 from leasehold.core.lock_state import describe_kind
 from leasehold.engines.etcd import leases as lifetimes
 from leasehold.engines.etcd import messages, queue
-from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState
+from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Held, New, Queued, TokenBase
 from leasehold.engines.etcd.delays import DelayTracker
+from leasehold.engines.etcd.leases import EtcdLease
 from leasehold.engines.etcd.queue import EntryState, EntryValue, QueueView
 from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
 from leasehold.errors import Mismatch
@@ -21,6 +23,15 @@ from leasehold.model import Busy, Claim, Grant
 from leasehold.runtime.base import Runtime
 
 _ACTIVE_STATES: Final = ("waiting", "held")
+
+
+class Again(Enum):
+    """A step that decided nothing, but changed what the next one finds."""
+
+    AGAIN = auto()
+
+
+AGAIN: Final = Again.AGAIN
 
 
 @dataclass(slots=True)
@@ -40,107 +51,117 @@ class EtcdAttempt:
     async def run(self, notified: bool) -> Grant | Busy:
         """`notified`: the claim is probably first in the queue now."""
         while True:
-            reply: Grant | Busy | None
-            if self.claim_state.create_revision and self.claim_state.state == "held":
-                reply = await self._repeat_grant()
-            elif self.claim_state.create_revision:
-                reply = await self._retry_queued(notified)
-            elif self.claim.queue:
-                reply = await self._enqueue()
-            else:
-                reply = await self._try_acquire()
-            if reply is not None:
+            reply = await self._step(notified)
+            if reply is not AGAIN:
                 return reply
             notified = False
 
+    async def _step(self, notified: bool) -> Grant | Busy | Again:
+        match self.claim_state.state:
+            case Held() as held:
+                return await self._repeat_grant(held)
+            case Queued() as queued:
+                return await self._retry_queued(queued, notified)
+            case New() if self.claim.queue:
+                return await self._enqueue()
+            case New():
+                return await self._try_acquire()
+
     # --------------------------------------------------------- join the queue
 
-    async def _enqueue(self) -> Grant | Busy | None:
-        """Join the queue optimistically as the holder, on a lease of the holder's ttl. If another claim of this client
-        waits for the name already, join as a waiter, on a waiter's lease."""
-        claim_state, base = self.claim_state, await self._get_base()
-        ttl = lifetimes.required_ttl(self.claim)
-        if claim_state.lease is None:
-            claim_state.lease = await self._get_lease(
-                lifetimes.WAITER_LEASE_TTL if self.client_state.has_other_waiter(self.claim) else ttl
-            )
-        as_holder = claim_state.lease.requested_ttl == ttl
-        value = self._entry_value("held" if as_holder else "waiting", base)
-        done = await self._write(
-            queue.enqueue_txn(claim_state.queue_key, value, claim_state.lease.id, self.client_state.base)
-        )
+    async def _enqueue(self) -> Grant | Busy | Again:
+        """Join the queue, whether or not the name is free. If another claim of this client waits for the name, this
+        one has to wait as well; otherwise the name is probably free."""
+        token_base, ttl = await self._get_token_base(), lifetimes.required_ttl(self.claim)
+        lease = self.claim_state.key_lease
+        if lease is None:
+            has_to_wait = self.client_state.has_other_waiter(self.claim)
+            lease = await self._get_lease(lifetimes.WAITER_LEASE_TTL if has_to_wait else ttl)
+            self.claim_state.key_lease = lease
+        if lease.requested_ttl == ttl:
+            return await self._enqueue_as_holder(lease, token_base)
+        return await self._enqueue_as_waiter(lease, token_base)
+
+    async def _enqueue_as_holder(self, lease: EtcdLease, token_base: TokenBase) -> Grant | Busy | Again:
+        """The optimistic path: the key is put as that of a holder, on a lease of the holder's ttl. If the name is free,
+        this one transaction is all it takes; if not, a second one makes the claim a waiter."""
+        enqueued = await self._put_entry("held", lease, token_base)
+        if enqueued is AGAIN:
+            return AGAIN
+        if self._is_free(enqueued):
+            return self._grant_reply(token_base, self.claim_state.create_revision)
+        self._query_missing_ends(enqueued.oldest, self.claim_state.create_revision)
+        return await self._requeue_as_waiter()
+
+    async def _enqueue_as_waiter(self, lease: EtcdLease, token_base: TokenBase) -> Grant | Busy | Again:
+        enqueued = await self._put_entry("waiting", lease, token_base)
+        if enqueued is AGAIN:
+            return AGAIN
+        if self._is_free(enqueued):
+            return await self._claim_grant(checked=True)
+        self._query_missing_ends(enqueued.oldest, self.claim_state.create_revision)
+        if not enqueued.conflicts:  # only a delay is left
+            return AGAIN
+        self._watch_conflict(enqueued.conflicts, self.claim_state.create_revision)
+        return Busy(None, self.claim_state.position)
+
+    async def _put_entry(self, state: EntryState, lease: EtcdLease, token_base: TokenBase) -> queue.Enqueued | Again:
+        """Create the claim's key."""
+        claim_state = self.claim_state
+        value = self._entry_value(state, token_base.number)
+        done = await self._write(queue.enqueue_txn(claim_state.queue_key, value, lease.id, token_base.stored))
         if done is None:
-            claim_state.lease = None
-            return None
+            claim_state.key_lease = None
+            return AGAIN
         enqueued = queue.parse_enqueued(claim_state.queue_key, done)
         if enqueued is None:
-            await self._resolve_rejected_put(
-                queue.parse_view(claim_state.queue_key, await self._run_txn(queue.view_txn(claim_state.queue_key, 0)))
-            )
-            return None
-        conflicts, claim_state.create_revision = enqueued.conflicts, queue.txn_revision(done)
-        if queue.may_hold(claim_state.queue_key, len(conflicts)) and not self._may_be_delayed():
-            return (
-                self._grant_reply(base, claim_state.create_revision)
-                if as_holder
-                else await self._claim_grant(checked=True)
-            )
+            await self._resolve_rejected_put(await self._read_queue(), token_base)
+            return AGAIN
         # The first `limit` keys ahead hold the name, the others wait. For several readers, `_observe` corrects this.
-        claim_state.position = max(0, enqueued.total - claim_state.queue_key.limit)
-        self._query_missing_ends(enqueued.oldest, claim_state.create_revision)
-        if as_holder:
-            return await self._requeue_as_waiter()
-        if not conflicts:  # only a delay is left
-            return None
-        self._watch_conflict(conflicts, claim_state.create_revision)
-        return Busy(None, claim_state.position)
+        position = max(0, enqueued.total - claim_state.queue_key.limit)
+        claim_state.state = Queued(queue.txn_revision(done), position)
+        return enqueued
 
-    async def _requeue_as_waiter(self) -> Busy | None:
+    def _is_free(self, enqueued: queue.Enqueued) -> bool:
+        return queue.may_hold(self.claim_state.queue_key, len(enqueued.conflicts)) and not self._may_be_delayed()
+
+    async def _requeue_as_waiter(self) -> Busy | Again:
         """The claim has to wait: attach its key to a waiter's lease (E7) instead of one with the holder's ttl."""
         claim_state = self.claim_state
-        assert claim_state.lease is not None
-        if claim_state.next_lease is None:
-            claim_state.next_lease = await self._get_lease(lifetimes.WAITER_LEASE_TTL)
-        done = await self._write(
-            queue.requeue_txn(
-                claim_state.queue_key,
-                claim_state.create_revision,
-                self._entry_value("waiting", 0),
-                claim_state.next_lease.id,
-            )
-        )
+        if claim_state.prepared_lease is None:
+            claim_state.prepared_lease = await self._get_lease(lifetimes.WAITER_LEASE_TTL)
+        value, lease_id = self._entry_value("waiting", 0), claim_state.prepared_lease.id
+        done = await self._write(queue.requeue_txn(claim_state.queue_key, claim_state.create_revision, value, lease_id))
         if done is None:
-            claim_state.next_lease = None
-            return None
+            claim_state.prepared_lease = None
+            return AGAIN
         view = queue.parse_view(claim_state.queue_key, done)
         if not done.succeeded:
             self._reset_expired()
-            return None
-        self._switch_to_next_lease()
-        # None: the entry ahead left meanwhile, so decide again.
-        return None if queue.may_hold(claim_state.queue_key, len(view.conflicts)) else self._wait_reply(view)
+            return AGAIN
+        self._switch_to_prepared_lease()
+        # AGAIN: the entry ahead left meanwhile.
+        return AGAIN if queue.may_hold(claim_state.queue_key, len(view.conflicts)) else self._wait_reply(view)
 
-    async def _try_acquire(self) -> Grant | Busy | None:
+    async def _try_acquire(self) -> Grant | Busy | Again:
         """Acquire the name now or not at all: no entry stays in the queue."""
-        claim_state, base, viewed_revision = self.claim_state, await self._get_base(), 0
+        claim_state, token_base, viewed_revision = self.claim_state, await self._get_token_base(), 0
         while True:
-            if claim_state.lease is None:
-                claim_state.lease = await self._get_lease(lifetimes.required_ttl(self.claim))
-            value = self._entry_value("held", base)
+            if claim_state.key_lease is None:
+                claim_state.key_lease = await self._get_lease(lifetimes.required_ttl(self.claim))
+            value, lease_id = self._entry_value("held", token_base.number), claim_state.key_lease.id
             done = await self._write(
-                queue.try_acquire_txn(
-                    claim_state.queue_key, value, claim_state.lease.id, self.client_state.base, viewed_revision
-                )
+                queue.try_acquire_txn(claim_state.queue_key, value, lease_id, token_base.stored, viewed_revision)
             )
             if done is None:
-                claim_state.lease = None
+                claim_state.key_lease = None
                 continue
             if queue.was_put(done):
-                claim_state.create_revision = queue.txn_revision(done)
-                return self._grant_reply(base, claim_state.create_revision)
+                claim_state.state = Queued(queue.txn_revision(done))
+                return self._grant_reply(token_base, claim_state.create_revision)
             view = queue.parse_view(claim_state.queue_key, done)
-            if await self._resolve_rejected_put(view):
-                return None
+            if await self._resolve_rejected_put(view, token_base):
+                return AGAIN
             if not queue.may_hold(claim_state.queue_key, len(view.conflicts)):
                 break
             viewed_revision = 0 if claim_state.queue_key.is_exclusive else view.revision
@@ -152,20 +173,20 @@ class EtcdAttempt:
         )
         return self._busy_reply(view, None, float(max(ttl_reply.ttl, 0)))
 
-    async def _resolve_rejected_put(self, view: QueueView) -> bool:
-        """Handle the reason for a rejected put: the base changed, or the key exists already. Raises Mismatch if the
-        name has another kind. False: none of these."""
+    async def _resolve_rejected_put(self, view: QueueView, token_base: TokenBase) -> bool:
+        """Handle the reason for a rejected put: the token base changed, or the key exists already. Raises Mismatch if
+        the name has another kind. False: none of these."""
         claim_state, head = self.claim_state, view.head
-        if view.base != self.client_state.base:
-            self.client_state.base = view.base
+        if view.token_base != token_base.stored:
+            self.client_state.token_base = view.token_base
             return True
         if view.own is not None and queue.parse_value(view.own.value).id_hash != self.claim.id_hash:
             self.client_state.assign_new_key(self.claim, claim_state)
             return True
         if view.own is not None:  # an earlier request succeeded, but its reply was lost (E2)
-            claim_state.create_revision, claim_state.state = view.own.create_revision, "waiting"
-            if claim_state.lease is None or claim_state.lease.id != view.own.lease:
-                claim_state.lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
+            claim_state.state = Queued(view.own.create_revision)
+            if claim_state.key_lease is None or claim_state.key_lease.id != view.own.lease:
+                claim_state.key_lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
             return True
         if head is not None and (head.kind, head.limit) != (self.claim.kind, self.claim.limit):
             self._discard()
@@ -175,47 +196,42 @@ class EtcdAttempt:
 
     # ----------------------------------------------------------------- queued
 
-    async def _retry_queued(self, notified: bool) -> Grant | Busy | None:
+    async def _retry_queued(self, queued: Queued, notified: bool) -> Grant | Busy | Again:
         claim_state = self.claim_state
         if notified and claim_state.queue_key.is_exclusive and not self._may_be_delayed():
             return await self._claim_grant(checked=False)
-        view = queue.parse_view(
-            claim_state.queue_key,
-            await self._run_txn(queue.view_txn(claim_state.queue_key, claim_state.create_revision)),
-        )
+        view = await self._read_queue()
         if not self._own_key_exists(view):
-            return None
+            return AGAIN
         self._observe(view)
         if not queue.may_hold(claim_state.queue_key, len(view.conflicts)) or not self._own_key_active(view):
             return self._wait_reply(view)
         if claim_state.delays.left(self.runtime.now()) > 0:
-            return await self._publish_delay(view)
+            return await self._publish_delay(queued, view)
         return await self._claim_grant(checked=True)
 
     def _may_be_delayed(self) -> bool:
         """Whether a delay of an earlier entry is left, or may be."""
         return self.claim_state.delays.has_unknown_ends or self.claim_state.delays.left(self.runtime.now()) > 0
 
-    async def _publish_delay(self, view: QueueView) -> Busy | None:
+    async def _publish_delay(self, queued: Queued, view: QueueView) -> Busy | Again:
         """The claim is first in the queue, but a delay is left. Publish the delay in the claim's own value: waiters
         that arrive now have not seen the entry that vanished, and read the delay from there."""
         claim_state, now = self.claim_state, self.runtime.now()
-        if claim_state.delays.until > max(claim_state.published_delay_until, now) and claim_state.lease is not None:
-            until = claim_state.delays.until
-            value = self._entry_value("waiting", 0, until - now)
-            done = await self._write(
-                queue.requeue_txn(claim_state.queue_key, claim_state.create_revision, value, claim_state.lease.id)
-            )
+        lease, end = claim_state.key_lease, claim_state.delays.known_end
+        if end > max(queued.published_delay_end, now) and lease is not None:
+            value = self._entry_value("waiting", 0, end - now)
+            done = await self._write(queue.requeue_txn(claim_state.queue_key, queued.create_revision, value, lease.id))
             if done is None or not done.succeeded:
-                return None
-            claim_state.published_delay_until = until
+                return AGAIN
+            queued.published_delay_end = end
         return self._wait_reply(view)
 
     def _observe(self, view: QueueView) -> None:
         """Set the position before querying: replies about entries that are gone wake only the first waiter."""
-        position = queue.position(self.claim_state.queue_key, view.ahead)
-        if position is not None:
-            self.claim_state.position = position
+        queued, position = self.claim_state.state, queue.position(self.claim_state.queue_key, view.ahead)
+        if position is not None and isinstance(queued, Queued):
+            queued.position = position
         self._query_missing_ends(view.oldest, view.revision)
 
     def _query_missing_ends(self, oldest: tuple[messages.KeyValue, ...], revision: int) -> None:
@@ -225,56 +241,46 @@ class EtcdAttempt:
         for key, since_revision in claim_state.delays.observe(ahead, revision, self.runtime.now()):
             self.client_state.watcher.watch_history(self.claim.id_hash, key, since_revision)
 
-    async def _claim_grant(self, *, checked: bool) -> Grant | Busy | None:
+    async def _claim_grant(self, *, checked: bool) -> Grant | Busy | Again:
         """Become the holder. The lease is obtained before the transaction, so its life counts from before the grant."""
-        claim_state, base = self.claim_state, await self._get_base()
-        if claim_state.next_lease is None:
-            claim_state.next_lease = await self._get_lease(lifetimes.required_ttl(self.claim))
-        value = self._entry_value("held", base)
+        claim_state, token_base = self.claim_state, await self._get_token_base()
+        lease = claim_state.prepared_lease
+        if lease is None:
+            lease = claim_state.prepared_lease = await self._get_lease(lifetimes.required_ttl(self.claim))
+        queue_key, value = claim_state.queue_key, self._entry_value("held", token_base.number)
         done = await self._write(
-            queue.grant_txn(
-                claim_state.queue_key,
-                claim_state.create_revision,
-                value,
-                claim_state.next_lease.id,
-                self.client_state.base,
-                checked,
-            )
+            queue.grant_txn(queue_key, claim_state.create_revision, value, lease.id, token_base.stored, checked)
         )
         if done is None:
-            claim_state.next_lease = None
-            return None
+            claim_state.prepared_lease = None
+            return AGAIN
         if queue.was_put(done):
-            self._switch_to_next_lease()
-            return self._grant_reply(base, queue.txn_revision(done))
-        view = queue.parse_view(claim_state.queue_key, done)
-        if view.base != self.client_state.base:
-            self.client_state.base = view.base
-            return None
+            self._switch_to_prepared_lease()
+            return self._grant_reply(token_base, queue.txn_revision(done))
+        view = queue.parse_view(queue_key, done)
+        if view.token_base != token_base.stored:
+            self.client_state.token_base = view.token_base
+            return AGAIN
         if not self._own_key_exists(view):
-            return None
+            return AGAIN
         if not self._own_key_active(view):
             return self._wait_reply(view)
-        if queue.may_hold(claim_state.queue_key, len(view.conflicts)):  # the entry ahead left just now
-            return None
+        if queue.may_hold(queue_key, len(view.conflicts)):  # the entry ahead left just now
+            return AGAIN
         if not claim_state.has_unconfirmed_write:
-            self.client_state.leases.recycle(self.rpc, claim_state.next_lease)
-            claim_state.next_lease = None
+            self.client_state.leases.recycle(self.rpc, lease)
+            claim_state.prepared_lease = None
         return self._wait_reply(view)
 
-    async def _repeat_grant(self) -> Grant | None:
+    async def _repeat_grant(self, held: Held) -> Grant | Again:
         """The claim holds the name already: return the same grant with the life that is left (E2, E8)."""
-        claim_state = self.claim_state
-        view = queue.parse_view(
-            claim_state.queue_key,
-            await self._run_txn(queue.view_txn(claim_state.queue_key, claim_state.create_revision)),
-        )
+        claim_state, view = self.claim_state, await self._read_queue()
         if not self._own_key_exists(view) or view.own is None or queue.parse_value(view.own.value).state != "held":
             self._reset_expired()
-            return None
-        if claim_state.lease is None or claim_state.lease.id != view.own.lease:
-            claim_state.lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
-        return None if claim_state.lease is None else Grant(claim_state.token, self._remaining_ttl())
+            return AGAIN
+        if claim_state.key_lease is None or claim_state.key_lease.id != view.own.lease:
+            claim_state.key_lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
+        return AGAIN if claim_state.key_lease is None else Grant(held.token, self._remaining_ttl())
 
     def _own_key_exists(self, view: QueueView) -> bool:
         if view.own is not None and view.own.create_revision == self.claim_state.create_revision:
@@ -288,19 +294,22 @@ class EtcdAttempt:
 
     # ---------------------------------------------------------------- replies
 
-    def _grant_reply(self, base: int, revision: int) -> Grant:
+    def _grant_reply(self, token_base: TokenBase, revision: int) -> Grant:
+        """`revision`: of the transaction that granted."""
         claim_state = self.claim_state
-        claim_state.state, claim_state.base, claim_state.held_since = "held", base, self.runtime.now()
-        claim_state.delays, claim_state.published_delay_until = DelayTracker(), 0.0
+        create_revision = claim_state.create_revision
+        token = token_base.number + create_revision
+        claim_state.state = Held(create_revision, token, self.runtime.now())
+        claim_state.delays = DelayTracker()
         watcher = self.client_state.watcher
         watcher.unwatch(self.claim.id_hash)
         watcher.watch_own(self.claim.id_hash, claim_state.queue_key.key, revision)
-        return Grant(claim_state.token, self._remaining_ttl())
+        return Grant(token, self._remaining_ttl())
 
     def _remaining_ttl(self) -> float:
         """Seconds from `asked_at`, where the caller starts counting. The delay is not part of them: for that time the
         engine keeps the name, but the holder must not use it."""
-        lease = self.claim_state.lease
+        lease = self.claim_state.key_lease
         assert lease is not None
         return max(0.0, min(lease.expires_at - self.asked_at, float(lease.ttl)) - self.claim.delay)
 
@@ -314,7 +323,7 @@ class EtcdAttempt:
         head = view.head
         if head is None or head.create_revision == self.claim_state.create_revision:
             return Busy(left, position)
-        return Busy(left, position, head.token if head.value.base else None, head.value.holder)
+        return Busy(left, position, head.token if head.value.token_base else None, head.value.holder)
 
     def _watch_conflict(self, conflicts: tuple[messages.KeyValue, ...], revision: int) -> None:
         """Watch for the next change that matters. Locks: the nearest conflicting key ends. Permits: the first waiter is
@@ -340,17 +349,27 @@ class EtcdAttempt:
 
     # ------------------------------------------------------------------ steps
 
-    def _entry_value(self, state: EntryState, base: int, remaining_delay: float = 0.0) -> bytes:
-        claim, written_at = self.claim, round(self.runtime.wall(), 3)
-        return EntryValue(claim.id_hash, state, base, claim.delay, claim.holder, written_at, remaining_delay).to_bytes()
+    async def _read_queue(self) -> QueueView:
+        claim_state = self.claim_state
+        view_txn = queue.view_txn(claim_state.queue_key, claim_state.create_revision)
+        return queue.parse_view(claim_state.queue_key, await self._run_txn(view_txn))
 
-    async def _get_lease(self, seconds: int) -> lifetimes.EtcdLease:
+    def _entry_value(self, state: EntryState, token_base: int, remaining_delay: float = 0.0) -> bytes:
+        claim, written_at = self.claim, round(self.runtime.wall(), 3)
+        value = EntryValue(claim.id_hash, state, token_base, claim.delay, claim.holder, written_at, remaining_delay)
+        return value.to_bytes()
+
+    async def _get_lease(self, seconds: int) -> EtcdLease:
         return await self.client_state.leases.get(self.rpc, seconds, self.deadline)
 
-    async def _get_base(self) -> int:
-        if not self.client_state.base:
-            self.client_state.base = await read_base(self.client_state, self.rpc, self.runtime, self.deadline)
-        return self.client_state.parse_base(self.client_state.base)
+    async def _get_token_base(self) -> TokenBase:
+        """Use one result for a whole transaction: another thread may learn of a new base meanwhile, and a grant must
+        compare the very base that its token is made of (E3)."""
+        stored = self.client_state.token_base
+        if not stored:
+            stored = await read_token_base(self.client_state, self.rpc, self.runtime, self.deadline)
+            self.client_state.token_base = stored
+        return self.client_state.parse_token_base(stored)
 
     async def _write(self, txn: messages.TxnRequest) -> messages.TxnResponse | None:
         """Run a transaction that puts a key. None: its lease has expired. Until the write is answered, and for good if
@@ -372,35 +391,35 @@ class EtcdAttempt:
     async def _run_txn(self, txn: messages.TxnRequest) -> messages.TxnResponse:
         return await run_txn(self.client_state, self.rpc, txn, self.deadline)
 
-    def _switch_to_next_lease(self) -> None:
-        """The key is attached to the next lease now."""
+    def _switch_to_prepared_lease(self) -> None:
+        """The key is attached to the prepared lease now."""
         claim_state = self.claim_state
-        old_lease, claim_state.lease, claim_state.next_lease = claim_state.lease, claim_state.next_lease, None
-        if old_lease is not None and old_lease is not claim_state.lease and not claim_state.has_unconfirmed_write:
-            self.client_state.leases.recycle(self.rpc, old_lease)
-        elif old_lease is not None and old_lease is not claim_state.lease:
-            self.client_state.leases.revoke_nowait(self.rpc, old_lease)
+        old_lease, claim_state.key_lease, claim_state.prepared_lease = (
+            claim_state.key_lease,
+            claim_state.prepared_lease,
+            None,
+        )
+        if old_lease is not None and old_lease is not claim_state.key_lease:
+            self._dispose(old_lease)
 
     def _reset_expired(self) -> None:
         """The claim's key is gone: revoke its leases, so that no late write brings it back."""
         claim_state = self.claim_state
-        for lease in (claim_state.lease, claim_state.next_lease):
-            if lease is not None:
-                self.client_state.leases.revoke_nowait(self.rpc, lease)
-        claim_state.lease = claim_state.next_lease = None
-        # `delays` stays: what it knows about earlier entries is still true.
-        claim_state.create_revision, claim_state.state, claim_state.published_delay_until = 0, "waiting", 0.0
+        for lease in claim_state.leases:
+            self.client_state.leases.revoke_nowait(self.rpc, lease)
+        claim_state.key_lease = claim_state.prepared_lease = None
+        claim_state.state = New()  # `delays` stays: what it knows about earlier entries is still true
 
     def _discard(self) -> None:
         """The claim was refused and has no key: dispose of its lease and forget it."""
-        if self.claim_state.lease is not None:
-            dispose = (
-                self.client_state.leases.revoke_nowait
-                if self.claim_state.has_unconfirmed_write
-                else self.client_state.leases.recycle
-            )
-            dispose(self.rpc, self.claim_state.lease)
+        if self.claim_state.key_lease is not None:
+            self._dispose(self.claim_state.key_lease)
         self.client_state.remove_claim(self.claim)
+
+    def _dispose(self, lease: EtcdLease) -> None:
+        """No key is attached to this lease any more. Reuse it, unless a late write may still attach one."""
+        leases = self.client_state.leases
+        (leases.revoke_nowait if self.claim_state.has_unconfirmed_write else leases.recycle)(self.rpc, lease)
 
 
 async def run_txn(
@@ -418,9 +437,9 @@ async def run_txn(
     return done
 
 
-async def read_base(client_state: EtcdClientState, rpc: RpcClient, runtime: Runtime, deadline: float) -> bytes:
+async def read_token_base(client_state: EtcdClientState, rpc: RpcClient, runtime: Runtime, deadline: float) -> bytes:
     """The number that tokens begin at. The first client creates it from its clock; later no client's clock matters."""
-    key = queue.base_key(client_state.url.root)
+    key = queue.token_base_key(client_state.url.root)
     new = b"%d" % int(runtime.wall() * 1_000_000)
     absent = messages.Compare(messages.EQUAL, messages.CREATE, key)
     put, read = messages.RequestOp(put=messages.PutRequest(key, new)), messages.RequestOp(messages.RangeRequest(key))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, Literal
+from typing import Final, NamedTuple
 from weakref import ref
 
 from leasehold.engines.etcd import messages, queue
@@ -18,53 +19,76 @@ from leasehold.errors import ConfigError
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
-_MAX_BASE: Final = (1 << 53) - (1 << 40)  # so that tokens stay below 2^53 for 10^12 more revisions
+_MAX_TOKEN_BASE: Final = (1 << 53) - (1 << 40)  # so that tokens stay below 2^53 for 10^12 more revisions
+
+
+class TokenBase(NamedTuple):
+    """What is added to a create revision to make a token."""
+
+    stored: bytes  # as in etcd: the transaction that grants compares it
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """The claim has no key that this client knows of."""
+
+
+@dataclass(slots=True)
+class Queued:
+    """The claim has a key in the queue, and no grant."""
+
+    create_revision: int  # of the key: the claim's place in the order of creation
+    position: int | None = None  # how many waiters are ahead, as last read
+    published_delay_end: float = 0.0  # the end of the delay that the claim's own value shows
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The claim was granted the name."""
+
+    create_revision: int
+    token: int
+    since: float
 
 
 class ClaimState:
-    """What this client knows about one of its claims at etcd."""
+    """What this client knows about one of its claims at etcd. `state` is replaced as a whole, because the watcher and
+    the watchdog read it on their own threads."""
 
-    __slots__ = (
-        "base",
-        "create_revision",
-        "delays",
-        "has_unconfirmed_write",
-        "held_since",
-        "key_number",
-        "lease",
-        "next_lease",
-        "position",
-        "published_delay_until",
-        "queue_key",
-        "state",
-    )
+    __slots__ = ("delays", "has_unconfirmed_write", "key_lease", "key_number", "prepared_lease", "queue_key", "state")
 
     def __init__(self, queue_key: queue.QueueKey, key_number: int) -> None:
         self.queue_key, self.key_number = queue_key, key_number
-        self.create_revision = 0  # of the claim's key: its position in the queue; 0: no key
-        self.state: Literal["waiting", "held"] = "waiting"
-        self.lease: EtcdLease | None = None  # the key is attached to it
-        self.next_lease: EtcdLease | None = None  # the key may be attached to it next
-        self.base = 0
-        self.held_since = 0.0
-        self.position: int | None = None  # in the queue, as last read
+        self.state: New | Queued | Held = New()
+        self.key_lease: EtcdLease | None = None  # the etcd lease that the key is attached to
+        self.prepared_lease: EtcdLease | None = None  # the etcd lease that the next write attaches the key to
         self.delays = DelayTracker()  # delays of earlier entries
-        self.published_delay_until = 0.0  # the end of the delay that the claim's own value shows
         self.has_unconfirmed_write = False  # etcd may execute a write for this claim even after later requests
 
     @property
-    def token(self) -> int:
-        return self.base + self.create_revision
+    def create_revision(self) -> int:
+        """0: no key."""
+        return 0 if isinstance(self.state, New) else self.state.create_revision
+
+    @property
+    def position(self) -> int | None:
+        return self.state.position if isinstance(self.state, Queued) else None
+
+    @property
+    def is_held(self) -> bool:
+        return isinstance(self.state, Held)
 
     @property
     def is_empty(self) -> bool:
         """The claim has nothing at etcd, and no write is in flight."""
-        return (
-            not self.create_revision
-            and not self.has_unconfirmed_write
-            and self.lease is None
-            and self.next_lease is None
-        )
+        return isinstance(self.state, New) and not self.has_unconfirmed_write and not self.leases
+
+    @property
+    def leases(self) -> list[EtcdLease]:
+        """The etcd leases that the key is or may be attached to."""
+        found = {id(lease): lease for lease in (self.key_lease, self.prepared_lease) if lease is not None}
+        return list(found.values())
 
 
 class EtcdClientState:
@@ -76,7 +100,7 @@ class EtcdClientState:
         self._runtime, self._mutex = runtime, runtime.mutex()
         self.leases = LeasePool(runtime)
         self.login = Login()
-        self.base = b""  # the token base as stored in etcd; empty: not read yet
+        self.token_base = b""  # as stored in etcd; empty: not read yet
         self.member_count = len(url.endpoints)
         self._now, self._registry = runtime.now, ref(registry)
         self._revision = self._cluster_id = 0
@@ -126,14 +150,14 @@ class EtcdClientState:
 
     # ------------------------------------------------ replies and events
 
-    def parse_base(self, base: bytes) -> int:
-        """The base as a number. Raises ConfigError if it is not a valid one."""
-        if not (base.isdigit() and 0 < int(base) < _MAX_BASE):
+    def parse_token_base(self, stored: bytes) -> TokenBase:
+        """Raises ConfigError if it is not a valid one."""
+        if not (stored.isdigit() and 0 < int(stored) < _MAX_TOKEN_BASE):
             raise ConfigError(
-                f"{queue.base_key(self.url.root).decode()} in etcd must hold the number that tokens begin at; "
+                f"{queue.token_base_key(self.url.root).decode()} in etcd must hold the number that tokens begin at; "
                 "run `leasehold rebase` to repair it"
             )
-        return int(base)
+        return TokenBase(stored, int(stored))
 
     def last_revision(self) -> int:
         """Read this before sending a request: no answer to it may have a lower revision."""

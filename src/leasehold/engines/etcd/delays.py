@@ -34,11 +34,11 @@ class DelayTracker:
     """The delays ahead of one claim. The claim's caller reads the queue (`observe`) while the watcher's thread gets
     notifications (`entry_ended`): every single step leaves a state that is safe for both."""
 
-    __slots__ = ("_earlier", "until")
+    __slots__ = ("_earlier", "known_end")
 
     def __init__(self) -> None:
         self._earlier: dict[bytes, EarlierEntry] = {}
-        self.until = 0.0  # the end of the delays known for certain; only the watcher's thread sets it
+        self.known_end = 0.0  # of the delays known for certain; only the watcher's thread sets it
 
     @property
     def has_unknown_ends(self) -> bool:
@@ -52,7 +52,7 @@ class DelayTracker:
             for _, earlier_entry in snapshot_items(self._earlier)
             if earlier_entry.gone_at
         ]
-        return max(0.0, max([self.until, *guesses]) - now)
+        return max(0.0, max([self.known_end, *guesses]) - now)
 
     def observe(self, found: Iterable[Entry], revision: int, now: float) -> list[tuple[bytes, int]]:
         """Record the conflicting entries that a read found ahead. Returns the entries that have gone since the last
@@ -73,42 +73,47 @@ class DelayTracker:
         return [(key, earlier_entry.seen_revision) for key, earlier_entry in missing]
 
     def entry_ended(self, key: bytes, last_entry: Entry | None, now: float) -> None:
-        """Record that an entry is gone. `last_entry`: its last state; None: unknown."""
+        """Record that an entry is gone. `last_entry`: its last state; None: unknown.
+
+        | last state | the delay that starts                  | earlier entries                                  |
+        |------------|----------------------------------------|--------------------------------------------------|
+        | held       | the entry's own                        | as before                                        |
+        | waiting    | what it showed of an earlier one       | as before                                        |
+        | released   | none                                   | of an exclusive lock: their delays were waited out |
+        | cooling    | none: the key was kept for the delay   | as before                                        |
+        | unknown    | the longest that the entry allows      | as before                                        |
+        """
         tracked = self._earlier.get(key)
         if tracked is not None and last_entry is not None and last_entry.create_revision != tracked.create_revision:
             tracked = None
-        if last_entry is not None:
-            delay = (
-                last_entry.value.delay
-                if last_entry.value.state == "held"
-                else last_entry.value.remaining_delay
-                if _is_waiting(last_entry)
-                else 0.0
-            )
-        else:
-            delay = tracked.max_delay if tracked is not None else 0.0
-        if delay:  # set before the entry is removed: the caller may read `left` in between
+        max_delay = tracked.max_delay if tracked is not None else 0.0
+        if delay := _started_delay(
+            last_entry, max_delay
+        ):  # set before the entry is removed: the caller may read `left` in between
             since = tracked.gone_at if tracked is not None and tracked.gone_at else now
-            self.until = max(self.until, since + delay)
+            self.known_end = max(self.known_end, since + delay)
         if tracked is not None:
             self._earlier.pop(key, None)
-        if (
-            last_entry is not None
-            and last_entry.value.state == "released"
-            and last_entry.kind == "lock"
-            and last_entry.mode == "exclusive"
-        ):
+        if last_entry is not None and last_entry.value.state == "released" and last_entry.is_exclusive:
             for earlier_key, earlier_entry in snapshot_items(self._earlier):
                 if earlier_entry.create_revision < last_entry.create_revision:
                     self._earlier.pop(earlier_key, None)
 
 
-def _is_waiting(entry: Entry) -> bool:
-    return entry.value.state == "waiting"
+def _started_delay(last_entry: Entry | None, max_delay: float) -> float:
+    if last_entry is None:
+        return max_delay
+    match last_entry.value.state:
+        case "held":
+            return last_entry.value.delay
+        case "waiting":
+            return last_entry.value.remaining_delay
+        case "released" | "cooling":
+            return 0.0
 
 
 def _max_delay(entry: Entry) -> float:
     """The longest delay that may apply if this entry is found gone: a waiting one may have become the holder before."""
-    if _is_waiting(entry):
+    if entry.value.state == "waiting":
         return max(entry.value.delay, entry.value.remaining_delay)
-    return entry.value.delay if entry.value.state == "held" else 0.0
+    return _started_delay(entry, 0.0)

@@ -1,4 +1,4 @@
-"""The verbs of the etcd engine. queue.py decides who holds a name; acquire.py makes one attempt."""
+"""The verbs of the etcd engine. queue.py decides who holds a name; attempt.py makes one attempt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd import messages, queue
-from leasehold.engines.etcd.acquire import EtcdAttempt, read_base
+from leasehold.engines.etcd.attempt import EtcdAttempt, read_token_base
 from leasehold.engines.etcd.client_state import EtcdClientState
 from leasehold.engines.etcd.inspect import list_holdings
 from leasehold.engines.etcd.leases import MIN_TTL
@@ -105,7 +105,7 @@ class EtcdEngine:
 
     async def ping(self, deadline: float) -> None:
         try:
-            self._client_state.base = await read_base(self._client_state, self.rpc, self._runtime, deadline)
+            self._client_state.token_base = await read_token_base(self._client_state, self.rpc, self._runtime, deadline)
             listed = await self.rpc.call(messages.MEMBERS, messages.EmptyMessage(), deadline)
         except messages.MalformedReply as error:
             raise _to_unavailable(error) from error
@@ -114,14 +114,14 @@ class EtcdEngine:
     async def rebase(self, floor: int, deadline: float) -> int:
         """Make every new token exceed `floor` and all tokens that were based on the clock: for use after data were
         restored from a snapshot. Returns the number after which tokens now begin."""
-        key = queue.base_key(self._client_state.url.root)
+        key = queue.token_base_key(self._client_state.url.root)
         while True:
             (found,) = (await self.rpc.call(messages.RANGE, messages.RangeRequest(key), deadline)).kvs or (
                 messages.KeyValue(key),
             )
             old = int(found.value) if found.value.isdigit() else 0
             new = max(int(self._runtime.wall() * 1_000_000), floor, old + 1)
-            self._client_state.parse_base(b"%d" % new)
+            self._client_state.parse_token_base(b"%d" % new)
             unchanged = messages.Compare(messages.EQUAL, messages.MOD, key, mod_revision=found.mod_revision)
             txn = messages.TxnRequest((unchanged,), (messages.RequestOp(put=messages.PutRequest(key, b"%d" % new)),))
             if (await self.rpc.call(messages.TXN, txn, deadline)).succeeded:

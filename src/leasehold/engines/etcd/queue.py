@@ -9,7 +9,7 @@ claim uses it now. A new key for every claim would make etcd slower with each cl
 goes through all keys that ever existed in the range (0.4 us for each: 5 ms after 12,000 claims of a name).
 
 etcd gives every key a create revision when it is created, and never the same one twice. The create revision is the
-position in the queue; added to the base it is the token. The rule, in `may_hold`: a claim holds the name if fewer
+position in the queue; added to the token base it is the token. The rule, in `may_hold`: a claim holds the name if fewer
 conflicting keys than its limit (1 for a lock) were created before its own. No key can later be created with a lower
 revision, so a claim that holds the name goes on holding it while its key exists.
 
@@ -18,7 +18,7 @@ The safety argument:
 E1  The transaction that creates a key reads the conflicting keys that were there before it, in the same step. It
     creates the key only if all keys of the name are of its own kind.
 E2  A key is created only if it is absent, so a repeated request finds the key of the first one.
-E3  Revisions rise, and a base is only ever replaced by a higher one. The transaction that grants compares the base.
+E3  Revisions rise, and the token base is only ever replaced by a higher one. The transaction that grants compares it.
 E8  A key is deleted with its lease, and the lease outlives the ttl that the holder was given.
 
 Every transaction that changes a key compares its create or mod revision, so it never hits a successor.
@@ -57,7 +57,7 @@ class EntryValue(NamedTuple):
 
     id_hash: str
     state: EntryState  # `held` may be optimistic: only the position in the queue decides who holds
-    base: int
+    token_base: int
     delay: float  # seconds the name must stay ungranted if this claim holds it and ends without a release
     holder: Holder
     written_at: float
@@ -67,7 +67,7 @@ class EntryValue(NamedTuple):
         fields: dict[str, object] = {
             "id_hash": self.id_hash,
             "state": self.state,
-            "base": self.base,
+            "token_base": self.token_base,
             "delay": self.delay,
             "holder": self.holder,
             "written_at": self.written_at,
@@ -86,7 +86,13 @@ def parse_value(value: bytes) -> EntryValue:
         state: EntryState = found["state"] if found["state"] in _STATES else "held"
         id_hash, delay, written_at = str(found["id_hash"]), float(found["delay"]), float(found["written_at"])
         return EntryValue(
-            id_hash, state, int(found["base"]), delay, holder, written_at, float(found.get("remaining_delay", 0.0))
+            id_hash,
+            state,
+            int(found["token_base"]),
+            delay,
+            holder,
+            written_at,
+            float(found.get("remaining_delay", 0.0)),
         )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return EntryValue("", "held", 0, 0.0, Holder("?"), 0.0)
@@ -106,8 +112,13 @@ class Entry(NamedTuple):
     value: EntryValue
 
     @property
+    def is_exclusive(self) -> bool:
+        """Whether this is the entry of a lock that one claim holds alone."""
+        return self.kind == "lock" and self.mode == "exclusive"
+
+    @property
     def token(self) -> int:
-        return self.value.base + self.create_revision
+        return self.value.token_base + self.create_revision
 
 
 def parse_entry(root: str, kv: KeyValue) -> Entry | None:
@@ -153,8 +164,8 @@ class QueueKey(NamedTuple):
     other_kinds: tuple[tuple[bytes, bytes], ...]  # the ranges of keys of other kinds
 
     @property
-    def base_key(self) -> bytes:
-        return base_key(self.root)
+    def token_base_key(self) -> bytes:
+        return token_base_key(self.root)
 
     @property
     def is_exclusive(self) -> bool:
@@ -162,7 +173,7 @@ class QueueKey(NamedTuple):
         return self.conflict_prefix == self.prefix
 
 
-def base_key(root: str) -> bytes:
+def token_base_key(root: str) -> bytes:
     return f"{root}base".encode()
 
 
@@ -189,7 +200,7 @@ class QueueView(NamedTuple):
 
     revision: int
     own: KeyValue | None
-    base: bytes
+    token_base: bytes
     head: Entry | None
     oldest: tuple[KeyValue, ...]  # the front of the queue, oldest first; at most MAX_HEAD_READ
     conflicts: tuple[KeyValue, ...]  # conflicting keys ahead, newest first; at most one more than the limit
@@ -208,7 +219,7 @@ def _view_ops(queue_key: QueueKey, create_revision: int) -> tuple[RequestOp, ...
     )
     return (
         RequestOp(RangeRequest(queue_key.key)),
-        RequestOp(RangeRequest(queue_key.base_key)),
+        RequestOp(RangeRequest(queue_key.token_base_key)),
         _oldest_op(queue_key),
         RequestOp(
             RangeRequest(
@@ -248,7 +259,7 @@ def view_txn(queue_key: QueueKey, create_revision: int) -> TxnRequest:
     return TxnRequest((), _view_ops(queue_key, create_revision))
 
 
-def enqueue_txn(queue_key: QueueKey, value: bytes, lease_id: int, base: bytes) -> TxnRequest:
+def enqueue_txn(queue_key: QueueKey, value: bytes, lease_id: int, token_base: bytes) -> TxnRequest:
     """Join the queue, whether or not the name is free. The conflicting keys are read before the put, so a claim never
     finds its own key. All possible holders are read, not just the first: any may vanish before the next read, and
     its delay with it."""
@@ -257,12 +268,18 @@ def enqueue_txn(queue_key: QueueKey, value: bytes, lease_id: int, base: bytes) -
         queue_key.conflict_prefix, range_end(queue_key.conflict_prefix), queue_key.limit + 1, **newest, keys_only=1
     )
     return TxnRequest(
-        (_if_absent(queue_key.key), _if_value(queue_key.base_key, base), *_if_no_keys(queue_key.other_kinds)),
+        (
+            _if_absent(queue_key.key),
+            _if_value(queue_key.token_base_key, token_base),
+            *_if_no_keys(queue_key.other_kinds),
+        ),
         (RequestOp(conflicts), _oldest_op(queue_key), RequestOp(put=PutRequest(queue_key.key, value, lease_id))),
     )
 
 
-def try_acquire_txn(queue_key: QueueKey, value: bytes, lease_id: int, base: bytes, viewed_revision: int) -> TxnRequest:
+def try_acquire_txn(
+    queue_key: QueueKey, value: bytes, lease_id: int, token_base: bytes, viewed_revision: int
+) -> TxnRequest:
     """Take the name if it is free, and leave no key if it is not. `viewed_revision`: the queue was read at this
     revision and had a permit left; the permit is taken if no key was created since. 0: only if there is no key."""
     free = (
@@ -272,14 +289,14 @@ def try_acquire_txn(queue_key: QueueKey, value: bytes, lease_id: int, base: byte
     )
     extra_compares = () if queue_key.is_exclusive else (_if_absent(queue_key.key), *_if_no_keys(queue_key.other_kinds))
     return TxnRequest(
-        (free, _if_value(queue_key.base_key, base), *extra_compares),
+        (free, _if_value(queue_key.token_base_key, token_base), *extra_compares),
         (RequestOp(put=PutRequest(queue_key.key, value, lease_id)),),
         _view_ops(queue_key, 0),
     )
 
 
 def grant_txn(
-    queue_key: QueueKey, create_revision: int, value: bytes, lease_id: int, base: bytes, checked: bool
+    queue_key: QueueKey, create_revision: int, value: bytes, lease_id: int, token_base: bytes, checked: bool
 ) -> TxnRequest:
     """Turn a queued claim into a grant: a new value, on a lease of the holder's ttl. `checked`: an earlier read showed
     that the claim may hold the name; otherwise this transaction compares it, which works for exclusive claims only."""
@@ -297,7 +314,11 @@ def grant_txn(
         )
     )
     return TxnRequest(
-        (_if_created_at(queue_key.key, create_revision), _if_value(queue_key.base_key, base), *extra_compares),
+        (
+            _if_created_at(queue_key.key, create_revision),
+            _if_value(queue_key.token_base_key, token_base),
+            *extra_compares,
+        ),
         (RequestOp(put=PutRequest(queue_key.key, value, lease_id)),),
         _view_ops(queue_key, create_revision),
     )
@@ -393,12 +414,12 @@ def was_put(done: TxnResponse) -> bool:
 def parse_view(queue_key: QueueKey, done: TxnResponse) -> QueueView:
     if len(done.responses) < 5:
         raise MalformedReply(f"{len(done.responses)} responses instead of 5")
-    own, base = _parse_kvs(done, 0, queue_key.key), _parse_kvs(done, 1, queue_key.base_key)
+    own, token_base = _parse_kvs(done, 0, queue_key.key), _parse_kvs(done, 1, queue_key.token_base_key)
     oldest = _parse_kvs(done, 2, queue_key.prefix)
     return QueueView(
         txn_revision(done),
         own[0] if own else None,
-        base[0].value if base else b"",
+        token_base[0].value if token_base else b"",
         parse_entry(queue_key.root, oldest[0]) if oldest else None,
         oldest,
         _parse_kvs(done, 3, queue_key.conflict_prefix),

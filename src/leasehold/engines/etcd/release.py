@@ -9,15 +9,51 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from leasehold.engines.etcd import messages, queue
-from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState
+from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Held
 from leasehold.engines.etcd.leases import MIN_TTL
-from leasehold.engines.etcd.messages import KeyValue, PutRequest, RequestOp
+from leasehold.engines.etcd.messages import KeyValue, PutRequest, RequestOp, TxnRequest
 from leasehold.engines.etcd.queue import Entry, EntryValue
 from leasehold.engines.etcd.rpc import NoSpace, RpcClient
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
+
+
+class ReleaseAction(Enum):
+    NOTHING = auto()  # the claim ended before, or must not be ended by this release
+    COOL = auto()  # keep the key without a holder for the rest of `min_hold`
+    RECORD = auto()  # write how the claim ends, so that the waiters know whether its delay starts; then look again
+    DELETE = auto()  # delete the key
+
+
+def choose_action(entry: Entry, claim: Claim, granted: bool, min_hold_left: float) -> ReleaseAction:
+    """What to do with the key of a claim that is released. `held` may be optimistic: then the claim was not granted.
+
+    | value of the key           | claim                             | delay | action                       |
+    |----------------------------|-----------------------------------|-------|------------------------------|
+    | cooling                    |                                   |       | NOTHING                      |
+    | held, with another token   |                                   |       | NOTHING                      |
+    | held, waiting, released    | granted, of a late wake-up        |       | NOTHING: it may be in use    |
+    | held, released             | granted, `min_hold` is not over   |       | COOL                         |
+    | held                       | granted                           | yes   | RECORD that it was released  |
+    | held                       | not granted                       | yes   | RECORD that it only waited   |
+    | anything else              |                                   |       | DELETE                       |
+    """
+    match entry.value.state:
+        case "cooling":
+            return ReleaseAction.NOTHING
+        case "held" if claim.token and entry.token != claim.token:
+            return ReleaseAction.NOTHING
+        case _ if granted and not claim.id:  # a claim made from a late wake-up has no id
+            return ReleaseAction.NOTHING
+        case _ if granted and min_hold_left > 0:
+            return ReleaseAction.COOL
+        case "held" if claim.delay:
+            return ReleaseAction.RECORD
+        case _:
+            return ReleaseAction.DELETE
 
 
 @dataclass(slots=True)
@@ -43,41 +79,51 @@ class EtcdRelease:
             ended = await self._find_and_release(claim_state)
         else:
             dequeue = queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision)
-            done = await self.rpc.call(messages.TXN, dequeue, self.deadline, self.unconfirmed)
-            ended = bool(done.succeeded) and claim_state.state == "held"
+            ended = await self._run_txn(dequeue) and claim_state.is_held
         if claim_state is not None:
             await self._release_leases(claim_state)
         return None if not ended and self.unconfirmed else ended
 
     async def _find_and_release(self, claim_state: ClaimState | None) -> bool:
+        """Read the claim's key and act on it, until it is gone or nothing is to be done."""
         while (found := await self._find_entry(claim_state)) is not None:
             kv, entry = found
-            if entry.value.state == "cooling" or self._has_other_token(entry):
-                return False
-            held = claim_state.state == "held" if claim_state is not None else entry.value.state != "waiting"
-            if held and not self.claim.id:  # from a late wake-up: the grant may be in use by now
-                return False
-            if held and (min_hold_left := self._min_hold_left(claim_state)) > 0:
-                value = entry.value._replace(delay=0.0)
-                if await start_cooling(
-                    self.client_state, self.rpc, kv, value, min_hold_left, self.deadline, self.unconfirmed
-                ):
-                    return True
-            elif self.claim.delay and entry.value.state == "held":  # perhaps optimistically, and never granted
-                final_value = entry.value._replace(state="released" if held else "waiting")
-                put = RequestOp(put=PutRequest(kv.key, final_value.to_bytes(), entry.lease_id))
-                try:
-                    await self.rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), self.deadline)
-                except NoSpace:  # delete without the record: the next waiter waits for the delay, not the whole ttl
+            granted = claim_state.is_held if claim_state is not None else entry.value.state != "waiting"
+            min_hold_left = self._min_hold_left(claim_state)
+            match choose_action(entry, self.claim, granted, min_hold_left):
+                case ReleaseAction.NOTHING:
+                    return False
+                case ReleaseAction.COOL:
+                    value = entry.value._replace(delay=0.0)
+                    if await start_cooling(
+                        self.client_state, self.rpc, kv, value, min_hold_left, self.deadline, self.unconfirmed
+                    ):
+                        return True
+                case ReleaseAction.RECORD:
+                    if await self._record(kv, entry, granted):
+                        return granted
+                case ReleaseAction.DELETE:
                     if await self._delete(kv):
-                        return held
-            elif await self._delete(kv):
-                return held
+                        return granted
+        return False
+
+    async def _record(self, kv: KeyValue, entry: Entry, granted: bool) -> bool:
+        """Write how the claim ends. True: there is no space to write, so the key was deleted without it: the next
+        waiter waits for the delay, not for the whole ttl."""
+        final_value = entry.value._replace(state="released" if granted else "waiting")
+        put = RequestOp(put=PutRequest(kv.key, final_value.to_bytes(), entry.lease_id))
+        try:
+            await self.rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), self.deadline)
+        except NoSpace:
+            return await self._delete(kv)
         return False
 
     async def _delete(self, kv: KeyValue) -> bool:
-        delete = queue.if_unchanged_txn(kv, RequestOp(delete=messages.DeleteRangeRequest(kv.key)))
-        return bool((await self.rpc.call(messages.TXN, delete, self.deadline, self.unconfirmed)).succeeded)
+        return await self._run_txn(queue.if_unchanged_txn(kv, RequestOp(delete=messages.DeleteRangeRequest(kv.key))))
+
+    async def _run_txn(self, txn: TxnRequest) -> bool:
+        """Run a transaction that ends the grant. Returns whether its conditions were met."""
+        return bool((await self.rpc.call(messages.TXN, txn, self.deadline, self.unconfirmed)).succeeded)
 
     async def _find_entry(self, claim_state: ClaimState | None) -> tuple[KeyValue, Entry] | None:
         """The claim's key. If another process acquired the claim, it is found by its id hash."""
@@ -94,23 +140,15 @@ class EtcdRelease:
                 return kv, entry
         return None
 
-    def _has_other_token(self, entry: Entry) -> bool:
-        return bool(self.claim.token) and entry.value.state == "held" and entry.token != self.claim.token
-
     def _min_hold_left(self, claim_state: ClaimState | None) -> float:
         """What is left of `min_hold`: all of it if another process acquired the claim, as the start is then unknown."""
-        if not self.claim.min_hold:
-            return 0.0
-        return (
-            self.claim.min_hold
-            if claim_state is None
-            else claim_state.held_since + self.claim.min_hold - self.runtime.now()
-        )
+        if self.claim.min_hold and claim_state is not None and isinstance(claim_state.state, Held):
+            return claim_state.state.since + self.claim.min_hold - self.runtime.now()
+        return self.claim.min_hold
 
     async def _release_leases(self, claim_state: ClaimState) -> None:
         """The key is gone. Its leases can carry the next claim, unless a write with them may still be in flight."""
-        for lease in {claim_state.lease, claim_state.next_lease} - {None}:
-            assert lease is not None
+        for lease in claim_state.leases:
             if claim_state.has_unconfirmed_write:
                 await self.client_state.leases.revoke(self.rpc, lease, self.deadline)
             else:
@@ -127,8 +165,8 @@ def send_release(client_state: EtcdClientState, rpc: RpcClient, claim: Claim, cl
         return
     if claim_state.create_revision:
         rpc.send_nowait(messages.TXN, queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision))
-    elif claim_state.has_unconfirmed_write and claim_state.lease is not None:
-        client_state.leases.revoke_nowait(rpc, claim_state.lease)
+    elif claim_state.has_unconfirmed_write and claim_state.key_lease is not None:
+        client_state.leases.revoke_nowait(rpc, claim_state.key_lease)
 
 
 async def start_cooling(

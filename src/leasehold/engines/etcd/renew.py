@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.etcd import messages, queue
-from leasehold.engines.etcd.acquire import run_txn
-from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState
+from leasehold.engines.etcd.attempt import run_txn
+from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Held
 from leasehold.engines.etcd.leases import EtcdLease, required_ttl
 from leasehold.engines.etcd.queue import Entry
 from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
@@ -43,9 +43,9 @@ class EtcdRenewal:
             # Most such claims are granted without waiting: do not even open a connection for them.
             return [_attempt_in_flight() for _ in claim_states]
         known_leases = {
-            claim_state.lease.id: claim_state.lease
+            claim_state.key_lease.id: claim_state.key_lease
             for claim_state in claim_states
-            if claim_state is not None and claim_state.lease is not None
+            if claim_state is not None and claim_state.key_lease is not None
         }
         await self._exclude_overdue(known_leases)
         if known_leases:
@@ -66,12 +66,12 @@ class EtcdRenewal:
         """Do not renew leases of grants that have expired and only keep the name for their delay: renewing them would
         make the delay endless."""
         delayed = {
-            claim_state.lease.id: claim.delay
+            claim_state.key_lease.id: claim.delay
             for claim in self.claims
             if claim.delay
             and claim.token
             and (claim_state := self.client_state.claim_states.get(claim.id_hash))
-            and claim_state.lease
+            and claim_state.key_lease
         }
         await self._find_overdue(delayed)
         for lease_id in self.overdue:
@@ -125,9 +125,9 @@ class EtcdRenewal:
 
     def _gone_reply(self, claim: Claim, claim_state: ClaimState | None, entry: Entry | None) -> Gone | None:
         if entry is None:
-            if claim_state is None or claim_state.lease is None:
+            if claim_state is None or claim_state.key_lease is None:
                 return Gone("unknown")
-            return Gone("broken" if claim_state.lease.id in self.live_leases else "expired")
+            return Gone("broken" if claim_state.key_lease.id in self.live_leases else "expired")
         if entry.value.state == "cooling":
             return Gone("broken")
         if entry.value.state != "held" or entry.token != claim.token:
@@ -168,7 +168,7 @@ class EtcdRenewal:
             self.client_state.leases.recycle(self.rpc, lease)
             return None
         if claim_state is not None:
-            old_lease, claim_state.lease = claim_state.lease, lease
+            old_lease, claim_state.key_lease = claim_state.key_lease, lease
             if old_lease is not None and not claim_state.has_unconfirmed_write:
                 self.client_state.leases.recycle(self.rpc, old_lease)
         return lease
@@ -177,12 +177,13 @@ class EtcdRenewal:
         """The grant is gone at etcd: revoke its leases, except one that keeps the name for a running delay."""
         if (
             claim_state is None
-            or claim_state.token != claim.token
+            or not isinstance(claim_state.state, Held)
+            or claim_state.state.token != claim.token
             or self.client_state.claim_states.get(claim.id_hash) is not claim_state
         ):
             return  # the renewal was for an older grant of this claim
-        for lease in (claim_state.lease, claim_state.next_lease):
-            if lease is not None and lease.id not in self.overdue:
+        for lease in claim_state.leases:
+            if lease.id not in self.overdue:
                 self.client_state.leases.revoke_nowait(self.rpc, lease)
         self.client_state.remove_claim(claim)
 
