@@ -6,6 +6,7 @@ import pytest
 
 from leasehold import Unavailable
 from leasehold.engines.etcd import messages, queue
+from leasehold.engines.etcd.release import EtcdRelease
 from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
 from leasehold.model import Alive, Grant
 from leasehold.runtime.base import run_sync
@@ -90,3 +91,41 @@ def test_revoked_lease_in_the_pool_is_replaced(url, member, make_driver) -> None
     assert driver.release(held)
     driver.release(driver.acquire(driver.claim(ttl=10.0, queue=True)))
     driver.release(driver.acquire(driver.claim(ttl=10.0)))
+
+
+@pytest.mark.parametrize("how", ["break", "release"])
+def test_cooling_key_stays_when_the_answer_to_its_write_is_lost(url, make_driver, monkeypatch, how) -> None:
+    """The repeated write finds that the key has changed: by the first try. It must not undo that."""
+    driver = make_driver(url)
+    held = driver.acquire(driver.claim(delay=20.0) if how == "break" else driver.claim(min_hold=20.0))
+    original, lost = RpcClient._try_once, []
+
+    async def try_once(self, method, body, deadline):
+        answer = await original(self, method, body, deadline)
+        if method is messages.TXN and not lost:
+            lost.append(answer)
+            return None, []
+        return answer
+
+    monkeypatch.setattr(RpcClient, "_try_once", try_once)
+    if how == "break":
+        assert run_sync(driver.engine.break_("", "job", held.token, driver.deadline()))
+    else:
+        assert driver.release(held) is None
+    run_sync(driver.engine.ping(driver.deadline()))  # requests without an answer, such as revokes, were sent before
+    assert [holding.state for holding in run_sync(driver.engine.inspect("", "", False, driver.deadline()))] == [
+        "cooling"
+    ]
+
+
+def test_lease_released_twice_at_once_is_pooled_once(url, make_driver) -> None:
+    """The client's close() and its watchdog may both send a pending release. A lease carries one claim at a time."""
+    driver = make_driver(url)
+    held = driver.acquire(driver.claim())
+    state = driver.engine._client_state
+    releases = [EtcdRelease(state, driver.engine.rpc, driver.runtime, held, driver.deadline()) for _ in range(2)]
+    claim_state = state.claim_states[held.id_hash]
+    for release in releases:
+        run_sync(release._release_leases(claim_state))
+    first, second = (run_sync(state.leases.get(driver.engine.rpc, 30, driver.deadline())) for _ in range(2))
+    assert first.id != second.id

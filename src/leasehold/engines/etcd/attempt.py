@@ -414,7 +414,7 @@ class EtcdAttempt:
         """The claim was refused and has no key: dispose of its lease and forget it."""
         if self.claim_state.key_lease is not None:
             self._dispose(self.claim_state.key_lease)
-        self.client_state.remove_claim(self.claim)
+        self.client_state.remove_claim(self.claim, self.claim_state)
 
     def _dispose(self, lease: EtcdLease) -> None:
         """No key is attached to this lease any more. Reuse it, unless a late write may still attach one."""

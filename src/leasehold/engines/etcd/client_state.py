@@ -124,14 +124,17 @@ class EtcdClientState:
             key_number = heappop(self._free_key_numbers) if self._free_key_numbers else next(self._new_key_numbers)
         return queue.make_queue_key(self.url.root, claim, f"{registry.client_id}{key_number:x}"), key_number
 
-    def remove_claim(self, claim: Claim) -> None:
-        """Forget a claim. Its key number becomes free, unless a write to the key may still be in flight."""
-        claim_state = self.claim_states.pop(claim.id_hash, None)
-        if claim_state is not None:
-            self.watcher.unwatch(claim.id_hash)
+    def remove_claim(self, claim: Claim, claim_state: ClaimState) -> bool:
+        """Forget a claim. Its key number becomes free, unless a write to the key may still be in flight. False: the
+        claim was removed before, or has a new state."""
+        with self._mutex:
+            if self.claim_states.get(claim.id_hash) is not claim_state:
+                return False
+            del self.claim_states[claim.id_hash]
             if not claim_state.has_unconfirmed_write:
-                with self._mutex:
-                    heappush(self._free_key_numbers, claim_state.key_number)
+                heappush(self._free_key_numbers, claim_state.key_number)
+        self.watcher.unwatch(claim.id_hash)
+        return True
 
     def has_other_waiter(self, claim: Claim) -> bool:
         """Whether another claim of this client waits for the same name."""

@@ -63,7 +63,7 @@ class EtcdEngine:
         except ConfigError:  # refused: if nothing was written, there is nothing to release
             claim_state = self._client_state.claim_states.get(claim.id_hash)
             if claim_state is not None and not claim_state.create_revision and not claim_state.has_unconfirmed_write:
-                self._client_state.remove_claim(claim)
+                self._client_state.remove_claim(claim, claim_state)
             raise
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
@@ -132,7 +132,7 @@ class EtcdEngine:
         # None: nothing was sent for this claim, or everything was answered.
         claim_state = self._client_state.claim_states.get(claim.id_hash)
         if claim_state is not None and claim_state.is_empty:
-            self._client_state.remove_claim(claim)
+            self._client_state.remove_claim(claim, claim_state)
         elif claim_state is not None:
             self._registry.retry_release(claim)  # first: if this method is interrupted, the release is still pending
             send_release(self._client_state, self.rpc, claim, claim_state)

@@ -148,13 +148,14 @@ class EtcdRelease:
 
     async def _release_leases(self, claim_state: ClaimState) -> None:
         """The key is gone. Its leases can carry the next claim, unless a write with them may still be in flight."""
-        for lease in claim_state.leases:
-            if claim_state.has_unconfirmed_write:
+        leases, reusable = claim_state.leases, not claim_state.has_unconfirmed_write
+        if not reusable:
+            for lease in leases:
                 await self.client_state.leases.revoke(self.rpc, lease, self.deadline)
-            else:
+        # Only the first of two releases at once reuses the leases: each carries one claim at a time.
+        if self.client_state.remove_claim(self.claim, claim_state) and reusable:
+            for lease in leases:
                 self.client_state.leases.recycle(self.rpc, lease)
-        if self.client_state.claim_states.get(self.claim.id_hash) is claim_state:
-            self.client_state.remove_claim(self.claim)
 
 
 def send_release(client_state: EtcdClientState, rpc: RpcClient, claim: Claim, claim_state: ClaimState) -> None:
@@ -176,14 +177,16 @@ async def start_cooling(
     value: EntryValue,
     seconds: float,
     deadline: float,
-    unconfirmed: list[str] | None = None,
+    unconfirmed: list[str],
 ) -> bool:
-    """Turn a grant into `cooling`: its key stays for `seconds` without a holder. False: the key changed meanwhile."""
+    """Turn a grant into `cooling`: its key stays for `seconds` without a holder. False: the key changed meanwhile, if
+    there are `unconfirmed` tries perhaps by one of these."""
     lease = await client_state.leases.create(rpc, max(MIN_TTL, math.ceil(seconds)), deadline)
     put = RequestOp(put=PutRequest(kv.key, value._replace(state="cooling").to_bytes(), lease.id))
     if (await rpc.call(messages.TXN, queue.if_unchanged_txn(kv, put), deadline, unconfirmed)).succeeded:
         return True
-    client_state.leases.revoke_nowait(rpc, lease)
+    if not unconfirmed:  # else the key may be attached to this lease, and would be deleted with it
+        client_state.leases.revoke_nowait(rpc, lease)
     return False
 
 
@@ -193,6 +196,7 @@ async def break_grant(
     """End the grant that has this token. Repeats if the key changes between the read and the write."""
     root = client_state.url.root
     begin = queue.names_prefix(root, namespace, name, exact=True)
+    unconfirmed: list[str] = []
     while True:
         listed = await rpc.call(messages.RANGE, messages.RangeRequest(begin, queue.range_end(begin)), deadline)
         for kv in listed.kvs:
@@ -200,11 +204,12 @@ async def break_grant(
             if entry is None or entry.token != token or entry.value.state not in ("held", "cooling"):
                 continue
             if entry.value.delay and entry.value.state == "cooling":
-                return False  # the delay protects against a holder not yet notified: a second break must not end it
+                # The delay protects against a holder not yet notified: a second break must not end it.
+                return bool(unconfirmed)  # this break may have begun it, without an answer
             if not _is_holder(root, entry, listed.kvs):
                 return False
             if entry.value.delay:
-                if await start_cooling(client_state, rpc, kv, entry.value, entry.value.delay, deadline):
+                if await start_cooling(client_state, rpc, kv, entry.value, entry.value.delay, deadline, unconfirmed):
                     return True
                 break
             if (

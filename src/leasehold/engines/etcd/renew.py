@@ -185,7 +185,7 @@ class EtcdRenewal:
         for lease in claim_state.leases:
             if lease.id not in self.overdue:
                 self.client_state.leases.revoke_nowait(self.rpc, lease)
-        self.client_state.remove_claim(claim)
+        self.client_state.remove_claim(claim, claim_state)
 
 
 def _is_first_attempt_in_flight(claim: Claim, claim_state: ClaimState | None) -> bool:
