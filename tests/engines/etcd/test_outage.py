@@ -1,14 +1,22 @@
-"""Failures between client and etcd: lost answers, lost watch streams, compacted history."""
+"""Failures between client and etcd: lost, late and repeated requests, silent servers, a full database."""
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
+from harness.servers.process import free_ports
 from leasehold import Client, Unavailable
-from leasehold.model import Grant
+from leasehold.engines.etcd import messages, queue
+from leasehold.engines.etcd.release import EtcdRelease
+from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
+from leasehold.model import Alive, Grant
+from leasehold.runtime.base import run_sync
 
 
 def test_lost_answers_never_lead_to_two_grants(url, proxied_url, proxy, member, eventually) -> None:
@@ -31,50 +39,6 @@ def test_lost_answers_never_lead_to_two_grants(url, proxied_url, proxy, member, 
         other.lock("job").acquire(wait=20).release()
         eventually(lambda: other.inspect() == [])
     eventually(lambda: member.leases() - leases_before == set(), 40)
-
-
-def test_waiter_survives_a_lost_watch_stream(url, proxied_url, proxy, start_waiter) -> None:
-    with Client(url) as holder, Client(proxied_url) as client:
-        lease = holder.lock("job").acquire()
-        waiting = start_waiter(client)
-        for _ in range(3):
-            proxy.reset()
-            time.sleep(0.05)
-        began = time.monotonic()
-        lease.release()
-        assert waiting.wait_granted() - began < 3, "the waiter was not woken before its next re-check"
-
-
-def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, start_waiter, eventually) -> None:
-    """The new watch starts at a revision that was compacted, so the waiter has to re-check."""
-    with Client(url) as holder, Client(proxied_url) as client:
-        lease = holder.lock("job").acquire()
-        waiting = start_waiter(client)
-        mine = client.lock("mine").acquire()
-        time.sleep(0.3)  # by now the client watches its own key
-        proxy.cut()
-        lease.release()
-        for number in range(5):
-            member.put(f"{prefix}noise", str(number))
-        member.compact()
-        began = time.monotonic()
-        proxy.restore()
-        assert waiting.wait_granted() - began < 4
-        assert holder.break_lock("mine", token=mine.token)
-        eventually(lambda: not mine.held, 3)
-
-
-def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eventually) -> None:
-    with Client(proxied_url) as client, Client(url) as operator:
-        for _ in range(3):
-            with client.lock("short"):
-                pass
-        time.sleep(0.2)  # long enough to open a watch stream
-        assert proxy.accepted == 1, "a second connection was opened for a watch"
-        lease = client.lock("job", ttl=60).acquire()
-        eventually(lambda: proxy.accepted == 2, 2)
-        assert operator.break_lock("job", token=lease.token)
-        eventually(lambda: not lease.held, 2)
 
 
 def test_repeated_release_does_not_take_its_first_try_for_a_break(
@@ -107,3 +71,186 @@ def test_close_is_bounded_when_the_server_is_silent(proxied_url, proxy) -> None:
         assert not lease.held
         proxy.restore()
     assert min(seconds) < 1.5, seconds
+
+
+@pytest.mark.parametrize("queue", [True, False])
+@pytest.mark.parametrize("shape", [{}, {"mode": "shared"}, {"kind": "semaphore", "limit": 2}])
+def test_attempt_executed_twice_is_one_grant(url, member, make_driver, monkeypatch, queue, shape, claims) -> None:
+    """The first answer is lost, so the client repeats an attempt that etcd has already executed."""
+    driver = make_driver(url)
+    run_sync(driver.engine.ping(driver.deadline()))
+    original, lost = RpcClient._try_once, []
+
+    async def try_once(self, method, body, deadline):
+        answer = await original(self, method, body, deadline)
+        if method is messages.TXN and not lost:
+            lost.append(answer)
+            return None, []
+        return answer
+
+    monkeypatch.setattr(RpcClient, "_try_once", try_once)
+    claim = driver.claim(queue=queue, **shape)
+    grant = driver.attempt(claim)
+    assert isinstance(grant, Grant), "the claim was queued behind itself"
+    assert len(claims()) == 1
+    assert driver.attempt(claim).token == grant.token
+    assert driver.release(claim)
+    assert claims() == {}
+
+
+def test_attempt_that_arrives_after_its_release_is_refused(url, member, make_driver, monkeypatch, claims) -> None:
+    """If the late key were attached to a pooled lease, the next claim on that lease would keep it alive for ever."""
+    driver = make_driver(url)
+    driver.release(driver.acquire(driver.claim()))
+    original, late = RpcClient.call, []
+
+    async def call(self, method, request, deadline, unconfirmed=None):
+        if method is messages.TXN and not late:
+            late.append(request)
+            raise Unavailable("silence")
+        return await original(self, method, request, deadline, unconfirmed)
+
+    monkeypatch.setattr(RpcClient, "call", call)
+    claim = driver.claim(queue=True)
+    with pytest.raises(Unavailable):
+        driver.attempt(claim)
+    driver.release(claim)
+    with pytest.raises(LeaseNotFound):
+        run_sync(driver.engine.rpc.call(messages.TXN, late[0], driver.deadline()))
+    assert claims() == {}
+    held = driver.acquire(driver.claim())
+    assert len(claims()) == 1
+    driver.release(held)
+
+
+def test_late_release_does_not_end_another_claim(url, member, make_driver) -> None:
+    """Keys are reused: when the release arrives, its key may belong to another claim."""
+    driver = make_driver(url)
+    first = driver.claim()
+    driver.acquire(first)
+    claim_state = driver.engine._client_state.claim_states[first.id_hash]
+    late = queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision)
+    driver.release(first)
+    second = driver.acquire(driver.claim())
+    assert driver.engine._client_state.claim_states[second.id_hash].queue_key.key == claim_state.queue_key.key
+    assert not run_sync(driver.engine.rpc.call(messages.TXN, late, driver.deadline())).succeeded
+    assert isinstance(driver.renew(second), Alive)
+
+
+def test_revoked_lease_in_the_pool_is_replaced(url, member, make_driver) -> None:
+    """An operator revokes leases without keys, and this client does not know."""
+    driver, leases_before = make_driver(url), member.leases()
+    driver.release(driver.acquire(driver.claim(ttl=60.0)))
+    driver.release(driver.acquire(driver.claim(ttl=10.0)))
+    held = driver.acquire(driver.claim(ttl=20.0))
+    for lease in member.leases() - leases_before:
+        if lease != driver.engine._client_state.claim_states[held.id_hash].key_lease.id:
+            member.revoke(lease)
+    longer = driver.renew(held._replace(ttl=60.0))
+    assert isinstance(longer, Alive)
+    assert longer.ttl > 55
+    assert driver.release(held)
+    driver.release(driver.acquire(driver.claim(ttl=10.0, queue=True)))
+    driver.release(driver.acquire(driver.claim(ttl=10.0)))
+
+
+@pytest.mark.parametrize("how", ["break", "release"])
+def test_cooling_key_stays_when_the_answer_to_its_write_is_lost(url, make_driver, monkeypatch, how) -> None:
+    """The repeated write finds that the key has changed: by the first try. It must not undo that."""
+    driver = make_driver(url)
+    held = driver.acquire(driver.claim(delay=20.0) if how == "break" else driver.claim(min_hold=20.0))
+    original, lost = RpcClient._try_once, []
+
+    async def try_once(self, method, body, deadline):
+        answer = await original(self, method, body, deadline)
+        if method is messages.TXN and not lost:
+            lost.append(answer)
+            return None, []
+        return answer
+
+    monkeypatch.setattr(RpcClient, "_try_once", try_once)
+    if how == "break":
+        assert run_sync(driver.engine.break_("", "job", held.token, driver.deadline()))
+    else:
+        assert driver.release(held) is None
+    run_sync(driver.engine.ping(driver.deadline()))  # requests without an answer, such as revokes, were sent before
+    assert [holding.state for holding in run_sync(driver.engine.inspect("", "", False, driver.deadline()))] == [
+        "cooling"
+    ]
+
+
+def test_lease_released_twice_at_once_is_pooled_once(url, make_driver) -> None:
+    """The client's close() and its watchdog may both send a pending release. A lease carries one claim at a time."""
+    driver = make_driver(url)
+    held = driver.acquire(driver.claim())
+    state = driver.engine._client_state
+    releases = [EtcdRelease(state, driver.engine.rpc, driver.runtime, held, driver.deadline()) for _ in range(2)]
+    claim_state = state.claim_states[held.id_hash]
+    for release in releases:
+        run_sync(release._release_leases(claim_state))
+    first, second = (run_sync(state.leases.get(driver.engine.rpc, 30, driver.deadline())) for _ in range(2))
+    assert first.id != second.id
+
+
+def test_full_database_refuses_new_claims_and_keeps_held_leases(start_member, eventually, etcdctl) -> None:
+    member = start_member("--quota-backend-bytes", str(2 * 1024 * 1024))
+    with Client(f"etcd://127.0.0.1:{member.port}", call_timeout=3) as client:
+        lease = client.lock("job", ttl=10).acquire()
+        delayed = client.lock("delayed", ttl=10, delay=5).acquire()
+        with suppress(OSError):
+            for number in range(200):
+                member.put(f"fill{number}", "x" * 100_000)
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="NOSPACE"):
+            client.lock("other").acquire()
+        assert time.monotonic() - began < 2, "not refused at once"
+        lease.verify()
+        assert lease.release(), "a release needs no space"
+        assert delayed.release(), "a release with a delay needs no space either"
+        for number in range(200):
+            member.delete(f"fill{number}")
+        member.compact()
+        etcdctl(member, "defrag")
+        etcdctl(member, "alarm", "disarm")
+        eventually(lambda: client.lock("other").acquire(wait=0).release())
+        assert client.inspect() == []
+
+
+def test_endless_name_lookup_is_unavailable_within_the_deadline(monkeypatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30) and [])
+    began = time.monotonic()
+    with Client("etcd://etcd.example:2379", call_timeout=0.5) as client, pytest.raises(Unavailable, match="address"):
+        client.lock("job").acquire()
+    assert time.monotonic() - began < 0.5 + 0.5
+    never.set()
+
+
+def test_client_connects_when_one_address_of_a_host_is_silent(monkeypatch, member) -> None:
+    """A listener with a full backlog acts as the address that does not answer."""
+    silent = socket.create_server(("127.0.0.2", member.port), backlog=0)
+    waiting = [socket.socket() for _ in range(3)]
+    for each in waiting:
+        each.setblocking(False)
+        each.connect_ex(silent.getsockname())
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", partial(fake_getaddrinfo, socket.getaddrinfo, found))
+    with Client(f"etcd://etcd.example:{member.port}", call_timeout=2) as client:
+        client.ping()
+    for each in (silent, *waiting):
+        each.close()
+
+
+def fake_getaddrinfo(original, found, host, *args, **kwargs):
+    return found if host == "etcd.example" else original(host, *args, **kwargs)
+
+
+def test_refused_connection_is_unavailable_at_once() -> None:
+    (port,) = free_ports(1)
+    began = time.monotonic()
+    with Client(f"etcd://user:hunter2@127.0.0.1:{port}", call_timeout=5) as client:
+        with pytest.raises(Unavailable) as caught:
+            client.lock("a").acquire()
+        assert "hunter2" not in str(caught.value) + repr(client) + repr(caught.value.__cause__)
+        assert str(port) in str(caught.value)
+    assert time.monotonic() - began < 2, "the client waited although nothing was sent"

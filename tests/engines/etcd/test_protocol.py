@@ -1,21 +1,32 @@
-"""Round trips of header compression and messages; garbled replies."""
+"""HTTP/2, header compression and messages: round trips, unusual framing, servers that send invalid bytes."""
 
 from __future__ import annotations
 
+import os
 import random
-from contextlib import suppress
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.rigs.etcd import EtcdRig
-from leasehold import LeaseholdError, Unavailable
+from leasehold import ConfigError, LeaseholdError, Unavailable
+from leasehold.config import EngineConfig
 from leasehold.engines.etcd import messages
+from leasehold.engines.etcd.grpc import frames
+from leasehold.engines.etcd.grpc.frames import encode_frame
 from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
-from leasehold.engines.etcd.rpc import RpcClient
+from leasehold.engines.etcd.rpc import Login, RpcClient
+from leasehold.engines.etcd.url import parse_url
 from leasehold.model import Gone, Grant
 from leasehold.runtime.base import run_sync
+from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
 
 
@@ -161,3 +172,282 @@ def test_request_larger_than_the_window_is_sent_in_pieces(make_driver) -> None:
     assert len(run_sync(driver.engine.inspect("ü" * 127, "", False, driver.deadline()))) == 90
     for claim in claims:
         assert driver.release(claim)
+
+
+OK_REPLY = encode_frame(frames.HEADERS, 4, 1, b"\x88") + encode_frame(
+    frames.DATA,
+    0,
+    1,
+    frames.encode_message(messages.encode(messages.LeaseTtlResponse(messages.ResponseHeader(1, 7), 5, 9))),
+)
+
+
+END_HEADERS = encode_literal(b"grpc-status", b"0")
+
+
+LEASE_LIFE = messages.LeaseTtlResponse(messages.ResponseHeader(1, 7), 5, 9)
+
+
+class FakeServer:
+    """Reads a request on each connection, sends `replies` and keeps it open; sends `greeting` before the request."""
+
+    def __init__(self, *replies: bytes, greeting: bytes = b"") -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._greeting, self._replies = greeting, replies
+        self.received = b""
+        self._connections: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                connection.sendall(self._greeting)
+                while b"/etcdserverpb" not in self.received:
+                    self.received += connection.recv(65_536)
+                for part in self._replies:
+                    connection.sendall(part)
+                    time.sleep(0.005)
+                connection.settimeout(1)
+                with suppress(TimeoutError):
+                    while data := connection.recv(65_536):
+                        self.received += data
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+        self._thread.join(5)
+
+
+@contextmanager
+def rpc_to(server: FakeServer) -> Iterator[tuple[RpcClient, Threads]]:
+    runtime = Threads()
+    rpc = RpcClient(parse_url(EngineConfig.parse(f"etcd://127.0.0.1:{server.port}", 5.0)), runtime, Login())
+    try:
+        yield rpc, runtime
+    finally:
+        rpc.close()
+        server.close()
+
+
+def call_fake_server(*replies: bytes, seconds: float = 1.0) -> tuple[messages.LeaseTtlResponse, bytes]:
+    server = FakeServer(*replies)
+    with rpc_to(server) as (rpc, runtime):
+        reply = run_sync(rpc.call(messages.LEASE_TTL, messages.LeaseId(5), runtime.now() + seconds))
+        time.sleep(0.05)
+        return reply, server.received
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (OK_REPLY + encode_frame(frames.HEADERS, 5, 1, END_HEADERS),),
+        (*(bytes([byte]) for byte in OK_REPLY), encode_frame(frames.HEADERS, 5, 1, END_HEADERS)),  # byte by byte
+        (
+            OK_REPLY,
+            encode_frame(frames.HEADERS, 1, 1, END_HEADERS[:5]),
+            encode_frame(frames.CONTINUATION, 4, 1, END_HEADERS[5:]),
+        ),
+        (
+            OK_REPLY,
+            encode_frame(frames.HEADERS, 5 | 8 | 32, 1, b"\x03" + bytes(5) + END_HEADERS + bytes(3)),
+        ),  # padded, and with a priority
+        (
+            encode_frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 10)),
+            OK_REPLY,
+            encode_frame(frames.HEADERS, 5, 1, END_HEADERS),
+        ),
+        (encode_frame(77, 0, 0, b"a frame of the future"), OK_REPLY, encode_frame(frames.HEADERS, 5, 1, END_HEADERS)),
+    ],
+)
+def test_valid_reply_is_decoded_in_every_framing(reply: tuple[bytes, ...]) -> None:
+    assert call_fake_server(*reply)[0] == LEASE_LIFE
+
+
+def test_client_acknowledges_settings_and_pings() -> None:
+    ping = encode_frame(frames.PING, 0, 0, b"12345678")
+    _, received = call_fake_server(
+        encode_frame(frames.SETTINGS, 0, 0, b""), ping, OK_REPLY, encode_frame(frames.HEADERS, 5, 1, END_HEADERS)
+    )
+    assert encode_frame(frames.SETTINGS, frames.ACK, 0, b"") in received
+    assert encode_frame(frames.PING, frames.ACK, 0, b"12345678") in received
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        bytes(200),
+        b"\xff" * 200,
+        encode_frame(frames.PUSH_PROMISE, 4, 1, bytes(4)),
+        encode_frame(frames.CONTINUATION, 4, 1, b""),
+        encode_frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"),
+        encode_frame(frames.RST_STREAM, 0, 1, struct.pack(">I", 7)),
+        encode_frame(frames.GOAWAY, 0, 0, bytes(8)),
+        encode_frame(frames.HEADERS, 5, 1, b"\x88"),  # no gRPC status
+        encode_frame(frames.HEADERS, 5, 1, encode_literal(b":status", b"503")),
+        encode_frame(
+            frames.HEADERS,
+            5,
+            1,
+            encode_literal(b"grpc-status", b"14") + encode_literal(b"grpc-message", b"etcdserver: no leader"),
+        ),
+        encode_frame(frames.HEADERS, 4, 1, b"\x88")
+        + encode_frame(frames.HEADERS, 5, 1, END_HEADERS),  # status OK without a message
+        OK_REPLY[:-4] + bytes(4) + encode_frame(frames.HEADERS, 5, 1, END_HEADERS),
+        encode_frame(frames.HEADERS, 4, 1, b"\x88") + encode_frame(frames.DATA, 0, 1, b"\x01" + bytes(4)),  # compressed
+        encode_frame(frames.HEADERS, 4, 1, b"\x88")
+        + encode_frame(frames.DATA, 0, 1, b"\x00\xff\xff\xff\xff"),  # a length of 4 GiB
+        b"",
+    ],
+)
+def test_invalid_reply_is_unavailable_within_the_deadline(reply: bytes) -> None:
+    began = time.monotonic()
+    with pytest.raises(LeaseholdError) as caught:
+        call_fake_server(reply, seconds=0.3)
+    assert isinstance(caught.value, Unavailable)
+    assert time.monotonic() - began < 0.3 + 0.5 + 1.5  # the fake server takes up to 1 s to close
+
+
+COMPLETE_REPLY = OK_REPLY + encode_frame(frames.HEADERS, 5, 1, END_HEADERS)
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    return encode_frame(frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", increment))
+
+
+def test_client_waits_until_a_closed_window_opens(wait_until) -> None:
+    """The client may not send a byte of the message before the window opens; here it opens in steps."""
+    closed_window = encode_frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
+    server = FakeServer(
+        window_update(1, 3), window_update(1, 2), window_update(1, 100), COMPLETE_REPLY, greeting=closed_window
+    )
+    with rpc_to(server) as (rpc, runtime):
+        connection = run_sync(rpc.get_connection(runtime.now() + 5))
+        wait_until(lambda: connection._initial_stream_window == 0)
+        assert run_sync(rpc.call(messages.LEASE_TTL, messages.LeaseId(5), runtime.now() + 2)) == LEASE_LIFE
+        message = frames.encode_message(messages.encode(messages.LeaseId(5)))
+        for offset, size in ((0, 3), (3, 2), (5, len(message) - 5)):
+            piece = encode_frame(frames.DATA, offset == 5, 1, message[offset : offset + size])
+            wait_until(lambda piece=piece: piece in server.received)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (
+            window_update(0, frames.MAX_INT31),
+            window_update(0, frames.MAX_INT31),
+            window_update(1, frames.MAX_INT31),
+            COMPLETE_REPLY,
+        ),  # beyond the largest window
+        (window_update(0, 0), window_update(1, 0), window_update(77, 5), COMPLETE_REPLY),
+        (encode_frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, frames.MAX_INT31) * 200), COMPLETE_REPLY),
+        (encode_frame(frames.PING, 0, 0, bytes(8)) * 2000, COMPLETE_REPLY),
+        (encode_frame(frames.RST_STREAM, 0, 9, bytes(4)) * 500, COMPLETE_REPLY),
+        (
+            OK_REPLY,
+            encode_frame(frames.GOAWAY, 0, 0, struct.pack(">II", 1, 0)),
+            encode_frame(frames.HEADERS, 5, 1, END_HEADERS),
+        ),  # the call may finish
+        (
+            encode_frame(frames.DATA, 8, 9, b"\xff"),
+            COMPLETE_REPLY,
+        ),  # padding longer than the frame, on an unknown stream
+    ],
+)
+def test_unusual_frames_are_harmless(reply: tuple[bytes, ...]) -> None:
+    assert call_fake_server(*reply)[0] == LEASE_LIFE
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        encode_frame(frames.SETTINGS, 0, 0, b"12345"),
+        encode_frame(frames.WINDOW_UPDATE, 0, 0, b"1"),
+        encode_frame(frames.RST_STREAM, 0, 1, b""),
+        encode_frame(frames.GOAWAY, 0, 0, b"123"),
+        encode_frame(frames.DATA, 8, 1, b""),
+        encode_frame(frames.HEADERS, 8, 1, b""),
+        encode_frame(frames.HEADERS, 0, 1, b"\x88") + encode_frame(frames.DATA, 0, 1, b"x"),
+        encode_frame(frames.HEADERS, 0, 1, b"\x88") + encode_frame(frames.CONTINUATION, 0, 3, b""),
+        encode_frame(frames.HEADERS, 0, 1, b"\x88")
+        + encode_frame(frames.CONTINUATION, 0, 1, encode_literal(b"x", bytes(16_000))) * 5,
+        encode_frame(frames.HEADERS, 4, 1, encode_literal(b"x", bytes(70_000))),
+        encode_frame(frames.HEADERS, 4, 1, b"\x3f\xe1\x7f"),  # a table size above the limit
+        encode_frame(frames.HEADERS, 4, 1, b"\x80"),
+        encode_frame(frames.HEADERS, 4, 1, b"\xff\x80\x80\x80\x80\x80\x01"),
+        struct.pack(">I", 1 << 23)[1:] + bytes(6),
+        b"\x00",
+    ],
+)
+def test_unreadable_frame_ends_the_connection_at_once(reply: bytes) -> None:
+    unfinished = reply == b"\x00"  # may still become a complete frame
+    seconds, began = 0.4 if unfinished else 30.0, time.monotonic()
+    with pytest.raises(Unavailable) as caught:
+        call_fake_server(reply, seconds=seconds)
+    assert time.monotonic() - began < seconds + 0.5 + 1.5
+    assert ("HTTP/2" in str(caught.value)) != unfinished, "an invalid frame was not reported at once"
+
+
+def test_header_bomb_costs_little_cpu_time() -> None:
+    """One block of 61,000 bytes, each of which refers to a header of 4,000 bytes in the dynamic table."""
+    learn = b"\x40" + encode_literal(b"x", bytes(4000))[1:]
+    block = learn + b"\xbe" * 61_000
+    pieces = [block[offset : offset + 16_000] for offset in range(0, len(block), 16_000)]
+    reply = encode_frame(frames.HEADERS, 0, 1, pieces[0])
+    reply += b"".join(encode_frame(frames.CONTINUATION, 0, 1, piece) for piece in pieces[1:])
+    began = time.process_time()
+    assert (
+        call_fake_server(reply + encode_frame(frames.CONTINUATION, 4, 1, b""), COMPLETE_REPLY, seconds=5.0)[0]
+        == LEASE_LIFE
+    )
+    assert time.process_time() - began < 2.0
+
+
+def test_trickled_reply_is_unavailable_at_the_deadline() -> None:
+    began = time.monotonic()
+    with pytest.raises(Unavailable):
+        call_fake_server(*(bytes([byte]) for byte in COMPLETE_REPLY[:-1]), seconds=0.5)
+    assert time.monotonic() - began < 0.5 + 0.5 + 1.5
+
+
+def test_server_error_message_is_truncated_and_sanitized() -> None:
+    headers = encode_literal(b"grpc-status", b"7") + encode_literal(
+        b"grpc-message", b"no%0Aroot: all well%1B[2J" + b"x" * 5000
+    )
+    with pytest.raises(ConfigError) as caught:
+        call_fake_server(encode_frame(frames.HEADERS, 5, 1, headers))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 700
+
+
+def test_connection_out_of_stream_ids_is_replaced(make_driver, url) -> None:
+    driver = make_driver(url)
+    driver.release(driver.acquire(driver.claim()))
+    first = driver.engine.rpc._connection
+    first._next_stream_id = frames.MAX_INT31 - 2
+    for _ in range(3):
+        driver.release(driver.acquire(driver.claim()))
+    assert driver.engine.rpc._connection is not first
+
+
+def test_write_to_a_slow_reader_works_on_a_high_file_descriptor() -> None:
+    """The send buffer fills up repeatedly, and the descriptor is above 1,024, where select() fails."""
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with rpc_to(FakeServer()) as (rpc, runtime):
+            connection = run_sync(rpc.get_connection(runtime.now() + 5))
+            assert connection._socket.fileno() > 1024
+            connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            with connection._mutex:
+                connection._write(encode_frame(frames.PING, frames.ACK, 0, bytes(8)) * 60_000)
+            assert connection.failure is None
+    finally:
+        for each in files:
+            os.close(each)

@@ -99,8 +99,6 @@ def test_lease_also_expires_by_its_ttl(name, mode) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- cleanup
-
-
 def test_idle_name_is_removed_by_the_server(url, root, read_tree, wait_until) -> None:
     with Client(url) as client:
         for number in range(20):
@@ -249,3 +247,39 @@ def test_release_of_a_broken_lease_says_that_it_was_over(url, make_driver) -> No
     assert other.release(successor)
     assert not other.release(successor)
     assert one.release(one.acquire(one.claim()))
+
+
+def expect_not_acquired(lock) -> None:
+    with pytest.raises(NotAcquired):
+        lock.acquire()
+
+
+def test_release_without_id_ends_a_queued_claim_but_never_a_grant(url, wait_until, count_waiters, session_of) -> None:
+    with Client(url) as one, Client(url) as two:
+        lease = one.lock("a", ttl=60).acquire()
+        claim_without_id = lease._claim._replace(id="")
+        deadline = one._core.deadline()
+        assert not run_sync(one._core._engine.release(claim_without_id, deadline))
+        lease.renew()
+        thread = threading.Thread(target=expect_not_acquired, args=(two.lock("a", wait=5),))
+        thread.start()
+        wait_until(lambda: count_waiters(one) == 1 and session_of(two).own_nodes)
+        id_hash = next(iter(session_of(two).own_nodes))
+        run_sync(one._core._engine.release(claim_without_id._replace(id_hash=id_hash), deadline))
+        assert two.inspect("a")[0].state == "held"
+        thread.join(10)
+        lease.release()
+
+
+def test_lease_lost_at_max_hold_leaves_no_node(url, wait_until) -> None:
+    """New clients that try once each cannot see how long an unrenewed node has existed, so it must not stay."""
+    with Client(url) as client:
+        lease = client.lock("a", ttl=0.5, max_hold=0.5).acquire()
+        assert lease.wait_lost(5)
+
+        def is_free() -> bool:
+            with Client(url) as newcomer:
+                found = newcomer.lock("a").try_acquire()
+                return found is not None and found.release()
+
+        wait_until(is_free, 10, every=0.2)

@@ -16,6 +16,7 @@ from harness.servers.process import free_ports, program, scratch
 from harness.servers.zookeeper import Zookeeper, class_path
 from leasehold import Client, ConfigError, NotAcquired
 from leasehold.engines.zookeeper import attempt as attempt_module
+from leasehold.engines.zookeeper import nodes
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.rig import Absent
 from leasehold.testing.conformance.suite import rig_or_skip
@@ -97,8 +98,6 @@ def test_base_that_would_lower_tokens_is_refused(data, url, root, kazoo, session
 
 
 # ------------------------------------------------------------------------------------------------ last sequence numbers
-
-
 def test_queue_out_of_sequence_numbers_drains_and_restarts(url, root, kazoo, monkeypatch) -> None:
     monkeypatch.setattr(attempt_module, "LAST_SEQUENCE", 40)
     tokens, failed, stop = [], [], threading.Event()
@@ -198,3 +197,9 @@ def test_real_queue_at_its_last_sequence_numbers_drains_and_restarts(session_of)
         assert tokens == sorted(set(tokens))
     finally:
         server.kill()
+
+
+def test_base_that_is_not_a_number_is_a_config_error():
+    assert nodes.parse_base(b"17") == 17
+    with pytest.raises(ConfigError):
+        nodes.parse_base(b"junk")

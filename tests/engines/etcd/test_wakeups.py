@@ -1,4 +1,4 @@
-"""The threads that read from etcd survive any failure: afterwards the client's waiters are notified again."""
+"""How waiters and holders are notified: the watch stream, its thread, and what happens when they fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import Client
+from leasehold import Client, LeaseLost
 from leasehold.engines.etcd.client_state import EtcdClientState
 from leasehold.engines.etcd.grpc import connect
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
@@ -17,6 +17,7 @@ from leasehold.engines.etcd.rpc import RpcClient
 from leasehold.engines.etcd.watch import Watcher
 
 WATCH_THREAD, CALL_THREAD = "leasehold-etcd-watch", "leasehold-etcd"
+
 
 STEPS: dict[str, tuple[Any, str, int]] = {  # what fails on the thread, and at which call
     "resolve": (RpcClient, "connect_unshared", 1),
@@ -133,3 +134,69 @@ def test_calls_fail_at_once_when_their_reader_fails(function, url, monkeypatch, 
     assert failed.is_set()
     assert "unexpected error" in caplog.text
     assert "ValueError: injected" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["revoke", "delete", "break"])
+def test_holder_is_notified_of_revoke_delete_or_break_within_a_second(url, member, how, claims) -> None:
+    with Client(url) as client, Client(url) as operator:
+        lease = client.lock("job", ttl=60).acquire()
+        lost_event = threading.Event()
+        lease.on_lost(lambda _: lost_event.set())
+        (key,) = claims()
+        began = time.monotonic()
+        if how == "break":
+            assert operator.break_lock("job", token=lease.token)
+        elif how == "delete":
+            member.delete(key)
+        else:
+            member.revoke(claims()[key])
+        assert lost_event.wait(10)
+        assert time.monotonic() - began < 1.0
+        assert lease.lost_reason == "broken"
+        with pytest.raises(LeaseLost):
+            lease.check()
+        operator.lock("job").acquire(wait=5).release()
+
+
+def test_waiter_survives_a_lost_watch_stream(url, proxied_url, proxy, start_waiter) -> None:
+    with Client(url) as holder, Client(proxied_url) as client:
+        lease = holder.lock("job").acquire()
+        waiting = start_waiter(client)
+        for _ in range(3):
+            proxy.reset()
+            time.sleep(0.05)
+        began = time.monotonic()
+        lease.release()
+        assert waiting.wait_granted() - began < 3, "the waiter was not woken before its next re-check"
+
+
+def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, start_waiter, eventually) -> None:
+    """The new watch starts at a revision that was compacted, so the waiter has to re-check."""
+    with Client(url) as holder, Client(proxied_url) as client:
+        lease = holder.lock("job").acquire()
+        waiting = start_waiter(client)
+        mine = client.lock("mine").acquire()
+        time.sleep(0.3)  # by now the client watches its own key
+        proxy.cut()
+        lease.release()
+        for number in range(5):
+            member.put(f"{prefix}noise", str(number))
+        member.compact()
+        began = time.monotonic()
+        proxy.restore()
+        assert waiting.wait_granted() - began < 4
+        assert holder.break_lock("mine", token=mine.token)
+        eventually(lambda: not mine.held, 3)
+
+
+def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eventually) -> None:
+    with Client(proxied_url) as client, Client(url) as operator:
+        for _ in range(3):
+            with client.lock("short"):
+                pass
+        time.sleep(0.2)  # long enough to open a watch stream
+        assert proxy.accepted == 1, "a second connection was opened for a watch"
+        lease = client.lock("job", ttl=60).acquire()
+        eventually(lambda: proxy.accepted == 2, 2)
+        assert operator.break_lock("job", token=lease.token)
+        eventually(lambda: not lease.held, 2)
