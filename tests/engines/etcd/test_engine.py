@@ -10,7 +10,9 @@ from contextlib import suppress
 import pytest
 
 from leasehold import AsyncClient, Client, Mismatch, NotAcquired
-from leasehold.model import Alive, Busy, Gone, Grant
+from leasehold.engines.etcd.queue import Entry, EntryValue
+from leasehold.engines.etcd.release import ReleaseAction, choose_action
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
 from leasehold.runtime.base import run_sync
 
 
@@ -197,3 +199,25 @@ def test_release_of_a_broken_lease_says_that_it_was_over(url, make_driver, event
     assert other.release(successor)
     assert not other.release(successor)
     assert one.release(one.acquire(one.claim(delay=delay)))
+
+
+@pytest.mark.parametrize(
+    ("state", "granted", "changes", "min_hold_left", "action"),
+    [
+        ("cooling", True, {}, 9.0, ReleaseAction.NOTHING),
+        ("held", True, {"token": 8}, 0.0, ReleaseAction.NOTHING),
+        ("held", True, {"id": ""}, 0.0, ReleaseAction.NOTHING),
+        ("waiting", False, {"id": ""}, 0.0, ReleaseAction.DELETE),
+        ("held", True, {"delay": 5.0}, 9.0, ReleaseAction.COOL),
+        ("held", False, {"delay": 5.0}, 9.0, ReleaseAction.RECORD),
+        ("held", True, {"delay": 5.0}, 0.0, ReleaseAction.RECORD),
+        ("released", True, {"delay": 5.0}, 0.0, ReleaseAction.DELETE),
+        ("waiting", False, {"delay": 5.0}, 0.0, ReleaseAction.DELETE),
+        ("held", True, {"token": 7}, 0.0, ReleaseAction.DELETE),
+    ],
+)
+def test_release_action_follows_the_table(state, granted, changes, min_hold_left, action) -> None:
+    value = EntryValue("hash", state, 3, changes.get("delay", 0.0), Holder("x"), 0.0)
+    entry = Entry(b"key", "", "job", "lock", 1, "exclusive", 4, 1, value)
+    claim = Claim("", "job", "id", "hash", Holder("x"), 30.0)._replace(**changes)
+    assert choose_action(entry, claim, granted, min_hold_left) is action

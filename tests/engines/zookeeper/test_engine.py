@@ -14,7 +14,7 @@ import pytest
 
 from harness.rigs.zookeeper import ZookeeperRig
 from leasehold import Client, ConfigError, LeaseLost, NotAcquired, Unsupported
-from leasehold.model import Alive
+from leasehold.model import Alive, Busy, Grant
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.rig import RUNTIMES
@@ -283,3 +283,18 @@ def test_lease_lost_at_max_hold_leaves_no_node(url, wait_until) -> None:
                 return found is not None and found.release()
 
         wait_until(is_free, 10, every=0.2)
+
+
+@pytest.mark.parametrize("shape", [{}, {"kind": "semaphore", "limit": 1}], ids=["lock", "permit"])
+def test_ttl_of_a_waiter_starts_when_it_is_granted(url, make_driver, shape) -> None:
+    """The grant rewrites the waiter's node: until then the node's ttl counts from when the claim was queued, and other
+    clients see a reservation."""
+    one, other = make_driver(url), make_driver(url)
+    held, waiting = one.acquire(one.claim(**shape)), other.claim(queue=True, ttl=5.0, **shape)
+    assert isinstance(other.attempt(waiting), Busy)
+    one.release(held)
+    grant = other.attempt(waiting)
+    assert isinstance(grant, Grant)
+    assert grant.ttl == 5.0
+    (found,) = run_sync(one.engine.inspect("", "", False, one.deadline()))
+    assert (found.state, found.token) == ("held", grant.token)

@@ -1,0 +1,64 @@
+"""What a client does when the interpreter exits, without the exit. `tests/engines/test_exit.py` has real processes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from leasehold import Client
+
+
+@pytest.fixture
+def exiting(wait_until):
+    """Runs what the exit handler does for one client."""
+
+    def run(client: Client) -> None:
+        client._core.withdraw_claims()
+        wait_until(client._core.has_withdrawn)
+
+    return run
+
+
+def test_exit_releases_waiters_and_keeps_leases(exiting, wait_until) -> None:
+    with Client("memory://") as client:
+        lease = client.lock("a").acquire()
+
+        def wait() -> None:
+            with pytest.raises(SystemExit):
+                client.lock("a").acquire()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(lambda: len(client.inspect()) == 2)
+        exiting(client)
+        assert [(found.state, found.token) for found in client.inspect()] == [("held", lease.token)]
+        lease.renew()
+        assert lease.release()
+        wait_until(lambda: not thread.is_alive())
+        assert client.inspect() == []
+
+
+def test_exit_refuses_new_attempts(exiting) -> None:
+    with Client("memory://") as client:
+        exiting(client)
+        with pytest.raises(SystemExit):
+            client.lock("a").acquire()
+        assert client.inspect() == []
+
+
+def test_grant_that_arrives_at_exit_is_given_back(exiting, monkeypatch, wait_until) -> None:
+    """The attempt of a daemon thread was in flight: its lease is neither returned nor left behind."""
+    with Client("memory://") as client:
+        engine = client._core._engine
+        original = engine.attempt
+
+        async def attempt(claim, deadline):
+            reply = await original(claim, deadline)
+            exiting(client)
+            return reply
+
+        monkeypatch.setattr(engine, "attempt", attempt)
+        with pytest.raises(SystemExit):
+            client.lock("a").acquire()
+        wait_until(lambda: client.inspect() == [])
