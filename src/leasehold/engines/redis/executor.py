@@ -1,7 +1,7 @@
 """Runs scripts: retries, redirects, confirmation by replicas.
 
 One loop, `Executor.execute_with_retries`, decides after each sending what to do next. A request was answered, was
-certainly not executed, or may have been executed (`Outcome`). `next_step` is this table:
+refused, or may have been executed (`Outcome`). `next_step` is this table:
 
 | outcome     | because                          | next step                                                        |
 |-------------|----------------------------------|------------------------------------------------------------------|
@@ -10,7 +10,7 @@ certainly not executed, or may have been executed (`Outcome`). `next_step` is th
 | NOT_APPLIED | another server has the name      | send it there, if names can move, until the deadline             |
 | NOT_APPLIED | no server was reached            | the same; with one server, and for a waiter: retry there later   |
 | NOT_APPLIED | the server loads its data        | for a waiter: retry there later, until its `wait` is over        |
-| NOT_APPLIED | anything else                    | raise                                                            |
+| NOT_APPLIED | any other refusal                | raise: a script that failed halfway is never retried             |
 | UNKNOWN     | the connection broke             | repeat it where the name is now, at most three times             |
 | UNKNOWN     | no reply came by the deadline    | raise `Unavailable`                                              |
 
@@ -76,7 +76,7 @@ class Outcome(Enum):
     """What became of a request that was sent once."""
 
     ANSWERED = auto()
-    NOT_APPLIED = auto()  # certainly not executed: the server refused it, or no server was reached
+    NOT_APPLIED = auto()  # refused by the server, or no server was reached
     UNKNOWN = auto()  # executed or not: no reply came, or only one that does not count
 
     @classmethod
