@@ -55,9 +55,9 @@ def test_middleware_refuses_a_blocking_client(http):
         IdempotencyKey(http.Shop(), client)
 
 
-def test_unusable_store_is_raised_as_config_error(http):
+def test_engine_without_records_as_store_is_config_error(http):
     async def work(app, _):
         with pytest.raises(ConfigError):
             await http.post(app)
 
-    http.served(work, store="etcd://nowhere")
+    http.served(work, store="redlock://a,b,c")
