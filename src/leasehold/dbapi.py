@@ -135,19 +135,8 @@ SQLITE: Final = _Sqlite()
 POSTGRESQL: Final = _Postgresql()
 MYSQL: Final = _Mysql()
 
-_BY_NAME: Final[dict[str, Database]] = {
-    "sqlite": SQLITE,
-    "postgresql": POSTGRESQL,
-    "mysql": MYSQL,
-    "mariadb": MYSQL,
-}
-DRIVERS: Final[dict[str, Database]] = {
-    "sqlite3": SQLITE,
-    "aiosqlite": SQLITE,
-    "psycopg": POSTGRESQL,
-    "pymysql": MYSQL,
-    "aiomysql": MYSQL,
-}
+_BY_NAME: Final = {"sqlite": SQLITE, "postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL}
+DRIVERS: Final = {"sqlite3": SQLITE, "aiosqlite": SQLITE, "psycopg": POSTGRESQL, "pymysql": MYSQL, "aiomysql": MYSQL}
 
 
 def database_by_name(name: str) -> Database:
@@ -158,8 +147,7 @@ def database_by_name(name: str) -> Database:
 
 def database_of(connection: object) -> Database | None:
     """The database of the driver that defines the connection's class or a base class; None if it is not known."""
-    packages = _packages(connection)
-    return next((DRIVERS[package] for package in packages if package in DRIVERS), None)
+    return next((DRIVERS[package] for package in _packages(connection) if package in DRIVERS), None)
 
 
 def _packages(thing: object) -> list[str]:
@@ -233,12 +221,15 @@ class Connection:
         if _IN_USE.setdefault(key, mine) is not mine:
             raise ConfigError("another call is using this connection: use one connection for each thread or task")
         try:
-            await self._begin()
+            await self._refuse_open_transaction()
             try:
+                if statement := self.database.begin_statement(self.connection):
+                    await maybe_await((await self.execute(statement, None)).close())
                 yield
                 await maybe_await(self.connection.commit())
-            except BaseException:
-                await self._rollback()
+            except BaseException:  # a cancelled `begin` may have begun anyway, and would keep its locks
+                with suppress(Exception):  # the connection is lost, and so the transaction: raise the first error
+                    await maybe_await(self.connection.rollback())
                 raise
         finally:
             del _IN_USE[key]
@@ -247,23 +238,13 @@ class Connection:
         async with self.transaction():
             return await work()
 
-    async def _begin(self) -> None:
+    async def _refuse_open_transaction(self) -> None:
         await self.database.refresh(self.connection)
         if self.database.in_transaction(self.connection):
             raise ConfigError(
                 "this connection already has an open transaction: commit it first. To fence your own transaction, "
                 "make claim(lease) its first statement"
             )
-        if statement := self.database.begin_statement(self.connection):
-            try:
-                await maybe_await((await self.execute(statement, None)).close())
-            except BaseException:  # if cancelled, it may have begun anyway, and would keep its locks
-                await self._rollback()
-                raise
-
-    async def _rollback(self) -> None:
-        with suppress(Exception):  # the connection is lost, and so the transaction: the first error is the one to raise
-            await maybe_await(self.connection.rollback())
 
 
 # ---------------------------------------------------------------- SQLAlchemy

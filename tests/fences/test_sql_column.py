@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from leasehold import ConfigError, StaleToken, fences
@@ -12,14 +10,6 @@ DATABASES = ("sqlite", "postgresql", "mysql")
 
 
 each_database = pytest.mark.parametrize("database", DATABASES)
-
-
-def read_column(number: Any, column: str) -> Any:
-    cursor = number.connection.cursor()
-    cursor.execute(f"select {column} from {number.table} where id = 1")
-    (found,) = cursor.fetchone()
-    number.connection.commit()
-    return found
 
 
 @each_database
@@ -98,7 +88,7 @@ def test_sql_fences_refuse_names_that_are_not_identifiers(database, name, resour
             call()
     with pytest.raises(ConfigError):
         fences.SQLColumn(number.connection, None)  # type: ignore[arg-type]
-    assert (read_column(number, "v"), read_column(number, "fence")) == (0, None)
+    assert (number.read_column("v"), number.read_column("fence")) == (0, None)
 
 
 @each_database
@@ -114,7 +104,7 @@ def test_sql_column_refuses_to_write_the_fence_column(database, name, resource):
     ):
         with pytest.raises(ConfigError, match="fence column"):
             call()
-    assert (read_column(number, "fence"), read_column(number, "v")) == (9, 1)
+    assert (number.read_column("fence"), number.read_column("v")) == (9, 1)
 
 
 @each_database

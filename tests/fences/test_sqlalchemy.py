@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -14,14 +12,6 @@ DATABASES = ("sqlite", "postgresql", "mysql")
 
 
 each_database = pytest.mark.parametrize("database", DATABASES)
-
-
-def read_column(number: Any, column: str) -> Any:
-    cursor = number.connection.cursor()
-    cursor.execute(f"select {column} from {number.table} where id = 1")
-    (found,) = cursor.fetchone()
-    number.connection.commit()
-    return found
 
 
 @each_database
@@ -101,11 +91,11 @@ def test_alchemy_column_never_lowers_the_fence_column(database, resource):
     ):
         with pytest.raises(ConfigError, match="fence column"), Session(number.engine) as session, session.begin():
             call(fences.AlchemyColumn(session, acct))
-    assert (read_column(number, "fence"), read_column(number, "v")) == (9, 1)
+    assert (number.read_column("fence"), number.read_column("v")) == (9, 1)
     for token, values in enumerate(({"v": 2, "fence": 1}, {acct.fence: 1}, {"fence": acct.fence - 5}), 10):
         with Session(number.engine) as session, session.begin():
             assert fences.AlchemyColumn(session, acct).execute(token, sa.update(acct).values(values)) == 1
-        assert read_column(number, "fence") == token  # the value given for it is ignored
+        assert number.read_column("fence") == token  # the value given for it is ignored
 
 
 @each_database

@@ -58,8 +58,12 @@ class SQLNumber(Number):
         self.connection.commit()
 
     def peek(self) -> int:
+        value: int = self.read_column("v")
+        return value
+
+    def read_column(self, column: str) -> Any:
         cursor = self.connection.cursor()
-        cursor.execute(f"select v from {self.table} where id = 1")
+        cursor.execute(f"select {column} from {self.table} where id = 1")
         (value,) = cursor.fetchone()
         self.connection.commit()
         return value

@@ -9,7 +9,7 @@ A module is imported on first use, so a driver that is not needed is never loade
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final, Protocol, cast
@@ -19,6 +19,7 @@ from leasehold.client.base import BaseClient
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError
 from leasehold.records.store import Record, Store
+from leasehold.records.stores.sql import Table, TransactionStore
 
 __all__ = ["BUILT_IN", "Record", "Store", "open_store", "schema", "within"]
 
@@ -97,8 +98,8 @@ def within(connection: object) -> Store:
     """
     if (database := dbapi.database_of(connection)) is None:
         raise ConfigError(f"within() takes connections of {', '.join(dbapi.DRIVERS)}, not {type(connection).__name__}")
-    factory: Callable[[object], Store] = import_module(f"leasehold.records.stores.{database.name}").within
-    return factory(connection)
+    dialect = import_module(f"leasehold.records.stores.{database.name}").DIALECT
+    return TransactionStore(Table(dialect), connection)
 
 
 def schema(dialect: str) -> str:

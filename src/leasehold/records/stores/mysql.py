@@ -11,7 +11,7 @@ from pymysql.constants import CR, ER
 from leasehold.config import EngineConfig
 from leasehold.dbapi import MYSQL
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
-from leasehold.records.stores.sql import INSERT, TABLE, SqlStore, StoreDialect, Table, TransactionStore
+from leasehold.records.stores.sql import INSERT, TABLE, SqlStore, StoreDialect, Table
 from leasehold.runtime.base import Runtime
 
 OPTIONS: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key"})
@@ -92,7 +92,3 @@ def open(config: EngineConfig, runtime: Runtime) -> MysqlStore:
         "database": unquote(parts.path.strip("/")),
     }
     return MysqlStore({**connect_arguments, **options}, runtime)
-
-
-def within(connection: Any) -> TransactionStore:
-    return TransactionStore(MysqlStore.table, connection)

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 from leasehold.config import EngineConfig
 from leasehold.dbapi import POSTGRESQL
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
-from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table, TransactionStore
+from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table
 from leasehold.runtime.base import Runtime
 
 # The store sets the two that are left out: deadlines are per call, and text is UTF-8.
@@ -107,7 +107,3 @@ def open(config: EngineConfig, runtime: Runtime) -> PostgresqlStore:
     except psycopg.Error:
         raise ConfigError("this postgresql:// URL cannot be read") from None  # psycopg's text would show the password
     return PostgresqlStore(conninfo, runtime)
-
-
-def within(connection: Any) -> TransactionStore:
-    return TransactionStore(PostgresqlStore.table, connection)

@@ -13,7 +13,7 @@ from leasehold.config import EngineConfig
 from leasehold.dbapi import SQLITE
 from leasehold.engines.sqlite import location
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
-from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table, TransactionStore
+from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table
 from leasehold.runtime.base import Runtime
 
 OPTIONS: Final[frozenset[str]] = frozenset()
@@ -72,7 +72,3 @@ def open(config: EngineConfig, runtime: Runtime) -> SqliteStore:
 def open_for_engine(config: EngineConfig, runtime: Runtime) -> SqliteStore:
     """The store of a client whose locks are in the file that this URL names."""
     return SqliteStore(location.resolve_path(config.target) + _RECORDS_SUFFIX, runtime)
-
-
-def within(connection: Any) -> TransactionStore:
-    return TransactionStore(SqliteStore.table, connection)
