@@ -225,7 +225,7 @@ def test_once_accepts_custom_store(client, counting_function):
         {"max_result": True},
         {"request": 5},
         {"store": object()},
-        {"store": "etcd://x"},
+        {"store": "redlock://a,b,c"},
         {"wait": -1},
         {"ttl": 0},
     ],

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import leasehold
-from leasehold import Client, ConfigError, Conflict
+from leasehold import Client, ConfigError, Conflict, Unavailable
 from leasehold.records.stores.memory import MemoryStore
 from leasehold.runtime.threads import Threads
 
@@ -115,3 +115,39 @@ def test_move_raises_conflict_after_twenty_lost_races(client):
 def test_states_must_be_text(client):
     with pytest.raises(ConfigError, match="states must be non-empty strings"):
         client.status("order", {"new": {5}}, "new")
+
+
+# ------------------------------------------------------------------ lost answers
+
+
+class OvertakenStore(MemoryStore):
+    """Loses the answer to the first write, and another client writes before the retry."""
+
+    def __init__(self, interfere) -> None:
+        super().__init__(Threads())
+        self.interfere = interfere
+
+    def write(self, *args):
+        written = super().write(*args)
+        if self.interfere is not None:
+            interfere, self.interfere = self.interfere, None
+            interfere()
+            raise Unavailable("the answer was lost")
+        return written
+
+
+def test_status_move_with_lost_answer_then_overtaken_raises_unavailable(client):
+    """Our move was applied and its answer lost; then another client moved on. It can no longer be known whose move
+    it was."""
+    store = OvertakenStore(lambda: client.status("order", MOVES, "new", store=store).move("shipped"))
+    with pytest.raises(Unavailable, match="order"):
+        client.status("order", MOVES, "new", store=store).move("paid")
+    assert client.status("order", MOVES, "new", store=store).get() == "shipped"
+
+
+def test_status_move_with_lost_answer_is_resolved_if_not_overtaken(client):
+    store = OvertakenStore(lambda: None)
+    status = client.status("order", MOVES, "new", store=store)
+    assert status.move("paid") == "new"
+    with pytest.raises(Conflict):
+        status.move("paid")

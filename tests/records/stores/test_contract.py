@@ -142,7 +142,7 @@ def test_silent_network_is_unavailable_in_time_and_store_reconnects(which, serve
                 began = time.monotonic()
                 with pytest.raises(Unavailable):
                     await call()
-                assert time.monotonic() - began < 2.0 + 1.5
+                assert time.monotonic() - began < 2 + 6, "one call, not one timeout after another"
             path.restore()
             assert await runner.read(key) is not None, "the store reconnects"
 

@@ -1,4 +1,4 @@
-"""Attempts to make a record of `once` or of a status lose information: odd texts, odd records, lost answers."""
+"""What a record of `once` may contain: errors and results that cannot be encoded, records of other versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from leasehold import Client, ConfigError, Conflict, RunFailed, Unavailable
+from leasehold import Client, ConfigError, RunFailed
 from leasehold.core.once import dump, load
 from leasehold.records.access import open_records
 from leasehold.records.store import Record
@@ -69,41 +69,3 @@ def test_once_refuses_invalid_record_without_running(client, data, counting_func
     with pytest.raises(ConfigError, match="not a `once` record"):
         client.once("k", work, store=store)
     assert work.runs == 0
-
-
-# ------------------------------------------------------------------ lost answers
-
-MOVES = {"new": {"paid"}, "paid": {"shipped"}}
-
-
-class OvertakenStore(MemoryStore):
-    """Loses the answer to the first write, and another client writes before the retry."""
-
-    def __init__(self, interfere) -> None:
-        super().__init__(Threads())
-        self.interfere = interfere
-
-    def write(self, *args):
-        written = super().write(*args)
-        if self.interfere is not None:
-            interfere, self.interfere = self.interfere, None
-            interfere()
-            raise Unavailable("the answer was lost")
-        return written
-
-
-def test_status_move_with_lost_answer_then_overtaken_raises_unavailable(client):
-    """Our move was applied and its answer lost; then another client moved on. It can no longer be known whose move
-    it was."""
-    store = OvertakenStore(lambda: client.status("order", MOVES, "new", store=store).move("shipped"))
-    with pytest.raises(Unavailable, match="order"):
-        client.status("order", MOVES, "new", store=store).move("paid")
-    assert client.status("order", MOVES, "new", store=store).get() == "shipped"
-
-
-def test_status_move_with_lost_answer_is_resolved_if_not_overtaken(client):
-    store = OvertakenStore(lambda: None)
-    status = client.status("order", MOVES, "new", store=store)
-    assert status.move("paid") == "new"
-    with pytest.raises(Conflict):
-        status.move("paid")

@@ -1,4 +1,4 @@
-"""Attempts to make a tick run twice or never: lost leases, failures, wrong clocks, names that collide."""
+"""A tick runs once whatever happens to its runner: lost leases, failures, wrong clocks, names that collide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that differ from what their URL suggests, and URLs that contain secrets."""
+"""URLs of stores: their options, their secrets, and servers that are not what the URL suggests."""
 
 import socket
 import threading
@@ -90,4 +90,4 @@ def test_silent_server_is_unavailable_within_call_timeout(scheme, open_runner, k
         began = time.monotonic()
         with pytest.raises(Unavailable):
             runner.run(runner.read(key))
-        assert time.monotonic() - began < 0.5 + 0.5
+        assert time.monotonic() - began < 5, "not the timeout of the driver, but that of the call"
