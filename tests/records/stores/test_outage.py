@@ -20,7 +20,7 @@ from harness.rigs.etcd import EtcdClusterRig, EtcdRig
 from harness.rigs.redis_ha import RedisSentinelRig
 from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig
 from harness.servers.machine import ProxiedMachine
-from harness.servers.redis_ha import SentinelSetup
+from harness.servers.redis_ha import RedisCluster, SentinelSetup
 from leasehold import Client, LeaseholdError
 from tests.records.stores.conftest import ENGINE_STORES
 
@@ -132,6 +132,25 @@ def test_once_has_one_result_through_a_sentinel_failover(paths, seconds):
                 old.start()
 
         run_with_faults(machines, seconds, inject)
-        assert setup.sentinels[0].primary() == setup.replica.port, "there was a fail-over"
+        assert setup.sentinels[0].primary() == setup.replica.port, "there was a failover"
     finally:
         setup.close()
+
+
+@pytest.mark.parametrize("seconds", [LONG])
+def test_once_has_one_result_through_a_cluster_failover(seconds):
+    """A replica is promoted for a third of the slots; the replicas of the others have confirmed every write, too."""
+    cluster = RedisCluster(1.0, replicas=True)
+    try:
+        old = cluster.primaries[0]
+
+        def inject() -> None:
+            if old.running and old.slots():
+                old.kill()
+            elif not old.running and any(replica.slots() for replica in cluster.replicas):
+                old.start()
+
+        run_with_faults([ProxiedMachine(cluster.url("?min_replicas=1"), []) for _ in range(2)], seconds, inject)
+        assert any(replica.slots() for replica in cluster.replicas), "there was a failover"
+    finally:
+        cluster.close()
