@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import make_acl
 
 from harness.rigs import etcd, redis_ha, zookeeper
 from harness.servers.process import poll
@@ -285,6 +286,23 @@ def test_record_created_again_is_not_taken_for_the_old_one(zookeeper_runner, kaz
     monkeypatch.setattr(runner.store, "_read", read_and_create_again)
     assert not run_sync(runner.write(key, record(b"late"), old.version))
     assert run_sync(runner.read(key)) == new
+
+
+@pytest.mark.parametrize("existing", ["", "there"])
+def test_missing_zookeeper_permission_is_a_config_error(zookeeper_runner, kazoo, key, existing):
+    """Of the operations of a transaction that is refused, one has the reason, and the others were rolled back."""
+    first = record()
+    assert run_sync(zookeeper_runner.write(key, first))
+    path = zookeeper_runner.store._path(key)
+    if not existing:
+        kazoo.delete(path, recursive=True)
+    denied = path if existing else path.rpartition("/")[0]
+    kazoo.set_acls(denied, [make_acl("world", "anyone", read=True, admin=True)])
+    try:
+        with pytest.raises(ConfigError, match="does not permit"):
+            run_sync(zookeeper_runner.write(key, record(), first.version if existing else ""))
+    finally:
+        kazoo.set_acls(denied, [make_acl("world", "anyone", all=True)])
 
 
 def test_connection_lost_at_any_step_of_a_write_is_unavailable(zookeeper_runner, kazoo, monkeypatch):

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import Create, Create2, Delete, GetChildren, GetData, SetData, Transaction
 
 from leasehold.engines.zookeeper.attempt import create_root
@@ -98,10 +98,11 @@ class ZookeeperStore(EngineStore):
             errors = [result for result in reply.get() if isinstance(result, Exception)]
             if not errors:
                 return True
-            first = next((error for error in errors if isinstance(error, NoNodeError | NodeExistsError)), None)
-            if first is None:
-                raise map_error(errors[0]) from errors[0]
-            if stored is not None or isinstance(first, NodeExistsError):
+            # The other operations of the transaction have errors, too: they were rolled back, or never begun.
+            cause = next(error for error in errors if not isinstance(error, RolledBackError | RuntimeInconsistency))
+            if not isinstance(cause, NoNodeError | NodeExistsError):
+                raise map_error(cause) from cause
+            if stored is not None or isinstance(cause, NodeExistsError):
                 return False
             await self._create_bucket(path.rpartition("/")[0], deadline)
 
