@@ -28,6 +28,8 @@ ALLOWED = {
     # values
     "model": set(),
     "errors": {"model"},
+    # files that other users may try to swap
+    "files": {"errors"},
     "events": {"model", "errors"},
     # pure decisions
     "core": {"errors", "model"},
@@ -35,7 +37,7 @@ ALLOWED = {
     # the only home of threads and event loops
     "runtime": {"core", "errors", "model"},
     # the engine interface and the engines: never the client
-    "engines": {"config", "core", "errors", "model", "runtime.base", "runtime.net"},
+    "engines": {"config", "core", "errors", "files", "model", "runtime.base", "runtime.net"},
     # SQL through drivers that the caller chose
     "dbapi": {"errors", "runtime.base"},
     # what both APIs share: of the engines, only the interface
@@ -90,6 +92,7 @@ ALLOWED = {
         "engines.etcd.queue",
         "engines.zookeeper.nodes",
         "errors",
+        "files",
         "runtime.base",
     },
     "environment": {"errors"},
@@ -109,6 +112,7 @@ ALLOWED = {
         "engines",
         "errors",
         "fences",
+        "files",
         "model",
         "runtime.base",
     },

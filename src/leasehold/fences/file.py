@@ -11,8 +11,10 @@ import os
 import stat
 from contextlib import suppress
 
+from leasehold import files
+from leasehold.errors import ConfigError
 from leasehold.fences.rules import LeaseLike, to_bytes, token_for_read, token_for_write
-from leasehold.fences.token_file import TokenFile, sync_folder
+from leasehold.fences.token_file import TokenFile
 
 
 class File:
@@ -23,11 +25,10 @@ class File:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, wait: float = 30.0) -> None:
-        self.path = os.path.realpath(path)  # a rename would replace a symbolic link, not what it points to
         self.resource = os.fspath(path)
-        self._folder, name = os.path.split(self.path)
-        self._new_path = os.path.join(self._folder, f".{name}.new")
-        self._token_file = TokenFile(os.path.join(self._folder, f".{name}.fence"))
+        self.path = files.resolve(self.resource)  # a rename would replace a symbolic link, not what it points to
+        self._folder, self._name = os.path.split(self.path)
+        self._token_file = TokenFile(os.path.join(self._folder, f".{self._name}.fence"))
         self._wait = wait
 
     def claim(self, lease: LeaseLike) -> None:
@@ -41,7 +42,7 @@ class File:
         token_info = token_for_read(lease)
         with self._token_file.locked(self._wait) as fd:
             self._token_file.check_and_raise(fd, lease, token_info, self.resource)
-            with open(self.path, "rb") as file:
+            with files.open_folder(self._folder) as folder, open(_open_data(folder, self._name), "rb") as file:
                 return file.read()
 
     def write(self, lease: LeaseLike, data: bytes | str) -> None:
@@ -52,27 +53,33 @@ class File:
             self._replace(body)
 
     def _replace(self, body: bytes) -> None:
-        # All writers use this name, because only the one with the lock gets here. A file left by a crash is unlinked
-        # instead of overwritten, because a backup made of hard links may share it.
-        with suppress(FileNotFoundError):
-            os.unlink(self._new_path)
-        try:
-            old = os.stat(self.path)
-        except FileNotFoundError:
-            old = None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        # 0o600 first: others must not open the file before it has its owner and mode.
-        new = os.open(self._new_path, flags, 0o666 if old is None else 0o600)
-        with open(new, "wb") as file:
-            if old is not None:
-                with suppress(PermissionError):  # only root may change the owner
-                    os.fchown(new, old.st_uid, old.st_gid)
-                os.fchmod(new, stat.S_IMODE(old.st_mode))
-            file.write(body)
-            file.flush()
-            os.fsync(new)
-        os.replace(self._new_path, self.path)
-        sync_folder(self._folder)
+        with files.open_folder(self._folder) as folder:
+            # All writers use this name, because only the one with the lock gets here. A file left by a crash is
+            # unlinked instead of overwritten, because a backup made of hard links may share it.
+            new_name = f".{self._name}.new"
+            with suppress(FileNotFoundError):
+                os.unlink(new_name, dir_fd=folder.fd)
+            old = folder.find(self._name)
+            if old is not None and not stat.S_ISREG(old.st_mode):
+                raise ConfigError(f"{self.path} is not a regular file any more: another user may have replaced it")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            # 0o600 first: others must not open the file before it has its owner and mode.
+            new = os.open(new_name, flags, 0o666 if old is None else 0o600, dir_fd=folder.fd)
+            with open(new, "wb") as file:
+                if old is not None:
+                    with suppress(PermissionError):  # only root may change the owner
+                        os.fchown(new, old.st_uid, old.st_gid)
+                    os.fchmod(new, stat.S_IMODE(old.st_mode))
+                file.write(body)
+                file.flush()
+                os.fsync(new)
+            os.replace(new_name, self._name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+            folder.sync()
 
     def __repr__(self) -> str:
         return f"<File {self.resource}>"
+
+
+def _open_data(folder: files.Folder, name: str) -> int:
+    """The file itself is the application's: it may belong to any user, but must not be a link to another file."""
+    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder.fd)

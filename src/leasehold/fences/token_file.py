@@ -15,6 +15,7 @@ from typing import Final
 
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.fences.rules import NO_TOKEN, LeaseLike, TokenInfo, check_token, parse_highest_token
+from leasehold.files import open_folder
 
 try:
     import fcntl
@@ -30,6 +31,7 @@ class TokenFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._folder, self._name = os.path.split(path)
 
     @contextmanager
     def locked(self, wait: float) -> Iterator[int]:
@@ -72,14 +74,12 @@ class TokenFile:
             os.fsync(fd)
         # The process that created the file may have died before this line, and losing the file would lose the token.
         if highest_token == NO_TOKEN:
-            sync_folder(os.path.dirname(self.path))
+            with open_folder(self._folder) as folder:
+                folder.sync()
 
     def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            return os.open(self.path, flags)
-        except FileNotFoundError:
-            return os.open(self.path, flags | os.O_CREAT, 0o666)  # minus the umask, like any file
+        with open_folder(self._folder) as folder:
+            return folder.open_file(self._name, os.O_RDWR, create=True)
 
 
 def _parse_record(record: bytes, path: str) -> int:
@@ -102,12 +102,3 @@ def _same_file(fd: int, path: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def sync_folder(folder: str) -> None:
-    """Write the names in a folder to disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

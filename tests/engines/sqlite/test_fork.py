@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import threading
@@ -157,6 +158,6 @@ def test_child_forked_inside_a_transaction_is_refused(url, monkeypatch, run_in_f
             with Client(url) as other, pytest.raises(ConfigError, match="forked inside a transaction"):
                 other.ping()
 
-        client._core._engine._connection.run_transaction(lambda db: run_in_fork(child))
+        client._core._engine._connection.run_transaction(lambda db: run_in_fork(child), math.inf)
         with client.lock("a"):
             pass

@@ -15,16 +15,17 @@ import pytest
 
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.sqlite.location import remote_filesystem, resolve_path
+from leasehold.files import Folder
 
 
 def permissions(path: str | Path) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def test_file_and_folder_are_accessible_to_owner_only(tmp_path) -> None:
-    path = tmp_path / "new" / "deep" / "locks.db"
+def test_file_and_sockets_are_accessible_to_owner_only(tmp_path) -> None:
+    path = tmp_path / "new" / "locks.db"
+    path.parent.mkdir()
     with Client(f"sqlite://{path}") as client, client.lock("a"):
-        assert permissions(path.parent.parent) == permissions(path.parent) == 0o700
         assert permissions(path) == permissions(f"{path}-wal") == 0o600
         assert permissions(f"{path}-wakeup") == 0o700
         assert [permissions(entry) for entry in Path(f"{path}-wakeup").iterdir()] == [0o600]
@@ -37,6 +38,7 @@ def test_default_file_is_in_the_state_directory_of_the_user(tmp_path, monkeypatc
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state %41"))
     with Client() as client, client.lock("a"):
         assert (tmp_path / "state %41" / "leasehold" / "locks.db").is_file()
+        assert permissions(tmp_path / "state %41") == permissions(tmp_path / "state %41" / "leasehold") == 0o700
     monkeypatch.setenv("XDG_STATE_HOME", "relative")  # ignored, as the XDG specification requires
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with Client() as client, client.lock("a"):
@@ -51,6 +53,16 @@ def test_url_path_is_resolved(monkeypatch, tmp_path) -> None:
     assert resolve_path("./x.db") == str(tmp_path / "x.db")
     assert resolve_path("../x.db") == str(tmp_path.parent / "x.db")
     assert resolve_path("~/x.db") == "/home/me/x.db"
+
+
+def test_missing_folder_is_refused_with_the_command_to_make_it(tmp_path) -> None:
+    folder = tmp_path / "new folder"
+    with Client(f"sqlite://{folder}/locks.db") as client:
+        with pytest.raises(ConfigError, match="does not exist") as refusal:
+            client.ping()
+        subprocess.run(str(refusal.value).split("`")[1], shell=True, check=True)
+        client.ping()
+    assert permissions(folder) == 0o700
 
 
 @pytest.mark.parametrize("target", ["x.db", ":memory:", "/srv/", "host/x.db"])
@@ -143,7 +155,7 @@ def test_file_damaged_while_lease_is_held_raises_unavailable(path, tmp_path) -> 
 
 
 def test_file_system_without_hard_links_works(path, monkeypatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -158,7 +170,7 @@ def test_file_that_cannot_be_created_raises_matching_error(path, monkeypatch, nu
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(Folder, "new_file", refuse)
     with Client(f"sqlite://{path}", call_timeout=0.2) as client:
         with pytest.raises(error, match=os.strerror(number)):
             client.lock("a").acquire()
@@ -228,3 +240,62 @@ def test_network_file_system_is_refused(path, monkeypatch) -> None:
     monkeypatch.setattr("leasehold.engines.sqlite.location.remote_filesystem", lambda folder: "nfs4")
     with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match=r"nfs4.*local disk"):
         client.lock("a").acquire()
+
+
+def test_hard_link_to_the_file_is_refused(path, child) -> None:
+    """SQLite names the WAL after the path: through a second path the same file had a second WAL and a second holder."""
+    holder = child("hold", f"sqlite://{path}", "a", 60)
+    holder.read_message()
+    os.link(path, f"{path}.too")
+    with Client(f"sqlite://{path}.too") as client, pytest.raises(ConfigError, match="hard link"):
+        client.lock("a").acquire(wait=0)
+    os.unlink(f"{path}.too")
+    with Client(f"sqlite://{path}") as client:
+        assert client.lock("a").try_acquire() is None
+
+
+def test_leftover_link_of_a_killed_creator_is_removed(path) -> None:
+    """A client creates the file under a temporary name and links it. If it is killed in between, that name stays."""
+    with Client(f"sqlite://{path}") as client:
+        client.ping()
+    os.link(path, os.path.join(os.path.dirname(path), ".leasehold-killed"))
+    with Client(f"sqlite://{path}") as client, client.lock("a", wait=0):
+        assert os.stat(path).st_nlink == 1
+
+
+BIND = """
+set -e
+mkdir "$1/real" "$1/view"; : > "$1/real/l.db"; : > "$1/view/l.db"
+mount --bind "$1/real/l.db" "$1/view/l.db"
+exec "$2" -c '
+import sys
+from leasehold import Client, ConfigError
+with Client(f"sqlite://{sys.argv[1]}/view/l.db") as client:
+    try: print(client.lock("a").acquire(wait=0))
+    except ConfigError as error: print(error)
+' "$1"
+"""
+
+
+def test_file_mounted_without_its_folder_is_refused(tmp_path) -> None:
+    """`docker -v locks.db:/data/locks.db` shares the file but not the WAL next to it: two leases were HELD."""
+    if os.getuid() != 0 or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root for a mount of its own")
+    command = ["unshare", "-m", "sh", "-c", BIND, "sh", str(tmp_path), sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "mount its whole folder" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("parts", [["x" * 100] * 6, ["y" * 252]], ids=["long", "long name"])
+def test_too_long_path_raises_config_error(tmp_path, parts) -> None:
+    """It was Unavailable, although a retry never helps: SQLite accepts 512 bytes, suffixes included."""
+    with Client(f"sqlite://{tmp_path}/{'/'.join(parts)}") as client, pytest.raises(ConfigError, match="too long"):
+        client.ping()
+
+
+def test_missing_home_raises_config_error_naming_xdg_state_home(monkeypatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "relative")
+    with pytest.raises(ConfigError, match="XDG_STATE_HOME"):
+        Client()

@@ -11,6 +11,8 @@ import pytest
 
 from leasehold import Client
 from leasehold.core.timing import RESERVATION_TTL
+from leasehold.engines.sqlite import schema
+from tests.support.lock_child import ALLOW_TRIGGERS
 
 
 def boot_time() -> float:
@@ -53,14 +55,16 @@ class GrantRecorder:
         return len(passed_over)
 
 
-def record_grants(url: str, path: str) -> GrantRecorder:
+def record_grants(url: str, path: str, monkeypatch: pytest.MonkeyPatch) -> GrantRecorder:
     with Client(url) as client:
         client.ping()
+    monkeypatch.setenv(ALLOW_TRIGGERS, "1")  # for the children
+    monkeypatch.setattr(schema, "check_schema", lambda db, path: None)
     return GrantRecorder(path)
 
 
-def test_eight_processes_increment_one_file_exclusively(url, path, tmp_path, child) -> None:
-    recorder = record_grants(url, path)
+def test_eight_processes_increment_one_file_exclusively(url, path, tmp_path, child, monkeypatch) -> None:
+    recorder = record_grants(url, path, monkeypatch)
     file = tmp_path / "counter"
     file.write_text("0")
     workers = [child("count", url, "hot", file, 500) for _ in range(8)]
@@ -71,16 +75,16 @@ def test_eight_processes_increment_one_file_exclusively(url, path, tmp_path, chi
     print(f"passed over: {recorder.check_order(4000)} of 4000")
 
 
-def test_thousand_waiters_from_twenty_processes_each_acquire_once(url, path, child, wait_until) -> None:
-    check_many_waiters(url, path, child, wait_until, processes=20, threads=50)
+def test_thousand_waiters_from_twenty_processes_each_acquire_once(url, path, child, wait_until, monkeypatch) -> None:
+    check_many_waiters(url, path, child, wait_until, monkeypatch, processes=20, threads=50)
 
 
-def test_two_hundred_waiters_from_ten_processes_each_acquire_once(url, path, child, wait_until) -> None:
-    check_many_waiters(url, path, child, wait_until, processes=10, threads=20)
+def test_two_hundred_waiters_from_ten_processes_each_acquire_once(url, path, child, wait_until, monkeypatch) -> None:
+    check_many_waiters(url, path, child, wait_until, monkeypatch, processes=10, threads=20)
 
 
-def check_many_waiters(url, path, child, wait_until, processes: int, threads: int) -> None:
-    recorder = record_grants(url, path)
+def check_many_waiters(url, path, child, wait_until, monkeypatch, processes: int, threads: int) -> None:
+    recorder = record_grants(url, path, monkeypatch)
     with Client(url, ttl=120) as client:
         with client.lock("crowd"):
             children = [child("crowd", url, "crowd", threads) for _ in range(processes)]
@@ -110,8 +114,8 @@ def test_waiter_acquires_within_ttl_of_a_killed_holder(url, child) -> None:
     assert second["token"] > first["token"]
 
 
-def test_killed_head_of_the_queue_does_not_delay_next_waiter(url, child, path) -> None:
-    recorder = record_grants(url, path)
+def test_killed_head_of_the_queue_does_not_delay_next_waiter(url, child, path, monkeypatch) -> None:
+    recorder = record_grants(url, path, monkeypatch)
     holder = child("hold", url, "a", 60)
     holder.read_message()
     head, second = (wait_until_queued(child("wait", url, "a", 60)) for _ in range(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tempfile
+import stat
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,14 +13,15 @@ import click
 
 from leasehold.blocking import Lease
 from leasehold.cli.render import busy_text, rounded
-from leasehold.errors import LeaseholdError, NotAcquired
+from leasehold.errors import ConfigError, LeaseholdError, NotAcquired
+from leasehold.files import open_folder
 
 
 class RunResult:
     """Filled in during the run; every key is always present. docs/reference/json.md documents them."""
 
     def __init__(self, namespace: str, name: str, command: list[str], path: str | None) -> None:
-        self._path = None if path is None else os.path.realpath(path)  # a symbolic link stays one
+        self._path = None if path is None else os.path.abspath(path)
         if path is not None:
             _check_path(path)  # now, rather than after an hour of work
         self.end_signal: int | None = None  # the terminating signal that this process received and forwarded
@@ -78,25 +79,33 @@ class RunResult:
         if self._path is None:
             return
         self._facts["ended"] = _now()
-        descriptor, temporary_path = tempfile.mkstemp(dir=os.path.dirname(self._path), prefix=".leasehold-")
+        folder_path, name = os.path.split(self._path)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(self._facts, file)
-                file.write("\n")
-            os.replace(temporary_path, self._path)
-        except BaseException:
-            os.unlink(temporary_path)
-            raise
+            with open_folder(folder_path) as folder, folder.new_file(0o600) as (fd, temporary):
+                with open(fd, "w", encoding="utf-8", closefd=False) as file:
+                    json.dump(self._facts, file)
+                    file.write("\n")
+                os.replace(temporary, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+        except ConfigError as unsafe:  # since the run began, another user has put a link there
+            raise PermissionError(errno.EPERM, str(unsafe)) from None
 
 
 def _check_path(path: str) -> None:
-    if not path or (os.path.exists(path) and not os.path.isfile(path)):
-        raise click.UsageError(f"--result-file {path!r} is not a regular file; choose another path")
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise click.UsageError(f"--result-file {path!r}: its directory does not exist")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+    folder_path, name = os.path.split(os.path.abspath(path))
+    try:
+        with open_folder(folder_path) as folder:
+            found = folder.find(name)
+            if not path or (found is not None and not stat.S_ISREG(found.st_mode)):
+                raise click.UsageError(
+                    f"--result-file {path!r} is not a regular file (a symbolic link is not followed); "
+                    "choose another path"
+                )
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.fd):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder_path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise click.UsageError(f"--result-file {path!r}: its directory does not exist") from None
+    except ConfigError as unsafe:
+        raise click.UsageError(f"--result-file {path!r}: {unsafe}") from None
 
 
 def _now() -> str:

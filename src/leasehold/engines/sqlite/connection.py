@@ -14,8 +14,9 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from leasehold.engines.sqlite import location, schema
 from leasehold.engines.sqlite.boot_clock import BootClock
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 _FORK_TIMEOUT: Final = 5.0  # how long a fork waits for another thread's transaction
 _FILE_CHECK_INTERVAL: Final = 0.1
+_STEPS_BETWEEN_CHECKS: Final = 20_000  # of SQLite's machine, about a millisecond: no usual statement has as many
 _LOCKED_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _CORRUPT_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 _PERMISSION_CODES: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
@@ -52,12 +54,16 @@ class SqliteConnection:
         self._inodes: list[tuple[int, int]] = []  # of the files that were opened: the paths may name others by now
         self._is_synchronous: bool | None = None  # whether each commit waits for the disk
         self._file_check_at = 0.0
+        self._deadline = 0.0  # of the current call
         self._frozen = False
         self._mutex: Mutex = runtime.mutex()
         _CONNECTIONS.add(self)
 
-    def run_transaction(self, job: Callable[[sqlite3.Connection], T], write: bool = True, sync: bool = True) -> T:
-        """Run `job` as one transaction, all or nothing. Raises DatabaseLocked instead of waiting.
+    def run_transaction(
+        self, job: Callable[[sqlite3.Connection], T], deadline: float, *, write: bool = True, sync: bool = True
+    ) -> T:
+        """Run `job` as one transaction, all or nothing. Raises DatabaseLocked instead of waiting, and Unavailable if a
+        statement still runs at the deadline.
 
         `sync=False`: do not wait for the disk. A power cut may undo the transaction until the next one that syncs.
         """
@@ -67,6 +73,7 @@ class SqliteConnection:
             raise Reentered
         with self._mutex:
             try:
+                self._deadline = deadline
                 db = self._ensure_open()
                 self._set_synchronous(db, sync and self.durable)
                 return self._transact(db, job, write)
@@ -91,12 +98,13 @@ class SqliteConnection:
                     db.execute("rollback")
         return answer
 
-    def open(self) -> None:
+    def open(self, deadline: float) -> None:
         """Open the file if it is not open, and check that it is usable. Every transaction does this anyway."""
         if self._mutex.held_by_me():
             raise Reentered
         with self._mutex:
             try:
+                self._deadline = deadline
                 self._ensure_open()
             except sqlite3.Error as error:
                 raise self._map_error(error) from error
@@ -156,6 +164,9 @@ class SqliteConnection:
         # timeout=0: SQLite's own waiting ignores our deadlines. check_same_thread: the mutex ensures that instead.
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
+            # Of a weak reference: the connection would otherwise keep itself alive.
+            db.set_progress_handler(partial(_is_overdue, ref(self)), _STEPS_BETWEEN_CHECKS)
+            db.execute("pragma trusted_schema = off")  # functions in a schema that others wrote must do no harm
             db.execute("pragma page_size = 1024")  # small: SQLite writes whole pages, and a verb changes two rows
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
                 raise ConfigError(
@@ -164,6 +175,7 @@ class SqliteConnection:
                 )
             self._is_synchronous = None
             self._set_synchronous(db, self.durable)
+            schema.check_schema(db, self.path)
             clock_id = self._read_clock_id(db)
             if clock_id != self.boot_clock.clock_id:
                 db.execute("begin immediate")
@@ -195,6 +207,8 @@ class SqliteConnection:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in _LOCKED_CODES:
             return DatabaseLocked()
+        if code == sqlite3.SQLITE_INTERRUPT:
+            return Unavailable(f"{self.path}: a statement was ended at the deadline of its call", engine="sqlite")
         if code in _CORRUPT_CODES:
             return ConfigError(f"{self.path} is not a valid SQLite file ({error}): move it away to start a new one")
         if code in _PERMISSION_CODES and not location.is_writable(self.path):
@@ -239,6 +253,12 @@ class SqliteConnection:
             self._db = None
         self._frozen = False
         self._mutex = self._runtime.mutex()
+
+
+def _is_overdue(connection_ref: ref[SqliteConnection]) -> bool:
+    """Whether SQLite must end the current statement. Without this, a planted file could keep it busy for ever."""
+    connection = connection_ref()
+    return connection is None or connection._runtime.now() >= connection._deadline
 
 
 _CONNECTIONS: WeakSet[SqliteConnection] = WeakSet()

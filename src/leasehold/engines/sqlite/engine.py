@@ -38,6 +38,7 @@ _RETRY_BASE: Final = 0.0003  # about one transaction
 _LONGEST_RETRY: Final = 0.01
 _BATCH: Final = 50  # renewals per transaction: other processes get in between
 _SWEEP_EVERY: Final = 8  # attempts between sweeps, and names per sweep: removes expired names that are not used again
+_FORGET_TIMEOUT: Final = 1.0  # `forget` has no deadline of its own
 _POLL_INTERVAL: Final = 0.2  # how often a client without a wake-up socket polls, on average
 
 
@@ -127,14 +128,14 @@ class SqliteEngine:
         def read(db: sqlite3.Connection) -> list[Holding]:
             return list(holdings(db, self._boot_clock, namespace, prefix, exact))
 
-        return await self._run_with_retry(deadline, self._connection.run_transaction, read, False)
+        return await self._run_with_retry(deadline, partial(self._connection.run_transaction, read, write=False))
 
     async def ping(self, deadline: float) -> None:
         def read(db: sqlite3.Connection) -> None:
             db.execute("select token from lh_meta").fetchone()
 
         # A write transaction, because a verb would have to wait for the write lock too.
-        await self._run_with_retry(deadline, self._connection.run_transaction, read)
+        await self._run_with_retry(deadline, partial(self._connection.run_transaction, read))
 
     def forget(self, claim: Claim) -> None:
         self._registry.remove_waiter(claim.id_hash)
@@ -142,7 +143,7 @@ class SqliteEngine:
             self._refused.discard(claim.id_hash)
         elif self._runtime.blocking:
             try:
-                self._release(claim)
+                self._release(claim, self._runtime.now() + _FORGET_TIMEOUT)
             except (DatabaseLocked, LeaseholdError):
                 self._registry.retry_release(claim)
         else:  # a loop must not wait for the disk; the watchdog's thread may
@@ -160,12 +161,13 @@ class SqliteEngine:
     # ------------------------------------ the same verbs, on a blocking thread
 
     async def _run_with_retry(self, deadline: float, verb: Callable[..., T], *args: object) -> T:
-        """Run the verb, again and again while the file is locked. The last try starts before the deadline."""
+        """Run the verb, which takes the deadline as its last argument, again and again while the file is locked. The
+        last try starts before the deadline."""
         tries, retry_id = 0, object()
         try:
             while True:
                 try:
-                    return await self._runtime.call(verb, *args)
+                    return await self._runtime.call(verb, *args, deadline)
                 except DatabaseLocked:
                     left = deadline - self._runtime.now()
                     if left <= 0:
@@ -182,10 +184,10 @@ class SqliteEngine:
             engine="sqlite",
         )
 
-    def _attempt(self, claim: Claim, in_flight: InFlightAttempt) -> Grant | Busy:
+    def _attempt(self, claim: Claim, in_flight: InFlightAttempt, deadline: float) -> Grant | Busy:
         address = self._wakeup_socket.address
         if claim.queue or not address:
-            self._connection.open()
+            self._connection.open(deadline)
             address = self._wakeup_socket.ensure_bound(self._runtime)
         notifications: Notifications = []
 
@@ -200,13 +202,13 @@ class SqliteEngine:
             return reply
 
         try:
-            reply = self._connection.run_transaction(decide, sync=in_flight.sync)
+            reply = self._connection.run_transaction(decide, deadline, sync=in_flight.sync)
         except NeedsSync:
             in_flight.sync = True
-            reply = self._connection.run_transaction(decide)
-        self._send_notifications(notifications)
+            reply = self._connection.run_transaction(decide, deadline)
+        self._send_notifications(notifications, deadline)
         if in_flight.abandoned:  # the caller's release may have run before this attempt
-            self._release(claim)
+            self._release(claim, deadline)
         return reply
 
     def _attempt_contended(
@@ -229,7 +231,7 @@ class SqliteEngine:
         notifications.extend((claim.namespace, claim.name, notification) for notification in new_notifications)
         return reply
 
-    def _renew(self, claims: Sequence[Claim]) -> list[Alive | Gone]:
+    def _renew(self, claims: Sequence[Claim], deadline: float) -> list[Alive | Gone]:
         if self._wakeup_socket.address and any(not claim.token for claim in claims):
             self._wakeup_socket.ensure_bound(self._runtime)
         notifications: Notifications = []
@@ -242,11 +244,11 @@ class SqliteEngine:
                 for each in claims
             ]
 
-        replies = self._connection.run_transaction(decide, sync=any(claim.token for claim in claims))
-        self._send_notifications(notifications)
+        replies = self._connection.run_transaction(decide, deadline, sync=any(claim.token for claim in claims))
+        self._send_notifications(notifications, deadline)
         return replies
 
-    def _release(self, claim: Claim) -> bool:
+    def _release(self, claim: Claim, deadline: float) -> bool:
         notifications: Notifications = []
 
         def decide(db: sqlite3.Connection) -> bool:
@@ -257,17 +259,17 @@ class SqliteEngine:
             )
             return self._apply(db, notifications, (claim.namespace, claim.name, claim.id_hash), verb)
 
-        ended = self._connection.run_transaction(decide)
-        self._send_notifications(notifications)
+        ended = self._connection.run_transaction(decide, deadline)
+        self._send_notifications(notifications, deadline)
         return ended
 
-    def _break(self, namespace: str, name: str, token: int) -> bool:
+    def _break(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         notifications: Notifications = []
         verb = partial(LockState.break_, token=token)
         broken = self._connection.run_transaction(
-            lambda db: self._apply(db, notifications, (namespace, name, ""), verb)
+            lambda db: self._apply(db, notifications, (namespace, name, ""), verb), deadline
         )
-        self._send_notifications(notifications)
+        self._send_notifications(notifications, deadline)
         return broken
 
     def _apply(
@@ -291,7 +293,7 @@ class SqliteEngine:
                 db, notifications, (namespace, name, ""), lambda lock_state, context: (None, lock_state.sweep(context))
             )
 
-    def _send_notifications(self, notifications: Notifications) -> None:
+    def _send_notifications(self, notifications: Notifications, deadline: float) -> None:
         while notifications:
             namespace, name, notification = notifications.pop(0)
             if (
@@ -307,7 +309,8 @@ class SqliteEngine:
                 self._connection.run_transaction(
                     partial(
                         self._apply, notifications=notifications, key=(namespace, name, notification.id_hash), verb=verb
-                    )
+                    ),
+                    deadline,
                 )
 
 

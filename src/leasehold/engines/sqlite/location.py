@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
-import tempfile
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from leasehold.errors import ConfigError, Unavailable
+from leasehold.files import TEMPORARY_PREFIX, Folder, open_folder
 
 # On these, locks do not work, or are not visible to every machine that can write the file.
 _REMOTE_FILESYSTEMS: Final = frozenset(
@@ -23,7 +23,7 @@ _REMOTE_FILESYSTEMS: Final = frozenset(
     """.split()  # noqa: SIM905  # one item per line would be three times as long
 )
 
-_TEMPORARY_PREFIX: Final = ".leasehold-"
+_COMPANIONS: Final = ("-wal", "-shm", "-journal")  # what SQLite keeps next to a database
 _RESOURCE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO)
 
 
@@ -31,10 +31,7 @@ def resolve_path(target: str) -> str:
     """The absolute path of a URL: `sqlite:///srv/x.db`, `sqlite://./x.db` in the working directory, `sqlite://~/x.db`
     in the home directory, `sqlite://` in the user's state directory."""
     if not target:
-        state = os.environ.get("XDG_STATE_HOME", "")
-        if not os.path.isabs(state):  # the XDG specification says to ignore a relative path
-            state = "~/.local/state"
-        target = f"{state}/leasehold/locks.db"
+        target = f"{_default_folder()}/locks.db"
     if target.startswith("~/"):
         target = os.path.expanduser(target)
         if not os.path.isabs(target):
@@ -51,29 +48,52 @@ def resolve_path(target: str) -> str:
     return os.path.abspath(target)
 
 
+def _default_folder() -> str:
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # the XDG specification says to ignore a relative path
+        state = "~/.local/state"
+    return f"{state}/leasehold"
+
+
 def prepare(path: str) -> None:
     """Create the file, readable by its owner only, if it does not exist. Raises ConfigError if it cannot hold locks,
-    for example on a file system that is not local."""
-    folder = os.path.dirname(path)
+    for example on a file system that is not local, or where another user could swap it.
+
+    The database and its companions are not opened here: closing a descriptor of them would drop the locks that SQLite
+    has on them in this process. Their status is enough, because no other user can swap them in a private folder."""
+    folder_path, name = os.path.split(path)
+    if len(os.fsencode(name)) > 240 or len(os.fsencode(os.path.realpath(path))) > 490:
+        # room for `-journal`; SQLite's own limit is 512
+        raise ConfigError(f"{path} is too long a path for SQLite: choose a shorter one")
     try:
-        _make_folders(folder)
-        if kind := remote_filesystem(folder):
-            raise ConfigError(
-                f"{folder} is on a network or shared file system ({kind}), where SQLite's locks are not reliable: "
-                "choose a path on a local disk, or an engine for several machines"
-            )
-        if not os.path.exists(path):
-            with _removing_leftovers(path):
-                _create(path)
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ConfigError(f"{path} is not a regular file: choose another path")
-        _refuse_second_names(path)
+        if folder_path == os.path.abspath(os.path.expanduser(_default_folder())):
+            _make_folders(folder_path)
+        with _open_folder(folder_path) as folder:
+            if kind := remote_filesystem(folder.path):
+                raise ConfigError(
+                    f"{folder_path} is on a network or shared file system ({kind}), where SQLite's locks are not "
+                    "reliable: choose a path on a local disk, or an engine for several machines"
+                )
+            for suffix in ("", *_COMPANIONS):
+                if (found := folder.find(name + suffix)) is not None:
+                    folder.check_file(name + suffix, found)
+            if folder.find(name) is None:
+                with _removing_leftovers(folder, name):
+                    _create(folder, name)
+            _refuse_second_names(folder, name)
     except BlockingIOError:
         raise
     except OSError as error:
         if error.errno in _RESOURCE_ERRNOS:
             raise Unavailable(f"{path} cannot be created now: {error.strerror}", engine="sqlite") from error
         raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}") from error
+
+
+def _open_folder(path: str) -> Folder:
+    try:
+        return open_folder(path, private=True)
+    except FileNotFoundError:
+        raise ConfigError(f"the folder {path} does not exist: `mkdir -p -m 700 {shlex.quote(path)}`") from None
 
 
 def _make_folders(folder: str) -> None:
@@ -84,83 +104,74 @@ def _make_folders(folder: str) -> None:
             os.mkdir(folder, 0o700)
 
 
-def _create(path: str) -> None:
-    """Create an empty file under another name first: opening and closing the database file itself would drop the locks
-    that SQLite has on it in this process."""
-    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=os.path.dirname(path))  # 0600
-    os.close(handle)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return  # another process created it first
-    except OSError as error:
-        if error.errno in _RESOURCE_ERRNOS:
-            raise
-        os.replace(temporary, path)  # without hard links: another process that creates the file now would lose it
-        return
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+def _create(folder: Folder, name: str) -> None:
+    with folder.new_file() as (_, temporary):
+        try:
+            os.link(temporary, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd, follow_symlinks=False)
+        except FileExistsError:
+            return  # another process created it first
+        except OSError as error:
+            if error.errno in _RESOURCE_ERRNOS:
+                raise
+            # Without hard links: another process that creates the file now would lose it.
+            os.replace(temporary, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
 
 
 @contextmanager
-def _removing_leftovers(path: str) -> Iterator[None]:
+def _removing_leftovers(folder: Folder, name: str) -> Iterator[None]:
     """Remove the log and shared memory of a removed database before a new one is created under its name. Processes that
     still have the old database open use them; the new one must not. Raises BlockingIOError while another process does
     the same.
 
     The log is removed last because it is locked meanwhile: a process must not remove what a faster one has created.
     """
-    real = os.path.realpath(path)
     for locked_suffix in ("-wal", "-shm"):
         with suppress(FileNotFoundError):
-            handle = os.open(real + locked_suffix, os.O_RDONLY | os.O_CLOEXEC)
+            handle = folder.open_file(name + locked_suffix, os.O_RDONLY)
             break
     else:
         yield
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.exists(path) or not os.path.samestat(os.fstat(handle), os.stat(real + locked_suffix)):
-            raise BlockingIOError(errno.EAGAIN, "another process was first", path)
+        locked = folder.find(name + locked_suffix)
+        if folder.find(name) is not None or locked is None or not os.path.samestat(os.fstat(handle), locked):
+            raise BlockingIOError(errno.EAGAIN, "another process was first", name)
         for suffix in ("-shm", "-wal"):
             with suppress(FileNotFoundError):
-                os.unlink(real + suffix)
+                os.unlink(name + suffix, dir_fd=folder.fd)
         yield
     finally:
         os.close(handle)
 
 
-def _refuse_second_names(path: str) -> None:
+def _refuse_second_names(folder: Folder, name: str) -> None:
     """SQLite finds the log by the name of the file: under two names, one file would have two logs and diverge."""
-    real = os.path.realpath(path)
-    folder, name = os.path.split(real)
-    if len(os.fsencode(name)) > 240 or len(os.fsencode(real)) > 490:  # room for `-journal`; SQLite's own limit is 512
-        raise ConfigError(f"{path} is too long a path for SQLite: choose a shorter one")
-    if _is_mount_point(real):
+    path = os.path.join(folder.path, name)
+    if _is_mount_point(path):
         raise ConfigError(f"{path} is mounted as a single file, without its log: mount its whole folder instead")
-    found = os.stat(real)
-    if found.st_nlink > 1:  # for a moment while the file is created, and for ever if its creator was killed then
-        for entry in os.scandir(folder):
-            if entry.name.startswith(_TEMPORARY_PREFIX) and entry.inode() == found.st_ino:
+    found = folder.find(name)
+    if found is not None and found.st_nlink > 1:
+        # For a moment while the file is created, and for ever if its creator was killed then.
+        for entry in os.scandir(folder.path):
+            if entry.name.startswith(TEMPORARY_PREFIX) and entry.inode() == found.st_ino:
                 with suppress(FileNotFoundError):
-                    os.unlink(entry.path)
-        if os.stat(real).st_nlink > 1:
+                    os.unlink(entry.name, dir_fd=folder.fd)
+        found = folder.find(name)
+        if found is not None and found.st_nlink > 1:
             raise ConfigError(f"{path} has a second name (a hard link), which breaks its locks: remove one name")
 
 
 def inodes(path: str) -> list[tuple[int, int]]:
     """The device and inode of the database, its log and its shared memory. Raises OSError if one is missing."""
-    real = os.path.realpath(path)  # where SQLite keeps them, even if `path` is a symbolic link
-    found = [os.stat(real + suffix) for suffix in ("", "-wal", "-shm")]
+    found = [os.stat(path + suffix, follow_symlinks=False) for suffix in ("", "-wal", "-shm")]
     return [(each.st_dev, each.st_ino) for each in found]
 
 
 def inodes_match(path: str, known: list[tuple[int, int]]) -> bool:
     """Whether these files, or as many of them as are known, are still the known ones."""
-    real = os.path.realpath(path)
     try:
-        found = [os.stat(real + suffix) for suffix in ("", "-wal", "-shm")[: len(known)]]
+        found = [os.stat(path + suffix, follow_symlinks=False) for suffix in ("", "-wal", "-shm")[: len(known)]]
     except OSError:
         return False
     return [(each.st_dev, each.st_ino) for each in found] == known

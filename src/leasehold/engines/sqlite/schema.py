@@ -46,6 +46,28 @@ SCHEMA: Final = (
 )
 
 
+def check_schema(db: sqlite3.Connection, path: str) -> None:
+    """Raise ConfigError if anything in the file that concerns our tables is not exactly as we create it: a view in
+    place of a table, or a trigger, would run statements of whoever wrote it in our transactions."""
+    rows = db.execute(
+        "select name, sql from sqlite_schema where (name glob 'lh_*' or tbl_name glob 'lh_*') and sql is not null"
+    ).fetchall()
+    foreign = sorted(name for name, sql in rows if not isinstance(sql, str) or _normalise(sql) not in _EXPECTED)
+    if foreign or len(rows) not in (0, len(SCHEMA)):
+        what = f"{foreign[0]!r} is not" if foreign else "some of its tables are not"
+        raise ConfigError(
+            f"{path} is not a file of Leasehold's: {what} as Leasehold creates it; choose another path, or move the "
+            "file away"
+        )
+
+
+def _normalise(sql: str) -> str:
+    return " ".join(sql.split()).lower()
+
+
+_EXPECTED: Final = frozenset(_normalise(statement) for statement in SCHEMA)
+
+
 def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> None:
     """Inside an immediate transaction: create the tables, and check which clock the times in them belong to.
 

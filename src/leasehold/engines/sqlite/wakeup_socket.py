@@ -11,8 +11,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import select
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -26,6 +28,8 @@ from weakref import ref
 from leasehold.core.queue_entry import Notification
 from leasehold.core.timing import WAITER_TTL, backoff
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.errors import ConfigError
+from leasehold.files import Folder, open_folder
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Mutex, Runtime, log_unexpected
 
@@ -34,6 +38,7 @@ _log = logging.getLogger("leasehold.sqlite")
 _MAX_PATH_BYTES: Final = 100  # of a socket's path; the limit is 103 on macOS, 107 on Linux
 _SEND_TIMEOUT_US: Final = 20_000  # microseconds: a socket buffers ten messages until its client has to read them
 _STALE_AFTER: Final = 60.0  # a socket accepts messages only a moment after its file appears: keep young files
+_ADDRESS: Final = re.compile("[0-9a-f]{17,}")  # a client's id and the number of the socket
 _UNREACHABLE_ERRNOS: Final = (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK, errno.ENOTDIR)
 
 
@@ -41,7 +46,7 @@ class WakeupSocket:
     """A client's receiving socket, and its way to send to other clients. Shared by its two engine instances."""
 
     def __init__(self, path: str, runtime: Runtime, registry: ClaimRegistry) -> None:
-        self._folder = f"{os.path.realpath(path)}-wakeup"  # the same for all, even if they use symbolic links
+        self._folder = f"{path}-wakeup"
         self.database_path = path
         self._runtime, self._registry_ref = runtime, ref(registry)
         self._mutex: Mutex = runtime.mutex()  # for the receiving socket
@@ -115,14 +120,15 @@ class WakeupSocket:
             try:
                 # Set at once: a child forked from here on must find its copy, to close it.
                 self._socket = sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-                self._make_folder()
-                address = self._choose_address(address)
-                sock.bind(self._short_path(address))
-                self._copy_permissions(self._socket_path(address), os.stat(self.database_path))
-                self._remove_stale_sockets()
+                with self._open_folder() as folder:
+                    address = self._choose_address(address)
+                    sock.bind(self._short_path(address))
+                    self._set_socket_mode(folder, address)
+                    self._remove_stale_sockets(folder)
                 self._stop_flag = []
                 runtime.start_thread(_make_listener(sock, self._registry_ref, self._stop_flag), "leasehold-wakeup")
-            except (OSError, RuntimeError) as error:  # RuntimeError: the thread could not be started
+            # RuntimeError: the thread could not be started. ConfigError: the folder is not ours.
+            except (OSError, RuntimeError, ConfigError) as error:
                 failed_socket, self._socket = self._socket, None
                 if failed_socket is not None:
                     with suppress(OSError):
@@ -138,19 +144,37 @@ class WakeupSocket:
             for id_hash, _ in snapshot_items(registry.waiting):
                 registry.on_notification("head", id_hash, 0.0, None)
 
-    def _make_folder(self) -> None:
-        if not os.path.isdir(self._folder):
-            with suppress(FileExistsError):
-                os.mkdir(self._folder, 0o700)
-                self._copy_permissions(self._folder, os.stat(self.database_path), is_folder=True)
+    def _open_folder(self) -> Folder:
+        """The folder of the sockets, created if it is missing, with the group of the database if that is shared."""
+        parent_path, name = os.path.split(self._folder)
+        with open_folder(parent_path, private=True) as parent:
+            try:
+                os.mkdir(name, 0o700, dir_fd=parent.fd)
+            except FileExistsError:
+                return parent.open_folder(name)
+            folder = parent.open_folder(name)
+            database = os.stat(self.database_path, follow_symlinks=False)
+            if database.st_mode & 0o060 == 0o060:
+                with suppress(PermissionError):  # this user is not in the group, so the group gets no access
+                    os.fchown(folder.fd, -1, database.st_gid)
+                    os.fchmod(folder.fd, 0o2770)  # sockets in it get the same group
+            return folder
 
-    def _copy_permissions(self, path: str, file_stat: os.stat_result, is_folder: bool = False) -> None:
-        """Give `path` the permissions of the database file."""
-        mode = file_stat.st_mode & 0o666
-        if mode & 0o060 and os.stat(path).st_gid != file_stat.st_gid:
-            with suppress(PermissionError):  # this user is not in the group, so the group gets no access
-                os.chown(path, -1, file_stat.st_gid)
-        os.chmod(path, mode | (mode & 0o444) >> 2 if is_folder else mode)
+    def _set_socket_mode(self, folder: Folder, address: str) -> None:
+        """Let the group of a shared folder send to this socket, and no other user. Changed by a descriptor, because
+        another member of the group could replace the name by a link."""
+        mode = 0o660 if stat.S_IMODE(os.fstat(folder.fd).st_mode) & 0o020 else 0o600
+        if sys.platform != "linux":
+            os.chmod(self._socket_path(address), mode, follow_symlinks=False)
+            return
+        fd = os.open(address, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+                raise OSError(errno.ESTALE, "the folder of the sockets was replaced", self._folder)
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+        finally:
+            os.close(fd)
 
     def _choose_address(self, name: str) -> str:
         """A name in the folder, so that every process finds it through its own path; else a short absolute path."""
@@ -158,7 +182,9 @@ class WakeupSocket:
             return name
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         folder = os.path.join(base, f"leasehold-{os.getuid()}-{sha256(os.fsencode(self._folder)).hexdigest()[:8]}")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        open_folder(folder, private=True).close()  # refuses one that another user made
         return os.path.join(folder, name)
 
     def _socket_path(self, address: str) -> str:
@@ -169,7 +195,7 @@ class WakeupSocket:
         if len(os.fsencode(path)) <= _MAX_PATH_BYTES or sys.platform != "linux":
             return path
         if self._folder_fd < 0:
-            self._folder_fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._folder_fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._folder_fd}/{address}"
 
     def _sender_sockets(self) -> tuple[socket.socket, socket.socket]:
@@ -186,13 +212,15 @@ class WakeupSocket:
             sender.close()
         return senders
 
-    def _remove_stale_sockets(self) -> None:
-        """Remove the socket files of killed processes."""
-        for entry in list(os.scandir(self._folder))[:200]:
-            with suppress(OSError):
-                is_stale = time.time() - entry.stat(follow_symlinks=False).st_ctime > _STALE_AFTER
-                if is_stale and not self.is_reachable(entry.name):
-                    os.unlink(entry.path)
+    def _remove_stale_sockets(self, folder: Folder) -> None:
+        """Remove the sockets that killed processes of this user left behind, and nothing else."""
+        for name in os.listdir(folder.fd)[:200]:
+            found = folder.find(name) if _ADDRESS.fullmatch(name) else None
+            if found is None or not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            if time.time() - found.st_ctime > _STALE_AFTER and not self.is_reachable(name):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder.fd)
 
     def _unbind(self, forked: bool = False) -> None:
         sock, self._socket, address, self.address = self._socket, None, self.address, ""

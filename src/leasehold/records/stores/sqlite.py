@@ -7,6 +7,7 @@ our table: the journal mode is up to the file's owner.
 from __future__ import annotations
 
 import sqlite3
+import time
 from typing import Any, Final
 
 from leasehold.config import EngineConfig
@@ -51,9 +52,13 @@ class SqliteStore(SqlStore):
             location.prepare(self._path)
         except BlockingIOError as error:
             raise Unavailable(f"another process is creating {self._path}", engine="sqlite") from error
-        return sqlite3.connect(self._path, timeout=seconds, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=seconds, isolation_level=None, check_same_thread=False)
+        connection.execute("pragma trusted_schema = off")  # functions in a schema that others wrote must do no harm
+        return connection
 
     def set_timeout(self, connection: Any, seconds: float) -> None:
+        deadline = time.monotonic() + seconds  # for a statement that never ends, such as one on a planted view
+        connection.set_progress_handler(lambda: time.monotonic() >= deadline, 20_000)
         connection.execute(f"pragma busy_timeout = {int(seconds * 1000)}")
 
     def map_error(self, error: Exception) -> LeaseholdError | None:

@@ -1,0 +1,302 @@
+"""Other users of the machine: files that they plant, links that they make, and one file that several users share.
+
+The tests with a second user need root: they give files to another uid, or run code as one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from leasehold import Client, ConfigError, Unavailable
+
+STRANGER, GROUP = 65533, 65532
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as a second user")
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that every user may write, as /tmp is: world-writable and sticky."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o1777)
+        yield Path(folder)
+
+
+def plant_link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+    os.lchown(path, STRANGER, STRANGER)
+
+
+def run_once(folder: Path) -> ConfigError | None:
+    """What `leasehold run` does with the file in this folder. Returns the refusal."""
+    try:
+        with Client(f"sqlite://{folder}/locks.db", call_timeout=2) as client, client.lock("a", wait=0):
+            return None
+    except ConfigError as refusal:
+        return refusal
+
+
+# ------------------------------------------------------------ planted links
+
+
+@needs_root
+@pytest.mark.parametrize("sticky", [True, False])
+def test_planted_socket_folder_removes_no_files_elsewhere(shared_folder, tmp_path, monkeypatch, sticky) -> None:
+    """A stranger made `locks.db-wakeup` a link: the sweep of old sockets removed every old file behind it."""
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    old_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    old_socket.bind(str(tmp_path / "0123456789abcdef1"))
+    old_socket.close()
+    monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket._STALE_AFTER", -1.0)
+    if not sticky:
+        os.chmod(shared_folder, 0o700)
+    plant_link(shared_folder / "locks.db-wakeup", tmp_path)
+    assert run_once(shared_folder) is not None or not sticky
+    assert sorted(os.listdir(tmp_path)) == ["0123456789abcdef1", "precious"]
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o1777, 0o700])
+def test_planted_link_as_database_removes_no_log_elsewhere(shared_folder, tmp_path, mode) -> None:
+    """A dangling `locks.db -> x` removed the victim's `x-wal`, as the leftover of a removed database."""
+    (tmp_path / "x-wal").write_text("the log of another database")
+    os.chmod(shared_folder, mode)
+    plant_link(shared_folder / "locks.db", tmp_path / "x")
+    assert run_once(shared_folder) is not None
+    assert os.listdir(tmp_path) == ["x-wal"]
+
+
+def test_sweep_removes_only_sockets_of_this_user(url, path, monkeypatch) -> None:
+    monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket._STALE_AFTER", -1.0)
+    folder = Path(f"{path}-wakeup")
+    folder.mkdir(0o700)
+    (folder / "0123456789abcdef1").touch()
+    (folder / "notes").mkdir()
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    dead.bind(str(folder / "fedcba98765432101"))
+    dead.close()
+    foreign = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    foreign.bind(str(folder / "app.sock"))
+    foreign.close()
+    with Client(url) as client, client.lock("a", wait=0):
+        pass
+    assert sorted(os.listdir(folder)) == ["0123456789abcdef1", "app.sock", "notes"]
+
+
+def test_database_file_does_not_contain_the_claim_id(url, path) -> None:
+    with Client(url) as client, client.lock("a") as lease:
+        secret = lease._claim.id.encode()
+        assert all(secret not in Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal"))
+
+
+def test_sockets_belong_to_the_group_of_the_file(monkeypatch) -> None:
+    """Each socket had its creator's group, so users who share a file by its group could not write to each other's
+    sockets. Every hand-off between two users took until the waiter's next poll, up to 5 s."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to give a file to another group")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "locks.db")
+        Path(path).touch(0o660)
+        os.chmod(path, 0o660)
+        os.chown(path, -1, 7777)
+        with Client(f"sqlite://{path}") as client, client.lock("a"):
+            socket_folder = Path(f"{path}-wakeup")
+            assert {(entry.stat().st_gid, entry.stat().st_mode & 0o777) for entry in socket_folder.iterdir()} == {
+                (7777, 0o660)
+            }
+            assert (socket_folder.stat().st_gid, socket_folder.stat().st_mode & 0o777) == (7777, 0o770)
+
+
+# ------------------------------------------------------ files of other users
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["locks.db", "locks.db-wal", "locks.db-shm", "locks.db-journal"])
+def test_file_of_another_user_is_refused(tmp_path, name) -> None:
+    (tmp_path / name).touch(0o666)
+    os.chown(tmp_path / name, STRANGER, STRANGER)
+    assert f"{tmp_path}/{name} belongs to user {STRANGER}" in str(run_once(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["locks.db", "locks.db-wal", "locks.db-shm", "locks.db-journal"])
+def test_file_that_is_a_link_is_refused(tmp_path, name) -> None:
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    assert "is a symbolic link" in str(run_once(tmp_path))
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_file_that_every_user_can_write_is_refused(path, tmp_path) -> None:
+    Path(path).touch()
+    os.chmod(path, 0o666)
+    assert f"chmod o-w {path}" in str(run_once(tmp_path))
+
+
+@needs_root
+@pytest.mark.parametrize("level", [0, 1])
+def test_folder_that_another_user_owns_is_refused(tmp_path, level) -> None:
+    folder = tmp_path / "theirs" / "ours"
+    folder.mkdir(parents=True)
+    os.chown((folder, folder.parent)[level], STRANGER, STRANGER)
+    assert f"belongs to user {STRANGER}, who could replace" in str(run_once(folder))
+    assert not os.listdir(folder)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_folder_that_every_user_can_write_is_refused(tmp_path, mode) -> None:
+    """SQLite opens its log and journal by name: in /tmp itself, another user could make these first."""
+    os.chmod(tmp_path, mode)
+    assert "can be written by every user" in str(run_once(tmp_path))
+    (tmp_path / "ours").mkdir(0o700)
+    assert (run_once(tmp_path / "ours") is None) == (mode == 0o1777)  # the sticky bit keeps others from renaming it
+
+
+@needs_root
+def test_folder_through_a_link_of_another_user_is_refused(shared_folder, tmp_path) -> None:
+    plant_link(shared_folder / "jobs", tmp_path)
+    assert f"is a symbolic link that user {STRANGER} could change" in str(run_once(shared_folder / "jobs"))
+    os.lchown(shared_folder / "jobs", 0, 0)
+    assert run_once(shared_folder / "jobs") is None
+
+
+@needs_root
+def test_state_directory_of_another_user_is_refused(tmp_path, monkeypatch) -> None:
+    """`sudo` may keep HOME: root would use a file that the user can replace."""
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", STRANGER, STRANGER)
+    with Client() as client, pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
+        client.ping()
+
+
+@needs_root
+def test_planted_socket_folder_makes_clients_poll(tmp_path) -> None:
+    folder = tmp_path / "locks.db-wakeup"
+    folder.mkdir()
+    os.chown(folder, STRANGER, STRANGER)
+    with Client(f"sqlite://{tmp_path}/locks.db") as one, Client(f"sqlite://{tmp_path}/locks.db") as two:
+        lease = one.lock("a").acquire()
+        threading.Timer(0.2, lease.release).start()
+        with two.lock("a", wait=30):
+            assert not os.listdir(folder)
+
+
+# --------------------------------------------------------- planted schemas
+
+ENDLESS = "with recursive n (x) as (select 1 union all select x + 1 from n) select x from n"
+PLANTED = {
+    "view": f"drop table lh_meta; create view lh_meta as {ENDLESS}",
+    "trigger": f"create trigger t before insert on lh_grant begin insert into junk {ENDLESS}; end",
+    "column": "alter table lh_waiter add column extra integer default 7",
+    "missing": "drop table lh_queue",
+    "index": "create unique index mine on lh_grant (name)",
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_schema_that_is_not_ours_is_refused(url, path, kind) -> None:
+    """A view or trigger that never ends kept `leasehold run -n` busy for ever."""
+    with Client(url) as client:
+        client.ping()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.executescript(f"create table junk (x); {PLANTED[kind]}")
+    db.close()
+    with Client(url, call_timeout=1) as client, pytest.raises(ConfigError, match="not a file of Leasehold's"):
+        client.lock("a").acquire(wait=0)
+
+
+def test_statement_is_ended_at_the_deadline(url) -> None:
+    with Client(url, call_timeout=0.3) as client:
+        client.ping()
+        connection = client._core._engine._connection
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="ended at the deadline"):
+            connection.run_transaction(
+                lambda db: db.execute(f"select count(*) from ({ENDLESS})").fetchone(), client._core.runtime.now() + 0.3
+            )
+        assert 0.2 < time.monotonic() - began < 30
+        with client.lock("a", wait=0):
+            pass
+
+
+def test_schema_of_others_is_not_trusted(url) -> None:
+    with Client(url) as client:
+        client.ping()
+        assert client._core._engine._connection._db.execute("pragma trusted_schema").fetchone() == (0,)
+
+
+# ------------------------------------------------- one file for several users
+
+MEMBER = """
+import os, sys, tempfile
+from leasehold import Client, LeaseholdError
+url, uid, groups, action = sys.argv[1], int(sys.argv[2]), [int(g) for g in sys.argv[3].split(",") if g], sys.argv[4]
+with tempfile.TemporaryDirectory() as folder, Client(f"sqlite://{folder}/x") as client, client.lock("a"):
+    pass  # loads all modules: another user may not read where they are
+os.umask(0o077)
+os.setgroups(groups); os.setgid(uid); os.setuid(uid)
+try:
+    with Client(url, ttl=60, call_timeout=5) as client:
+        with client.lock("job", wait=30 if action == "wait" else 0) as lease:
+            print(lease.token, flush=True)
+            if action == "hold":
+                sys.stdin.readline()
+except LeaseholdError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+def start_member(url: str, uid: int, groups: str, action: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MEMBER, url, str(uid), groups, action]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=60)
+    assert not err
+    return out.strip()
+
+
+def check_access(folder: Path) -> None:
+    """The group has access to everything in the folder, and no other user has."""
+    for entry in folder.rglob("*"):
+        expected = 0o770 if entry.is_dir() else 0o660
+        assert (entry.stat().st_gid, stat.S_IMODE(entry.stat().st_mode) & 0o777) == (GROUP, expected), entry
+
+
+@needs_root
+def test_two_users_of_a_group_share_one_file(wait_until) -> None:
+    """As docs/how-to/share-a-file.md says: `install -d -o root -g GROUP -m 2770 FOLDER`."""
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        folder = Path(parent, "locks")
+        folder.mkdir()
+        os.chown(folder, 0, GROUP)
+        os.chmod(folder, 0o2770)
+        url = f"sqlite://{folder}/locks.db"
+        holder = start_member(url, 64001, str(GROUP), "hold")
+        first = int(holder.stdout.readline())
+        refused = finish(start_member(url, 64002, str(GROUP), "try"))
+        assert refused.startswith("NotAcquired")
+        waiter = start_member(url, 64002, str(GROUP), "wait")
+        with Client(url) as root:
+            wait_until(lambda: [holding.state for holding in root.inspect()] == ["held", "waiting"])
+            check_access(folder)  # of the sockets too: each user can notify the other
+            holder.stdin.write("\n")
+            assert finish(holder) == ""
+            assert int(finish(waiter)) > first
+        stranger = finish(start_member(url, 64003, "", "try"))
+        assert stranger.startswith("ConfigError")
+        check_access(folder)
