@@ -95,7 +95,7 @@ ALLOWED = {
         "files",
         "runtime.base",
     },
-    "environment": {"errors"},
+    "environment": {"config", "core", "errors"},
     # short public paths to names defined elsewhere
     "asgi": {"http"},
     "stores": {"records"},

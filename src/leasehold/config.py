@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -20,6 +21,17 @@ from leasehold.model import Traits
 T = TypeVar("T")
 
 URL_VARIABLE: Final = "LEASEHOLD_URL"
+# Other names of a scheme, as other libraries write them.
+_SCHEME_ALIASES: Final = {
+    "postgres": "postgresql",
+    "postgresql+psycopg": "postgresql",
+    "mysql+pymysql": "mysql",
+    "mariadb+pymysql": "mariadb",
+    "valkey": "redis",
+    "valkeys": "rediss",
+}
+_SCHEMES_WITHOUT_CREDENTIALS: Final = frozenset({"memory", "sqlite"})
+
 DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks do not exclude other users
 
 
@@ -45,26 +57,42 @@ class EngineConfig:
 
     @classmethod
     def parse(cls, url: str, call_timeout: float) -> EngineConfig:
-        if not isinstance(url, str) or "://" not in url:
+        """Split a URL. No part of one that cannot be parsed is shown: a character of the password that was not escaped
+        may have made any part of it something else."""
+        if not isinstance(url, str) or not (found := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", url, re.DOTALL)):
             raise ConfigError('an engine URL looks like "memory://" or "redis://host:6379/0"; this one has no "://"')
-        scheme, _, remainder = url.partition("://")
+        scheme, remainder = _SCHEME_ALIASES.get(found[1].lower(), found[1].lower()), found[2]
+        if not remainder.isprintable() or (
+            scheme not in _SCHEMES_WITHOUT_CREDENTIALS and _has_unescaped_characters(remainder)
+        ):
+            raise ConfigError(
+                f"this {scheme}:// URL has a character that must be percent-encoded, perhaps in its password: "
+                "write @ as %40, / as %2F, ? as %3F, # as %23, [ as %5B, ] as %5D, % as %25"
+            )
         try:
             query = urlsplit(f"//{remainder}").query
             pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-        except ValueError as bad:
-            raise ConfigError(f"the options of this {scheme}:// URL cannot be parsed: {bad}") from None
+        except ValueError:
+            raise ConfigError(
+                f"the options of this {scheme}:// URL cannot be parsed: they are written ?name=value&name=value"
+            ) from None
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):
             raise ConfigError(f"an option is given twice in this {scheme}:// URL")
         target = unquote(remainder.partition("?")[0])
-        return cls(url, scheme.lower(), target, MappingProxyType(dict(pairs)), call_timeout)
+        return cls(f"{scheme}://{remainder}", scheme, target, MappingProxyType(dict(pairs)), call_timeout)
 
     def accept(self, **converters: Callable[[str], T]) -> dict[str, T]:
-        """The URL's options after conversion. An unknown option is a ConfigError that lists the known ones."""
-        for name in self.options:
+        """The URL's options after conversion. An unknown option is a ConfigError that lists the known ones.
+
+        The ValueErrors of converters are shown, so their texts must not contain the value."""
+        for number, name in enumerate(self.options, 1):
             if name not in converters:
                 known = ", ".join(sorted(converters)) or "none"
-                raise ConfigError(f"{self.scheme}:// has no option {name!r}; known options: {known}")
+                raise ConfigError(
+                    f"option {number} of this {self.scheme}:// URL does not exist{did_you_mean(name, converters)}; "
+                    f"known options: {known}"
+                )
         found = {}
         for name, text in self.options.items():
             try:
@@ -72,6 +100,28 @@ class EngineConfig:
             except ValueError as bad:
                 raise ConfigError(f"the option {name} of this {self.scheme}:// URL: {bad}") from None
         return found
+
+
+def _has_unescaped_characters(remainder: str) -> bool:
+    """Whether what follows `scheme://` has a delimiter of URLs where only a password would have one."""
+    authority = re.split("[/?#]", remainder, maxsplit=1)[0]
+    userinfo, _, _ = authority.rpartition("@")
+    return "#" in remainder or "@" in remainder[len(authority) :] or any(char in userinfo for char in "@[]")
+
+
+def did_you_mean(name: str, known: Iterable[str], form: str = "{}") -> str:
+    """` (did you mean x?)` if a known name is similar. Shows nothing of the given name."""
+    from difflib import get_close_matches  # only here: it would slow `import leasehold` down
+
+    similar = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {form.format(similar[0])}?)" if similar else ""
+
+
+def parse_yes_no(text: str) -> bool:
+    """For options of URLs."""
+    if text not in ("yes", "no"):
+        raise ValueError("must be yes or no")
+    return text == "yes"
 
 
 @dataclass(frozen=True, slots=True)

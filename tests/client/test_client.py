@@ -12,6 +12,7 @@ import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
 from leasehold.client import base as client_base
+from leasehold.config import EngineConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -37,10 +38,12 @@ def test_namespaces_are_isolated(bench) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("redys://h", r"no engine for redys://; known: .*memory://"),
+        ("redys://h", r"no engine for redys:// \(did you mean redis://\?\); known: .*memory://"),
         ("nonsense", "has no"),
         (7, "has no"),
-        ("memory://?durable=yes", "has no option 'durable'; known options: none"),
+        ("memory://?durable=yes", "option 1 of this memory:// URL does not exist; known options: none"),
+        ("sqlite://?durably=yes", r"option 1 of this sqlite:// URL does not exist \(did you mean durable\?\)"),
+        ("p@ss://word", "an engine URL looks like"),
         ("memory://?x=1&x=2", "given twice"),
         ("memory://?;;", "cannot be parsed"),
     ],
@@ -259,3 +262,22 @@ def test_collected_client_core_is_removed_from_fork_registry() -> None:
     del client
     gc.collect()
     assert key not in client_base._CORES or client_base._CORES[key]() is None
+
+
+@pytest.mark.parametrize(
+    ("alias", "scheme"),
+    [
+        ("postgres", "postgresql"),
+        ("postgresql+psycopg", "postgresql"),
+        ("mysql+pymysql", "mysql"),
+        ("mariadb+pymysql", "mariadb"),
+        ("valkey", "redis"),
+        ("valkeys", "rediss"),
+        ("REDIS", "redis"),
+    ],
+)
+def test_schemes_of_other_libraries_are_accepted(alias, scheme):
+    config = EngineConfig.parse(f"{alias}://user:pw@host:1/2", 5.0)
+    assert config == EngineConfig.parse(f"{scheme}://user:pw@host:1/2", 5.0)
+    with Client(f"{alias}://user:pw@host:1/2") as client:  # connects when it is used
+        assert client._core.config.scheme == scheme

@@ -8,9 +8,11 @@ from typing import Final
 
 from leasehold.cli.options import usage_error_if
 from leasehold.client import lease_document
+from leasehold.errors import ConfigError
 from leasehold.model import Claim
 
 LEASE_VARIABLE: Final = "LEASEHOLD_LEASE"
+_MAX_BYTES: Final = 1 << 16  # a lease document has below 2,000, even with the longest names
 
 
 def read_lease() -> Claim:
@@ -20,8 +22,18 @@ def read_lease() -> Claim:
             sys.stdin is not None and sys.stdin.isatty(),
             f"no lease: set ${LEASE_VARIABLE} to what `leasehold acquire` printed, or pipe it to stdin",
         )
-        text = "" if sys.stdin is None else sys.stdin.read()  # None: stdin is closed (`<&-`)
+        text = "" if sys.stdin is None else _read_stdin()  # None: stdin is closed (`<&-`)
     usage_error_if(
         not text.strip(), f"no lease: ${LEASE_VARIABLE} and stdin are empty; pass what `leasehold acquire` printed"
     )
     return lease_document.load(text)
+
+
+def _read_stdin() -> str:
+    document = sys.stdin.buffer.read(_MAX_BYTES + 1)
+    try:
+        if len(document) <= _MAX_BYTES:
+            return document.decode()
+    except UnicodeDecodeError:
+        pass
+    raise ConfigError("stdin is not the JSON that `leasehold acquire` printed: pass it on unchanged")

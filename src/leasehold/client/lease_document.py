@@ -7,14 +7,17 @@ renews and releases only the grant it was written for, however late.
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, get_args
 
 from leasehold.client.core import ClientCore
 from leasehold.client.lease import BaseLease
+from leasehold.config import check_limit, check_seconds, check_ttl
 from leasehold.core import timing
 from leasehold.core.names import check_name, check_namespace, hash_id
 from leasehold.errors import ConfigError, LeaseLost, Unavailable
-from leasehold.model import Claim, Gone, Holder
+from leasehold.model import Claim, Gone, Holder, Kind, Mode
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "namespace": str,
@@ -28,6 +31,14 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "delay": (int, float),
     "min_hold": (int, float),
     "holder": str,
+}
+# What the types do not say. The rest is checked as the options of a lock are.
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "id": lambda text: re.fullmatch(r"[!-~]{1,200}", text) is not None,
+    "token": lambda number: 0 <= number < 2**63,
+    "mode": get_args(Mode).__contains__,
+    "kind": get_args(Kind).__contains__,
+    "holder": lambda text: len(text) <= 200 and text.isprintable(),
 }
 
 
@@ -74,6 +85,13 @@ def load(text: str) -> Claim:
     for field, field_type in _FIELDS.items():
         if not isinstance(document.get(field), field_type) or isinstance(document[field], bool):
             raise ConfigError(f"this lease document has no valid {field!r}: pass on everything that `acquire` printed")
+    for field, is_valid in _CHECKS.items():
+        if not is_valid(document[field]):
+            raise ConfigError(f"this lease document has no valid {field!r}: pass on everything that `acquire` printed")
+    check_ttl(document["ttl"])
+    check_limit(document["limit"])
+    check_seconds("delay", document["delay"])
+    check_seconds("min_hold", document["min_hold"])
     return Claim(
         check_namespace(document["namespace"]),
         check_name(document["name"]),

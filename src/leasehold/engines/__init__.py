@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final, cast
 
-from leasehold.config import EngineConfig
+from leasehold.config import EngineConfig, did_you_mean
 from leasehold.engines.base import Opener
 from leasehold.errors import ConfigError, Unsupported
 
@@ -80,4 +80,5 @@ def opener(scheme: str) -> Opener:
     if entry_point := plugins.get(scheme):
         return cast(Opener, entry_point.load())
     known = ", ".join(f"{name}://" for name in sorted({*BUILT_IN, *plugins}))
-    raise ConfigError(f"no engine for {scheme}://; known: {known}")
+    hint = did_you_mean(scheme, {*BUILT_IN, *plugins}, "{}://")
+    raise ConfigError(f"no engine for {scheme}://{hint}; known: {known}")

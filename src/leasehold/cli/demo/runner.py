@@ -17,6 +17,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from leasehold.errors import LeaseholdError, Unavailable
 
+FACTS_VARIABLE: Final = "LEASEHOLD_DEMO_FACTS"
 _TIMEOUT: Final = 60.0  # seconds for a process to end, however busy the machine
 FAILED: Final = "failed"  # the event of a process that an error of Leasehold has ended
 
@@ -125,10 +126,17 @@ class DemoRunner:
             "parent": os.getpid(),
         }
         all_facts |= facts
-        argv = [sys.executable, "-m", "leasehold.cli.demo.worker", self._demo_name, role, json.dumps(all_facts)]
+        argv = [sys.executable, "-m", "leasehold.cli.demo.worker", self._demo_name, role]
+        environment = os.environ | {FACTS_VARIABLE: json.dumps(all_facts)}  # not in argv: `ps` would show the URL
         errors = None if self._verbose else subprocess.DEVNULL
         process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env=environment,
         )
         worker = WorkerProcess(self, who, process)
         self._workers.append(worker)

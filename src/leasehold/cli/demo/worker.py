@@ -1,8 +1,9 @@
-"""A process of a demo: `python -m leasehold.cli.demo.worker DEMO ROLE FACTS`."""
+"""A process of a demo: `python -m leasehold.cli.demo.worker DEMO ROLE`, with its facts in the environment."""
 
 from __future__ import annotations
 
 import json
+import os
 import select
 import sys
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 from leasehold.blocking import Client
 from leasehold.cli.demo import load_demo
-from leasehold.cli.demo.runner import FAILED
+from leasehold.cli.demo.runner import FACTS_VARIABLE, FAILED
 from leasehold.cli.run.parent_death import die_with_parent
 from leasehold.errors import LeaseholdError, Unavailable
 
@@ -40,8 +41,8 @@ class Worker:
         return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
-def main(name: str, role: str, facts: str) -> None:
-    worker = Worker(json.loads(facts))
+def main(name: str, role: str) -> None:
+    worker = Worker(json.loads(os.environ.pop(FACTS_VARIABLE)))
     die_with_parent(worker.parent)  # or a process that the demo has paused would stay paused for ever
     try:
         load_demo(name).ROLES[role](worker)

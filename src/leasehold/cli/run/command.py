@@ -17,6 +17,7 @@ from leasehold.blocking import Client, Lease, Lock
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
+from leasehold.cli.lease_input import LEASE_VARIABLE
 from leasehold.cli.options import (
     AcquireOptions,
     acquire_options,
@@ -197,8 +198,9 @@ def run(
     resource that CMD writes to: a resource that refuses older tokens is safe even from a holder that does not know that
     its lease is lost.
 
-    CMD uses the same engine: -u and --namespace are passed on as LEASEHOLD_URL and LEASEHOLD_NAMESPACE. A URL with a
-    password is never put into the environment; if CMD needs it, set LEASEHOLD_URL yourself instead of -u.
+    CMD uses the same engine: -u and --namespace are passed on as LEASEHOLD_URL and LEASEHOLD_NAMESPACE. Secrets are not:
+    LEASEHOLD_LEASE is removed, and instead of a URL with a password CMD gets an empty LEASEHOLD_URL, which is an error
+    for a `leasehold` in CMD. If CMD needs that URL, pass it in a variable with another name.
 
     SIGTERM, SIGINT, SIGHUP and SIGQUIT go to CMD and its process group. `leasehold run` then waits until CMD has ended,
     however long that takes, releases the lease and exits with the exit code of CMD. If the engine does not answer, the
@@ -337,7 +339,8 @@ class RunJob:
 
 
 def lease_environment(lease: Lease) -> dict[str, str | None]:
-    """The variables for CMD. None removes a variable that was inherited from an outer `leasehold run`."""
+    """The variables for CMD. None removes a variable that was inherited, such as from an outer `leasehold run`, or from
+    a script that used `leasehold acquire`."""
     return {
         "LEASEHOLD_LOCK": lease.name,
         "LEASEHOLD_TOKEN": str(lease.token),
@@ -346,6 +349,7 @@ def lease_environment(lease: Lease) -> dict[str, str | None]:
         "LEASEHOLD_SHARED": "1" if lease.shared else None,
         "LEASEHOLD_SLOT": None if lease.slot is None else str(lease.slot),
         "LEASEHOLD_HELD": "1",
+        LEASE_VARIABLE: None,
     }
 
 
@@ -353,7 +357,9 @@ def engine_environment(console: Console) -> dict[str, str | None]:
     """The engine and namespace of this command for CMD, as far as they may be seen: a process's environment is readable
     by every process of its user, and often logged."""
     found: dict[str, str | None] = {"LEASEHOLD_NAMESPACE": console.namespace} if console.namespace else {}
-    if console.url is not None and not has_password(console.url):
+    if console.url is not None and has_password(console.url):
+        found[URL_VARIABLE] = ""  # an error for a `leasehold` in CMD; without it, that would use another engine
+    elif console.url is not None:
         scheme, _, target = console.url.partition("://")
         if scheme == "sqlite" and target.startswith("."):  # CMD may change its working directory
             target = f"{quote(os.getcwd())}/{target}"
@@ -363,5 +369,7 @@ def engine_environment(console: Console) -> dict[str, str | None]:
 
 def has_password(url: str) -> bool:
     """Whether a URL has, or may have, a password: `user:password@`, also inside an option, or an option for one."""
+    if url.startswith("sqlite:"):
+        return False
     credentials, at, _ = url.partition("://")[2].rpartition("@")
     return (at != "" and ":" in credentials) or re.search("pass|secret|token", url) is not None

@@ -74,7 +74,7 @@ def _parse_endpoint(text: str) -> Endpoint:
 
 def _check_readable(path: str) -> str:
     if not os.access(path, os.R_OK):
-        raise ValueError(f"{path} cannot be read")
+        raise ValueError("this file cannot be read")
     return path
 
 

@@ -33,7 +33,8 @@ def validate_name(database: str) -> str:
         or max(database) > "\uffff"
     ):
         raise ValueError(
-            f"a database name must have 1 to {_MAX_NAME_LENGTH} characters, none beyond U+FFFF, not {database[:80]!r}"
+            f"a database name must have 1 to {_MAX_NAME_LENGTH} characters, none of them NUL or beyond U+FFFF, and no "
+            "space at its end"
         )
     return database
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from pymysql.constants import CLIENT
 
-from leasehold.config import EngineConfig
+from leasehold.config import EngineConfig, parse_yes_no
 from leasehold.engines.mysql import schema
 from leasehold.errors import ConfigError
 
@@ -43,26 +43,28 @@ class MyOptions:
 
 def parse_url(config: EngineConfig) -> MyOptions:
     given = config.accept(
-        create=_parse_yes_no,
-        listen=_parse_yes_no,
-        procedures=_parse_yes_no,
+        create=parse_yes_no,
+        listen=parse_yes_no,
+        procedures=parse_yes_no,
         unix_socket=str,
         ssl_ca=str,
         ssl_cert=str,
         ssl_key=str,
-        ssl_verify_identity=_parse_yes_no,
+        ssl_verify_identity=parse_yes_no,
         program_name=str,
     )
     try:
         parts = urlsplit(config.url)
         host, port = unquote(parts.hostname or "localhost"), parts.port or _PORT
-        user, password = unquote(parts.username or _USER), unquote(parts.password or "")
-        database = schema.validate_name(unquote(parts.path).removeprefix("/") or schema.DEFAULT_NAME)
-    except ValueError as error:  # texts that are not from `validate_name` may contain the password
-        why = f": {error}" if "database" in str(error) else ""
+    except ValueError:  # its text may contain the password
         raise ConfigError(
-            f"this URL cannot be parsed: expected mysql://user:password@host:port/database?option=value{why}"
+            "this URL cannot be parsed: expected mysql://user:password@host:port/database?option=value"
         ) from None
+    user, password = unquote(parts.username or _USER), unquote(parts.password or "")
+    try:
+        database = schema.validate_name(unquote(parts.path).removeprefix("/") or schema.DEFAULT_NAME)
+    except ValueError as error:
+        raise ConfigError(f"the path of this mysql:// URL: {error}") from None
     if "," in parts.netloc:
         raise ConfigError("a mysql:// URL takes one host: the primary, which alone can grant locks")
     return MyOptions(
@@ -89,9 +91,3 @@ def _arguments(given: dict[str, Any], host: str, user: str, password: str) -> di
     if "ssl_ca" in given:  # naming an authority asks for verification
         arguments |= {"ssl_verify_cert": True, "ssl_verify_identity": given.get("ssl_verify_identity", True)}
     return arguments
-
-
-def _parse_yes_no(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(f"yes or no, not {text!r}")
-    return text == "yes"

@@ -27,7 +27,7 @@ _OPERATOR_VERBS: Final = ("inspect", "break")
 def validate_name(schema: str) -> str:
     """The name, if PostgreSQL accepts it for a schema; else raises ValueError."""
     if not schema or len(schema.encode()) > _MAX_NAME_BYTES or "\0" in schema or _QUOTE in schema:
-        raise ValueError(f"a schema name must have 1 to {_MAX_NAME_BYTES} bytes, not {schema[:80]!r}")
+        raise ValueError(f"a schema name must have 1 to {_MAX_NAME_BYTES} bytes, without NUL and {_QUOTE}")
     return schema
 
 

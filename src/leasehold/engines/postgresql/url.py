@@ -11,7 +11,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
-from leasehold.config import EngineConfig
+from leasehold.config import EngineConfig, parse_yes_no
 from leasehold.engines.postgresql import schema
 from leasehold.errors import ConfigError
 
@@ -44,13 +44,15 @@ class PgOptions:
 
 def parse_url(config: EngineConfig) -> PgOptions:
     known = dict.fromkeys(_LIBPQ - _FIXED, str)
-    own_options = {"schema": schema.validate_name, "create": _parse_yes_no, "listen": _parse_yes_no, "listen_url": str}
+    own_options = {"schema": schema.validate_name, "create": parse_yes_no, "listen": parse_yes_no, "listen_url": str}
     given = config.accept(**known, **own_options)  # type: ignore[arg-type]
     direct = given.get("listen_url")
     if direct and not given.get("listen", True):
         raise ConfigError("listen_url cannot be combined with listen=no, which turns wake-ups off")
     target = _target(config.url, config.call_timeout, set(own_options))
-    listen = _target(str(direct), config.call_timeout, set()) if direct else target
+    listen = target
+    if direct:
+        listen = _target(EngineConfig.parse(str(direct), config.call_timeout).url, config.call_timeout, set())
     return PgOptions(
         target=target,
         listen=listen if given.get("listen", True) else None,
@@ -102,9 +104,3 @@ def _environment_defaults() -> dict[str, str]:
     """The server's location from PGHOST, PGHOSTADDR and PGPORT: Leasehold, not libpq, resolves and tries hosts."""
     known = {option.keyword.decode(): option.val for option in pq.Conninfo.get_defaults()}
     return {name: value.decode() for name in ("host", "hostaddr", "port") if (value := known.get(name))}
-
-
-def _parse_yes_no(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(f"yes or no, not {text!r}")
-    return text == "yes"

@@ -196,8 +196,8 @@ def _host(parts: SplitResult) -> str:
     host = parts.hostname or "localhost"
     try:
         host.encode("idna")
-    except UnicodeError as bad:
-        raise ConfigError(f"{host!r} is not a valid host name: {bad}") from None
+    except UnicodeError:
+        raise ConfigError("the host of this redis:// URL is not a valid host name") from None
     return host
 
 
@@ -214,7 +214,7 @@ def tls_context(scheme: str, tls_options: dict[str, str]) -> ssl.SSLContext:
     """The options have the same names as in redis-py, so that its URLs can be reused."""
     certificates = tls_options.get("ssl_cert_reqs", "required")
     if certificates not in ("required", "none"):
-        raise ConfigError(f"ssl_cert_reqs must be 'required' or 'none', not {certificates!r}")
+        raise ConfigError("ssl_cert_reqs must be 'required' or 'none'")
     try:
         context = ssl.create_default_context(cafile=tls_options.get("ssl_ca_certs"))
         if "ssl_certfile" in tls_options:
@@ -229,12 +229,12 @@ def tls_context(scheme: str, tls_options: dict[str, str]) -> ssl.SSLContext:
 
 def parse_count(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"must be a whole number of 0 or more, not {text!r}")
+        raise ValueError("must be a whole number of 0 or more")
     return int(text)
 
 
 def parse_bool(text: str) -> bool:
     value = {"yes": True, "true": True, "no": False, "false": False}.get(text.lower())
     if value is None:
-        raise ValueError(f"must be yes or no, not {text!r}")
+        raise ValueError("must be yes or no")
     return value

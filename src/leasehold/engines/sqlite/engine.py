@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
-from leasehold.config import EngineConfig
+from leasehold.config import EngineConfig, parse_yes_no
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import Context, Notification
 from leasehold.core.timing import backoff
@@ -318,7 +318,7 @@ def open_with_clock(
     config: EngineConfig, runtime: Runtime, registry: ClaimRegistry, boot_clock: BootClock
 ) -> SqliteEngine:
     """Open an engine with this clock; tests pass clocks of their own."""
-    options = config.accept(durable=_parse_yes_no)
+    options = config.accept(durable=parse_yes_no)
     wakeup_socket = registry.shared.get("sqlite")
     # The first of the client's two engine instances resolves the path, so a later chdir() does not matter.
     if not isinstance(wakeup_socket, WakeupSocket):
@@ -334,9 +334,3 @@ def open_with_clock(
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> SqliteEngine:
     """Open `sqlite:///path?durable=yes`. With `durable=no`, a power cut may lose the last transactions."""
     return open_with_clock(config, runtime, registry, BootClock.of_this_machine())
-
-
-def _parse_yes_no(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(f"must be yes or no, not {text!r}")
-    return text == "yes"

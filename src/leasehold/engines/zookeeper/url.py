@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 from kazoo.hosts import collect_hosts
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id
 
-from leasehold.config import EngineConfig, check_seconds
+from leasehold.config import EngineConfig, check_seconds, parse_yes_no
 from leasehold.errors import ConfigError
 
 DEFAULT_SESSION_TIMEOUT: Final = 40.0  # the longest that servers grant by default: twenty ticks of two seconds
@@ -37,7 +37,7 @@ def parse_url(config: EngineConfig) -> ZookeeperUrl:
         ("sasl", "sasl_service", "ca", "cert", "key", "key_password"), str
     )
     accepted = config.accept(
-        session=_parse_session_timeout, acl=_parse_acl, tls=_parse_bool, verify=_parse_bool, **text_options
+        session=_parse_session_timeout, acl=_parse_acl, tls=parse_yes_no, verify=parse_yes_no, **text_options
     )
     user, at, location = config.target.rpartition("@")
     hosts, slash, chroot = location.partition("/")
@@ -101,17 +101,14 @@ def _parse_chroot(path: str) -> str:
 
 
 def _parse_session_timeout(text: str) -> float:
-    seconds = float(text)
-    check_seconds("session", seconds, allow_zero=False)
+    try:
+        seconds = float(text)
+        check_seconds("session", seconds, allow_zero=False)
+    except ValueError:
+        _raise_expected("must be a number of seconds greater than 0")
     if seconds > _MAX_SESSION_TIMEOUT:
         _raise_expected(f"must be at most {_MAX_SESSION_TIMEOUT} seconds")
     return seconds
-
-
-def _parse_bool(text: str) -> bool:
-    if text not in ("yes", "no"):
-        _raise_expected("must be yes or no")
-    return text == "yes"
 
 
 def _parse_acl(text: str) -> list[ACL]:

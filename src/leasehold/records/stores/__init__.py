@@ -36,7 +36,6 @@ BUILT_IN: Final[dict[str, str]] = {
     "zk": "leasehold.records.stores.zookeeper",
     "zookeeper": "leasehold.records.stores.zookeeper",
     "postgresql": "leasehold.records.stores.postgresql",
-    "postgres": "leasehold.records.stores.postgresql",
     "mysql": "leasehold.records.stores.mysql",
     "mariadb": "leasehold.records.stores.mysql",
 }

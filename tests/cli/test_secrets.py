@@ -1,0 +1,82 @@
+"""Credentials of the URL and the lease of `acquire` are not in output, `ps` or the environment of CMD."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.servers.redis import RedisServer
+from leasehold.cli.demo.runner import DemoRunner
+from leasehold.testing.conformance.rig import Absent
+
+SECRET = "s3cr3tMARK"
+# What CMD sees: its own environment, and the command line of every process.
+LOOK = "cat /proc/self/environ; for p in /proc/[0-9]*; do cat $p/cmdline; done 2>/dev/null | grep -av 'LOOK=' || true"
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="needs /proc")
+
+
+@pytest.fixture
+def secret_url():
+    try:
+        server = RedisServer(password=SECRET).start()
+    except Absent as absent:
+        if os.environ.get("CI"):
+            pytest.fail(str(absent))
+        pytest.skip(str(absent))
+    yield f"redis://:{SECRET}@127.0.0.1:{server.port}"
+    server.stop()
+
+
+@needs_proc
+def test_command_gets_no_password_and_no_lease(shell, secret_url):
+    lease = shell("acquire", "other", LEASEHOLD_URL=secret_url)
+    secret_id = json.loads(lease.stdout)["id"]
+    done = shell("run", "j", "--", "sh", "-c", LOOK, LEASEHOLD_URL=secret_url, LEASEHOLD_LEASE=lease.stdout)
+    assert done.returncode == 0, done.stderr
+    assert "LEASEHOLD_TOKEN=" in done.stdout
+    for text in (done.stdout, done.stderr):
+        assert SECRET not in text
+        assert secret_id not in text
+
+
+def test_command_gets_a_url_without_a_password(shell, url):
+    done = shell("run", "j", "--", "sh", "-c", "echo $LEASEHOLD_URL")
+    assert done.stdout == f"{url}\n"
+
+
+def test_url_is_not_in_the_command_lines_of_a_demo(monkeypatch):
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **options: started.append(argv))
+    monkeypatch.setattr(DemoRunner, "__exit__", lambda self, *_: self._folder.cleanup())
+    with DemoRunner("zombie", f"redis://:{SECRET}@127.0.0.1:1", print, size=None, verbose=False) as runner:
+        runner.start("holder", "A")
+    assert len(started) == 1
+    assert SECRET not in str(started)
+
+
+@pytest.mark.parametrize("arguments", [["-vv", "run", "j", "true"]])
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://user:{SECRET}?{SECRET}=1@127.0.0.1:1",
+        f"redis://user:12/{SECRET}@127.0.0.1:1",
+        f"etcd://user:12/{SECRET}@127.0.0.1:1",
+        f"postgresql://user:12#{SECRET}@127.0.0.1:1",
+        f"mysql://user:{SECRET}@127.0.0.1:1/x",
+        f"{SECRET}",
+        f"sqlite://?{SECRET}=1",
+    ],
+)
+def test_url_that_fails_is_not_shown(shell, tmp_path, arguments, url):
+    result = ["--result-file", str(tmp_path / "r.json")] if "run" in arguments else []
+    if result:
+        arguments = [*arguments[:-2], *result, *arguments[-2:]]
+    done = shell(*arguments, LEASEHOLD_URL=url)
+    assert done.returncode in (69, 78), done.stderr
+    shown = done.stdout + done.stderr + (Path(result[1]).read_text() if result else "")
+    assert SECRET not in shown

@@ -1,0 +1,169 @@
+"""Secrets that must appear nowhere: credentials of a URL, and the ids of claims.
+
+Each test makes failures with a marked secret and searches all that a user, a log or `ps` could show.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+import harness.rigs  # noqa: F401  # registers the rigs
+from leasehold import Client, LeaseholdError, LeaseLost, NotAcquired, Unavailable
+from leasehold.engines import BUILT_IN
+from leasehold.testing.conformance.rig import Rig, rig_type
+from leasehold.testing.conformance.suite import rig_or_skip
+
+SECRET = "s3cr3tMARK"
+
+HOSTS = {"redlock": "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "redis+sentinel": "127.0.0.1:1/service"}
+WITH_CREDENTIALS = sorted(set(BUILT_IN) - {"memory", "sqlite"})
+# What a password may contain that was not percent-encoded. The parts on both sides of it are secret.
+UNESCAPED = {
+    "question mark": f"12{SECRET}?{SECRET}=1",
+    "question mark, no value": f"{SECRET}?{SECRET}",
+    "question mark, digits": f"12?{SECRET}=1&{SECRET}",
+    "at sign": f"{SECRET}@{SECRET}",
+    "slash": f"{SECRET}/{SECRET}",
+    "slash, digits": f"12/{SECRET}",
+    "hash": f"{SECRET}#{SECRET}",
+    "hash, digits": f"12#{SECRET}",
+    "bracket": f"{SECRET}[{SECRET}",
+    "percent": f"{SECRET}%zz{SECRET}",
+    "colon": f"{SECRET}:{SECRET}",
+    "space": f"{SECRET} {SECRET}",
+    "newline": f"{SECRET}\n{SECRET}",
+    "full-width": f"{SECRET}\uff03{SECRET}",  # becomes # when normalised
+    "surrogate": f"{SECRET}\udcff{SECRET}",
+}
+
+
+def shown(error: BaseException) -> str:
+    """All that is shown of an error, with everything it was raised from."""
+    return "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error))
+
+
+@pytest.mark.parametrize("scheme", WITH_CREDENTIALS)
+@pytest.mark.parametrize("password", UNESCAPED.values(), ids=UNESCAPED)
+def test_password_that_is_not_escaped_is_not_shown(scheme, password) -> None:
+    url = f"{scheme}://user:{password}@{HOSTS.get(scheme, '127.0.0.1:1')}"
+    with pytest.raises(LeaseholdError) as failure, Client(url, call_timeout=0.3) as client:
+        assert SECRET not in repr(client)
+        client.ping()
+    assert SECRET not in shown(failure.value)
+
+
+@pytest.mark.parametrize("scheme", sorted(BUILT_IN))
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"{SECRET}=1",
+        f"{SECRET}",
+        f"x=1&{SECRET}",
+        f"x={SECRET}&x={SECRET}",
+        f"x={SECRET};{SECRET}",
+        *(
+            f"{name}={SECRET}"
+            for name in ("durable", "min_replicas", "tls", "ssl_cert_reqs", "ca", "cert", "session", "acl", "create")
+        ),
+        f"ssl_ca_certs={SECRET}",
+        f"tls=yes&ssl_ca_certs={SECRET}",
+        f"remap={SECRET}",
+        f"schema={SECRET}%00",
+        f"listen_url={SECRET}",
+        f"unix_socket=/{SECRET}",
+        f"db={SECRET}",
+    ],
+)
+def test_option_of_a_url_is_not_shown(scheme, query, tmp_path) -> None:
+    target = f"{tmp_path}/x.db" if scheme == "sqlite" else HOSTS.get(scheme, "127.0.0.1:1")
+    url = f"{scheme}://{target}?{query}"
+    with pytest.raises(LeaseholdError) as failure, Client(url, call_timeout=0.3) as client:
+        client.ping()
+    assert SECRET not in shown(failure.value)
+
+
+# ------------------------------------------------- failures of real engines
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis", "redlock", "etcd", "zookeeper", "postgresql", "mysql"])
+def rig(request) -> Iterator[Rig]:
+    rig = rig_or_skip(rig_type(request.param))
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def drawn_secrets(monkeypatch) -> list[str]:
+    """Every secret that a client draws for its claims."""
+    found: list[str] = []
+    urandom = os.urandom
+
+    def recording_urandom(size: int) -> bytes:
+        value = urandom(size)
+        if size == 16:
+            found.append(value.hex())
+        return value
+
+    monkeypatch.setattr(os, "urandom", recording_urandom)
+    return found
+
+
+def test_claim_id_is_not_in_errors_logs_events_or_reprs(rig, drawn_secrets, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    seen: list[str] = []
+
+    def look(*things: object) -> None:
+        for thing in things:
+            seen.extend((str(thing), repr(thing), repr(getattr(thing, "__dict__", ""))))
+            if isinstance(thing, BaseException):
+                seen.append(shown(thing))
+
+    first = rig.client(namespace="ns", ttl=30, call_timeout=2, on_event=look)
+    second = rig.client(namespace="ns", ttl=30, call_timeout=1, on_event=look)
+    lock = first.lock("job")
+    lease = lock.acquire()
+    look(first, lock, lease, lease._claim, *second.inspect())
+    with pytest.raises(NotAcquired) as busy:
+        second.lock("job", wait=0.3).acquire()
+    with pytest.raises(LeaseholdError) as other_kind:
+        second.semaphore("job", 3).try_acquire()
+        raise NotAcquired("job")
+    assert second.break_lock("job", token=lease.token)
+    with pytest.raises(LeaseLost) as lost:
+        lease.renew()
+    look(busy.value, other_kind.value, lost.value, lease)
+    if rig.can_cut:
+        rig.cut(second)
+        with pytest.raises(Unavailable) as unavailable:
+            second.lock("other").acquire()
+        look(unavailable.value)
+        rig.restore(second)
+    with suppress(LeaseholdError):
+        second.close()
+    everything = "\n".join([*seen, caplog.text])
+    assert len(drawn_secrets) >= 3
+    for secret in drawn_secrets:
+        assert secret not in everything
+
+
+def test_wrong_credentials_are_not_shown(rig, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = rig.client_path().url
+    if url.startswith(("memory:", "sqlite:")):
+        pytest.skip("this engine has no credentials")
+    url = re.sub("://(.*@)?", f"://{SECRET}user:{SECRET}@", url, count=1)
+    events: list[str] = []
+    try:
+        with Client(url, call_timeout=2, on_event=lambda event: events.append(repr(event))) as client:
+            client.lock("job").acquire().release()
+            texts = [repr(client)]
+    except LeaseholdError as error:
+        texts = [shown(error)]
+    assert f"{SECRET}" not in re.sub(rf"{SECRET}user", "", "\n".join([*texts, *events, caplog.text]))
