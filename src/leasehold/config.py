@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 URL_VARIABLE: Final = "LEASEHOLD_URL"
 # Other names of a scheme, as other libraries write them.
-_SCHEME_ALIASES: Final = {
+SCHEME_ALIASES: Final = {
     "postgres": "postgresql",
     "postgresql+psycopg": "postgresql",
     "mysql+pymysql": "mysql",
@@ -61,7 +61,7 @@ class EngineConfig:
         may have made any part of it something else."""
         if not isinstance(url, str) or not (found := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", url, re.DOTALL)):
             raise ConfigError('an engine URL looks like "memory://" or "redis://host:6379/0"; this one has no "://"')
-        scheme, remainder = _SCHEME_ALIASES.get(found[1].lower(), found[1].lower()), found[2]
+        scheme, remainder = SCHEME_ALIASES.get(found[1].lower(), found[1].lower()), found[2]
         if not remainder.isprintable() or (
             scheme not in _SCHEMES_WITHOUT_CREDENTIALS and _has_unescaped_characters(remainder)
         ):

@@ -20,6 +20,7 @@ import pytest
 import leasehold
 from leasehold import blocking, config, engines, errors, events, fences
 from leasehold.client.lease import BaseLease
+from leasehold.config import SCHEME_ALIASES
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.runtime.threads import Threads
 
@@ -355,14 +356,14 @@ def test_api_page_explains_every_require_word():
     assert first_column("api.md", "Words for `require`") == list(config.REQUIREMENTS)
 
 
-# URLs on the pages that no engine serves: web addresses, a store's alias, SQLAlchemy's own, one in an error message.
-OTHER_SCHEMES = {"file", "http", "https", "nowhere", "postgres", "postgresql+psycopg"}
+# URLs on the pages that no engine serves: web addresses, one in an error message.
+OTHER_SCHEMES = {"file", "http", "https", "nowhere"}
 
 
 @each_page
 def test_page_names_only_schemes_that_an_engine_serves(page):
     shown = set(re.findall(r"(?<![\w+.-])([a-z][a-z0-9+.-]*)://", page.read_text(encoding="utf-8")))
-    assert shown - set(engines.BUILT_IN) - OTHER_SCHEMES == set()
+    assert shown - set(engines.BUILT_IN) - set(SCHEME_ALIASES) - OTHER_SCHEMES == set()
 
 
 def test_api_page_and_readme_name_every_scheme():
