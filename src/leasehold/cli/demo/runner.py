@@ -129,7 +129,7 @@ class DemoRunner:
         argv = [sys.executable, "-m", "leasehold.cli.demo.worker", self._demo_name, role]
         environment = os.environ | {FACTS_VARIABLE: json.dumps(all_facts)}  # not in argv: `ps` would show the URL
         errors = None if self._verbose else subprocess.DEVNULL
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603  # this interpreter, with fixed arguments
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

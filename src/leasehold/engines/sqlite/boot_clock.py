@@ -40,9 +40,7 @@ class BootClock:
                 _read_text("/proc/sys/kernel/random/boot_id"),
                 _read_link("/proc/self/ns/time"),
             )
-        return cls(
-            _command_output("sysctl", "-n", "kern.uuid"), _command_output("sysctl", "-n", "kern.bootsessionuuid"), ""
-        )
+        return cls(_sysctl("kern.uuid"), _sysctl("kern.bootsessionuuid"), "")
 
     @property
     def clock_id(self) -> str:
@@ -66,9 +64,10 @@ def _read_link(path: str) -> str:
         return ""  # a kernel without time namespaces
 
 
-def _command_output(*command: str) -> str:
+def _sysctl(name: str) -> str:
+    command = ("/usr/sbin/sysctl", "-n", name)  # where macOS has it, whatever $PATH says
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603  # fixed
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
