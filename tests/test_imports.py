@@ -81,6 +81,7 @@ ALLOWED = {
         "fences.rules",
         "fences.token_file",
         "fences.urllib_client",
+        "files",
         "records",
     },
     # checks at the protected resource: of the client they know only the lease they are given.

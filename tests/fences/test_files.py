@@ -323,3 +323,12 @@ def test_token_file_is_for_the_owner_or_the_group_of_a_shared_folder(tmp_path):
         folder.chmod(mode)
         File(folder / "a").write(5, "x")
         assert stat.S_IMODE((folder / ".a.fence").stat().st_mode) == expected
+
+
+@needs_root
+def test_folder_of_tokens_that_another_user_made_is_refused(tmp_path):
+    """Its owner could lower the highest tokens of a service."""
+    (tmp_path / "marks").mkdir()
+    os.chown(tmp_path / "marks", STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
+        fences.FileTokens(tmp_path / "marks")

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from leasehold import Client, ConfigError, Unavailable
+from leasehold.core.queue_entry import Notification
 
 STRANGER, GROUP = 65533, 65532
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as a second user")
@@ -179,6 +180,29 @@ def test_state_directory_of_another_user_is_refused(tmp_path, monkeypatch) -> No
     os.chown(tmp_path / "home", STRANGER, STRANGER)
     with Client() as client, pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
         client.ping()
+
+
+@needs_root
+def test_state_directory_behind_a_planted_link_is_not_created(shared_folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(shared_folder / "state"))
+    plant_link(shared_folder / "state", tmp_path)
+    with Client() as client, pytest.raises(ConfigError, match=f"user {STRANGER} could change"):
+        client.ping()
+    assert not os.listdir(tmp_path)
+
+
+def test_address_in_an_edited_row_leads_to_no_other_socket(url, path, tmp_path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as victim, Client(url) as client:
+        victim.bind(str(tmp_path / "victim"))
+        victim.setblocking(False)
+        with client.lock("a"):
+            wakeup_socket = client._core._engine._wakeup_socket
+            for address in (f"{tmp_path}/victim", "../victim"):
+                assert not wakeup_socket.is_reachable(address)
+                assert not wakeup_socket.send("", "a", Notification(address, "go", "0" * 32))
+        with pytest.raises(BlockingIOError):
+            victim.recv(100)
 
 
 @needs_root

@@ -198,9 +198,9 @@ def run(
     resource that CMD writes to: a resource that refuses older tokens is safe even from a holder that does not know that
     its lease is lost.
 
-    CMD uses the same engine: -u and --namespace are passed on as LEASEHOLD_URL and LEASEHOLD_NAMESPACE. Secrets are not:
-    LEASEHOLD_LEASE is removed, and instead of a URL with a password CMD gets an empty LEASEHOLD_URL, which is an error
-    for a `leasehold` in CMD. If CMD needs that URL, pass it in a variable with another name.
+    CMD uses the same engine: -u and --namespace are passed on as LEASEHOLD_URL and LEASEHOLD_NAMESPACE. Secrets are
+    not: LEASEHOLD_LEASE is removed, and instead of a URL with a password CMD gets an empty LEASEHOLD_URL, which is an
+    error for a `leasehold` in CMD. If CMD needs that URL, pass it in a variable with another name.
 
     SIGTERM, SIGINT, SIGHUP and SIGQUIT go to CMD and its process group. `leasehold run` then waits until CMD has ended,
     however long that takes, releases the lease and exits with the exit code of CMD. If the engine does not answer, the

@@ -99,9 +99,10 @@ def _open_folder(path: str) -> Folder:
 def _make_folders(folder: str) -> None:
     """Create the missing folders, for their owner only. `os.makedirs` would make intermediate ones public."""
     if not os.path.isdir(folder):
-        _make_folders(os.path.dirname(folder))
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+        parent_path, name = os.path.split(folder)
+        _make_folders(parent_path)
+        with open_folder(parent_path) as parent, suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent.fd)
 
 
 def _create(folder: Folder, name: str) -> None:
