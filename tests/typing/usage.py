@@ -250,10 +250,26 @@ def decorate_functions(client: Client) -> None:
     assert_type(skipping("teapot"), int | None)
 
     @client.locked("stock/{item}", wait=5)
-    def waiting(item: str, lease: Lease) -> int:
-        return lease.token
+    def waiting(lease: Lease, item: str, count: int = 1) -> int:
+        return lease.token + count
 
-    assert_type(waiting("teapot"), int)
+    assert_type(waiting("teapot", count=2), int)
+    waiting()  # type: ignore[call-arg]
+    waiting(42)  # type: ignore[arg-type]
+    waiting("teapot", lease=None)  # type: ignore[call-arg]
+
+    class Warehouse:
+        @client.locked("stock/{item}")
+        def move(self, lease: Lease, item: str) -> str:
+            return f"{item} {lease.token}"
+
+        @client.locked("stock/{item}", on_busy="skip")
+        def count(self, item: str) -> int:
+            return len(item)
+
+    assert_type(Warehouse().move("teapot"), str)
+    assert_type(Warehouse().count("teapot"), int | None)
+    Warehouse().move(42)  # type: ignore[arg-type]
 
 
 async def mix_blocking_and_async() -> None:

@@ -101,6 +101,14 @@ async def decorate_functions(client: AsyncClient) -> None:
         return len(item)
 
     assert_type(await waiting("teapot"), int)
+    await waiting(42)  # type: ignore[arg-type]
+
+    @client.locked("stock/{item}")
+    async def with_lease(lease: AsyncLease, item: str) -> int:
+        return lease.token + len(item)
+
+    assert_type(await with_lease("teapot"), int)
+    await with_lease("teapot", lease=None)  # type: ignore[call-arg]
 
 
 async def use_multilock_and_election(client: AsyncClient, blocking: leasehold.Client) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from functools import wraps
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from leasehold import engines
 from leasehold.aio.groups import AsyncElection, AsyncMultiLock
 from leasehold.aio.locks import AsyncLease, AsyncLock
-from leasehold.aio.records import AsyncSchedule, AsyncStatus, Decorator
+from leasehold.aio.records import AsyncSchedule, AsyncStatus
 from leasehold.client.base import BaseClient, semaphore_shape
 from leasehold.client.decorator import LockedFunction, OnBusy
 from leasehold.client.election import election_options
@@ -31,6 +30,8 @@ from leasehold.records.store import Store
 from leasehold.runtime.loop import Loop
 
 T = TypeVar("T")
+S = TypeVar("S")  # of a method: its object
+P = ParamSpec("P")
 
 
 class AsyncRWLock:
@@ -50,14 +51,58 @@ class AsyncRWLock:
         return self._client._lock("write()", self._name, Shape(), options)
 
 
-class _SkipDecorator(Protocol):
+class Decorator(Protocol):
+    """What `locked` and `once_per` return. The decorated function is awaited, and has no parameter `lease`."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[AsyncLease, P], Awaitable[T]], /) -> Callable[P, Awaitable[T]]: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a function of `Any` fits both
+        self, fn: Callable[Concatenate[S, AsyncLease, P], Awaitable[T]], /
+    ) -> Callable[Concatenate[S, P], Awaitable[T]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Callable[P, Awaitable[T]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[AsyncLease, P], T], /) -> Callable[P, Awaitable[T]]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[S, AsyncLease, P], T], /
+    ) -> Callable[Concatenate[S, P], Awaitable[T]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, Awaitable[T]]: ...
+
+
+class SkipDecorator(Protocol):
     """What `locked` returns with `on_busy="skip"`: the decorated function returns None if the lock is busy."""
 
     @overload
-    def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T | None]]: ...
+    def __call__(
+        self, fn: Callable[Concatenate[AsyncLease, P], Awaitable[T]], /
+    ) -> Callable[P, Awaitable[T | None]]: ...
 
     @overload
-    def __call__(self, fn: Callable[..., T], /) -> Callable[..., Awaitable[T | None]]: ...
+    def __call__(  # type: ignore[overload-overlap]  # a function of `Any` fits both
+        self, fn: Callable[Concatenate[S, AsyncLease, P], Awaitable[T]], /
+    ) -> Callable[Concatenate[S, P], Awaitable[T | None]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Callable[P, Awaitable[T | None]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[AsyncLease, P], T], /) -> Callable[P, Awaitable[T | None]]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[S, AsyncLease, P], T], /
+    ) -> Callable[Concatenate[S, P], Awaitable[T | None]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, Awaitable[T | None]]: ...
 
 
 class AsyncClient(BaseClient):
@@ -117,7 +162,7 @@ class AsyncClient(BaseClient):
     ) -> Decorator: ...
 
     @overload
-    def locked(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]) -> _SkipDecorator: ...
+    def locked(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]) -> SkipDecorator: ...
 
     def locked(self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]) -> Callable[..., Any]:
         """A decorator for plain and async functions: runs the function under a lock. The decorated function is awaited.
@@ -128,12 +173,11 @@ class AsyncClient(BaseClient):
             locked_function = LockedFunction(fn, name, on_busy, blocking=False)
             self._lock_options("locked()", options)
 
-            @wraps(fn)
             async def run(*args: Any, **kwargs: Any) -> Any:
                 lock = self.lock(locked_function.format_name(args, kwargs), **locked_function.options(options))
                 return await locked_function.run(lock, args, kwargs)
 
-            return run
+            return locked_function.wrap(run)
 
         return decorate
 
@@ -208,13 +252,12 @@ class AsyncClient(BaseClient):
         def decorate(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             locked_function = LockedFunction(fn, key, "wait", blocking=False)
 
-            @wraps(fn)
             async def run(*args: Any, **kwargs: Any) -> Any:
                 return await make_once(self, locked_function.format_name(args, kwargs), wait, ttl, store, options).run(
                     fn, args, kwargs
                 )
 
-            return run
+            return locked_function.wrap(run)
 
         return decorate
 

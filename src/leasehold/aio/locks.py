@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Never, TypeVar, overload
 
-from leasehold.client.decorator import accepts_lease
+from leasehold.client.decorator import accepted_parameters
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import REENTRANT_ADVICE, BaseLock
@@ -92,7 +92,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)`, plain or async, under the lock and return its result. If `fn` has a parameter
         `lease`, it gets the lease. Raises as `async with` does."""
-        return await self._call(fn, args, kwargs, accepts_lease(fn, blocking=False))
+        return await self._call(fn, args, kwargs, accepted_parameters(fn, False, "lease"))
 
     async def __aenter__(self) -> AsyncLease:
         entered: list[HeldLock] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from leasehold.events import Hook
 from leasehold.records.optimistic import RetryPolicy
@@ -16,16 +16,6 @@ from leasehold.runtime.loop import Loop
 T = TypeVar("T")
 
 _LOOP: Final = Loop()
-
-
-class Decorator(Protocol):
-    """A decorator that takes a plain or async function and returns one to be awaited."""
-
-    @overload
-    def __call__(self, fn: Callable[..., Awaitable[T]], /) -> Callable[..., Awaitable[T]]: ...
-
-    @overload
-    def __call__(self, fn: Callable[..., T], /) -> Callable[..., Awaitable[T]]: ...
 
 
 class AsyncSchedule(BaseSchedule):

@@ -4,9 +4,8 @@ of its own."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import wraps
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from leasehold import engines
 from leasehold.blocking.groups import Election, MultiLock
@@ -33,6 +32,8 @@ from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
 
 T = TypeVar("T")
+S = TypeVar("S")  # of a method: its object
+P = ParamSpec("P")
 
 
 class RWLock:
@@ -50,6 +51,32 @@ class RWLock:
     def write(self, **options: Unpack[LockArguments]) -> Lock:
         """The exclusive side: the same as `client.lock(name)`. Options as for `Client.lock`."""
         return self._client._lock("write()", self._name, Shape(), options)
+
+
+class Decorator(Protocol):
+    """What `locked` and `once_per` return. The decorated function has no parameter `lease`."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Lease, P], T], /) -> Callable[P, T]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[S, Lease, P], T], /) -> Callable[Concatenate[S, P], T]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, T]: ...
+
+
+class SkipDecorator(Protocol):
+    """What `locked` returns with `on_busy="skip"`: the decorated function returns None if the lock is busy."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Lease, P], T], /) -> Callable[P, T | None]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[S, Lease, P], T], /) -> Callable[Concatenate[S, P], T | None]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, T | None]: ...
 
 
 class Client(BaseClient):
@@ -124,18 +151,15 @@ class Client(BaseClient):
     @overload
     def locked(
         self, name: str, *, on_busy: Literal["wait", "raise"] = "wait", **options: Unpack[LockArguments]
-    ) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+    ) -> Decorator: ...
 
     @overload
-    def locked(
-        self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]
-    ) -> Callable[[Callable[..., T]], Callable[..., T | None]]: ...
+    def locked(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockArguments]) -> SkipDecorator: ...
 
-    def locked(
-        self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]
-    ) -> Callable[[Callable[..., T]], Callable[..., T | None]]:
+    def locked(self, name: str, *, on_busy: OnBusy = "wait", **options: Unpack[LockArguments]) -> Callable[..., Any]:
         """A decorator: runs the function under a lock. The name is a template over the function's arguments, such as
-        `@client.locked("user:{user_id}")`. If the function has a parameter `lease`, it gets the lease.
+        `@client.locked("user:{user_id}")`. If the function has a parameter `lease`, it gets the lease, and callers and
+        its signature leave `lease` out. Type checkers know that only if it is the first parameter (after `self`).
 
         on_busy  if the lock is busy: "wait" waits as the option `wait` says, "raise" raises `NotAcquired` at once,
                  "skip" returns None without running the function
@@ -143,17 +167,15 @@ class Client(BaseClient):
         Options as for `lock`. If the template does not fit the function, decorating raises `ConfigError`.
         """
 
-        def decorate(fn: Callable[..., T]) -> Callable[..., T | None]:
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
             locked_function = LockedFunction(fn, name, on_busy, blocking=True)
             self._lock_options("locked()", options)
 
-            @wraps(fn)
-            def run(*args: Any, **kwargs: Any) -> T | None:
+            def run(*args: Any, **kwargs: Any) -> Any:
                 lock = self.lock(locked_function.format_name(args, kwargs), **locked_function.options(options))
-                result: T | None = run_sync(locked_function.run(lock, args, kwargs))
-                return result
+                return run_sync(locked_function.run(lock, args, kwargs))
 
-            return run
+            return locked_function.wrap(run)
 
         return decorate
 
@@ -202,21 +224,19 @@ class Client(BaseClient):
         on_failure: OnFailure = "retry",
         max_result: int = MAX_RESULT,
         store: Store | str | None = None,
-    ) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    ) -> Decorator:
         """A decorator: runs the function once for each key. The key is a template over the function's arguments, such
         as `@client.once_per("order:{order_id}")`. Options and errors as for `once`."""
         options = OnceOptions(keep, on_failure, "", max_result)
 
-        def decorate(fn: Callable[..., T]) -> Callable[..., T]:
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
             locked_function = LockedFunction(fn, key, "wait", blocking=True)
 
-            @wraps(fn)
-            def run(*args: Any, **kwargs: Any) -> T:
+            def run(*args: Any, **kwargs: Any) -> Any:
                 call = make_once(self, locked_function.format_name(args, kwargs), wait, ttl, store, options)
-                result: T = run_sync(call.run(fn, args, kwargs))
-                return result
+                return run_sync(call.run(fn, args, kwargs))
 
-            return run
+            return locked_function.wrap(run)
 
         return decorate
 

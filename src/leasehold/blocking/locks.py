@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Never, TypeVar
 
-from leasehold.client.decorator import accepts_lease
+from leasehold.client.decorator import accepted_parameters
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import REENTRANT_ADVICE, BaseLock
@@ -87,7 +87,7 @@ class Lock(BaseLock[Lease]):
     def call(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` under the lock and return its result. If `fn` has a parameter `lease`, it gets the
         lease. Raises as `with` does."""
-        result: T = run_sync(self._call(fn, args, kwargs, accepts_lease(fn, blocking=True)))
+        result: T = run_sync(self._call(fn, args, kwargs, accepted_parameters(fn, True, "lease")))
         return result
 
     def as_threading(self) -> ThreadingLock:

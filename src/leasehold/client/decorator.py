@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import update_wrapper
 from string import Formatter
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
-from leasehold.client.lock import BaseLock
 from leasehold.config import LockArguments
 from leasehold.errors import ConfigError, NotAcquired
 
+if TYPE_CHECKING:
+    from leasehold.client.lock import BaseLock
+
+F = TypeVar("F", bound=Callable[..., Any])
+
 OnBusy: TypeAlias = Literal["wait", "raise", "skip"]
 _ON_BUSY: Final = ("wait", "raise", "skip")
+_BY_KEYWORD: Final = -1
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+# The parameters of a function that Leasehold fills in: the index at which to insert the argument, or _BY_KEYWORD.
+FilledParameters: TypeAlias = Mapping[str, int]
 
 
-def accepted_parameters(fn: Callable[..., Any], blocking: bool, *names: str) -> tuple[str, ...]:
-    """Which of `names` are parameters of `fn`. Blocking mode, which cannot await, refuses a coroutine function."""
+def accepted_parameters(fn: Callable[..., Any], blocking: bool, *names: str) -> FilledParameters:
+    """Those of `names` that are parameters of `fn`. Blocking mode, which cannot await, refuses a coroutine function."""
     if blocking and inspect.iscoroutinefunction(fn):
         raise ConfigError(f"{_qualified_name(fn)} is a coroutine function: use the asyncio API, such as AsyncClient")
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # some built-ins have no signature
-        return ()
-    return tuple(name for name in names if name in parameters)
+        return {}
+    return {
+        name: index if parameter.kind in _POSITIONAL else _BY_KEYWORD
+        for index, (name, parameter) in enumerate(parameters.items())
+        if name in names
+    }
 
 
-def accepts_lease(fn: Callable[..., Any], blocking: bool) -> bool:
-    """Whether `fn` has a parameter called `lease`."""
-    return bool(accepted_parameters(fn, blocking, "lease"))
+def call_filled(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    filled: FilledParameters,
+    values: Mapping[str, object],
+) -> Any:
+    """Call `fn` with the caller's arguments, which leave out the filled parameters, and with the values for those."""
+    all_args, all_kwargs = list(args), dict(kwargs)
+    for name, index in filled.items():
+        if name in kwargs:
+            raise TypeError(f"{_qualified_name(fn)} gets {name!r} from Leasehold: leave it out")
+        if 0 <= index <= len(all_args):
+            all_args.insert(index, values[name])
+        else:
+            all_kwargs[name] = values[name]
+    return fn(*all_args, **all_kwargs)
 
 
 class LockedFunction:
@@ -41,13 +69,29 @@ class LockedFunction:
         if on_busy not in _ON_BUSY:
             raise ConfigError(f"on_busy must be one of {', '.join(_ON_BUSY)}, not {on_busy!r}")
         self._fn, self._template, self._on_busy = fn, template, on_busy
-        self._pass_lease = accepts_lease(fn, blocking)
-        signature = inspect.signature(fn)
-        # Leasehold passes the lease: callers leave it out.
-        parameters = [p for p in signature.parameters.values() if not (self._pass_lease and p.name == "lease")]
-        self._signature = signature.replace(parameters=parameters)
+        self._filled = accepted_parameters(fn, blocking, "lease")
+        self._signature = self._without_filled(inspect.signature(fn))
+        parameters = self._signature.parameters.values()
         self._var_keyword = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._has_fields = self._check_template()
+
+    def _without_filled(self, signature: inspect.Signature) -> inspect.Signature:
+        """The signature for callers: they leave out what Leasehold passes."""
+        return signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in self._filled])
+
+    def wrap(self, run: F) -> F:
+        """Make `run` look like the function, without the parameters that Leasehold fills in: web frameworks, command
+        line parsers and pytest read the signature to find what to pass."""
+        update_wrapper(run, self._fn)
+        if self._filled:
+            try:
+                signature = inspect.signature(self._fn, eval_str=True)
+            except Exception:  # an annotation that can be evaluated only later, or never
+                signature = inspect.signature(self._fn)
+            run.__signature__ = self._without_filled(signature)  # type: ignore[attr-defined]
+            annotations = getattr(self._fn, "__annotations__", {})
+            run.__annotations__ = {name: value for name, value in annotations.items() if name not in self._filled}
+        return run
 
     def _check_template(self) -> bool:
         try:
@@ -78,7 +122,7 @@ class LockedFunction:
 
     async def run(self, lock: BaseLock[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return await lock._call(self._fn, args, kwargs, self._pass_lease)
+            return await lock._call(self._fn, args, kwargs, self._filled)
         except NotAcquired as busy:
             if self._on_busy == "skip" and busy.name == lock.name:
                 return None

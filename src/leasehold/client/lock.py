@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from leasehold.client.acquire import acquire
+from leasehold.client.decorator import FilledParameters, call_filled
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import LOST, RELEASED, BaseLease
 from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
@@ -259,10 +260,10 @@ class BaseLock(Generic[L]):
             held_lock.lease._release_nowait()
 
     async def _call(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], pass_lease: bool
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], filled: FilledParameters
     ) -> Any:
         async def work(lease: L) -> Any:
-            result = fn(*args, **kwargs, lease=lease) if pass_lease else fn(*args, **kwargs)
+            result = call_filled(fn, args, kwargs, filled, {"lease": lease}) if filled else fn(*args, **kwargs)
             return result if self._core.runtime.blocking else await maybe_await(result)
 
         return await self._run_locked(work)

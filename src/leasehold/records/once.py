@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from leasehold.client.base import BaseClient
-from leasehold.client.decorator import accepted_parameters
+from leasehold.client.decorator import accepted_parameters, call_filled
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import BaseLock
 from leasehold.config import check_seconds
@@ -103,8 +103,7 @@ class Once:
                 assert self._finished_run is not None
                 return self._replay(self._finished_run)
             available = {"lease": lease, **offered}
-            extra = {name: available[name] for name in accepted}
-            return await self._execute(partial(fn, *args, **kwargs, **extra), *started)
+            return await self._execute(partial(call_filled, fn, args, kwargs, accepted, available), *started)
 
         try:
             return await self._lock._run_locked(work)
