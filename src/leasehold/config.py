@@ -7,13 +7,14 @@ import re
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, TypedDict, TypeVar
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from leasehold.core import timing
 from leasehold.core.names import check_namespace
-from leasehold.core.timing import MIN_DRIFT
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
 from leasehold.model import Traits
@@ -33,6 +34,13 @@ SCHEME_ALIASES: Final = {
 _SCHEMES_WITHOUT_CREDENTIALS: Final = frozenset({"memory", "sqlite"})
 
 DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks do not exclude other users
+
+
+# Seconds, or a text such as "30s", "10m" or "1h30m".
+Duration: TypeAlias = float | str | timedelta
+DAY: Final = 86_400.0  # the longest ttl, unless `max_ttl` is given: a mistyped one would block a name for as long
+_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?", re.ASCII)
+_UNITS: Final = (86_400, 3_600, 60, 1, 0.001)
 
 
 class Unset:
@@ -134,10 +142,12 @@ class ClientOptions:
     ttl: float = 30.0
     call_timeout: float = 5.0
     on_event: Hook | None = None
+    max_ttl: float = DAY
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
-        check_ttl(self.ttl)
+        check_seconds("max_ttl", self.max_ttl, allow_zero=False)
+        check_ttl(self.ttl, self.max_ttl)
         check_seconds("call_timeout", self.call_timeout, allow_zero=False)
         if self.on_event is not None and not callable(self.on_event):
             raise ConfigError("on_event must be a function that takes one event")
@@ -155,13 +165,13 @@ class ClientOptions:
 class LockArguments(TypedDict, total=False):
     """The keyword arguments of `lock`, `read`, `write`, `semaphore` and `locked`."""
 
-    ttl: float | None  # seconds a grant lives unrenewed; None: the client's
-    wait: float | None  # seconds to wait in the queue; None: for ever, 0: try once
+    ttl: Duration | None  # seconds a grant lives unrenewed; None: the client's
+    wait: Duration | None  # seconds to wait in the queue; None: for ever, 0: try once
     holder: str | None  # who holds it, display only; None: the client's
     purpose: str | None  # why it is held, display only
-    min_hold: float  # hold the name for at least this many seconds, even if released earlier
-    max_hold: float | None  # give the name up after this many seconds: the lease is then lost
-    delay: float  # extra seconds the engine holds the name after a lease is lost
+    min_hold: Duration  # hold the name for at least this many seconds, even if released earlier
+    max_hold: Duration | None  # give the name up after this many seconds: the lease is then lost
+    delay: Duration  # extra seconds the engine holds the name after a lease is lost
     reentrant: bool  # the same thread or task may acquire it again
     require: Collection[str]  # traits the engine must promise, or the lock is refused
 
@@ -177,14 +187,21 @@ def refuse_unknown(where: str, names: Collection[str]) -> None:
         raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
 
 
-def lock_options(where: str, default_ttl: float, arguments: Mapping[str, Any]) -> LockOptions:
+_DURATION_OPTIONS: Final = ("ttl", "wait", "min_hold", "max_hold", "delay")
+
+
+def lock_options(where: str, default_ttl: float, max_ttl: float, arguments: Mapping[str, Any]) -> LockOptions:
     """Checked options from keyword arguments. A misspelt argument is a TypeError, as for any function."""
     if not arguments:
         return _default_options(default_ttl)
     refuse_unknown(where, set(arguments) - set(LockArguments.__annotations__))
     given = dict(arguments)
+    for name in _DURATION_OPTIONS:
+        if given.get(name) is not None:
+            given[name] = check_seconds(name, given[name])
     if given.get("ttl") is None:
         given["ttl"] = default_ttl
+    check_ttl(given["ttl"], max_ttl)
     given["require"] = parse_requirements(given.get("require", ()))
     return LockOptions(**given)
 
@@ -210,7 +227,7 @@ class LockOptions:
     require: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_ttl(self.ttl)
+        check_ttl(self.ttl, timing.NEVER)
         check_wait(self.wait)
         check_seconds("min_hold", self.min_hold)
         check_seconds("delay", self.delay)
@@ -265,23 +282,65 @@ def check_limit(limit: int) -> int:
     return limit
 
 
-def check_ttl(ttl: float) -> None:
-    check_seconds("ttl", ttl, allow_zero=False)
-    if ttl <= MIN_DRIFT:
-        raise ConfigError(f"ttl must be greater than {MIN_DRIFT} s (the clock-drift margin), not {ttl!r}")
+def check_ttl(ttl: Duration, max_ttl: float = DAY) -> float:
+    seconds = check_seconds("ttl", ttl, allow_zero=False)
+    if seconds <= timing.MIN_DRIFT:
+        raise ConfigError(f"ttl must be greater than {timing.MIN_DRIFT} s (the clock-drift margin), not {ttl!r}")
+    if seconds > max_ttl:
+        raise ConfigError(
+            f"ttl must be at most {max_ttl:.15g} s, not {ttl!r}: a holder that dies would keep the name for that long; "
+            "if you want that, pass max_ttl= to the client"
+        )
+    return seconds
 
 
-def check_wait(wait: float | None) -> None:
-    if wait is not None:
-        check_seconds("wait", wait)
+def check_wait(wait: Duration | None) -> float | None:
+    return None if wait is None else check_seconds("wait", wait)
 
 
-def check_seconds(what: str, value: float, allow_zero: bool = True) -> None:
-    """Raise ConfigError unless the value is finite and not negative, and not 0 unless 0 is allowed."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e15 < value < 1e15:
-        raise ConfigError(f"{what} must be a finite number of seconds, not {repr(value)[:40]}")
-    if value < 0 or (value == 0 and not allow_zero):
-        raise ConfigError(f"{what} must be {'0 or more' if allow_zero else 'more than 0'} seconds, not {value!r}")
+def check_keep(keep: Duration | None) -> float | None:
+    return None if keep is None else check_seconds("keep", keep, allow_zero=False)
+
+
+def check_seconds(what: str, value: Duration, allow_zero: bool = True) -> float:
+    """The value in seconds. Raises ConfigError unless it is finite and not negative, and not 0 unless 0 is allowed."""
+    seconds = value if value.__class__ is float or value.__class__ is int else _to_seconds(what, value)
+    if 0 < seconds < 1e15 or (seconds == 0 and allow_zero):
+        return seconds
+    if seconds != seconds or abs(seconds) >= 1e15:
+        raise ConfigError(f"{what} must be a finite number of seconds, not {_shorten(value)}")
+    raise ConfigError(f"{what} must be {'0 or more' if allow_zero else 'more than 0'} seconds, not {_shorten(value)}")
+
+
+def _to_seconds(what: str, value: Duration) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        try:
+            return parse_duration(value)
+        except ValueError as bad:
+            raise ConfigError(f"{what} must be {bad}") from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(
+            f"{what} must be a number of seconds, a timedelta, or a text such as '30s', not {_shorten(value)}"
+        )
+    return value
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from "30", "0.5", "30s", "10m", "1h30m", "2d" or "250ms". Raises ValueError."""
+    found = _DURATION.fullmatch(text)
+    if found is not None and found[0]:
+        return sum(float(number) * unit for number, unit in zip(found.groups(), _UNITS, strict=True) if number)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"seconds, or a text such as '30s', '10m' or '1h30m', not {_shorten(text)}") from None
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _check_label(what: str, text: str | None) -> None:

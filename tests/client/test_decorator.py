@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from _pytest.compat import getfuncargnames
 
 from leasehold import AsyncClient, Client, ConfigError, Lease, NotAcquired
 
@@ -105,15 +105,6 @@ def test_decorator_refuses_invalid_options(bench) -> None:
 
 # -------------------------------------------------------------- signature
 
-_client = Client("memory://decorated")
-
-
-@_client.locked("tests")
-def test_decorated_test_function_gets_its_lease_and_fixtures(lease: Lease, tmp_path: Path) -> None:
-    # pytest reads the signature: a `lease` in it would be a fixture that does not exist.
-    assert lease.held
-    assert tmp_path.exists()
-
 
 @pytest.mark.parametrize("client_type", [Client, AsyncClient])
 @pytest.mark.parametrize("decorator", ["locked", "once_per"])
@@ -123,20 +114,23 @@ def test_decorated_signature_has_no_lease(client_type, decorator) -> None:
         """Charge a user."""
         return f"{user_id} {amount}"
 
+    assert getfuncargnames(charge) == ("user_id",), "what pytest would pass"
     assert str(inspect.signature(charge)) == "(user_id: int, *, amount: float = 1.0) -> str"
     assert get_type_hints(charge) == {"user_id": int, "amount": float, "return": str}
     assert (charge.__name__, charge.__doc__) == ("charge", "Charge a user.")
     assert inspect.iscoroutinefunction(charge) is (client_type is AsyncClient)
 
 
-def test_decorated_signature_keeps_annotations_that_cannot_be_evaluated() -> None:
-    @_client.locked("a")
+def test_decorated_signature_keeps_annotations_that_cannot_be_evaluated(bench) -> None:
+    @bench.client().locked("a")
     def work(lease: Lease, when: NotDefined) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     assert str(inspect.signature(work)) == "(when: 'NotDefined') -> 'None'"
 
 
-def test_lease_is_passed_wherever_the_function_takes_it() -> None:
+def test_lease_is_passed_wherever_the_function_takes_it(url) -> None:
+    client = Client(url)
+
     def first(lease, a, b=2):
         return lease.held, a, b
 
@@ -150,23 +144,24 @@ def test_lease_is_passed_wherever_the_function_takes_it() -> None:
         return lease.held, a, b
 
     for fn in (first, last, positional, keyword):
-        decorated = _client.locked("b/{a}")(fn)
+        decorated = client.locked("b/{a}")(fn)
         assert decorated(1) == decorated(a=1) == (True, 1, 2)
         assert decorated(1, 3) == decorated(1, b=3) == decorated(b=3, a=1) == (True, 1, 3)
-        assert _client.with_lock("b", fn, 1, 3) == (True, 1, 3)
-        assert _client.once_per(f"{fn.__name__}/{{a}}")(fn)(1) == [True, 1, 2]
-        _client.lock("c").call(fn, a=1)
+        assert client.with_lock("b", fn, 1, 3) == (True, 1, 3)
+        assert client.once_per(f"{fn.__name__}/{{a}}")(fn)(1) == [True, 1, 2]
+        client.lock("c").call(fn, a=1)
 
     class Account:
-        @_client.locked("account/{amount}")
+        @client.locked("account/{amount}")
         def charge(self, lease, amount):
             return self, lease.held, amount
 
     account = Account()
     assert account.charge(7) == account.charge(amount=7) == (account, True, 7)
+    client.close()
 
 
-def test_lease_given_by_the_caller_is_refused() -> None:
-    decorated = _client.locked("d")(lambda a, lease: lease)
+def test_lease_given_by_the_caller_is_refused(bench) -> None:
+    decorated = bench.client().locked("d")(lambda a, lease: lease)
     with pytest.raises(TypeError, match="leave it out"):
         decorated(1, lease=None)

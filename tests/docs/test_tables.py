@@ -282,7 +282,7 @@ def call_signature(name: str, member: object) -> str:
     parameters = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:] if p.name != "unknown"]
     shown = str(signature.replace(parameters=parameters, return_annotation=signature.empty)).replace("=UNSET", "=...")
     given = str(signature.return_annotation)
-    return f"{name}{shown}" + ("" if given == "None" or "Callable" in given else f" -> {given}")
+    return f"{name}{shown}" + ("" if given == "None" or "Callable" in given or given == "Decorator" else f" -> {given}")
 
 
 # Methods and attributes that classes use internally and users do not.

@@ -5,7 +5,7 @@ one that is not needed.
 """
 
 import threading
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypedDict, assert_type
 
 import leasehold
@@ -51,7 +51,7 @@ def create_clients() -> None:
     Client("memory://", "shop")  # type: ignore[call-arg]  # options are keyword-only
     Client("memory://", timeout=3)  # type: ignore[call-arg]
     Client("memory://", on_event=lambda: None)  # type: ignore[misc, arg-type]  # the hook takes the event
-    Client("memory://", ttl="30")  # type: ignore[arg-type]
+    Client("memory://", ttl=b"30")  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------- many locks, one leader
@@ -130,7 +130,8 @@ def acquire_lock(client: Client) -> None:
     client.lock("orders/42", timeout=3)  # type: ignore[call-arg]
     client.lock("orders/42", 30)  # type: ignore[call-arg]  # options are keyword-only
     client.lock("orders/42", tll=30)  # type: ignore[call-arg]
-    client.lock("orders/42", wait="long")  # type: ignore[arg-type]
+    client.lock("orders/42", wait=b"30s")  # type: ignore[arg-type]
+    client.lock("orders/42", ttl="30s", wait="1h30m", max_hold=timedelta(hours=2))
     client.lock(42)  # type: ignore[arg-type]
     lock.acquire(5)  # type: ignore[call-arg]
     lock.acquire(timeout=5)  # type: ignore[arg-type]
@@ -185,7 +186,8 @@ def use_lease(lease: Lease) -> None:
 
     lease.state = LeaseState.HELD  # type: ignore[misc]
     lease.on_lost(lambda: None)  # type: ignore[misc, arg-type]  # it gets the lease
-    lease.renew(ttl="60")  # type: ignore[arg-type]
+    lease.renew(ttl=b"60")  # type: ignore[arg-type]
+    lease.renew("90s")
 
 
 def handle_errors(lock: Lock) -> None:

@@ -15,7 +15,7 @@ from leasehold.client.decorator import LockedFunction, OnBusy
 from leasehold.client.election import election_options
 from leasehold.client.lock import Shape
 from leasehold.client.multilock import unique_names
-from leasehold.config import LockArguments
+from leasehold.config import Duration, LockArguments, check_keep
 from leasehold.core.deadlocks import Deadlock
 from leasehold.core.names import check_name
 from leasehold.core.once import MAX_RESULT
@@ -188,9 +188,9 @@ class AsyncClient(BaseClient):
         fn: Callable[..., Awaitable[T]],
         /,
         *args: Any,
-        keep: float | None = ...,
-        wait: float | None = ...,
-        ttl: float | None = ...,
+        keep: Duration | None = ...,
+        wait: Duration | None = ...,
+        ttl: Duration | None = ...,
         on_failure: OnFailure = ...,
         request: str = ...,
         max_result: int = ...,
@@ -204,9 +204,9 @@ class AsyncClient(BaseClient):
         fn: Callable[..., T],
         /,
         *args: Any,
-        keep: float | None = ...,
-        wait: float | None = ...,
-        ttl: float | None = ...,
+        keep: Duration | None = ...,
+        wait: Duration | None = ...,
+        ttl: Duration | None = ...,
         on_failure: OnFailure = ...,
         request: str = ...,
         max_result: int = ...,
@@ -219,9 +219,9 @@ class AsyncClient(BaseClient):
         fn: Callable[..., Any],
         /,
         *args: Any,
-        keep: float | None = DAY,
-        wait: float | None = None,
-        ttl: float | None = None,
+        keep: Duration | None = DAY,
+        wait: Duration | None = None,
+        ttl: Duration | None = None,
         on_failure: OnFailure = "retry",
         request: str = "",
         max_result: int = MAX_RESULT,
@@ -230,16 +230,16 @@ class AsyncClient(BaseClient):
         """Run `fn(*args)`, plain or async, once for `key`, however many callers there are. All callers get its result,
         through JSON. If the lease is lost, `fn` is cancelled and the call raises `LeaseLost`. Options and other errors
         as for `Client.once`."""
-        options = OnceOptions(keep, on_failure, request, max_result)
+        options = OnceOptions(check_keep(keep), on_failure, request, max_result)
         return await make_once(self, key, wait, ttl, store, options).run(fn, args, {})
 
     def once_per(
         self,
         key: str,
         *,
-        keep: float | None = DAY,
-        wait: float | None = None,
-        ttl: float | None = None,
+        keep: Duration | None = DAY,
+        wait: Duration | None = None,
+        ttl: Duration | None = None,
         on_failure: OnFailure = "retry",
         max_result: int = MAX_RESULT,
         store: Store | str | None = None,
@@ -247,7 +247,7 @@ class AsyncClient(BaseClient):
         """A decorator for plain and async functions: runs the function once for each key. The decorated function is
         awaited. The key is a template over the function's arguments, such as `@client.once_per("order:{order_id}")`.
         Options and errors as for `Client.once`."""
-        options = OnceOptions(keep, on_failure, "", max_result)
+        options = OnceOptions(check_keep(keep), on_failure, "", max_result)
 
         def decorate(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             locked_function = LockedFunction(fn, key, "wait", blocking=False)
@@ -269,14 +269,14 @@ class AsyncClient(BaseClient):
     def schedule(
         self,
         name: str,
-        every: float,
+        every: Duration,
         *,
-        offset: float = 0.0,
+        offset: Duration = 0.0,
         missed: Missed = "skip",
-        late: float | None = None,
+        late: Duration | None = None,
         most: int = 100,
         on_failure: OnFailure = "keep",
-        ttl: float | None = None,
+        ttl: Duration | None = None,
         store: Store | str | None = None,
     ) -> AsyncSchedule:
         """A job that runs once per tick in the whole fleet. Ticks are at the full multiples of `every` seconds since

@@ -11,7 +11,7 @@ from leasehold.aio.locks import AsyncLease, AsyncLock
 from leasehold.client.election import BaseElection, BaseTerms
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.multilock import BaseLeases, BaseMultiLock, MemberLock
-from leasehold.config import UNSET, Unset, refuse_unknown
+from leasehold.config import UNSET, Duration, Unset, refuse_unknown
 from leasehold.model import Term
 
 
@@ -25,7 +25,7 @@ class AsyncLeases(BaseLeases[AsyncLease]):
         retried in the background."""
         return await self._release()
 
-    async def wait_lost(self, seconds: float | None = None) -> bool:
+    async def wait_lost(self, seconds: Duration | None = None) -> bool:
         """Wait until one of them is lost, at most `seconds`. False: none is lost."""
         return await self._wait_lost(seconds)
 
@@ -38,7 +38,7 @@ class AsyncMultiLock(BaseMultiLock[AsyncLease, AsyncLeases]):
     _lock_type: ClassVar = AsyncLock
     _leases_type: ClassVar = AsyncLeases
 
-    async def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLeases:
+    async def acquire(self, *, wait: Duration | Unset | None = UNSET, **unknown: Never) -> AsyncLeases:
         """All leases, or an error and none. Raises as `AsyncLock.acquire` does, and `LeaseLost` if one was lost while
         waiting for another. If it is cancelled, no claim is left behind."""
         refuse_unknown("acquire()", unknown)
@@ -86,7 +86,7 @@ class AsyncElection(BaseElection[AsyncLease]):
     let the resource refuse older tokens.
     """
 
-    async def campaign(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
+    async def campaign(self, *, wait: Duration | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
         """Wait until this candidate leads, or raise `NotAcquired` after `wait` seconds (default: the election's own;
         None waits for ever, 0 tries once). The lease is the term, and its token fences the leader's writes. The term
         lasts until `resign()`, or until the lease is lost. If it is cancelled, it leaves the queue. `SelfDeadlock`:
@@ -114,7 +114,7 @@ class AsyncElection(BaseElection[AsyncLease]):
         """The term at the moment the engine answers, or None. Do not base decisions on it: it may have ended."""
         return await self._leader()
 
-    def observe(self, *, seconds: float | None = None) -> AsyncTerms:
+    def observe(self, *, seconds: Duration | None = None) -> AsyncTerms:
         """Iterate over the current term and all later ones: `async for term in election.observe():`. Each comes once,
         in the order of their tokens. Ends after `seconds` (None: never). The promises are those of `Election.observe`.
         """

@@ -11,7 +11,7 @@ from leasehold.client.decorator import accepted_parameters
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import REENTRANT_ADVICE, BaseLock
-from leasehold.config import UNSET, Unset, refuse_unknown
+from leasehold.config import UNSET, Duration, Unset, refuse_unknown
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class AsyncLease(BaseLease):
         not answer."""
         await self._renew(None)
 
-    async def renew(self, ttl: float | None = None) -> None:
+    async def renew(self, ttl: Duration | None = None) -> None:
         """Set the remaining life to `ttl` seconds from now (default: the lease's own), for this and later renewals.
         Raises as `verify` does.
 
@@ -48,7 +48,7 @@ class AsyncLease(BaseLease):
         watchdog retries the release in the background, even if this is cancelled. Never raises for these."""
         return await self._release_explicitly()
 
-    async def wait_lost(self, seconds: float | None = None) -> bool:
+    async def wait_lost(self, seconds: Duration | None = None) -> bool:
         """Wait until the lease is lost, at most `seconds`. False: it is not lost, or was released."""
         return await self._wait_lost(seconds)
 
@@ -63,7 +63,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     _deadlock_advice = REENTRANT_ADVICE
     __slots__ = ()
 
-    async def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
+    async def acquire(self, *, wait: Duration | Unset | None = UNSET, **unknown: Never) -> AsyncLease:
         """A lease, or `NotAcquired` after `wait` seconds (default: the lock's own; None waits for ever, 0 tries once).
 
         `Unavailable`: the engine did not answer. `Mismatch`: the name is in use as another kind or with another limit.

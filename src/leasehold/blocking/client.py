@@ -16,7 +16,7 @@ from leasehold.client.decorator import LockedFunction, OnBusy
 from leasehold.client.election import election_options
 from leasehold.client.lock import Shape
 from leasehold.client.multilock import unique_names
-from leasehold.config import LockArguments
+from leasehold.config import Duration, LockArguments, check_keep
 from leasehold.core.deadlocks import Deadlock
 from leasehold.core.names import check_name
 from leasehold.core.once import MAX_RESULT
@@ -93,8 +93,11 @@ class Client(BaseClient):
     ttl           seconds a grant lives without a renewal, for locks that do not set their own
     call_timeout  the longest a single call to the engine may take, in seconds; a wait may take many calls
     on_event      is called with every `Event`
+    max_ttl       the longest ttl to accept (default: 24 hours), because a holder that dies keeps the name for its ttl
     engine        replaces the engine that the URL selects: for tests and for authors of engines
     runtime       replaces the runtime and its clock: for tests
+
+    Durations are seconds, texts such as "30s" or "1h30m", or `timedelta`, here and in all other calls.
 
     Raises `ConfigError` for a bad value, an unknown scheme or an unknown option in the URL. Does not connect yet: see
     `connect`. After a fork the child can use the client; leases of the parent are LOST there.
@@ -185,9 +188,9 @@ class Client(BaseClient):
         fn: Callable[..., T],
         /,
         *args: Any,
-        keep: float | None = DAY,
-        wait: float | None = None,
-        ttl: float | None = None,
+        keep: Duration | None = DAY,
+        wait: Duration | None = None,
+        ttl: Duration | None = None,
         on_failure: OnFailure = "retry",
         request: str = "",
         max_result: int = MAX_RESULT,
@@ -211,23 +214,23 @@ class Client(BaseClient):
         Not promised: that what such a runner did outside the store is undone. Commit the effect together with the
         record (`stores.within`), or let the resource check the token.
         """
-        options = OnceOptions(keep, on_failure, request, max_result)
+        options = OnceOptions(check_keep(keep), on_failure, request, max_result)
         return run_sync(make_once(self, key, wait, ttl, store, options).run(fn, args, {}))  # type: ignore[no-any-return]
 
     def once_per(
         self,
         key: str,
         *,
-        keep: float | None = DAY,
-        wait: float | None = None,
-        ttl: float | None = None,
+        keep: Duration | None = DAY,
+        wait: Duration | None = None,
+        ttl: Duration | None = None,
         on_failure: OnFailure = "retry",
         max_result: int = MAX_RESULT,
         store: Store | str | None = None,
     ) -> Decorator:
         """A decorator: runs the function once for each key. The key is a template over the function's arguments, such
         as `@client.once_per("order:{order_id}")`. Options and errors as for `once`."""
-        options = OnceOptions(keep, on_failure, "", max_result)
+        options = OnceOptions(check_keep(keep), on_failure, "", max_result)
 
         def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
             locked_function = LockedFunction(fn, key, "wait", blocking=True)
@@ -248,14 +251,14 @@ class Client(BaseClient):
     def schedule(
         self,
         name: str,
-        every: float,
+        every: Duration,
         *,
-        offset: float = 0.0,
+        offset: Duration = 0.0,
         missed: Missed = "skip",
-        late: float | None = None,
+        late: Duration | None = None,
         most: int = 100,
         on_failure: OnFailure = "keep",
-        ttl: float | None = None,
+        ttl: Duration | None = None,
         store: Store | str | None = None,
     ) -> Schedule:
         """A job that runs once per tick in the whole fleet. Ticks are at the full multiples of `every` seconds since

@@ -11,7 +11,7 @@ from leasehold.blocking.locks import Lease, Lock
 from leasehold.client.election import BaseElection, BaseTerms
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.multilock import BaseLeases, BaseMultiLock, MemberLock
-from leasehold.config import UNSET, Unset, refuse_unknown
+from leasehold.config import UNSET, Duration, Unset, refuse_unknown
 from leasehold.model import Term
 from leasehold.runtime.base import run_sync
 
@@ -26,7 +26,7 @@ class Leases(BaseLeases[Lease]):
         retried in the background."""
         return run_sync(self._release())
 
-    def wait_lost(self, seconds: float | None = None) -> bool:
+    def wait_lost(self, seconds: Duration | None = None) -> bool:
         """Wait until one of them is lost, at most `seconds`. False: none is lost."""
         return run_sync(self._wait_lost(seconds))
 
@@ -44,7 +44,7 @@ class MultiLock(BaseMultiLock[Lease, Leases]):
     _lock_type: ClassVar = Lock
     _leases_type: ClassVar = Leases
 
-    def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Leases:
+    def acquire(self, *, wait: Duration | Unset | None = UNSET, **unknown: Never) -> Leases:
         """All leases, or an error and none. Raises as `Lock.acquire` does, and `LeaseLost` if one was lost while
         waiting for another."""
         refuse_unknown("acquire()", unknown)
@@ -92,7 +92,7 @@ class Election(BaseElection[Lease]):
     let the resource refuse older tokens.
     """
 
-    def campaign(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Lease:
+    def campaign(self, *, wait: Duration | Unset | None = UNSET, **unknown: Never) -> Lease:
         """Wait until this candidate leads, or raise `NotAcquired` after `wait` seconds (default: the election's own;
         None waits for ever, 0 tries once). The lease is the term, and its token fences the leader's writes. The term
         lasts until `resign()`, or until the lease is lost. `SelfDeadlock`: this candidate already leads."""
@@ -125,7 +125,7 @@ class Election(BaseElection[Lease]):
         """The term at the moment the engine answers, or None. Do not base decisions on it: it may have ended."""
         return run_sync(self._leader())
 
-    def observe(self, *, seconds: float | None = None) -> Terms:
+    def observe(self, *, seconds: Duration | None = None) -> Terms:
         """Iterate over the current term and all later ones: each once, in the order of their tokens. Ends after
         `seconds` (None: never).
 

@@ -11,7 +11,7 @@ from leasehold.client.decorator import accepted_parameters
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import REENTRANT_ADVICE, BaseLock
-from leasehold.config import UNSET, Unset, refuse_unknown
+from leasehold.config import UNSET, Duration, Unset, refuse_unknown
 from leasehold.errors import NotAcquired
 from leasehold.runtime.base import run_sync
 
@@ -35,7 +35,7 @@ class Lease(BaseLease):
         not answer."""
         run_sync(self._renew(None))
 
-    def renew(self, ttl: float | None = None) -> None:
+    def renew(self, ttl: Duration | None = None) -> None:
         """Set the remaining life to `ttl` seconds from now (default: the lease's own), for this and later renewals.
         Raises as `verify` does.
 
@@ -49,7 +49,7 @@ class Lease(BaseLease):
         watchdog retries the release in the background. Never raises for these."""
         return run_sync(self._release_explicitly())
 
-    def wait_lost(self, seconds: float | None = None) -> bool:
+    def wait_lost(self, seconds: Duration | None = None) -> bool:
         """Wait until the lease is lost, at most `seconds`. False: it is not lost, or was released."""
         return run_sync(self._wait_lost(seconds))
 
@@ -65,7 +65,7 @@ class Lock(BaseLock[Lease]):
     _deadlock_advice = REENTRANT_ADVICE
     __slots__ = ()
 
-    def acquire(self, *, wait: float | Unset | None = UNSET, **unknown: Never) -> Lease:
+    def acquire(self, *, wait: Duration | Unset | None = UNSET, **unknown: Never) -> Lease:
         """A lease, or `NotAcquired` after `wait` seconds (default: the lock's own; None waits for ever, 0 tries once).
 
         `Unavailable`: the engine did not answer. `Mismatch`: the name is in use as another kind or with another limit.

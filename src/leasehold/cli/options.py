@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from leasehold.blocking import Client, Lock
 from leasehold.cli.console import Console
-from leasehold.config import LockArguments, check_ttl
+from leasehold.config import LockArguments, check_ttl, parse_duration
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseholdError
 
@@ -51,11 +51,11 @@ def live_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 
 
 def seconds(value: str | float) -> float:
-    """A finite number of seconds, 0 or more."""
+    """A finite number of seconds, 0 or more; also as 30s, 10m or 1h30m."""
     try:
-        number = float(value)
+        number = parse_duration(value) if isinstance(value, str) else float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number of seconds, such as 30 or 0.5") from None
+        raise click.BadParameter(f"{value!r} is not a number of seconds, such as 30, 0.5, 10m or 1h30m") from None
     if not isfinite(number) or number < 0:
         raise click.BadParameter(f"{value!r} is not a valid number of seconds: it must be finite, and 0 or more")
     return number

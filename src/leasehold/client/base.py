@@ -13,7 +13,16 @@ from typing import ClassVar, Protocol
 from leasehold.client.core import ClientCore
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import Shape
-from leasehold.config import ClientOptions, LockArguments, LockOptions, check_limit, lock_options
+from leasehold.config import (
+    DAY,
+    ClientOptions,
+    Duration,
+    LockArguments,
+    LockOptions,
+    check_limit,
+    check_seconds,
+    lock_options,
+)
 from leasehold.core.deadlocks import Deadlock, deadlocks, seen_in_both
 from leasehold.core.names import check_name, check_prefix
 from leasehold.engines.base import Opener
@@ -46,13 +55,15 @@ class BaseClient:
         *,
         namespace: str = "",
         holder: str | None = None,
-        ttl: float = 30.0,
-        call_timeout: float = 5.0,
+        ttl: Duration = 30.0,
+        call_timeout: Duration = 5.0,
         on_event: Hook | None = None,
+        max_ttl: Duration = DAY,
         engine: Opener | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        options = ClientOptions(url, namespace, holder, ttl, call_timeout, on_event)
+        ttl, call_timeout = check_seconds("ttl", ttl), check_seconds("call_timeout", call_timeout)
+        options = ClientOptions(url, namespace, holder, ttl, call_timeout, on_event, check_seconds("max_ttl", max_ttl))
         config = (
             options.engine_config()
             if engine is None or url is not None
@@ -94,7 +105,7 @@ class BaseClient:
         return self._core.traits
 
     def _lock_options(self, where: str, arguments: LockArguments) -> LockOptions:
-        return lock_options(where, self._options.ttl, arguments)
+        return lock_options(where, self._options.ttl, self._options.max_ttl, arguments)
 
     async def _inspect(self, prefix: str, exact: bool) -> list[Holding]:
         check_prefix(prefix)
@@ -166,6 +177,7 @@ def _rebuild(kind: type[BaseClient], options: ClientOptions) -> BaseClient:
         ttl=options.ttl,
         call_timeout=options.call_timeout,
         on_event=options.on_event,
+        max_ttl=options.max_ttl,
     )
 
 

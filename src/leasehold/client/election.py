@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from leasehold.client.lease import BaseLease, wait_lost
 from leasehold.client.lock import BaseLock
-from leasehold.config import LockArguments, Unset, check_seconds
+from leasehold.config import Duration, LockArguments, Unset, check_seconds
 from leasehold.core import names, timing
 from leasehold.engines.base import Engine
 from leasehold.engines.registry import snapshot_items
@@ -49,9 +49,11 @@ def election_options(traits: Traits, options: LockArguments) -> LockArguments:
         raise ConfigError("an election cannot be reentrant: leave out reentrant=True")
     given: LockArguments = {**options, "require": {"fencing", *options.get("require", ())}}
     if traits.outlives:
-        max_hold = options.get("max_hold")
-        visible_for = timing.TERM_VISIBLE if max_hold is None else min(timing.TERM_VISIBLE, max_hold)
-        given["min_hold"] = max(visible_for, options.get("min_hold", 0.0))
+        max_hold, min_hold = options.get("max_hold"), check_seconds("min_hold", options.get("min_hold", 0.0))
+        visible_for = timing.TERM_VISIBLE
+        if max_hold is not None:
+            visible_for = min(visible_for, check_seconds("max_hold", max_hold, allow_zero=False))
+        given["min_hold"] = max(visible_for, min_hold)
     return given
 
 
@@ -74,7 +76,7 @@ class BaseElection(Generic[L]):
 
     # ------------------------------------------------------------- leading
 
-    async def _campaign(self, wait: float | Unset | None) -> L:
+    async def _campaign(self, wait: Duration | Unset | None) -> L:
         self._refuse_second_candidacy()
         try:
             self._term = await self._lock._acquire_lease(wait)
@@ -202,9 +204,9 @@ class BaseElection(Generic[L]):
 class BaseTerms:
     """The terms of an election for one observer, each once and in order."""
 
-    def __init__(self, election: BaseElection[Any], seconds: float | None) -> None:
+    def __init__(self, election: BaseElection[Any], seconds: Duration | None) -> None:
         if seconds is not None:
-            check_seconds("seconds", seconds)
+            seconds = check_seconds("seconds", seconds)
         self._election, self._runtime = election, election._core.runtime
         self._deadline = timing.NEVER if seconds is None else self._runtime.now() + seconds
         options = election._lock.options

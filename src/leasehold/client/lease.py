@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from leasehold.client.acquire import without_min_hold
-from leasehold.config import check_ttl
+from leasehold.config import Duration, check_seconds, check_ttl
 from leasehold.core import timing
 from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable
 from leasehold.model import Alive, Claim, Gone, Grant, Reason
@@ -346,10 +346,10 @@ class BaseLease:
 
     # -------------------------------------------------------- renewing it
 
-    async def _renew(self, ttl: float | None) -> None:
+    async def _renew(self, ttl: Duration | None) -> None:
         """Renew it for `ttl` seconds from now. Raises `LeaseLost` or `Unavailable`."""
         if ttl is not None:
-            check_ttl(ttl)
+            ttl = check_ttl(ttl, self._core.options.max_ttl)
         self.check()
         core = self._core
         asked_at, claim = core.runtime.now(), self._claim_for_renewal(ttl)
@@ -420,7 +420,7 @@ class BaseLease:
         core.report_at_risk(self, Unavailable(why, engine=core.engine_name))
         core.watchdog.watch(self)
 
-    async def _wait_lost(self, seconds: float | None) -> bool:
+    async def _wait_lost(self, seconds: Duration | None) -> bool:
         """Wait until the lease is lost, at most `seconds`. False: it is not, or was released."""
         return await wait_lost([self], seconds)
 
@@ -429,12 +429,12 @@ LeaseRef = weakref.ref[BaseLease]
 
 
 async def wait_lost(
-    leases: Sequence[BaseLease], seconds: float | None, should_stop: Callable[[], bool] = lambda: False
+    leases: Sequence[BaseLease], seconds: Duration | None, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
     """Wait until one of the leases ends, or `should_stop()` returns True, at most `seconds`. Code that changes what
     `should_stop` returns must also call `_set_signals`, or the change is noticed late. False: none is lost."""
     runtime = leases[0]._core.runtime
-    end = timing.NEVER if seconds is None else runtime.now() + seconds
+    end = timing.NEVER if seconds is None else runtime.now() + check_seconds("seconds", seconds)
     signal = runtime.signal()
     for lease in leases:
         with lease._core.mutex:

@@ -10,7 +10,7 @@ from leasehold.client.acquire import acquire
 from leasehold.client.decorator import FilledParameters, call_filled
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import LOST, RELEASED, BaseLease
-from leasehold.config import UNSET, LockOptions, Unset, check_required, check_wait
+from leasehold.config import UNSET, Duration, LockOptions, Unset, check_required, check_wait
 from leasehold.core.lock_state import describe_kind
 from leasehold.core.names import check_name, make_claim_id
 from leasehold.core.timing import NEVER
@@ -104,11 +104,11 @@ class BaseLock(Generic[L]):
 
     # ----------------------------------------------------------- acquiring
 
-    def _acquire(self, wait: float | Unset | None = UNSET) -> Coroutine[Any, Any, L]:
+    def _acquire(self, wait: Duration | Unset | None = UNSET) -> Coroutine[Any, Any, L]:
         """A new lease; if this thread or task already holds a reentrant lock, the same lease again."""
         return self._acquire_reentrant(wait) if self.options.reentrant else self._acquire_lease(wait)
 
-    async def _acquire_reentrant(self, wait: float | Unset | None) -> L:
+    async def _acquire_reentrant(self, wait: Duration | Unset | None) -> L:
         lease = await self._acquire_lease(wait)
         held_lock = HeldLock(None, lease, self.shape.mode, task=self._core.runtime.blocked_task())
         self._core.held_locks.push(self.name, held_lock)
@@ -120,16 +120,13 @@ class BaseLock(Generic[L]):
         except NotAcquired:
             return None
 
-    async def _acquire_lease(self, wait: float | Unset | None, get_engine: Callable[[], Engine] | None = None) -> L:
+    async def _acquire_lease(self, wait: Duration | Unset | None, get_engine: Callable[[], Engine] | None = None) -> L:
         """A new lease, or the one this thread or task already has (then its depth is above 1). `get_engine` may raise
         to end the wait.
 
         Here and below a coroutine is created only where something is awaited: each one doubles the cost of a call.
         """
-        if isinstance(wait, Unset):
-            wait = self.options.wait
-        else:
-            check_wait(wait)
+        wait = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
         core = self._core
         if not core.runtime.bind():  # before anything is recorded for the running task
             core.rebind_loop()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, 
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BY_LOCAL_CLOCK, BaseLease, wait_lost
 from leasehold.client.lock import BaseLock, missing_attribute
-from leasehold.config import UNSET, Unset, check_wait
+from leasehold.config import UNSET, Duration, Unset, check_wait
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired
 from leasehold.model import Reason
 
@@ -88,7 +88,7 @@ class BaseLeases(Mapping[str, L], Generic[L]):
             lease._core.held_locks.mark_released(lease)
         return await release_all([*self._leases.values()][::-1])
 
-    async def _wait_lost(self, seconds: float | None) -> bool:
+    async def _wait_lost(self, seconds: Duration | None) -> bool:
         return await wait_lost([*self._leases.values()], seconds)
 
 
@@ -107,7 +107,7 @@ class BaseMultiLock(Generic[L, S]):
     _leases_type: ClassVar[Callable[..., Any]]
     _lock_type: ClassVar[type]
 
-    def __init__(self, locks: Iterable[BaseLock[L]], *, wait: float | Unset | None = UNSET) -> None:
+    def __init__(self, locks: Iterable[BaseLock[L]], *, wait: Duration | Unset | None = UNSET) -> None:
         self.locks = tuple(locks)
         if not self.locks:
             raise ConfigError("a multilock needs at least one lock")
@@ -118,8 +118,7 @@ class BaseMultiLock(Generic[L, S]):
             raise ConfigError("a multilock can take each name of a client only once: it would wait for itself")
         _refuse_duplicates(self.locks)
         waits = [lock.options.wait for lock in self.locks if lock.options.wait is not None]
-        self.wait = wait if not isinstance(wait, Unset) else min(waits, default=None)
-        check_wait(self.wait)
+        self.wait = check_wait(wait) if not isinstance(wait, Unset) else min(waits, default=None)
         self._sorted_locks = sorted(self.locks, key=_sort_key)
 
     def __repr__(self) -> str:
@@ -135,7 +134,7 @@ class BaseMultiLock(Generic[L, S]):
 
     # ----------------------------------------------------------- acquiring
 
-    async def _acquire(self, wait: float | Unset | None = UNSET) -> S:
+    async def _acquire(self, wait: Duration | Unset | None = UNSET) -> S:
         """All of them, without a `with`."""
         return await self._acquire_all(wait, None, [])
 
@@ -145,10 +144,9 @@ class BaseMultiLock(Generic[L, S]):
         except NotAcquired:
             return None
 
-    async def _acquire_all(self, wait: float | Unset | None, frame: int | None, members: list[MemberLock]) -> S:
+    async def _acquire_all(self, wait: Duration | Unset | None, frame: int | None, members: list[MemberLock]) -> S:
         """Acquire one after the other, or none. `frame`: that of the `with`, if there is one."""
-        wait = self.wait if isinstance(wait, Unset) else wait
-        check_wait(wait)
+        wait = self.wait if isinstance(wait, Unset) else check_wait(wait)
         runtime = self._sorted_locks[0]._core.runtime
         deadline = None if wait is None else runtime.now() + wait
         # One for all of them, armed even while waiting: if one lease is lost meanwhile, the rest is pointless.

@@ -21,7 +21,7 @@ from leasehold.client.base import BaseClient
 from leasehold.client.decorator import accepted_parameters, call_filled
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import BaseLock
-from leasehold.config import check_seconds
+from leasehold.config import Duration, check_seconds
 from leasehold.core import once as core
 from leasehold.errors import ConfigError, LeaseLost, Mismatch, RunFailed, StaleToken
 from leasehold.model import Outcome
@@ -217,8 +217,8 @@ async def outcome(lock: BaseLock[Any], records: RecordAccess, key: str) -> Outco
 def make_once(
     client: BaseClient,
     key: str,
-    wait: float | None,
-    ttl: float | None,
+    wait: Duration | None,
+    ttl: Duration | None,
     store: Store | str | None,
     options: OnceOptions,
 ) -> Once:

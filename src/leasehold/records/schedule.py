@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from leasehold.client.lock import BaseLock
-from leasehold.config import check_seconds
+from leasehold.config import Duration, check_seconds
 from leasehold.core import timing
 from leasehold.core.ticks import Missed, Ticks
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired, RunFailed, Unavailable
@@ -34,16 +34,14 @@ _MAX_PAUSE: Final = 1.0
 _MAX_CLOCK_DIFFERENCE: Final = 3600.0  # between clocks, in seconds: records of ticks are kept this much longer
 
 
-def make_ticks(every: float, offset: float, missed: Missed, late: float | None, most: int) -> Ticks:
-    check_seconds("every", every, allow_zero=False)
-    check_seconds("offset", offset)
-    if late is not None:
-        check_seconds("late", late, allow_zero=False)
+def make_ticks(every: Duration, offset: Duration, missed: Missed, late: Duration | None, most: int) -> Ticks:
+    every, offset = check_seconds("every", every, allow_zero=False), check_seconds("offset", offset)
+    late = every / 2 if late is None else check_seconds("late", late, allow_zero=False)
     if missed not in ("skip", "last", "all"):
         raise ConfigError(f"missed must be 'skip', 'last' or 'all', not {missed!r}")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ConfigError(f"most must be a whole number of at least 1, not {most!r}")
-    return Ticks(every, offset, missed, every / 2 if late is None else late, most)
+    return Ticks(every, offset, missed, late, most)
 
 
 class BaseSchedule:

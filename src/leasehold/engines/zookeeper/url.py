@@ -102,10 +102,9 @@ def _parse_chroot(path: str) -> str:
 
 def _parse_session_timeout(text: str) -> float:
     try:
-        seconds = float(text)
-        check_seconds("session", seconds, allow_zero=False)
+        seconds = check_seconds("session", text, allow_zero=False)
     except ValueError:
-        _raise_expected("must be a number of seconds greater than 0")
+        _raise_expected("must be a number of seconds greater than 0, or a text such as '30s'")
     if seconds > _MAX_SESSION_TIMEOUT:
         _raise_expected(f"must be at most {_MAX_SESSION_TIMEOUT} seconds")
     return seconds
