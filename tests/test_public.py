@@ -78,7 +78,7 @@ each_api_pair = pytest.mark.parametrize(("api_class", "async_class"), API_PAIRS,
 BLOCKING_ONLY = {"as_threading"}
 # These call neither engine nor store.
 NEVER_AWAITED = {"lock", "rwlock", "semaphore", "multilock", "election", "locked", "read", "write", "lead", "observe"}
-NEVER_AWAITED |= {"__init__", "__iter__", "once_per", "schedule", "status"}
+NEVER_AWAITED |= {"__init__", "__iter__", "once_per", "release_on_signal", "schedule", "status"}
 
 # ------------------------------------------------------------------------ names
 

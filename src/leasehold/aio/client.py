@@ -319,6 +319,13 @@ class AsyncClient(BaseClient):
         """Make one round trip to the engine, and return its seconds. Raises `Unavailable` if it does not answer."""
         return await self._ping()
 
+    def release_on_signal(self, *numbers: int) -> None:
+        """End the program cleanly when one of these signals arrives (default: SIGTERM, which containers get): the event
+        loop raises `SystemExit`, and `asyncio.run` cancels all tasks and waits for them, so their `async with` blocks
+        release their leases. Use the client itself in an `async with` too. The exit code is 128 + the signal's number.
+        Call it once, in the event loop of the main thread. `ConfigError`: the signal has a handler already."""
+        self._release_on_signal(numbers, object)
+
     async def close(self) -> None:
         """Release all leases and send pending releases, within `call_timeout`, then close the engine. Waiting tasks get
         `ConfigError`, and so do later calls; closing again does nothing."""

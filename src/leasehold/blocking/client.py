@@ -314,6 +314,13 @@ class Client(BaseClient):
         """Make one round trip to the engine, and return its seconds. Raises `Unavailable` if it does not answer."""
         return run_sync(self._ping())
 
+    def release_on_signal(self, *numbers: int) -> None:
+        """End the program cleanly when one of these signals arrives (default: SIGTERM, which containers get): the main
+        thread raises `SystemExit`, so its `with` blocks end and release their leases; when all threads that are not
+        daemons have ended, the client is closed, which releases all other leases. The exit code is 128 + the signal's
+        number. Call it once, in the main thread. `ConfigError`: the signal has a handler already."""
+        self._release_on_signal(numbers, self.close)
+
     def close(self) -> None:
         """Release all leases and send pending releases, within `call_timeout`, then close the engine. Waiting threads
         get `ConfigError`, and so do later calls; closing again does nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -158,6 +159,10 @@ class BaseClient:
         began = core.runtime.now()
         await core.engine().ping(core.deadline())
         return core.runtime.now() - began
+
+    def _release_on_signal(self, numbers: tuple[int, ...], at_exit: Callable[[], object]) -> None:
+        for number in numbers or (signal.SIGTERM,):
+            self._core.runtime.exit_on_signal(number, at_exit)
 
     async def _close(self) -> None:
         await self._core.close()

@@ -95,18 +95,31 @@ class BaseElection(Generic[L]):
     async def _resign(self) -> bool:
         """Step down. True: this candidate led. Under `serve` this is only a request: its own thread drains and
         releases."""
-        term = self._term
         if self._serving:
-            self._resigned = True
-            for _, waiter in snapshot_items(self._core.registry.waiting):
-                if waiter.claim.name == self.name and names.owner_of(waiter.claim.id_hash) == self._owner_id:
-                    waiter.cancelled = True  # once woken, it calls `_engine_unless_resigned` and leaves the queue
-                    waiter.signal.set()
-            if term is not None:
-                term._set_signals()
-            return term is not None and term.held
-        self._term = None
+            return self.resign_nowait()
+        term, self._term = self._term, None
         return term is not None and await term._release_explicitly()
+
+    def resign_nowait(self) -> bool:
+        """Step down without waiting for the engine. True: this candidate led. For handlers: may be called from any
+        thread, from a signal handler, and as a callback of an event loop (`loop.add_signal_handler`). While `serve` is
+        running, this is only a request: `serve` calls `stop`, releases the name and returns."""
+        term = self._term
+        led = term is not None and term.held
+        if not self._serving:
+            self._term = None
+            if term is not None:
+                self._core.held_locks.mark_released(term)
+                term._release_nowait()
+            return led
+        self._resigned = True
+        for _, waiter in snapshot_items(self._core.registry.waiting):
+            if waiter.claim.name == self.name and names.owner_of(waiter.claim.id_hash) == self._owner_id:
+                waiter.cancelled = True  # once woken, it calls `_engine_unless_resigned` and leaves the queue
+                waiter.signal.set()
+        if term is not None:
+            term._set_signals()
+        return led
 
     async def _serve(self, start: Callable[[L], object], stop: Callable[[L], object]) -> None:
         """Campaign and lead, term after term, until resigned."""

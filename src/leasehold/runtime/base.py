@@ -106,6 +106,10 @@ class Runtime(Protocol):
     def interrupt(self) -> Interrupt | None:
         """An interrupt for the running task; None if this runtime cannot interrupt a body from outside."""
 
+    def exit_on_signal(self, number: int, at_exit: Callable[[], object]) -> None:
+        """When this signal arrives, end the program as `sys.exit(128 + number)` does. `at_exit` is called at the end in
+        blocking mode; under asyncio all tasks are cancelled. Raises ConfigError if a handler cannot be set here."""
+
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         """Run `start(runtime)` on its own thread, with a blocking runtime (simulated: as a task of this process)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.threads import ThreadMutex, Threads, boot_clock
+from leasehold.runtime.threads import ThreadMutex, Threads, boot_clock, check_signal
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -175,6 +176,16 @@ class Loop:
     def interrupt(self) -> TaskInterrupt | None:
         task = self._task()
         return None if task is None else TaskInterrupt(task, task.get_loop())
+
+    def exit_on_signal(self, number: int, at_exit: Callable[[], object]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def end_program() -> None:
+            loop.add_signal_handler(number, lambda: None)  # a second one must not interrupt the release
+            sys.exit(128 + number)  # leaves the loop; `asyncio.run` then cancels all tasks and waits for them
+
+        check_signal(number)
+        loop.add_signal_handler(number, end_program)
 
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         self._threads.start_thread(start, name)

@@ -172,6 +172,9 @@ class Process:
         task = self.simulator.current_task
         return None if task is None else SimulatedInterrupt(task)
 
+    def exit_on_signal(self, number: int, at_exit: Callable[[], object]) -> None:
+        raise NotImplementedError("a simulated process gets no signals")
+
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         self.spawn(start(self), name)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import random
 import select
+import signal
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime, run_sync
 
 T = TypeVar("T")
@@ -22,6 +25,21 @@ P = ParamSpec("P")
 boot_clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
 
 _LONGEST_POLL = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
+
+
+def check_signal(number: int) -> None:
+    """Raise ConfigError unless this thread may set a handler, and the signal has none."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("signal handlers can be set in the main thread only: call release_on_signal() there")
+    try:
+        present = signal.getsignal(number)
+    except (TypeError, ValueError):
+        raise ConfigError(f"release_on_signal() takes signals, such as signal.SIGTERM, not {number!r}") from None
+    if present is not signal.SIG_DFL:
+        raise ConfigError(
+            f"{signal.Signals(number).name} has a handler already: let that one end the program, so that `with` blocks "
+            "and the client's close() release the leases"
+        )
 
 
 class ThreadSignal:
@@ -114,6 +132,15 @@ class Threads:
 
     def interrupt(self) -> None:
         return None  # a thread cannot be interrupted from outside: its code calls check()
+
+    def exit_on_signal(self, number: int, at_exit: Callable[[], object]) -> None:
+        def end_program(*_: object) -> None:
+            signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the release
+            atexit.register(at_exit)
+            sys.exit(128 + number)
+
+        check_signal(number)
+        signal.signal(number, end_program)
 
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         def run() -> None:
