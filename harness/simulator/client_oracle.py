@@ -55,7 +55,7 @@ class HeldLease:
     @property
     def trusted_until(self) -> float:
         """True time at which the lease's own clock ends it."""
-        return self.process.true_time(self.lease._valid_until)
+        return self.process.true_time(self.lease._validity.valid_until)
 
 
 class ClientOracle:

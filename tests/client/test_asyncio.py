@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, SelfDeadlock
+from tests.support import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -138,9 +139,9 @@ def test_waiters_are_served_in_order_and_cancelled_waiter_leaves() -> None:
                     order.append(number)
 
             tasks = [asyncio.create_task(work(number)) for number in range(5)]
-            await wait_until(lambda: len(client._core.registry.waiting) == 5)
+            await wait_until(lambda: len(probe.waiters(client)) == 5)
             tasks[2].cancel()
-            await wait_until(lambda: len(client._core.registry.waiting) == 4)
+            await wait_until(lambda: len(probe.waiters(client)) == 4)
             await lease.release()
             await asyncio.gather(*tasks, return_exceptions=True)
             assert order == [0, 1, 3, 4]
@@ -197,7 +198,7 @@ def test_blocking_and_async_clients_share_one_memory_engine() -> None:
             thread.start()
             await wait_until(lambda: order)
             waiting = asyncio.create_task(client.lock("a").acquire())
-            await wait_until(lambda: client._core.registry.waiting)
+            await wait_until(lambda: probe.waiters(client))
             ready.set()
             lease = await waiting
             order.append("task")
@@ -277,7 +278,7 @@ def test_close_makes_waiters_raise() -> None:
         client = AsyncClient("memory://closing")
         async with AsyncClient("memory://closing") as holder, holder.lock("a"):
             waiting = asyncio.create_task(client.lock("a").acquire())
-            await wait_until(lambda: client._core.registry.waiting)
+            await wait_until(lambda: probe.waiters(client))
             await client.close()
             with pytest.raises(ConfigError, match="closed"):
                 await waiting

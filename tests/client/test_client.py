@@ -13,6 +13,7 @@ import pytest
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
 from leasehold.client import base as client_base
 from leasehold.config import EngineConfig
+from tests.support import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -165,7 +166,7 @@ def test_close_makes_waiters_raise_and_leave_the_queue(bench, wait_until) -> Non
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    wait_until(lambda: client._core.registry.waiting)
+    wait_until(lambda: probe.waiters(client))
     client.close()
     waiter.join(10)
     assert out
@@ -203,13 +204,13 @@ def test_close_waits_for_release_in_flight_in_another_thread(bench, wait_until) 
 def test_grant_received_while_client_closes_is_released(bench) -> None:
     client = bench.client()
     lock = client.lock("a")
-    watch = client._core.watchdog.watch
+    watch = probe.watchdog(client).watch
 
     def closing(lease, lease_ref) -> None:
         watch(lease, lease_ref)
         client._core.closed = True
 
-    client._core.watchdog.watch = closing
+    probe.watchdog(client).watch = closing
     with pytest.raises(ConfigError, match="closed"):
         lock.acquire()
     client._core.closed = False
@@ -241,7 +242,7 @@ def test_lease_is_renewed_after_its_client_is_collected(bench, wait_until) -> No
     assert gone() is None
     for now in (1010, 1020, 1030, 1040):
         bench.clock.advance(10)
-        wait_until(lambda now=now: lease._renewed_at == now)
+        wait_until(lambda now=now: probe.renewed_at(lease) == now)
     assert lease.release()
 
 

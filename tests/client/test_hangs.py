@@ -12,6 +12,7 @@ from leasehold import Client, Unavailable
 from leasehold.core.queue_entry import TokenCounter
 from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.engines.memory import InProcessTransport
+from tests.support import probe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning"),
@@ -82,7 +83,7 @@ def test_ctrl_c_inside_memory_server_does_not_block_other_waiters(bench, wait_un
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(other.lock("a").acquire(wait=60)), daemon=True)
     thread.start()
-    wait_until(lambda: other._core.registry.waiting)
+    wait_until(lambda: probe.waiters(other))
     wait_until(lambda: bench.server.lock_states["", "a"].waiters)
     once = iter([KeyboardInterrupt])
     next_token = TokenCounter.next
@@ -97,8 +98,7 @@ def test_ctrl_c_inside_memory_server_does_not_block_other_waiters(bench, wait_un
         held.release()
     for _ in range(6):
         bench.clock.advance(5)
-        for waiter in list(other._core.registry.waiting.values()):
-            waiter.signal.set()  # the waiter sleeps by the real clock
+        probe.wake_waiters(other)  # the waiter sleeps by the real clock
         time.sleep(0.05)
     try:
         wait_until(lambda: got, 2)

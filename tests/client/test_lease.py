@@ -11,6 +11,7 @@ import warnings
 import pytest
 
 from leasehold import Client, ConfigError, Event, Lease, LeaseLost, LeaseState, NotAcquired, Unavailable
+from tests.support import probe
 
 # Leases here are often still held when a test ends and its client is closed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
@@ -48,9 +49,9 @@ def test_claim_id_is_never_shown(bench) -> None:
 def test_watchdog_renewal_keeps_lease_held(bench, wait_until) -> None:
     lease = bench.client().lock("a", ttl=30).acquire()
     for _ in range(6):
-        renewed_at = lease._renewed_at
+        renewed_at = probe.renewed_at(lease)
         bench.clock.advance(10)
-        wait_until(lambda renewed_at=renewed_at: lease._renewed_at > renewed_at)
+        wait_until(lambda renewed_at=renewed_at: probe.renewed_at(lease) > renewed_at)
     assert lease.state == "HELD"
     assert bench.clock.at == 1060
 
@@ -74,12 +75,12 @@ def test_lease_is_at_risk_when_engine_loses_its_connection(bench, wait_until) ->
     released.release()
     bench.transport.silent = True
     for _ in range(3):
-        client._core.registry.connection_lost("the connection broke")
+        probe.registry(client).connection_lost("the connection broke")
     assert (lease.state, lease.held, released.state) == (LeaseState.AT_RISK, True, LeaseState.RELEASED)
     wait_until(lambda: "renew_failed" in events)  # the watchdog renews at once, not when the renewal is due
     assert events.count("at_risk") == 1
     bench.transport.silent = False
-    client._core.registry.connection_lost("again")
+    probe.registry(client).connection_lost("again")
     bench.clock.advance(5)
     wait_until(lambda: lease.state is LeaseState.HELD)
 
@@ -89,7 +90,7 @@ def test_lease_is_at_risk_if_connection_broke_during_grant(bench, wait_until) ->
 
     def granted_and_cut_off(verb, args, deadline):
         reply = call(verb, args, deadline)
-        client._core.registry.connection_lost("the connection broke")
+        probe.registry(client).connection_lost("the connection broke")
         bench.transport.call, bench.transport.silent = call, True
         return reply
 
@@ -130,7 +131,7 @@ def test_break_notification_after_local_deadline_is_no_break(bench, wait_until) 
     client = bench.client(on_event=events.append)
     lease = client.lock("a", ttl=30).acquire()
     bench.clock.at += 31  # the whole process was paused: no thread was woken
-    client._core.registry.on_notification("lost", lease._claim.id_hash, 0.0, None)
+    probe.registry(client).on_notification("lost", lease._claim.id_hash, 0.0, None)
     assert (lease.state, lease.lost_reason) == ("LOST", "stalled")
     wait_until(lambda: [event.reason for event in events if event.kind == "lost"] == ["stalled"])
 
@@ -146,9 +147,9 @@ def test_lease_is_at_risk_at_two_thirds_of_ttl(bench) -> None:
 def test_max_hold_ends_lease_while_engine_still_renews(bench, wait_until) -> None:
     lease = bench.client().lock("a", ttl=30, max_hold=45).acquire()
     bench.clock.advance(20)
-    wait_until(lambda: lease._renewed_at > 1000)
+    wait_until(lambda: probe.renewed_at(lease) > 1000)
     bench.clock.advance(20)
-    wait_until(lambda: lease._renewed_at > 1020)
+    wait_until(lambda: probe.renewed_at(lease) > 1020)
     assert lease.remaining == pytest.approx(5)
     bench.clock.advance(5)
     wait_until(lambda: lease._final_state is not None)
@@ -218,12 +219,12 @@ def test_explicit_renewals_leave_one_scheduled_watchdog_renewal(bench, wait_unti
     for _ in range(200):
         lease.renew()
     bench.clock.advance(10)
-    wait_until(lambda: lease._renewed_at == 1010)
-    watchdog = client._core.watchdog
+    wait_until(lambda: probe.renewed_at(lease) == 1010)
+    watchdog = probe.watchdog(client)
     wait_until(lambda: watchdog._wakes_at < float("inf"))
     calls = bench.transport.calls
     bench.clock.advance(10)
-    wait_until(lambda: lease._renewed_at == 1020)
+    wait_until(lambda: probe.renewed_at(lease) == 1020)
     assert bench.transport.calls == calls + 1
 
 
@@ -248,7 +249,7 @@ def test_outdated_renewal_reply_is_ignored(bench) -> None:
 
     lease = bench.client().lock("a", ttl=30).acquire()
     lease.renew(100)
-    lease._on_renewal_reply(900.0, lease._claim_for_renewal(30), Alive(30.0))
+    probe.answer_renewal(lease, 900.0, lease._claim_for_renewal(30), Alive(30.0))
     assert lease.ttl == 100
 
 
@@ -257,8 +258,8 @@ def test_renewal_reply_after_release_is_ignored(bench) -> None:
 
     lease = bench.client().lock("a", ttl=30).acquire()
     lease.release()
-    lease._on_renewal_reply(2000.0, lease._claim_for_renewal(), Alive(30.0))
-    lease._on_renewal_reply(2000.0, lease._claim_for_renewal(), Gone())
+    probe.answer_renewal(lease, 2000.0, probe.renewal_claim(lease), Alive(30.0))
+    probe.answer_renewal(lease, 2000.0, probe.renewal_claim(lease), Gone())
     assert lease.state == "RELEASED"
 
 
@@ -268,10 +269,10 @@ def test_unconfirmed_release_is_pending_and_retried(bench, wait_until) -> None:
     bench.transport.silent = True
     assert not lease.release()
     assert lease.state == "RELEASED"
-    assert client._core.registry.pending_releases
+    assert probe.pending_releases(client)
     bench.transport.silent = False
     bench.clock.advance(5)
-    wait_until(lambda: not client._core.registry.pending_releases)
+    wait_until(lambda: not probe.pending_releases(client))
     assert not bench.server.lock_states
 
 
@@ -280,9 +281,9 @@ def test_pending_release_is_dropped_after_expiry(bench, wait_until) -> None:
     lease = client.lock("a", ttl=20).acquire()
     bench.transport.silent = True
     lease.release()
-    wait_until(lambda: client._core.watchdog._release_failures > 0)
+    wait_until(lambda: probe.watchdog(client)._release_failures > 0)
     bench.clock.advance(21)
-    wait_until(lambda: not client._core.registry.pending_releases)
+    wait_until(lambda: not probe.pending_releases(client))
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -364,7 +365,7 @@ def test_slow_callback_does_not_delay_renewals(bench, wait_until) -> None:
     broken.on_lost(lambda _: stuck.wait(20))
     client.break_lock("a", token=broken.token)
     bench.clock.advance(10)
-    wait_until(lambda: kept._renewed_at == 1010)
+    wait_until(lambda: probe.renewed_at(kept) == 1010)
     stuck.set()
 
 

@@ -13,6 +13,7 @@ import warnings
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost
+from tests.support import probe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning"),
@@ -21,16 +22,16 @@ pytestmark = [
 
 
 def test_expired_lease_stays_lost_after_late_renewal_reply(bench) -> None:
-    # `_on_renewal_reply` checked whether the lease had ended, but not the time: a late Alive turned LOST into HELD. One
+    # `_on_renewal` checked whether the lease had ended, but not the time: a late Alive turned LOST into HELD. One
     # thread had stopped on LeaseLost, another continued, and on_lost was never called.
     lease = bench.client().lock("a", ttl=30).acquire()
     bench.clock.at += 20
-    asked_at, claim = bench.clock.at, lease._claim_for_renewal()
+    asked_at, claim = bench.clock.at, probe.renewal_claim(lease)
     (reply,) = bench.server.renew([claim])
     bench.clock.at += 9.8
     with pytest.raises(LeaseLost):
         lease.check()
-    lease._on_renewal_reply(asked_at, claim, reply)
+    probe.answer_renewal(lease, asked_at, claim, reply)
     with pytest.raises(LeaseLost):
         lease.check()
 
@@ -54,8 +55,8 @@ def test_close_tolerates_pending_releases_confirmed_meanwhile(bench, run_clock) 
 
     class ConfirmingHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "before close" in record.getMessage() and client._core.registry.pending_releases:
-                client._core.registry.pending_releases.popitem()  # as the watchdog does in its thread
+            if "before close" in record.getMessage() and probe.pending_releases(client):
+                probe.registry(client).pending_releases.popitem()  # as the watchdog does in its thread
 
     handler, log = ConfirmingHandler(), logging.getLogger("leasehold")
     log.addHandler(handler)
@@ -74,7 +75,11 @@ def test_distinct_purposes_leave_nothing_in_the_client(bench) -> None:
     for number in range(5000):
         with client.lock("a", purpose=f"job {number}"):
             pass
-    parts = [*vars(client._core).values(), *vars(client._core.registry).values(), *vars(client._core.watchdog).values()]
+    parts = [
+        *vars(client._core).values(),
+        *vars(probe.registry(client)).values(),
+        *vars(probe.watchdog(client)).values(),
+    ]
     assert all(len(part) < 100 for part in parts if hasattr(part, "__len__"))
 
 
@@ -87,12 +92,12 @@ def test_interrupted_acquire_leaves_nothing_in_the_registry(bench, monkeypatch, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(client._core.watchdog, "watch", interrupted)
+        patch.setattr(probe.watchdog(client), "watch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.lock("a").acquire()
     gc.collect()
-    client._core.watchdog.wake_by(-1.0)
-    wait_until(lambda: not client._core.registry.held)
+    probe.wake_watchdog(client)
+    wait_until(lambda: not probe.registry(client).held)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -10,6 +10,7 @@ import pytest
 
 from leasehold import AsyncClient
 from leasehold.client.held_locks import HeldLocks
+from tests.support import probe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning"),
@@ -79,7 +80,7 @@ def test_ctrl_c_in_enter_leaves_no_held_lock(bench, monkeypatch, wait_until, whe
         with pytest.raises(KeyboardInterrupt):
             lock.__enter__()
     gc.collect()
-    client._core.watchdog.wake_by(-1.0)
+    probe.wake_watchdog(client)
     wait_until(lambda: not bench.server.lock_states, 2)
 
 
@@ -94,10 +95,10 @@ def test_ctrl_c_in_release_still_sends_the_release(bench, monkeypatch, wait_unti
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(client._core.watchdog, "unwatch", interrupted)
+        patch.setattr(probe.watchdog(client), "unwatch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             lease.release()
-    client._core.watchdog.wake_by(-1.0)
+    probe.wake_watchdog(client)
     wait_until(lambda: not bench.server.lock_states, 2)
 
 

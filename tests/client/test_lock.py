@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from leasehold import AsyncClient, Client, LeaseLost, Mismatch, NotAcquired, SelfDeadlock
+from tests.support import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -97,7 +98,7 @@ def test_release_wakes_the_waiter(bench, wait_until) -> None:
     lease.release()
     waiter.join(10)
     assert got
-    assert not other._core.registry.waiting
+    assert not probe.waiters(other)
 
 
 def test_waiter_leaves_queue_when_its_wait_is_over(bench, wait_until, in_new_thread) -> None:
@@ -106,10 +107,10 @@ def test_waiter_leaves_queue_when_its_wait_is_over(bench, wait_until, in_new_thr
     out: list[object] = []
     waiter = threading.Thread(target=lambda: out.append(in_new_thread(lambda: other.lock("a", wait=7).acquire())))
     waiter.start()
-    wait_until(lambda: other._core.registry.waiting)
+    wait_until(lambda: probe.waiters(other))
     bench.clock.at += 8
-    next(iter(other._core.registry.waiting.values())).signal.set()
-    wait_until(lambda: out or not [w.signal.set() for w in other._core.registry.waiting.values()])
+    next(iter(probe.registry(other).waiting.values())).signal.set()
+    wait_until(lambda: out or not [w.signal.set() for w in probe.registry(other).waiting.values()])
     waiter.join(10)
     assert isinstance(out[0], NotAcquired)
     assert "gave up after 8.0 s at position 0 in the queue (next)" in str(out[0])

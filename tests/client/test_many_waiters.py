@@ -9,6 +9,7 @@ import pytest
 
 from leasehold import AsyncClient, Client
 from leasehold.core.lock_state import LockState
+from tests.support import probe
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_thousand_tasks_are_served_once_in_ticket_order(tickets) -> None:
                     holder_count[0] -= 1
 
             tasks = [asyncio.create_task(work(number)) for number in range(1000)]
-            while len(client._core.registry.waiting) < 1000:
+            while len(probe.waiters(client)) < 1000:
                 await asyncio.sleep(0.001)
             await first.release()
             await asyncio.gather(*tasks)

@@ -19,6 +19,7 @@ from leasehold import (
     SelfDeadlock,
     Unavailable,
 )
+from tests.support import probe
 
 
 def test_multilock_holds_all_names_in_body_and_none_after(bench) -> None:
@@ -92,7 +93,7 @@ def test_multilock_rollback_does_not_wait_for_unresponsive_engine(bench) -> None
     bench.transport.call = silent_after_the_first
     with pytest.raises(Unavailable):
         multilock.acquire()
-    assert {pending.claim.name for pending in client._core.registry.pending_releases.values()} == {"a", "b"}
+    assert {pending.claim.name for pending in probe.registry(client).pending_releases.values()} == {"a", "b"}
 
 
 def test_multilock_wait_is_one_deadline_for_all_names() -> None:
@@ -216,9 +217,7 @@ def test_multilock_release_calls_unresponsive_engine_once(bench) -> None:
     bench.transport.silent, before = True, bench.transport.calls
     assert not leases.release()
     assert bench.transport.calls - before <= 2  # one by release() and one by the watchdog
-    assert {pending.claim.name for pending in client._core.registry.pending_releases.values()} | {
-        claim.name for claim, _ in client._core.watchdog._to_release
-    } == {"a", "b", "c"}
+    assert probe.unreleased_names(client) == {"a", "b", "c"}
 
 
 def test_multilock_combines_lock_kinds_and_clients(bench) -> None:

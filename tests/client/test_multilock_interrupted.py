@@ -15,6 +15,7 @@ from leasehold import (
     NotAcquired,
 )
 from leasehold.client.held_locks import HeldLocks
+from tests.support import probe
 
 
 def test_async_multilock_cancels_body_once_when_two_leases_are_lost() -> None:
@@ -88,7 +89,7 @@ def test_ctrl_c_during_multilock_exit_releases_all_names(bench, wait_until, monk
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), client.multilock(["a", "b"]):
         patch.setattr(HeldLocks, "pop", second_interrupted)
-    client._core.watchdog.wake_by(-1.0)
+    probe.wake_watchdog(client)
     wait_until(lambda: bench.held_names() == [])
     assert not client._core.held_locks._held
 
@@ -140,7 +141,7 @@ def test_ctrl_c_at_every_point_of_multilock_leaves_nothing(bench, wait_until, ct
         expected = ["b"] if how == "busy" else []
         if bench.held_names() != expected:  # the watchdog or the garbage collector has yet to release
             gc.collect()
-            client._core.watchdog.wake_by(-1.0)
+            probe.wake_watchdog(client)
             bench.clock.at += 0.001
         try:
             wait_until(partial(only_expected_names_held, bench, expected), 5)

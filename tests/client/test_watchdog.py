@@ -11,6 +11,7 @@ from leasehold import Unavailable
 from leasehold.engines.memory import MemoryEngine
 from leasehold.model import Alive, Claim, Gone, Holder
 from leasehold.runtime.base import run_sync
+from tests.support import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -19,11 +20,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:Resour
 def test_watchdog_renews_ten_thousand_leases_in_batches(bench, wait_until) -> None:
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(10_000)]
-    wait_until(lambda: len(client._core.watchdog._expiries) == 10_000)
+    wait_until(lambda: len(probe.watchdog(client)._expiries) == 10_000)
     for now in (1010, 1020, 1030, 1040):
         calls = bench.transport.calls
         bench.clock.advance(10)
-        wait_until(lambda now=now: all(lease._renewed_at == now for lease in leases), 30)
+        wait_until(lambda now=now: all(probe.renewed_at(lease) == now for lease in leases), 30)
         assert bench.transport.calls - calls < 100
     assert all(lease.state == "HELD" for lease in leases)
     watchdog_threads = [thread for thread in threading.enumerate() if thread.name == "leasehold-watchdog"]
@@ -33,7 +34,7 @@ def test_watchdog_renews_ten_thousand_leases_in_batches(bench, wait_until) -> No
 
 def test_renewals_of_leases_acquired_together_are_spread(bench) -> None:
     client = bench.client()
-    due = sorted(client.lock(f"n{number}", ttl=30).acquire()._renew_at for number in range(200))
+    due = sorted(probe.next_renewal(client.lock(f"n{number}", ttl=30).acquire()) for number in range(200))
     assert due[0] >= 1008
     assert due[-1] <= 1010
     assert due[-1] - due[0] > 1
@@ -42,42 +43,43 @@ def test_renewals_of_leases_acquired_together_are_spread(bench) -> None:
 def test_leases_nearly_due_are_renewed_with_due_leases(bench, wait_until) -> None:
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(200)]
-    wait_until(lambda: len(client._core.watchdog._renewals) == 200)
-    first = min(lease._renew_at for lease in leases) - bench.clock.at
-    nearly_due = [lease for lease in leases if lease._renew_at - bench.clock.at <= first / 0.9]
+    wait_until(lambda: len(probe.watchdog(client)._renewals) == 200)
+    first = min(probe.next_renewal(lease) for lease in leases) - bench.clock.at
+    nearly_due = [lease for lease in leases if probe.next_renewal(lease) - bench.clock.at <= first / 0.9]
     others = [lease for lease in leases if lease not in nearly_due]
     before = bench.transport.calls
     bench.clock.advance(first)
-    wait_until(lambda: all(lease._renewed_at == bench.clock.at for lease in nearly_due))
+    wait_until(lambda: all(probe.renewed_at(lease) == bench.clock.at for lease in nearly_due))
     assert len(nearly_due) > 20
     assert bench.transport.calls - before == 1
     assert others
-    assert all(lease._renewed_at == 1000 for lease in others)
+    assert all(probe.renewed_at(lease) == 1000 for lease in others)
 
 
 def test_lease_with_failed_renewal_is_not_renewed_early(bench, wait_until) -> None:
     client = bench.client()
     missed, other = client.lock("missed", ttl=30).acquire(), client.lock("other", ttl=30).acquire()
-    missed._renewal_failed, missed._renew_at, other._renew_at = True, 1009.5, 1009.0
+    probe.plan_renewal(missed, 1009.5, failed=True)
+    probe.plan_renewal(other, 1009.0)
     for lease in (missed, other):
-        client._core.watchdog.watch(lease)
+        probe.watchdog(client).watch(lease)
     bench.clock.advance(9.0)
-    wait_until(lambda: other._renewed_at == 1009)
-    assert missed._renewed_at == 1000
+    wait_until(lambda: probe.renewed_at(other) == 1009)
+    assert probe.renewed_at(missed) == 1000
     bench.clock.advance(0.5)
-    wait_until(lambda: missed._renewed_at == 1009.5)
+    wait_until(lambda: probe.renewed_at(missed) == 1009.5)
 
 
 def test_lease_renewed_meanwhile_is_rescheduled_without_a_call(bench, wait_until) -> None:
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
-    wait_until(lambda: client._core.watchdog._renewals)
+    wait_until(lambda: probe.watchdog(client)._renewals)
     before = bench.transport.calls
-    lease._renewed_at, lease._renew_at = 1009.0, 1019.0  # as an explicit renewal that the watchdog does not know of
+    probe.plan_renewal(lease, 1019.0, renewed=1009.0)  # as an explicit renewal that the watchdog does not know of
     bench.clock.advance(10)
-    wait_until(lambda: client._core.watchdog._next_renewal_at() == 1019.0)
+    wait_until(lambda: probe.watchdog(client)._next_renewal_at() == 1019.0)
     assert bench.transport.calls == before
-    assert lease._renewed_at == 1009.0
+    assert probe.renewed_at(lease) == 1009.0
 
 
 def test_start_releases_tolerates_concurrent_pop(bench) -> None:
@@ -99,13 +101,13 @@ def test_renewal_deadline_is_a_third_of_shortest_remaining_ttl(bench, wait_until
     call = bench.transport.call
     bench.transport.call = lambda verb, args, deadline: deadlines.append(deadline) or call(verb, args, deadline)
     bench.clock.advance(1)
-    wait_until(lambda: short._renewed_at == 1001)
+    wait_until(lambda: probe.renewed_at(short) == 1001)
     assert deadlines[0] <= 1001 + 2 / 3
     deadlines.clear()
     bench.clock.advance(0.2)
-    long._renew_at = 0.0
-    client._core.watchdog.watch(long)
-    wait_until(lambda: long._renewed_at > 1000)
+    probe.plan_renewal(long, 0.0)
+    probe.watchdog(client).watch(long)
+    wait_until(lambda: probe.renewed_at(long) > 1000)
     assert deadlines[-1] <= 1001.2 + 1
 
 
@@ -114,11 +116,11 @@ def test_failed_renewal_is_retried_at_shrinking_intervals(bench, wait_until) -> 
     lease = client.lock("a", ttl=30).acquire()
     bench.transport.silent = True
     bench.clock.advance(10)
-    wait_until(lambda: lease._renewal_failed)
+    wait_until(lambda: probe.renewal_failed(lease))
     tries = bench.transport.calls
     while lease.held:
         bench.clock.advance(1)
-        wait_until(lambda: bench.clock.at < client._core.watchdog._wakes_at < float("inf") or not lease.held)
+        wait_until(lambda: bench.clock.at < probe.watchdog(client)._wakes_at < float("inf") or not lease.held)
     assert bench.transport.calls - tries >= 6
     assert lease.lost_reason == "unreachable"
 
@@ -136,7 +138,7 @@ def test_unmapped_engine_error_puts_lease_at_risk(bench, wait_until, monkeypatch
 
 def test_watchdog_continues_after_unexpected_error(bench, wait_until, caplog) -> None:
     client = bench.client()
-    watchdog = client._core.watchdog
+    watchdog = probe.watchdog(client)
     lease = client.lock("a", ttl=30).acquire()
     failures: list[int] = []
     run_once = watchdog._run_once
@@ -149,7 +151,7 @@ def test_watchdog_continues_after_unexpected_error(bench, wait_until, caplog) ->
 
     watchdog._run_once = fail_once
     bench.clock.advance(10)
-    wait_until(lambda: lease._renewed_at > 1000 or bench.clock.advance(0.2))
+    wait_until(lambda: probe.renewed_at(lease) > 1000 or bench.clock.advance(0.2))
     wait_until(lambda: "unexpected error in the watchdog" in caplog.text)  # logged in the callback thread
 
 
@@ -171,7 +173,7 @@ def test_shorter_ttl_from_renewal_reply_is_used(bench, wait_until, monkeypatch) 
     lease = bench.client().lock("a", ttl=30).acquire()
     monkeypatch.setattr(MemoryEngine, "renew", renew)
     bench.clock.advance(10)
-    wait_until(lambda: lease._renewed_at == 1010)
+    wait_until(lambda: probe.renewed_at(lease) == 1010)
     assert lease.ttl == 12.0
     assert lease.remaining == pytest.approx(12 * 0.99)
 
@@ -182,7 +184,7 @@ def test_heartbeats_of_all_waiters_are_sent_in_one_batch(bench, wait_until) -> N
     threads = [threading.Thread(target=lambda: client.lock("a").acquire().release()) for _ in range(10)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(held._core.registry.client_id and bench.server.lock_states["", "a"].waiters) == 10)
+    wait_until(lambda: len(probe.registry(held).client_id and bench.server.lock_states["", "a"].waiters) == 10)
     heartbeats: list[int] = []
     call = bench.transport.call
 
@@ -218,7 +220,7 @@ def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
 
 def test_heartbeat_wakes_only_waiters_that_must_attempt(bench, monkeypatch) -> None:
     client = bench.client()
-    registry, watchdog = client._core.registry, client._core.watchdog
+    registry, watchdog = probe.registry(client), probe.watchdog(client)
     registry.wake_watchdog = lambda _at: None  # keeps the watchdog's thread asleep
     replies = {
         "deep": Alive(15, 4),
@@ -245,7 +247,7 @@ def test_wakeup_for_unknown_claim_releases_it(bench, wait_until) -> None:
     client = bench.client()
     client.lock("other").acquire().release()  # registers this client for wake-ups
     late_claim = Claim("", "a", "", "f" * 32, Holder("late"), 10.0, queue=True)
-    bench.server.attempt(late_claim, client._core.registry.client_id)  # an abandoned attempt arrives late and queues
+    bench.server.attempt(late_claim, probe.registry(client).client_id)  # an abandoned attempt arrives late and queues
     held.release()
     wait_until(lambda: not bench.server.lock_states)
 
@@ -258,17 +260,17 @@ def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
     lease = client.lock("a", ttl=60).acquire()
     id_hash = lease._claim.id_hash
     lease_document.detach(lease)  # the document is for another process: this client forgets the claim
-    client._core.registry.on_notification("go", id_hash, 0.0, Claim("", "a", "", id_hash, Holder("stray"), 15.0))
-    wait_until(lambda: not client._core.registry.pending_releases)
+    probe.registry(client).on_notification("go", id_hash, 0.0, Claim("", "a", "", id_hash, Holder("stray"), 15.0))
+    wait_until(lambda: not probe.pending_releases(client))
     assert [holding.state for holding in client.inspect()] == ["held"]
 
 
 def test_late_wakeup_does_not_release_held_lease(bench) -> None:
     client = bench.client()
     lease = client.lock("a").acquire()
-    client._core.registry.on_notification("go", lease._claim.id_hash, 0.0, lease._claim)
-    client._core.registry.on_notification("head", "nobody", 1.0, None)
-    assert not client._core.registry.pending_releases
+    probe.registry(client).on_notification("go", lease._claim.id_hash, 0.0, lease._claim)
+    probe.registry(client).on_notification("head", "nobody", 1.0, None)
+    assert not probe.pending_releases(client)
     lease.verify()
 
 
@@ -279,7 +281,7 @@ def test_lease_is_at_risk_when_watchdog_cannot_open_engine(bench, wait_until) ->
     def refuse(_runtime):
         raise Unavailable("no connection to spare")
 
-    client._core.watchdog._open_engine = refuse
+    probe.watchdog(client)._open_engine = refuse
     bench.clock.advance(10)
     wait_until(lambda: lease.state == "AT_RISK")
 
@@ -287,9 +289,9 @@ def test_lease_is_at_risk_when_watchdog_cannot_open_engine(bench, wait_until) ->
 def test_max_hold_expiry_wakes_sleeping_watchdog(bench, wait_until) -> None:
     client = bench.client()
     keep = client.lock("long", ttl=300).acquire()
-    wait_until(lambda: client._core.watchdog._wakes_at < float("inf"))
+    wait_until(lambda: probe.watchdog(client)._wakes_at < float("inf"))
     lease = client.lock("short", ttl=300, max_hold=1).acquire()
-    wait_until(lambda: client._core.watchdog._wakes_at <= 1001)
+    wait_until(lambda: probe.watchdog(client)._wakes_at <= 1001)
     bench.clock.advance(1)
     wait_until(lambda: lease._final_state is not None)
     assert keep.held

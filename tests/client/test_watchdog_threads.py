@@ -14,6 +14,7 @@ from leasehold import Client
 from leasehold.core.timing import NEVER
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads, boot_clock
+from tests.support import probe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning"),
@@ -36,7 +37,7 @@ def test_watchdog_start_is_retried_by_next_lease_after_failure(bench, monkeypatc
             client.lock("a").acquire()
     lease = client.lock("b", ttl=30).acquire()
     bench.clock.advance(10.1)
-    wait_until(lambda: lease._renewed_at > 1000)
+    wait_until(lambda: probe.renewed_at(lease) > 1000)
 
 
 def test_callback_that_calls_sys_exit_does_not_stop_other_callbacks(bench, wait_until) -> None:
@@ -75,19 +76,19 @@ def on_at_risk_log() -> Iterator[Callable[[Callable[[], object]], None]]:
 def is_renewed_after_outage(bench, wait_until) -> bool:
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
-    wait_until(lambda: client._core.watchdog._expiries)
+    wait_until(lambda: probe.watchdog(client)._expiries)
     bench.transport.silent = True
     bench.clock.advance(10)
-    wait_until(lambda: lease._renewal_failed)
+    wait_until(lambda: probe.renewal_failed(lease))
     bench.transport.silent = False
     for _ in range(30):
         bench.clock.advance(0.5)
         time.sleep(0.01)
-    return lease._renewed_at > 1000
+    return probe.renewed_at(lease) > 1000
 
 
 def test_log_handler_that_raises_does_not_stop_renewals(bench, wait_until, on_at_risk_log) -> None:
-    # Due leases are off the heap while the watchdog renews them. An error in `_on_renewal_reply` (from a log handler or
+    # Due leases are off the heap while the watchdog renews them. An error in `_on_renewal` (from a log handler or
     # filter, or a callback thread that cannot start) ended the run, so the whole batch was never rescheduled.
     def raise_disk_full() -> None:
         raise OSError("disk full")
@@ -122,7 +123,7 @@ def test_log_handler_that_raises_does_not_stop_other_callbacks(bench, wait_until
 def test_close_does_not_wait_when_the_watchdogs_engine_fails_to_close(bench, monkeypatch, wait_until) -> None:
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
-    watchdog = client._core.watchdog
+    watchdog = probe.watchdog(client)
     wait_until(lambda: watchdog._expiries)
     bench.clock.advance(10.1)
     wait_until(lambda: watchdog._engine is not None)
@@ -153,7 +154,7 @@ def test_renewals_continue_when_callback_thread_cannot_start(bench, monkeypatch,
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
     bench.clock.advance(0)
-    wait_until(lambda: len(client._core.watchdog._expiries) == 3)
+    wait_until(lambda: len(probe.watchdog(client)._expiries) == 3)
 
     def refuse(_self):
         raise RuntimeError("can't start new thread")
@@ -161,32 +162,32 @@ def test_renewals_continue_when_callback_thread_cannot_start(bench, monkeypatch,
     monkeypatch.setattr(threading.Thread, "start", refuse)
     bench.transport.silent = True
     bench.clock.advance(10)
-    wait_until(lambda: any(lease._renewal_failed for lease in leases))
+    wait_until(lambda: any(probe.renewal_failed(lease) for lease in leases))
     bench.transport.silent = False
     for _ in range(30):
         bench.clock.advance(0.5)
         time.sleep(0.01)
-    assert all(lease._renewed_at > 1000 for lease in leases)
+    assert all(probe.renewed_at(lease) > 1000 for lease in leases)
 
 
 def test_error_in_one_renewal_reply_does_not_affect_its_batch(bench, monkeypatch, wait_until) -> None:
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
     bench.clock.advance(0)
-    wait_until(lambda: len(client._core.watchdog._expiries) == 3)
-    on_renewal_reply, failed = type(leases[0])._on_renewal_reply, list[object]()
+    wait_until(lambda: len(probe.watchdog(client)._expiries) == 3)
+    on_renewal, failed = type(leases[0])._on_renewal, list[object]()
 
     def fail_once(lease, *args):
         if len(failed) < 1:
             failed.append(lease)
             raise MemoryError
-        on_renewal_reply(lease, *args)
+        on_renewal(lease, *args)
 
-    monkeypatch.setattr(type(leases[0]), "_on_renewal_reply", fail_once)
+    monkeypatch.setattr(type(leases[0]), "_on_renewal", fail_once)
     for _ in range(30):
         bench.clock.advance(0.5)
         time.sleep(0.01)
-    wait_until(lambda: failed and all(lease._renewed_at > 1000 for lease in leases))
+    wait_until(lambda: failed and all(probe.renewed_at(lease) > 1000 for lease in leases))
 
 
 @pytest.mark.usefixtures("untraced")
@@ -197,9 +198,9 @@ def test_short_lease_is_renewed_before_leases_that_are_nearly_due(bench, wait_un
     client._core.runtime.random = lambda: 0.0
     long_leases = [client.lock(f"n{number}", ttl=3000).acquire() for number in range(3000)]
     bench.clock.advance(950)  # due after 1000 s
-    wait_until(lambda: len(client._core.watchdog._expiries) == 3000)
+    wait_until(lambda: len(probe.watchdog(client)._expiries) == 3000)
     short_lease = client.lock("short", ttl=1).acquire()
-    wait_until(lambda: len(client._core.watchdog._expiries) == 3001)
+    wait_until(lambda: len(probe.watchdog(client)._expiries) == 3001)
 
     def slow_call(verb: str, args: tuple[object, ...], deadline: float) -> object:
         answer = type(bench.transport).call(bench.transport, verb, args, deadline)
@@ -208,9 +209,9 @@ def test_short_lease_is_renewed_before_leases_that_are_nearly_due(bench, wait_un
         return answer
 
     bench.transport.call = slow_call
-    while any(lease._renewed_at == 1000 for lease in long_leases):
-        bench.clock.advance(max(short_lease._renew_at - bench.clock.at, 0.0) + 0.01)
-        wait_until(lambda: short_lease._renew_at > bench.clock.at or not short_lease.held)
+    while any(probe.renewed_at(lease) == 1000 for lease in long_leases):
+        bench.clock.advance(max(probe.next_renewal(short_lease) - bench.clock.at, 0.0) + 0.01)
+        wait_until(lambda: probe.next_renewal(short_lease) > bench.clock.at or not short_lease.held)
         assert short_lease.held
 
 
@@ -220,7 +221,7 @@ def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until
     # 30 s again, also after all later renewals, although renew() had promised 300.
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
-    wait_until(lambda: client._core.watchdog._expiries)
+    wait_until(lambda: probe.watchdog(client)._expiries)
     watchdog_called, watchdog_may_return = threading.Event(), threading.Event()
 
     def call(verb: str, args: tuple[object, ...], deadline: float) -> object:
@@ -232,7 +233,7 @@ def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until
             watchdog_called.wait(10)
             if first == "watchdog":
                 watchdog_may_return.set()
-                wait_until(lambda: lease._renewed_at == 1010)
+                wait_until(lambda: probe.renewed_at(lease) == 1010)
         else:
             watchdog_called.set()
             watchdog_may_return.wait(10)
@@ -244,7 +245,7 @@ def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until
         assert lease.ttl == 300
     finally:
         watchdog_may_return.set()
-    wait_until(lambda: client._core.watchdog._wakes_at < NEVER)  # the watchdog sleeps again
+    wait_until(lambda: probe.watchdog(client)._wakes_at < NEVER)  # the watchdog sleeps again
     del bench.transport.call
     assert (lease.ttl, lease._claim.ttl, round(lease.remaining)) == (300, 300, 287)
 

@@ -153,10 +153,10 @@ def owed_release_forgotten(*_):
     """A release is sent once and never retried."""
 
 
-@bug(BaseLease, "_on_renewal_reply")
-def gone_ignored(original, lease, asked_at, claim, reply):
-    if not isinstance(reply, Gone):
-        original(lease, asked_at, claim, reply)
+@bug(BaseLease, "_on_renewal")
+def gone_ignored(original, lease, renewal):
+    if not isinstance(renewal.reply, Gone):
+        original(lease, renewal)
 
 
 @bug(BaseLease, "_end_lost")

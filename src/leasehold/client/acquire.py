@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from leasehold.core import timing
 from leasehold.engines.base import Engine
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 L = TypeVar("L")
 
-_new = tuple.__new__  # `_replace` costs six times as much, and under contention every acquire would pay it
+# Builds a named tuple from a tuple of all its fields, in a third of the time of calling the class, and a sixth of
+# `_replace`. For values that every acquire builds.
+fast_tuple: Final = tuple.__new__
 _QUEUE_INDEX = Claim._fields.index("queue")
 _MAX_LATE_GRANTS = 3  # an engine slower than the ttl stays slow: retrying for ever would only load it
 
@@ -87,7 +89,7 @@ async def acquire(
 
 
 def _with_queue(claim: Claim, wait_deadline: float) -> Claim:
-    return _new(Claim, (*claim[:_QUEUE_INDEX], True, *claim[_QUEUE_INDEX + 1 : -1], wait_deadline))
+    return fast_tuple(Claim, (*claim[:_QUEUE_INDEX], True, *claim[_QUEUE_INDEX + 1 : -1], wait_deadline))
 
 
 def without_min_hold(claim: Claim) -> Claim:

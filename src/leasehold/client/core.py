@@ -181,7 +181,7 @@ class ClientCore:
         text = "the lease of %s (token %d, %s) is lost: %s"
         self.callbacks.submit(_log.log, level, text, lease.name, lease.token, lease.fingerprint, reason)
         self.emit(
-            "lost", lease._claim, token=lease.token, since=lease._granted_at, reason=reason, on_callback_thread=True
+            "lost", lease._claim, token=lease.token, since=lease._grant_asked_at, reason=reason, on_callback_thread=True
         )
 
     def report_at_risk(self, lease: BaseLease, error: Unavailable) -> None:
@@ -190,7 +190,7 @@ class ClientCore:
             "at_risk",
             lease._claim,
             token=lease.token,
-            since=lease._renewed_at,
+            since=lease._validity.asked_at,
             reason=str(error),
             on_callback_thread=True,
         )

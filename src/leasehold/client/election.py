@@ -197,7 +197,7 @@ class BaseElection(Generic[L]):
         while term.held and any(
             other_term is not term
             and other_term.token < term.token
-            and not (other_term.held and other_term._renewed_at > granted)
+            and not (other_term.held and other_term._validity.asked_at > granted)
             for other_term in active_terms
         ):
             await runtime.sleep(_POLL_INTERVAL)

@@ -1,7 +1,7 @@
 """What a caller holds: a grant, and how long to trust it.
 
 The state is computed from the clock when it is read, so nothing has to run for a lease to end. A renewal moves
-`_valid_until`; a break or a loss ends the lease earlier. Nothing brings an ended lease back.
+its local deadline; a break or a loss ends the lease earlier. Nothing brings an ended lease back.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
-from leasehold.client.acquire import without_min_hold
+from leasehold.client.acquire import fast_tuple, without_min_hold
 from leasehold.config import Duration, check_seconds, check_ttl
 from leasehold.core import timing
 from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable
@@ -49,6 +49,23 @@ BY_LOCAL_CLOCK: Final = frozenset({"unreachable", "stalled", "max_hold"})
 _NOT_AFTER_DEADLINE: Final = frozenset({"broken", "unknown"})  # reasons that the local deadline rules out
 
 
+class Validity(NamedTuple):
+    """How long the lease is trusted. Replaced as a whole, so that no reader on another thread mixes two answers."""
+
+    asked_at: float  # when the request was sent whose answer this is (E8)
+    ttl: float  # the life that the engine granted
+    valid_until: float  # the local deadline: `asked_at` plus the ttl, less drift; or when `max_hold` is over
+
+
+class Renewal(NamedTuple):
+    """A renewal that was sent, and the engine's answer."""
+
+    asked_at: float
+    claim: Claim
+    reply: Alive | Gone | Unavailable
+    explicit: bool = False  # by the holder, who may change the ttl; else by the watchdog
+
+
 class BaseLease:
     """What `Lease` and `AsyncLease` share; they add the calls that wait. Belongs to no thread: pass it on freely."""
 
@@ -60,38 +77,38 @@ class BaseLease:
         "_depth",
         "_expiry_entry_id",
         "_final_state",
-        "_granted_at",
+        "_grant_asked_at",
         "_interrupt",
         "_lost_reason",
         "_max_hold_at",
-        "_release_sent",
+        "_release_started",
         "_renew_at",
         "_renewal_attempted",
         "_renewal_claim",
         "_renewal_entry_id",
         "_renewal_failed",
-        "_renewed_at",
         "_signals",
-        "_valid_until",
+        "_validity",
         "slot",
         "token",
-        "ttl",
     )
 
     def __init__(
         self, core: ClientCore, claim: Claim, grant: Grant, asked_at: float, valid_until: float, max_hold: float | None
     ) -> None:
         self._core, self._claim = core, claim
-        self.token, self.slot, self.ttl = grant.token, grant.slot, grant.ttl
-        self._granted_at = self._renewed_at = asked_at
+        self.token, self.slot = grant.token, grant.slot
+        self._grant_asked_at = asked_at
         # `max_hold` counts from now, not from `asked_at`: otherwise a grant that took longer than `max_hold` to arrive
         # would be lost at once.
         self._max_hold_at = timing.NEVER if max_hold is None else core.runtime.now() + max_hold
-        self._valid_until = valid_until if valid_until < self._max_hold_at else self._max_hold_at
+        if valid_until > self._max_hold_at:
+            valid_until = self._max_hold_at
+        self._validity = fast_tuple(Validity, (asked_at, grant.ttl, valid_until))
         self._renew_at = timing.renew_at(asked_at, grant.ttl, core.runtime.random())
         self._final_state: LeaseState | None = None
         self._lost_reason: Reason | None = None
-        self._renewal_failed = self._renewal_attempted = self._release_sent = False
+        self._renewal_failed = self._renewal_attempted = self._release_started = False
         self._depth = 1
         # Its newest entries in the watchdog's heaps; older ones are void.
         self._renewal_entry_id = self._expiry_entry_id = -1
@@ -118,6 +135,11 @@ class BaseLease:
         return self._claim.fingerprint
 
     @property
+    def ttl(self) -> float:
+        """Seconds it lives after a renewal."""
+        return self._validity.ttl
+
+    @property
     def shared(self) -> bool:
         """Whether this is a read lock of an rwlock, which other readers may hold too."""
         return self._claim.mode == "shared"
@@ -127,22 +149,22 @@ class BaseLease:
         """HELD, AT_RISK, LOST or RELEASED, computed from the clock when read."""
         if self._final_state is not None:
             return self._final_state
-        now = self._core.runtime.now()
-        if now >= self._valid_until:
+        now, validity = self._core.runtime.now(), self._validity
+        if now >= validity.valid_until:
             return LOST
-        if self._renewal_failed or now >= timing.overdue_at(self._renewed_at, self.ttl):
+        if self._renewal_failed or now >= timing.overdue_at(validity.asked_at, validity.ttl):
             return AT_RISK
         return HELD
 
     @property
     def held(self) -> bool:
         """Whether the work may continue: HELD or AT_RISK."""
-        return self._final_state is None and self._core.runtime.now() < self._valid_until
+        return self._final_state is None and self._core.runtime.now() < self._validity.valid_until
 
     @property
     def remaining(self) -> float:
         """Seconds the lease can be trusted if no further renewal succeeds. Never an overestimate."""
-        return max(0.0, self._valid_until - self._core.runtime.now()) if self._final_state is None else 0.0
+        return max(0.0, self._validity.valid_until - self._core.runtime.now()) if self._final_state is None else 0.0
 
     @property
     def lost_reason(self) -> Reason | None:
@@ -186,7 +208,7 @@ class BaseLease:
             if self._final_state is not None:
                 return False
             # After the local deadline a missing grant proves no break: the engine ends an expired grant by itself.
-            if reason in _NOT_AFTER_DEADLINE and core.runtime.now() >= self._valid_until:
+            if reason in _NOT_AFTER_DEADLINE and core.runtime.now() >= self._validity.valid_until:
                 reason = self._expiry_reason()
             self._final_state, self._lost_reason = LOST, reason
         core.registry.held.pop(self._claim.id_hash, None)
@@ -212,7 +234,7 @@ class BaseLease:
     def _release_nowait(self) -> None:
         """Release it without waiting: the `with` that held it was interrupted."""
         with self._core.mutex:
-            if not self._end_without_release():
+            if not self._drop_hold():
                 return
         self._core.watchdog.release_soon(self._claim)
 
@@ -225,22 +247,22 @@ class BaseLease:
                 if held_lock.released:
                     return
                 held_lock.released = True
-                if not self._end_without_release():
+                if not self._drop_hold():
                     return
             core.watchdog.unwatch(self._claim.id_hash)
             core.forget(without_min_hold(self._claim))
         except BaseException:
-            if self._release_sent:
+            if self._release_started:
                 core.forget(without_min_hold(self._claim))
             raise
-        core.emit("released", self._claim, token=self.token, since=self._granted_at)
+        core.emit("released", self._claim, token=self.token, since=self._grant_asked_at)
 
-    def _end_without_release(self) -> bool:
+    def _drop_hold(self) -> bool:
         """Under the mutex: one hold less. True: it was the last hold of a live lease; the caller must release it."""
         self._depth -= 1
         if self._depth > 0 or self._final_state is not None:
             return False
-        self._final_state, self._release_sent = RELEASED, True
+        self._final_state, self._release_started = RELEASED, True
         return True
 
     def _invalidate(self, reason: Reason) -> None:
@@ -260,9 +282,10 @@ class BaseLease:
                 if self._depth > 1:  # an inner hold of a reentrant lock
                     self._depth -= 1
                     return True
-                if self._release_sent or (self._final_state is LOST and self._lost_reason not in BY_LOCAL_CLOCK):
+                over_at_engine = self._final_state is LOST and self._lost_reason not in BY_LOCAL_CLOCK
+                if self._release_started or over_at_engine:
                     return False
-                self._release_sent = True
+                self._release_started = True
                 if self._final_state is None:
                     self._final_state = RELEASED
             core.in_flight.add(self._claim.id_hash)  # before unwatch(): close() finds it here or in the registry
@@ -276,7 +299,7 @@ class BaseLease:
                 core.retry_release(self._claim, error)
                 ended, answered = None, False
         except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, so release it again
-            if self._release_sent:
+            if self._release_started:
                 core.forget(self._claim)
             raise
         finally:
@@ -284,14 +307,14 @@ class BaseLease:
         if answered and not ended and lost_reason is None:
             self._on_missing_grant(ended)
         if core.options.on_event is not None and self._final_state is RELEASED:
-            core.emit("released", self._claim, token=self.token, since=self._granted_at)
+            core.emit("released", self._claim, token=self.token, since=self._grant_asked_at)
         return bool(ended) and lost_reason is None
 
     def _on_missing_grant(self, ended: bool | None) -> None:
         """The engine answered a release: it had no such grant any more. Before the local deadline that proves a loss,
         unless the answer is to a repeated request (None): the request sent before may have ended the grant."""
         core = self._core
-        if ended is None or core.runtime.now() >= self._valid_until:
+        if ended is None or core.runtime.now() >= self._validity.valid_until:
             cause = "the first of several requests" if ended is None else "its ttl"
             text = "%s (token %d) was over when its release arrived: ended by %s, or lost before that"
             core.callbacks.submit(_log.warning, text, self.name, self.token, cause)
@@ -315,10 +338,10 @@ class BaseLease:
     def _lost_reason_at(self, now: float) -> Reason | None:
         if self._final_state is not None:
             return self._lost_reason if self._final_state is LOST else None
-        return None if now < self._valid_until else self._expiry_reason()
+        return None if now < self._validity.valid_until else self._expiry_reason()
 
     def _expiry_reason(self) -> Reason:
-        if self._valid_until >= self._max_hold_at:
+        if self._validity.valid_until >= self._max_hold_at:
             return "max_hold"
         return "unreachable" if self._renewal_attempted else "stalled"
 
@@ -356,7 +379,7 @@ class BaseLease:
         deadline = asked_at + min(core.options.call_timeout, self.remaining)
         self._renewal_attempted = True
         (reply,) = await core.engine().renew([claim], deadline)
-        self._on_renewal_reply(asked_at, claim, reply, explicit=True)
+        self._on_renewal(Renewal(asked_at, claim, reply, explicit=True))
         if isinstance(reply, Unavailable):
             raise reply
         self.check()
@@ -370,44 +393,71 @@ class BaseLease:
             renewal_claim = self._renewal_claim = self._claim._replace(token=self.token, ttl=wanted_ttl)
         return renewal_claim
 
-    def _on_renewal_reply(
-        self, asked_at: float, claim: Claim, reply: Alive | Gone | Unavailable, explicit: bool = False
-    ) -> None:
-        """Apply the engine's answer to a renewal, unless the lease has ended meanwhile. Only an explicit renewal
-        changes the ttl: a watchdog renewal with another ttl than the lease's was sent before that, and is outdated."""
-        core = self._core
-        if isinstance(reply, Gone):
-            self._end_lost(reply.reason)
-            return
-        if core.runtime.now() >= self._valid_until:  # a caller may have read LOST already: it must not change back
-            self._end_lost(self._expiry_reason())
-            return
+    def _on_renewal(self, renewal: Renewal) -> None:
+        """Apply the engine's answer to a renewal, unless the lease has ended meanwhile."""
+        if isinstance(renewal.reply, Gone):
+            self._end_lost(renewal.reply.reason)
+        elif isinstance(renewal.reply, Alive):
+            self._on_renewed(renewal, renewal.reply)
+        else:
+            self._on_renewal_failed(renewal, renewal.reply)
+
+    def _on_renewed(self, renewal: Renewal, reply: Alive) -> None:
+        core, claim = self._core, renewal.claim
         with core.mutex:
             if self._final_state is not None:
                 return
-            if isinstance(reply, Unavailable):
-                newly_at_risk, self._renewal_failed = not self._renewal_failed, True
-            # Accepted: an answer to the latest request for this ttl, or an explicit change of ttl. Others are outdated.
-            elif asked_at >= self._renewed_at if claim.ttl == self._claim.ttl else explicit:
+            in_time = core.runtime.now() < self._validity.valid_until
+            if in_time and not self._is_outdated(renewal):
                 if claim.ttl != self._claim.ttl:
                     self._claim = self._claim._replace(ttl=claim.ttl)
-                life = reply.ttl
-                # The engine may round the ttl up. More life than that is left of an earlier, longer ttl: not counted.
-                if life > claim.ttl:
-                    life = min(life, timing.granted_ttl(claim.ttl, core.traits.min_ttl, core.traits.ttl_step))
-                self._renewed_at, self.ttl = asked_at, life
-                self._valid_until = min(timing.valid_until(asked_at, self.ttl), self._max_hold_at)
-                self._renew_at = timing.renew_at(asked_at, self.ttl, core.runtime.random())
+                self._validity = self._validity_from(renewal, reply)
+                self._renew_at = timing.renew_at(renewal.asked_at, self._validity.ttl, core.runtime.random())
                 self._renewal_failed = self._renewal_attempted = False
-        if isinstance(reply, Alive):
-            if core.options.on_event is not None:
-                core.emit("renewed", claim, token=self.token, since=asked_at, on_callback_thread=True)
+        if not in_time:  # a caller may have read LOST already: it must not change back
+            self._end_lost(self._expiry_reason())
+        elif core.options.on_event is not None:
+            core.emit("renewed", claim, token=self.token, since=renewal.asked_at, on_callback_thread=True)
+
+    def _is_outdated(self, renewal: Renewal) -> bool:
+        """Whether a later answer was applied already. Only an explicit renewal changes the ttl: one by the watchdog
+        with another ttl than the lease's was sent before the change."""
+        changes_ttl = renewal.claim.ttl != self._claim.ttl
+        sent_before_latest = renewal.asked_at < self._validity.asked_at
+        return not renewal.explicit if changes_ttl else sent_before_latest
+
+    def _validity_from(self, renewal: Renewal, reply: Alive) -> Validity:
+        life, wanted, traits = reply.ttl, renewal.claim.ttl, self._core.traits
+        # The engine may round the ttl up. More life than that is left of an earlier, longer ttl: not counted.
+        if life > wanted:
+            life = min(life, timing.granted_ttl(wanted, traits.min_ttl, traits.ttl_step))
+        valid_until = min(timing.valid_until(renewal.asked_at, life), self._max_hold_at)
+        return Validity(renewal.asked_at, life, valid_until)
+
+    def _on_renewal_failed(self, renewal: Renewal, error: Unavailable) -> None:
+        core = self._core
+        with core.mutex:
+            if self._final_state is not None:
+                return
+            now = core.runtime.now()
+            in_time = now < self._validity.valid_until
+            newly_at_risk = in_time and not self._renewal_failed
+            if in_time:
+                self._renewal_failed = True
+                self._renew_at = timing.retry_at(now, self._validity.valid_until, core.runtime.random())
+        if not in_time:
+            self._end_lost(self._expiry_reason())
             return
-        now = core.runtime.now()
-        self._renew_at = timing.retry_at(now, self._valid_until, core.runtime.random())
-        core.emit("renew_failed", claim, token=self.token, since=asked_at, reason=str(reply), on_callback_thread=True)
+        core.emit(
+            "renew_failed",
+            renewal.claim,
+            token=self.token,
+            since=renewal.asked_at,
+            reason=str(error),
+            on_callback_thread=True,
+        )
         if newly_at_risk:
-            core.report_at_risk(self, reply)
+            core.report_at_risk(self, error)
 
     def _mark_at_risk(self, why: str) -> None:
         """The engine lost its connection: the lease is at risk, and the watchdog renews it as soon as possible."""

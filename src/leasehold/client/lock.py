@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
-from leasehold.client.acquire import acquire
+from leasehold.client.acquire import acquire, fast_tuple
 from leasehold.client.decorator import FilledParameters, call_filled
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import LOST, RELEASED, BaseLease
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
-
-_new = tuple.__new__  # the same as `Claim(...)`, without the cost of matching arguments
 
 
 REENTRANT_ADVICE = "pass the lease down, or build the lock with reentrant=True"
@@ -197,7 +195,7 @@ class BaseLock(Generic[L]):
         core, options = self._core, self.options
         runtime, holder = core.runtime, core.holder(options.holder, options.purpose)
         secret, id_hash = make_claim_id(runtime.owner_id(), runtime.random_bytes(16).hex())
-        return _new(Claim, (self._namespace, self.name, secret, id_hash, holder, *self._claim_fields))
+        return fast_tuple(Claim, (self._namespace, self.name, secret, id_hash, holder, *self._claim_fields))
 
     def _with_new_id(self, claim: Claim) -> Claim:
         return self._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)

@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from itertools import count
 from weakref import ref
 
-from leasehold.client.lease import BaseLease, LeaseRef
+from leasehold.client.lease import BaseLease, LeaseRef, Renewal
 from leasehold.core import timing
 from leasehold.engines.base import Engine
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
@@ -87,7 +87,7 @@ class Watchdog:
 
     def watch(self, lease: BaseLease, lease_ref: LeaseRef | None = None) -> None:
         self._new_leases[lease._claim.id_hash] = lease_ref or ref(lease)  # atomic on a dictionary: no mutex
-        due, end = lease._renew_at, lease._valid_until  # max_hold may end it before any renewal is due
+        due, end = lease._renew_at, lease._validity.valid_until  # max_hold may end it before any renewal is due
         if due < self._wakes_at or end < self._wakes_at or not self._running:
             self.wake_by(due if due < end else end)
 
@@ -236,7 +236,7 @@ class Watchdog:
 
     def _schedule_expiry(self, lease: BaseLease, lease_ref: LeaseRef) -> None:
         lease._expiry_entry_id = next(self._sequence)
-        heappush(self._expiries, (lease._valid_until, lease._expiry_entry_id, lease_ref))
+        heappush(self._expiries, (lease._validity.valid_until, lease._expiry_entry_id, lease_ref))
 
     def _next_renewal_at(self) -> float:
         while self._renewals:
@@ -253,7 +253,7 @@ class Watchdog:
             planned_at, entry_id, lease_ref = self._expiries[0]
             lease = lease_ref()
             if lease is not None and lease._final_state is None and lease._expiry_entry_id == entry_id:
-                if lease._valid_until <= planned_at:
+                if lease._validity.valid_until <= planned_at:
                     return planned_at
                 self._schedule_expiry(lease, lease_ref)
             heappop(self._expiries)
@@ -262,7 +262,7 @@ class Watchdog:
     def _expire_overdue(self, now: float) -> None:
         while self._next_expiry_at() <= now:
             lease = heappop(self._expiries)[2]()
-            if lease is not None and lease._valid_until <= now:
+            if lease is not None and lease._validity.valid_until <= now:
                 lease._end_lost(lease._expiry_reason())
 
     def _deadline(self, runtime: Runtime, after_failure: bool = False) -> float:
@@ -285,7 +285,7 @@ class Watchdog:
                 due_soon_at = (
                     lease._renew_at
                     if lease._renewal_failed
-                    else lease._renew_at - (lease._renew_at - lease._renewed_at) * _EARLY_SHARE
+                    else lease._renew_at - (lease._renew_at - lease._validity.asked_at) * _EARLY_SHARE
                 )
                 if now >= due_soon_at:
                     due.append(lease)
@@ -308,7 +308,7 @@ class Watchdog:
             for lease, claim, reply in zip(
                 leases, claims, await self._send_renewals(runtime, claims, after_failure), strict=True
             ):
-                lease._on_renewal_reply(asked_at, claim, reply)
+                lease._on_renewal(Renewal(asked_at, claim, reply))
         finally:  # whatever was raised, every lease gets its next renewal
             for lease in leases:
                 if lease._final_state is None:

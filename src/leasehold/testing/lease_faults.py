@@ -23,7 +23,8 @@ def expire(lease: BaseLease) -> None:
     core, now = lease._core, clock.now()
     _expire_at_engine(server, lease, now)
     with core.mutex:
-        lease._valid_until, lease._renewal_attempted = min(lease._valid_until, now), False
+        valid_until = min(lease._validity.valid_until, now)
+        lease._validity, lease._renewal_attempted = lease._validity._replace(valid_until=valid_until), False
     core.watchdog.watch(lease)
     clock.wait_idle()
 

@@ -1,0 +1,83 @@
+"""What tests read and change inside a client: the only place that knows where it is kept.
+
+A test that needs more adds a function here, so that a rename in `client/` changes one file of the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from leasehold import AsyncClient, Client
+from leasehold.client.lease import BaseLease, Renewal
+from leasehold.client.watchdog import Watchdog
+from leasehold.engines.registry import ClaimRegistry, PendingRelease, Waiter
+from leasehold.model import Alive, Claim, Gone
+
+AnyClient: TypeAlias = Client | AsyncClient
+
+
+def registry(client: AnyClient) -> ClaimRegistry:
+    return client._core.registry
+
+
+def watchdog(client: AnyClient) -> Watchdog:
+    return client._core.watchdog
+
+
+def waiters(client: AnyClient) -> list[Waiter]:
+    """The client's queued claims."""
+    return list(client._core.registry.waiting.values())
+
+
+def wake_waiters(client: AnyClient) -> None:
+    """Let every waiter check again, as after a notification. For clocks that tests advance by hand."""
+    for waiter in waiters(client):
+        waiter.signal.set()
+
+
+def pending_releases(client: AnyClient) -> list[PendingRelease]:
+    """The releases that the engine has not confirmed."""
+    return list(client._core.registry.pending_releases.values())
+
+
+def unreleased_names(client: AnyClient) -> set[str]:
+    """The names of the claims that the watchdog still has to release."""
+    to_release = [claim for claim, _ in list(client._core.watchdog._to_release)]
+    return {claim.name for claim in [*to_release, *(pending.claim for pending in pending_releases(client))]}
+
+
+def wake_watchdog(client: AnyClient) -> None:
+    """Make the watchdog do now what is due."""
+    client._core.watchdog.wake_by(-1.0)
+
+
+def renewed_at(lease: BaseLease) -> float:
+    """When the request was sent whose answer the lease trusts: its grant's, or that of its last renewal."""
+    return lease._validity.asked_at
+
+
+def next_renewal(lease: BaseLease) -> float:
+    """When the watchdog will renew the lease."""
+    return lease._renew_at
+
+
+def renewal_failed(lease: BaseLease) -> bool:
+    """Whether the last renewal got no answer."""
+    return lease._renewal_failed
+
+
+def plan_renewal(lease: BaseLease, at: float, *, renewed: float | None = None, failed: bool = False) -> None:
+    """Set when the lease is due for renewal, and what was known before that."""
+    lease._renew_at, lease._renewal_failed = at, failed
+    if renewed is not None:
+        lease._validity = lease._validity._replace(asked_at=renewed)
+
+
+def renewal_claim(lease: BaseLease) -> Claim:
+    """The claim that a renewal sends."""
+    return lease._claim_for_renewal()
+
+
+def answer_renewal(lease: BaseLease, asked_at: float, claim: Claim, reply: Alive | Gone | Any) -> None:
+    """Pass an answer of the engine to the lease, as the watchdog does."""
+    lease._on_renewal(Renewal(asked_at, claim, reply))
