@@ -15,6 +15,7 @@ from leasehold import (
     NotAcquired,
 )
 from leasehold.client.held_locks import HeldLocks
+from leasehold.client.lease import BaseLease
 from tests.support import probe
 
 
@@ -150,3 +151,43 @@ def test_ctrl_c_at_every_point_of_multilock_leaves_nothing(bench, wait_until, ct
     assert number > 60
     assert not client._core.held_locks._held
     assert held is None or held.held
+
+
+@pytest.mark.parametrize("interrupts", [1, 2, 5])
+@pytest.mark.parametrize("before", [False, True])
+def test_rollback_releases_all_however_often_it_is_interrupted(bench, monkeypatch, interrupts, before) -> None:
+    # Ctrl-C pressed again and again: each one interrupted the rollback, and the third left the other locks held.
+    rollback, left = BaseLease._rollback, [KeyboardInterrupt] * interrupts
+
+    def interrupted(lease, held_lock) -> None:
+        if not before:
+            rollback(lease, held_lock)
+        if left:
+            raise left.pop()
+        rollback(lease, held_lock)
+
+    held = bench.client().lock("d").acquire()
+    client = bench.client()
+    monkeypatch.setattr(BaseLease, "_rollback", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.multilock(["a", "b", "c", "d"], wait=0).acquire()
+    assert not left
+    assert bench.held_names() == ["d"]
+    held.release()
+
+
+def test_rollback_continues_after_a_lease_that_cannot_be_released(bench, monkeypatch) -> None:
+    rollback = BaseLease._rollback
+
+    def fail_for_b(lease, held_lock) -> None:
+        if lease.name == "b":
+            raise MemoryError
+        rollback(lease, held_lock)
+
+    held = bench.client().lock("d").acquire()
+    monkeypatch.setattr(BaseLease, "_rollback", fail_for_b)
+    with pytest.raises(MemoryError):
+        bench.client().multilock(["a", "b", "c", "d"], wait=0).acquire()
+    monkeypatch.undo()
+    assert {"a", "c"}.isdisjoint(bench.held_names())
+    held.release()

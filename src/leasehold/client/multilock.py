@@ -10,6 +10,7 @@ The locks may belong to clients of different engines. To move from one engine to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, Self, TypeVar
 
 from leasehold.client.held_locks import HeldLock
@@ -18,6 +19,7 @@ from leasehold.client.lock import BaseLock, missing_attribute
 from leasehold.config import UNSET, Duration, Unset, check_wait
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired
 from leasehold.model import Reason
+from leasehold.runtime.base import Interrupt
 
 L = TypeVar("L", bound=BaseLease)
 S = TypeVar("S")  # `Leases` or `AsyncLeases`
@@ -99,6 +101,46 @@ class MemberLock(NamedTuple):
     held_lock: HeldLock
 
 
+class Rollback:
+    """Gives the acquired members up again if the body of its `with` fails, and decides which error the caller gets."""
+
+    def __init__(self, members: list[MemberLock], interrupt: Interrupt | None) -> None:
+        self._members, self._interrupt = members, interrupt
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            return
+        interrupted = self._interrupt is not None and self._interrupt.disarm(kind)
+        lost = _first_lost([member.held_lock.lease for member in self._members])
+        roll_back(self._members)
+        if interrupted and lost is not None:
+            raise lost from error
+
+
+def roll_back(members: list[MemberLock]) -> None:
+    """Release all members without waiting. However often Ctrl-C interrupts this, all of them are released, and then the
+    error is raised. May be called again."""
+    error: BaseException | None = None
+    while members:
+        lock, held_lock = members[-1]
+        try:
+            lock._core.held_locks.remove(held_lock)
+            held_lock.lease._rollback(held_lock)
+        except Exception as failure:  # it would fail again: this lease expires
+            error = error or failure
+        except BaseException as interrupt:
+            error = interrupt
+            continue
+        members.pop()  # only now: if interrupted, it is done again
+    if error is not None:
+        raise error
+
+
 class BaseMultiLock(Generic[L, S]):
     """What `MultiLock` and `AsyncMultiLock` share. Immutable; threads and tasks may share it."""
 
@@ -151,28 +193,17 @@ class BaseMultiLock(Generic[L, S]):
         deadline = None if wait is None else runtime.now() + wait
         # One for all of them, armed even while waiting: if one lease is lost meanwhile, the rest is pointless.
         interrupt = runtime.interrupt()
-        try:
+        with Rollback(members, interrupt):
             for lock in self._sorted_locks:
                 remaining = None if deadline is None else max(0.0, deadline - runtime.now())
                 lease = await lock._acquire_lease(remaining)
-                members.append(
-                    MemberLock(lock, HeldLock(None if frame is None else self, lease, lock.shape.mode, frame or 0))
-                )
+                held_lock = HeldLock(None if frame is None else self, lease, lock.shape.mode, frame or 0)
+                members.append(MemberLock(lock, held_lock))
                 if frame is not None or lock.options.reentrant:
-                    lock._core.held_locks.push(lock.name, members[-1].held_lock)
+                    lock._core.held_locks.push(lock.name, held_lock)
                 if interrupt is not None and lease._depth == 1:
-                    members[-1].held_lock.interrupt = lease._interrupt = interrupt
+                    held_lock.interrupt = lease._interrupt = interrupt
             _raise_lost([member.held_lock.lease for member in members])
-        except BaseException as error:
-            interrupted = interrupt is not None and interrupt.disarm(type(error))
-            lost = _first_lost([member.held_lock.lease for member in members])
-            try:
-                self._rollback_enter(members)
-            finally:  # again, in case Ctrl-C interrupted the first one
-                self._rollback_enter(members)
-            if interrupted and lost is not None:
-                raise lost from error
-            raise
         if frame is None and interrupt is not None:
             interrupt.disarm(None)
         leases = {member.lock: member.held_lock.lease for member in members}
@@ -180,12 +211,7 @@ class BaseMultiLock(Generic[L, S]):
         return result
 
     def _rollback_enter(self, members: list[MemberLock]) -> None:
-        """Release what was acquired before the failure, without waiting."""
-        while members:
-            lock, held_lock = members[-1]
-            lock._core.held_locks.remove(held_lock)
-            held_lock.lease._rollback(held_lock)
-            members.pop()  # only now: if interrupted, it is done again
+        roll_back(members)
 
     # ---------------------------------------------------------------- with
 
