@@ -18,6 +18,7 @@ import click
 from leasehold.blocking import Client
 from leasehold.cli.run.signals import Interrupted
 from leasehold.config import URL_VARIABLE, ClientOptions
+from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
 
 Output: TypeAlias = Literal["table", "json"]
@@ -71,7 +72,7 @@ def discard_stdout() -> None:
 
 
 def say(text: str) -> None:
-    write_stderr(f"leasehold: {make_printable(text)}")
+    write_stderr(f"leasehold: {escape(text)}")
 
 
 def write_stderr(line: str) -> None:
@@ -82,11 +83,6 @@ def write_stderr(line: str) -> None:
         click.echo(line, err=True)
     except OSError:  # the rest of the buffer would fail again at exit, and change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
-def make_printable(text: str) -> str:
-    """Escape control characters: a name is any text, and could move the cursor or change the terminal's title."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
 def prepare_logs(quiet: bool, verbosity: int) -> None:

@@ -7,9 +7,10 @@ import shlex
 import click
 
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, make_printable, pass_console
+from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
 from leasehold.core.deadlocks import Deadlock
+from leasehold.core.texts import escape
 
 EXAMPLES = """
 leasehold deadlocks
@@ -48,13 +49,13 @@ def deadlocks(console: Console) -> None:
     for number, deadlock in enumerate([] if console.json else found, 1):
         console.put(f"deadlock {number}: {len(deadlock.waits)} waiters in a cycle")
         for part in str(deadlock).split("; "):
-            console.put(f"  {make_printable(part)}")
+            console.put(f"  {escape(part)}")
         console.put(f"  to resolve it: leasehold break {break_arguments(deadlock)}")
 
 
 def break_arguments(deadlock: Deadlock) -> str:
     """Quoted for a shell."""
-    return f"{shlex.quote(make_printable(deadlock.victim.name))} --token {deadlock.victim.token}"
+    return f"{shlex.quote(escape(deadlock.victim.name))} --token {deadlock.victim.token}"
 
 
 def deadlock_as_json(deadlock: Deadlock) -> dict[str, object]:

@@ -13,7 +13,7 @@ import click
 
 from leasehold.blocking import Client, Lock
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, make_printable, pass_console
+from leasehold.cli.console import Console, pass_console
 from leasehold.cli.options import (
     check_ttl_option,
     is_label,
@@ -28,6 +28,7 @@ from leasehold.cli.run.result_file import RunResult
 from leasehold.cli.run.signals import raise_on_signals
 from leasehold.config import LockArguments
 from leasehold.core import timing
+from leasehold.core.texts import escape
 from leasehold.errors import Unavailable
 from leasehold.model import Term
 
@@ -187,4 +188,4 @@ def print_term(console: Console, term: Term) -> None:
         return
     clock = at.astimezone().strftime("%H:%M:%S")
     gap = "  (earlier terms may have been missed)" if term.missed else ""
-    console.put(f"{clock}  {make_printable(term.name)}  token {term.token}  {make_printable(term.holder.label)}{gap}")
+    console.put(f"{clock}  {escape(term.name)}  token {term.token}  {escape(term.holder.label)}{gap}")

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 import click
 
-from leasehold.cli.console import make_printable
+from leasehold.core.texts import escape
 from leasehold.errors import NotAcquired
 from leasehold.model import Holder, Holding
 
@@ -120,7 +120,7 @@ def holding_row(holding: Holding) -> tuple[str, ...]:
 
 def holdings_table(holdings: Sequence[Holding]) -> Iterable[str]:
     """The lines of the table, headings first. click removes the colours if the stream is not a terminal."""
-    rows = [tuple(make_printable(cell) for cell in holding_row(holding)) for holding in holdings]
+    rows = [tuple(escape(cell) for cell in holding_row(holding)) for holding in holdings]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     yield click.style(_format_row(COLUMNS, widths), bold=True)
     for holding, cells in zip(holdings, rows, strict=True):

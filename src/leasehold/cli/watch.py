@@ -16,10 +16,11 @@ import click
 
 from leasehold.blocking import Client
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, make_printable, pass_console
+from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
 from leasehold.cli.options import checked_prefix, positive_seconds, seconds
 from leasehold.core import timing
+from leasehold.core.texts import escape
 from leasehold.errors import Unavailable
 from leasehold.model import Holding
 
@@ -124,4 +125,4 @@ def print_change(console: Console, event: HoldingChange) -> None:
         return
     name, state, token, holder, *_ = render.holding_row(event.holding)
     clock = at.astimezone().strftime("%H:%M:%S")
-    console.put(f"{clock}  {event.change:<8}  {make_printable(name)}  {state}  token {token}  {make_printable(holder)}")
+    console.put(f"{clock}  {event.change:<8}  {escape(name)}  {state}  token {token}  {escape(holder)}")

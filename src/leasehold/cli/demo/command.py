@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 import click
 
 from leasehold.cli import exit_codes
-from leasehold.cli.console import Console, make_printable, pass_console
+from leasehold.cli.console import Console, pass_console
 from leasehold.cli.demo import NAMES, DemoResult, load_demo
 from leasehold.cli.demo.redis_server import find_program
 from leasehold.cli.demo.runner import DemoFailed, DemoRunner, TimelinePrinter
 from leasehold.cli.help import Command
 from leasehold.cli.options import WholeNumber
+from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
 
 EXAMPLES = """
@@ -140,6 +141,6 @@ def _timeline_printer(console: Console) -> TimelinePrinter:
             return
         colour = WORKER_COLOURS[(ord(who[0]) - ord("A")) % len(WORKER_COLOURS)] if who else "white"
         name = click.style(f"{who:<3}", fg=colour, bold=True)
-        console.put(f"  {seconds:6.2f} s  {name} {click.style(make_printable(text), fg=colour, dim=not who)}")
+        console.put(f"  {seconds:6.2f} s  {name} {click.style(escape(text), fg=colour, dim=not who)}")
 
     return print_line

@@ -1,0 +1,26 @@
+"""Texts that other programs wrote, made safe to show.
+
+A name, a label or a server's error text is any text: it could move the cursor, change the terminal's title, reverse the
+line it is printed in, break a log line in two, or be megabytes long. Every engine's error mapping passes what a server
+said through `server_text`, once, where the text arrives; so messages, log lines and events contain nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_SERVER_TEXT: Final = 200  # characters of a server's text that are shown
+
+
+def escape(text: str) -> str:
+    """Escape what is not printable: control characters, bidirectional controls, line separators, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
+
+
+def server_text(text: object) -> str:
+    """What a server said (or an exception that repeats it): on one line, escaped, at most `MAX_SERVER_TEXT` long."""
+    said = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    said = escape(" ".join(said[: 4 * MAX_SERVER_TEXT].split()))
+    return said if len(said) <= MAX_SERVER_TEXT else said[: MAX_SERVER_TEXT - 3] + "..."
