@@ -8,12 +8,14 @@ single steps on dictionaries, and signals that are remembered.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK
 from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
+
+_MAX_PENDING_RELEASES: Final = 10_000  # beyond this, wake-ups for unknown claims are ignored: a server may send many
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -112,7 +114,12 @@ class ClaimRegistry:
             return
         waiter = self.waiting.get(id_hash)
         if waiter is None:
-            if kind == "go" and unknown_claim is not None and not self.knows(id_hash):
+            if (
+                kind == "go"
+                and unknown_claim is not None
+                and not self.knows(id_hash)
+                and len(self.pending_releases) < _MAX_PENDING_RELEASES
+            ):
                 self.retry_release(unknown_claim)
             return
         if kind == "go":

@@ -79,7 +79,7 @@ def test_oversized_reply_raises_connection_error(echo, monkeypatch) -> None:
     monkeypatch.setattr(blocking, "MAX_REPLY_SIZE", 1_000_000)
     echo.answer = lambda connection, line: connection.sendall(b"x" * 3_000_000)
     stream = echo.connect()
-    with pytest.raises(ConnectionError, match="exceeds 64 MiB"):
+    with pytest.raises(ConnectionError, match="exceeds 8 MiB"):
         stream.call(b"how much?\n", deadline_in())
     stream.close()
 

@@ -138,7 +138,7 @@ def test_oversized_reply_raises_connection_error(echo, monkeypatch) -> None:
 
     async def main() -> None:
         stream = await echo.connect_in_loop()
-        with pytest.raises(ConnectionError, match="exceeds 64 MiB"):
+        with pytest.raises(ConnectionError, match="exceeds 8 MiB"):
             await stream.call(b"how much?\n", deadline_in())
 
     asyncio.run(main())

@@ -16,6 +16,7 @@ from weakref import ref
 
 import hiredis
 
+from leasehold.core.texts import server_text
 from leasehold.engines.redis.cluster import SlotMap, slot_of
 from leasehold.engines.redis.protocol import lock_keys
 from leasehold.engines.redis.pubsub import BaseSubscription, PubSubListener, Subscription
@@ -192,7 +193,9 @@ class NodeListener(PubSubListener):
             self._subscriptions.slot_map.apply_moved(reply, self._subscriptions.slot_map.server(self._address))
             channel.redirects += 1
             if channel.redirects > _MAX_SUBSCRIBE_REDIRECTS:
-                raise Unreachable(f"too many subscription redirects at {self._server}: {reply}", engine="redis")
+                raise Unreachable(
+                    f"too many subscription redirects at {self._server}: {server_text(reply)}", engine="redis"
+                )
             self._reassign(channel.tag, channel)
         elif isinstance(reply, list) and len(reply) == 3 and reply[0] == b"sunsubscribe":
             self._subscriptions.slot_map.stale = True

@@ -278,9 +278,13 @@ class PubSubListener(BaseSubscription):
 
     async def _on_push(self, reply: Any, runtime: Runtime) -> None:
         registry = self._registry_ref()
-        if registry is None or not isinstance(reply, list) or len(reply) < 2:
-            if isinstance(reply, hiredis.ReplyError):
-                raise self._server.map_error(reply)
+        if isinstance(reply, hiredis.ReplyError):
+            raise self._server.map_error(reply)
+        if reply is WOKEN:
+            return
+        if not isinstance(reply, list):  # a server may send such replies without end
+            raise ConnectionAbortedError("the server sent a reply that is not a message")
+        if registry is None or len(reply) < 2:
             return
         if reply[0] == self._pubsub_commands.subscribe.lower().encode():
             self._on_subscribed(registry)

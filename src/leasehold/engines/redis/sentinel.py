@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakSet, ref
 
+from leasehold.core.texts import server_text
 from leasehold.engines.redis.connections import Connections
 from leasehold.engines.redis.discovery import (
     DiscoveryNode,
@@ -152,7 +153,7 @@ class SentinelSet:
             raise
 
     def map_error(self, error: Exception) -> LeaseholdError:
-        return Unavailable(str(error), engine="redis") if self.server is None else self.server.map_error(error)
+        return Unavailable(server_text(error), engine="redis") if self.server is None else self.server.map_error(error)
 
 
 class SentinelTopology:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Final
 
 import hiredis
 
+from leasehold.core.texts import escape, server_text
+from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.server_settings import (
     SETTINGS_COMMANDS,
     CommandDenied,
@@ -49,7 +51,7 @@ def log_once(level: int, text: str) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return server_text(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 def is_error_reply(reply: Any, prefixes: str | tuple[str, ...]) -> bool:
@@ -102,7 +104,7 @@ class RedisEndpoint:
             raise Unreachable(f"{self} cannot be reached: {describe_error(error)}", engine="redis") from error
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
-        parser = hiredis.Reader()
+        parser = BoundedReader()
         stream: SocketStream | LoopStream
         if runtime.blocking:
             stream = connect_blocking(self.address, self._tls, parser, runtime.now, deadline)
@@ -154,7 +156,8 @@ class RedisEndpoint:
         """`Unavailable` if a retry may help, else `ConfigError`."""
         text = str(error).partition(", with args")[0]  # a server that does not know AUTH repeats its arguments
         if self._password:
-            text = text.replace(self._password, "***")
+            text = text.replace(escape(self._password), "***")
+        text = server_text(text)  # last: half a password would not be found
         if text.startswith(_PERMANENT_ERRORS):
             kind = CommandDenied if text.startswith("NOPERM") else NotPermitted
             return kind(f"{self} denied access; check user, password, permissions and database: {text}")

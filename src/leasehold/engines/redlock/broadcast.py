@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import hiredis
 
+from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.connections import SharedConnection
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.engines.redis.scripts import Script
@@ -215,7 +216,7 @@ class BlockingFanout:
         try:
             connections = self._idle.pop()
         except IndexError:
-            connections = ConnectionGroup(self._nodes, hiredis.Reader, self._runtime.now)
+            connections = ConnectionGroup(self._nodes, BoundedReader, self._runtime.now)
             self._connection_groups[id(connections)] = connections
         try:
             answers = connections.request_all(requests, count, policy)

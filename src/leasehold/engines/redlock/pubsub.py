@@ -16,6 +16,7 @@ from typing import Any, Final
 import hiredis
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, backoff
+from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
@@ -110,7 +111,7 @@ class NodeSubscriptions(PubSubListener):
 
     async def _listen(self, runtime: Runtime, stop_flag: list[bool]) -> None:
         self._node_subscriptions = [_NodeSubscription() for _ in self._nodes]  # after an error, subscribe again
-        connections = self._node_connections = ConnectionGroup(self._nodes, hiredis.Reader, runtime.now)
+        connections = self._node_connections = ConnectionGroup(self._nodes, BoundedReader, runtime.now)
         try:
             while not stop_flag and (registry := self._registry_ref()) is not None:
                 now = runtime.now()
@@ -158,6 +159,8 @@ class NodeSubscriptions(PubSubListener):
 
     def _on_node_reply(self, index: int, reply: Any, runtime: Runtime) -> None:
         subscription, registry = self._node_subscriptions[index], self._registry_ref()
+        if not isinstance(reply, list | Exception):
+            reply = hiredis.ReplyError("the server sent a reply that is not a message")
         if isinstance(reply, Exception):
             level = (
                 logging.WARNING
@@ -172,7 +175,7 @@ class NodeSubscriptions(PubSubListener):
         subscription.awaiting_reply, subscription.due_at = False, runtime.now() + HEARTBEAT_INTERVAL
         if self._nodes[index].missed_releases:
             self._send_missed_releases(index, runtime)
-        if registry is None or not isinstance(reply, list) or len(reply) < 2:
+        if registry is None or len(reply) < 2:
             return
         if reply[0] == self._pubsub_commands.subscribe.lower().encode():
             subscription.active, subscription.failures = True, 0
@@ -185,7 +188,7 @@ class NodeSubscriptions(PubSubListener):
     def _send_missed_releases(self, index: int, runtime: Runtime) -> None:
         """The node is back and has missed releases. A new connection sends them first, and other calls may not open one
         for long."""
-        connections = ConnectionGroup(self._nodes, hiredis.Reader, runtime.now)
+        connections = ConnectionGroup(self._nodes, BoundedReader, runtime.now)
         deadline = runtime.now() + self._call_timeout
         requests = FanoutRequests({index: encode_command("PING")})
         try:

@@ -21,7 +21,7 @@ from weakref import finalize
 
 READ_SIZE: Final = 65_536
 _USUAL_REPLY_SIZE: Final = 448  # bytes: nearly every reply fits, and the interpreter allocates this without malloc
-MAX_REPLY_SIZE: Final = 64 * 1024 * 1024  # bytes: no legitimate reply is larger
+MAX_REPLY_SIZE: Final = 8 * 1024 * 1024  # bytes: no legitimate reply is larger
 WOULD_BLOCK: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _TIMEOUT_SLACK: Final = 0.02  # seconds a call may wait too long, so that a timeout already set need not be set again
 
@@ -133,7 +133,7 @@ class ReplyReader:
             self._size = 0
             yield reply
         if self._size > MAX_REPLY_SIZE:
-            raise ConnectionAbortedError("the reply exceeds 64 MiB")
+            raise ConnectionAbortedError("the reply exceeds 8 MiB")
 
 
 class SocketStream(BaseConnection):
@@ -191,7 +191,7 @@ class SocketStream(BaseConnection):
                 self._raise_closed()
             size += len(data)
             if size > MAX_REPLY_SIZE:
-                raise ConnectionAbortedError("the reply exceeds 64 MiB")
+                raise ConnectionAbortedError("the reply exceeds 8 MiB")
             parser.feed(data)
         return reply
 

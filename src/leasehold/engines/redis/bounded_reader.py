@@ -1,0 +1,104 @@
+"""Splits what a server sends into replies (RESP2), and refuses what no Redis server would send to Leasehold.
+
+hiredis builds the replies. But it allocates what a reply merely announces: `*1000000000` is a list of eight gigabytes,
+made while the interpreter's lock is held. So the headers are checked before hiredis gets the bytes: how many elements a
+reply has, and how deep they are nested. `runtime.net` bounds its size.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import hiredis
+
+from leasehold.core.texts import escape
+
+MAX_ELEMENTS: Final = 131_072  # of one reply, nested ones included: `inspect` of a queue with ten thousand waiters
+MAX_DEPTH: Final = 8  # lists within lists
+_MAX_STRING: Final = 1 << 26  # bytes that a string may announce; hiredis allocates them as they arrive
+_MAX_LINE: Final = 65_536  # bytes of a status, an error or a number
+
+# Nearly every reply: integers, or one short list of integers. Nothing in it could announce too much.
+_is_usual: Final = re.compile(rb"(?:\*[0-9]{1,4}\r\n)?(?::-?[0-9]{1,19}\r\n)+").fullmatch
+_is_number: Final = re.compile(rb"-1|[0-9]{1,9}").fullmatch
+
+
+class BoundedReader:
+    """A parser for `runtime.net`. Raises `hiredis.ProtocolError` for anything but acceptable replies."""
+
+    __slots__ = ("_elements_left", "_gets", "_hiredis_feed", "_mid_reply", "_open_lists", "_string_left", "_unchecked")
+
+    def __init__(self) -> None:
+        reader = hiredis.Reader(replyError=_reply_error)
+        self._hiredis_feed, self._gets = reader.feed, reader.gets
+        self._mid_reply = False  # a checked reply is incomplete
+        self._unchecked = b""  # passed on unchecked: a usual reply, perhaps incomplete; or the begin of a header
+        self._string_left = 0  # bytes that are missing of the current string
+        self._open_lists: list[int] = []  # for each list around the next element: how many elements are missing
+        self._elements_left = MAX_ELEMENTS
+
+    def feed(self, data: bytes) -> None:
+        if not self._mid_reply and not self._unchecked and _is_usual(data):
+            self._unchecked = data
+        else:
+            self._check(self._unchecked + data)
+        self._hiredis_feed(data)
+
+    def gets(self) -> Any:
+        reply = self._gets()
+        if reply is not False and not self._mid_reply:
+            self._unchecked = b""  # what follows a usual reply are complete integers
+        return reply
+
+    def _check(self, data: bytes) -> None:
+        offset, end = 0, len(data)
+        while offset < end:
+            if self._string_left:
+                taken = min(self._string_left, end - offset)
+                self._string_left -= taken
+                offset += taken
+                if not self._string_left:
+                    self._end_element()
+                continue
+            self._mid_reply = True
+            line_end = data.find(b"\r\n", offset, offset + _MAX_LINE)
+            if line_end < 0:
+                if end - offset >= _MAX_LINE:
+                    raise hiredis.ProtocolError("the server sent a line without an end")
+                break
+            self._check_header(data[offset : offset + 1], data[offset + 1 : line_end])
+            offset = line_end + 2
+        self._unchecked = data[offset:]
+
+    def _check_header(self, kind: bytes, rest: bytes) -> None:
+        if kind in (b":", b"+", b"-"):
+            self._end_element()
+            return
+        if kind not in (b"*", b"$") or not _is_number(rest):
+            raise hiredis.ProtocolError(f"the server sent no Redis reply, but {(kind + rest)[:40]!r}")
+        number = int(rest)
+        if kind == b"$" and number >= 0:
+            if number > _MAX_STRING:
+                raise hiredis.ProtocolError(f"the server announced a string of {number} bytes")
+            self._string_left = number + 2  # with its line end
+        elif kind == b"*" and number > 0:
+            self._elements_left -= number
+            if self._elements_left < 0 or len(self._open_lists) >= MAX_DEPTH:
+                raise hiredis.ProtocolError(f"the server announced a reply of too many elements ({number}) or levels")
+            self._open_lists.append(number)
+        else:
+            self._end_element()
+
+    def _end_element(self) -> None:
+        while self._open_lists:
+            self._open_lists[-1] -= 1
+            if self._open_lists[-1]:
+                return
+            self._open_lists.pop()
+        self._mid_reply, self._elements_left = False, MAX_ELEMENTS
+
+
+def _reply_error(text: str) -> hiredis.ReplyError:
+    """An error reply. Escaped here and cut in `RedisEndpoint.map_error`, which first removes the password."""
+    return hiredis.ReplyError(escape(text))

@@ -1,0 +1,66 @@
+"""What a server may send: every reply is read as hiredis reads it, and what announces too much is refused first."""
+
+from __future__ import annotations
+
+import hiredis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.engines.redis.bounded_reader import MAX_DEPTH, MAX_ELEMENTS, BoundedReader
+
+INTEGERS = st.integers(-(2**63), 2**63 - 1).map(lambda number: b":%d\r\n" % number)
+STRINGS = st.binary(max_size=60).map(lambda raw: b"$%d\r\n%b\r\n" % (len(raw), raw))
+TRICKY = st.sampled_from([b"$-1\r\n", b"*-1\r\n", b"*0\r\n", b"+OK\r\n", b"-ERR no\r\n", b"$5\r\n*9\r\n:\r\n"])
+REPLIES = st.recursive(
+    INTEGERS | STRINGS | TRICKY,
+    lambda parts: st.lists(parts, max_size=5).map(lambda found: b"*%d\r\n" % len(found) + b"".join(found)),
+    max_leaves=20,
+)
+
+
+def read_all(reader, pieces: list[bytes]) -> list[str]:
+    found = []
+    for piece in pieces:
+        reader.feed(piece)
+        while (reply := reader.gets()) is not False:
+            found.append(repr(reply))
+    return found
+
+
+@given(st.lists(REPLIES, max_size=6), st.lists(st.integers(1, 40), min_size=1))
+def test_replies_are_read_as_hiredis_reads_them(replies, sizes) -> None:
+    data, pieces = b"".join(replies), []
+    while data:
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(data[:size])
+        data = data[size:]
+    assert read_all(BoundedReader(), pieces) == read_all(hiredis.Reader(), pieces)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100_000])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"*1000000000\r\n",
+        b"*4294967295\r\n",
+        b"*%d\r\n" % (MAX_ELEMENTS + 1),
+        b"*100000\r\n*100000\r\n",
+        b"*1\r\n" * (MAX_DEPTH + 1),
+        b":1\r\n*1000000000\r\n",
+        b"$99999999999\r\n",
+        b"%1000000000\r\n",
+        b"*1\r\n%1000000000\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"+" + b"x" * 70_000,
+    ],
+)
+def test_reply_that_announces_too_much_is_refused(data, size) -> None:
+    reader = BoundedReader()
+    with pytest.raises(hiredis.ProtocolError):
+        read_all(reader, [data[start : start + size] for start in range(0, len(data), size)])
+
+
+def test_error_reply_is_escaped() -> None:
+    (reply,) = read_all(BoundedReader(), ["-ERR \x1b[31m \u202e\r\n".encode()])
+    assert reply == repr(hiredis.ReplyError("ERR \\x1b[31m \\u202e"))
