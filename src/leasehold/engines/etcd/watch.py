@@ -21,6 +21,7 @@ from itertools import count
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import ref
 
+from leasehold.core.texts import server_text
 from leasehold.core.timing import backoff
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
@@ -261,7 +262,7 @@ class Watcher:
         new one. Otherwise all waiters read their queues again and request new watches."""
         open_stream = self._open_stream
         if open_stream is not None and self._login.discard_if_stale(GrpcStatus(UNAUTHENTICATED, cancel_reason)):
-            open_stream[0].fail(cancel_reason)
+            open_stream[0].fail(server_text(cancel_reason))
             return
         with self._mutex:
             removed = [key_watch for key_watch in self._watches.values() if key_watch.reason != "own"]

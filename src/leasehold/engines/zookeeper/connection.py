@@ -33,6 +33,9 @@ HEARTBEAT_SHARE: Final = 1 / 16
 SILENCE_SHARE: Final = 1 / 6
 MIN_SILENCE: Final = 0.5  # seconds: a busy server or a busy client must not count as silent
 
+MAX_REPLY_SIZE: Final = 8 * 1024 * 1024  # bytes: eight times what a ZooKeeper server accepts or sends by default
+_READ_SIZE: Final = 65_536
+
 _UNKNOWN_ERROR: Final = -1  # replaces error codes that kazoo does not know
 
 
@@ -79,6 +82,12 @@ def wrap_tls(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
     if tls["certfile"]:
         context.load_cert_chain(tls["certfile"], tls["keyfile"], tls["keyfile_password"])
     return context.wrap_socket(sock, server_hostname=hostname)
+
+
+def _checked_length(length: int) -> int:
+    if not 0 <= length <= MAX_REPLY_SIZE:
+        raise ConnectionDropped(f"the server announced a reply of {length} bytes")
+    return length
 
 
 class SilenceTimer:
@@ -198,24 +207,49 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         reply = None
         self._fill_buffer()
         while reply is None and self._has_whole_reply():
-            reply = super()._read_socket(timeout)
+            seen_zxid = self.client.last_zxid
+            try:
+                reply = super()._read_socket(timeout)
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, struct.error) as error:
+                self.client.last_zxid = seen_zxid  # a server that has not seen it would refuse this client for ever
+                raise ConnectionDropped("the server sent an invalid reply") from error
             self.ping_outstanding.on_reply(bool(self._pings_sent or self.client._pending))
         return reply
 
     def _fill_buffer(self) -> None:
+        """Read once: while a server sends without end, replies must be handled in between."""
         with self._socket_error_handling(), suppress(BlockingIOError, ssl.SSLWantReadError):
-            while True:
-                chunk = self._socket.recv(65_536)
-                if not chunk:
-                    raise ConnectionDropped("socket connection broken")
-                self._read_buffer += chunk
-                if len(chunk) < 65_536 and not getattr(self._socket, "pending", int)():
-                    return
+            assert self._read_buffer is not None
+            self._read_buffer += self._receive(_READ_SIZE)
+            while getattr(self._socket, "pending", int)():  # decrypted already, so `poll` would not see it
+                self._read_buffer += self._receive(_READ_SIZE)
+
+    def _receive(self, size: int) -> bytes:
+        chunk: bytes = self._socket.recv(min(size, _READ_SIZE))
+        if not chunk:
+            raise ConnectionDropped("socket connection broken")
+        return chunk
 
     def _has_whole_reply(self) -> bool:
-        """Whether a complete reply has arrived."""
+        """Whether a complete reply has arrived. Drops the connection if the announced one is too long."""
         buffer = self._read_buffer or b""
-        return len(buffer) >= 4 and len(buffer) >= 4 + _INT.unpack_from(buffer)[0]
+        if len(buffer) < 4:
+            return False
+        return len(buffer) >= 4 + _checked_length(_INT.unpack_from(buffer)[0])
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        """While connecting: exactly so many bytes, all within `timeout`. kazoo would allocate what a server announces,
+        and restart the timeout with every byte."""
+        data, until = bytearray(), self.client.now() + timeout
+        with self._socket_error_handling():
+            while len(data) < _checked_length(length):
+                left = until - self.client.now()
+                pending = getattr(self._socket, "pending", int)()
+                if left <= 0 or not (pending or self.handler.select([self._socket], [], [], left)[0]):
+                    raise self.handler.timeout_exception("socket time-out during read")
+                with suppress(BlockingIOError, ssl.SSLWantReadError):
+                    data += self._receive(length - len(data))
+        return bytes(data)
 
     def _read_header(self, timeout: float) -> Any:
         buffer = self._read_buffer

@@ -32,11 +32,11 @@ from leasehold.engines.zookeeper.connection import KazooConnection, KazooHandler
 from leasehold.engines.zookeeper.url import ZookeeperUrl
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 
-# kazoo logs every connection attempt: set this logger's level to see it. Records below INFO are always dropped, because
-# kazoo logs requests there, with passwords.
+# kazoo logs every connection attempt: set this logger's level to see it. Records below INFO and those with a traceback
+# are always dropped, because kazoo logs requests there, with passwords.
 _log = logging.getLogger("leasehold.zookeeper.kazoo")
 _log.setLevel(logging.ERROR)
-_log.addFilter(lambda record: record.levelno >= logging.INFO)
+_log.addFilter(lambda record: record.levelno >= logging.INFO and not record.exc_info)
 
 EPHEMERAL_SEQUENTIAL: Final = 3
 CONTAINER: Final = 4

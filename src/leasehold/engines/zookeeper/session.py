@@ -18,6 +18,7 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete
 from kazoo.protocol.states import KazooState
 
+from leasehold.core.texts import server_text
 from leasehold.core.timing import MAX_SLEEP, WAITER_TTL
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.zookeeper.kazoo_adapter import KazooAdapter, Reply, ZookeeperConnectionLost, is_write, map_error
@@ -33,7 +34,7 @@ _log = logging.getLogger("leasehold.zookeeper")
 
 _SWEEP_SHARE: Final = 1 / 16  # of the session timeout, between two sweeps
 _MAX_ELECTIONS: Final = 3  # each election restarts the session timeout, so a silent session may last this many of them
-_CLOSE_TIMEOUT: Final = 0.5  # seconds for the server to confirm that the session is over
+_CLOSE_TIMEOUT: Final = 0.3  # seconds for the server to confirm that the session is over
 _MAX_REMEMBERED: Final = 1_000  # entries of a cache; forgetting one costs a request or a wait
 
 
@@ -167,7 +168,7 @@ class ZookeeperSession:
 
     def _timeout_error(self) -> Unavailable:
         error = self._kazoo.last_error if self._kazoo is not None else None
-        why = f" ({error})" if error is not None else ""
+        why = f" ({server_text(error)})" if error is not None else ""
         return Unavailable(f"ZooKeeper at {self.url.servers} did not answer in time{why}", engine="zookeeper")
 
     # --------------------------------------------------------------- watches

@@ -22,6 +22,7 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 from weakref import ref
 
+from leasehold.core.texts import server_text
 from leasehold.engines.etcd.grpc import connect, frames
 from leasehold.engines.etcd.grpc.frames import ConnectionBroken, GrpcStatus, GrpcStream, encode_frame, strip_padding
 from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
@@ -35,7 +36,7 @@ _WINDOW_UPDATE_AFTER: Final = 1 << 20  # bytes received before the client sends 
 _SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MAX_INT31)  # ENABLE_PUSH 0, and the largest window
 _CANCEL: Final = 8  # error code (section 7)
 _MAX_HEADER_BLOCK: Final = 1 << 16  # bytes per call, compressed; etcd sends about a hundred
-_MAX_ERROR_TEXT: Final = 500  # bytes of the server's error text that are kept
+_MAX_ERROR_TEXT: Final = 4096  # bytes of the server's error text that are decoded
 _SEND_TIMEOUT: Final = 0.1  # seconds to wait for a full socket: short, because the wait may block an event loop
 _PING_AFTER: Final = 6.0  # seconds without a byte while calls are open; etcd refuses pings less than 5 s apart
 _PING_TIMEOUT: Final = 4.0
@@ -324,14 +325,12 @@ class GrpcConnection:
         headers = dict(self._decoder.decode(bytes(block)))
         status, code = headers.get(b":status", b"200"), headers.get(b"grpc-status", b"")
         if code.isdigit() and (code != b"0" or flags & frames.END_STREAM):
-            text = unquote_to_bytes(headers.get(b"grpc-message", b"")[:_MAX_ERROR_TEXT]).decode(errors="replace")
-            self._end_stream(
-                stream_id, GrpcStatus(int(code[:9]), "".join(each if each.isprintable() else "?" for each in text))
-            )
+            text = unquote_to_bytes(headers.get(b"grpc-message", b"")[:_MAX_ERROR_TEXT])
+            self._end_stream(stream_id, GrpcStatus(int(code[:9]), server_text(text)))
         elif status != b"200":
             self._end_stream(
                 stream_id,
-                GrpcStatus(frames.UNAVAILABLE, f"answered with HTTP status {status[:3].decode(errors='replace')}"),
+                GrpcStatus(frames.UNAVAILABLE, f"answered with HTTP status {server_text(status[:3])}"),
             )
         elif flags & frames.END_STREAM:
             self._end_stream(stream_id, GrpcStatus(frames.UNKNOWN, "the call ended without a status"))
@@ -367,7 +366,7 @@ class GrpcConnection:
 
 
 def _error_text(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return server_text(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 def _make_reader(

@@ -22,7 +22,8 @@ MAX_INT31: Final = (1 << 31) - 1
 DEFAULT_WINDOW: Final = 65_535
 MAX_DATA_FRAME: Final = 16_384  # bytes in a frame we send; no peer may set a lower limit (section 4.2)
 MAX_FRAME: Final = 1 << 20
-_MAX_MESSAGE: Final = 1 << 26
+MAX_MESSAGE: Final = 8 << 20  # bytes of all messages of one call
+_MESSAGE_OVERHEAD: Final = 64  # bytes, so that many empty messages count as well
 
 COMMON_HEADERS: Final = (
     Header(b"content-type", b"application/grpc"),
@@ -63,8 +64,12 @@ class GrpcStream:
         self._buffer = bytearray()
         self.unsent, self.closing, self.send_window = bytearray(), False, DEFAULT_WINDOW
         self.unacked_bytes = 0
+        self._bytes_left = MAX_MESSAGE
 
     def on_message(self, message: bytes) -> None:
+        self._bytes_left -= len(message) + _MESSAGE_OVERHEAD
+        if self._bytes_left < 0:
+            raise ProtocolError("the messages of one call exceed 8 MiB")
         self.messages.append(message)
         if self._signal is not None:
             self._signal.set()
@@ -85,8 +90,8 @@ class GrpcStream:
         self._buffer += data
         while len(self._buffer) >= 5:
             flag, size = struct.unpack_from(">BI", self._buffer)
-            if flag or size > _MAX_MESSAGE:
-                raise ProtocolError("gRPC message is compressed or longer than 64 MiB")
+            if flag or size > MAX_MESSAGE:
+                raise ProtocolError("gRPC message is compressed or longer than 8 MiB")
             if len(self._buffer) < 5 + size:
                 return
             message = bytes(self._buffer[5 : 5 + size])
