@@ -52,7 +52,7 @@ STEPS: dict[str, list[tuple[Any, str]]] = {  # per engine: functions that its li
         (NodeSubscriptions, "_on_node_notification"),
         (NodeSubscriptions, "_update_majority"),
     ],
-    "postgresql": [(PgSession, "notifications"), (postgresql_listener, "_deliver_payload")],
+    "postgresql": [(PgSession, "_take_notifications"), (postgresql_listener, "_deliver_payload")],
     "mysql": [(mysql_listener, "_listen_once")],
     "sqlite": [(wakeup_socket, "_dispatch")],
     "zookeeper": [(KazooConnection, "_connect"), (KazooConnection, "_read_header"), (KazooConnection, "_send_request")],

@@ -13,17 +13,20 @@ from contextlib import suppress
 from typing import Any, Final
 
 import pymysql
+from pymysql.constants import CR
 
 from leasehold.engines.mysql.errors import ENGINE, SERVER, connection_refused, no_answer
 from leasehold.engines.mysql.session import MySession
 from leasehold.engines.mysql.url import MyTarget
 from leasehold.engines.sql.connect import resolve, split_deadline
-from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError
+from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError, decoding
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
 _MAX_TIMEOUT: Final = 31_536_000  # seconds: a year, the largest value the server accepts here
 _MAX_HANDSHAKE_WAIT: Final = 86_400.0  # seconds that PyMySQL waits at most for a packet of the handshake
+
+_MAX_HANDSHAKE: Final = 1 << 20  # bytes, certificates not included
 
 # The settings of a session, whatever the server's defaults. completion_type: a commit starts no new transaction and
 # does not end the session. wait_timeout: a session whose client vanished is found by TCP keepalive instead.
@@ -74,8 +77,10 @@ class _Handshake:
 
 
 class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
-    """If the URL has no TLS options, PyMySQL uses TLS when the server offers it, without verifying the certificate.
-    Loading all the system's certificate authorities for that would take nine tenths of a handshake's time."""
+    """PyMySQL reads whatever a server sends; a handshake takes a few hundred bytes.
+
+    If the URL has no TLS options, PyMySQL uses TLS when the server offers it, without verifying the certificate.
+    Loading all the certificate authorities of the system for that would take nine tenths of a handshake's time."""
 
     def _create_ssl_ctx(self, named: Any) -> Any:
         if named:
@@ -83,6 +88,15 @@ class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
+
+    _handshake_left = _MAX_HANDSHAKE  # bytes
+
+    def _read_bytes(self, num_bytes: int) -> Any:
+        self._handshake_left -= num_bytes
+        if self._handshake_left < 0:
+            self._force_close()
+            raise pymysql.OperationalError(CR.CR_MALFORMED_PACKET, "the server's handshake is too long")
+        return super()._read_bytes(num_bytes)
 
 
 def _perform_handshake(
@@ -179,7 +193,9 @@ async def _prepare_session(
     }
     await session.execute(settings.encode(), (), deadline)
     await session.execute(_ISOLATION, (), deadline)
-    ((reported_id, identity, flush, read_only, *_),) = await session.execute(_SESSION_QUERY, (), deadline)
+    rows = await session.execute(_SESSION_QUERY, (), deadline)
+    with decoding(SERVER, ENGINE):
+        ((reported_id, identity, flush, read_only, *_),) = rows
     if read_only not in ("0", "OFF"):
         raise Unavailable(
             "MySQL: this server is read-only (a replica) and cannot grant locks; connect to the primary", engine=ENGINE

@@ -7,11 +7,13 @@ is unknown, it is always `Unavailable`. Their texts contain no password; values 
 from __future__ import annotations
 
 import ssl
+import struct
 from typing import Final
 
 import pymysql
 from pymysql.constants import CR, ER
 
+from leasehold.core.texts import server_text
 from leasehold.engines.mysql import schema
 from leasehold.engines.sql.session import SchemaMissing, SqlServerError, TransactionConflict
 from leasehold.engines.sql.session import no_answer as _no_answer
@@ -58,7 +60,7 @@ class MyServerError(SqlServerError):
 
     def __init__(self, code: int, text: str) -> None:
         self.code = code
-        super().__init__(text)
+        super().__init__(server_text(text))
 
     @property
     def session_reusable(self) -> bool:
@@ -103,11 +105,13 @@ def connection_refused(error: Exception, address: str) -> LeaseholdError:
     """The error for a connection that failed."""
     code = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
     original = getattr(error, "original_exception", error)
-    text = " ".join(str(error.args[1] if isinstance(code, int) and len(error.args) > 1 else error).split())
+    text = server_text(error.args[1] if isinstance(code, int) and len(error.args) > 1 else error)
     if code in _REFUSED or isinstance(original, ssl.SSLCertVerificationError):
         return ConfigError(f"MySQL at {address}: {text}")
-    if isinstance(error, RuntimeError | ValueError | FileNotFoundError):  # a missing package or file
+    if isinstance(error, RuntimeError | FileNotFoundError):  # a missing package or file
         return ConfigError(f"MySQL: {text}")
+    if isinstance(error, LookupError | TypeError | ValueError | struct.error):
+        return Unavailable(f"MySQL at {address}: the server sent an invalid handshake ({text})", engine=ENGINE)
     return Unavailable(f"MySQL at {address}: {text}", engine=ENGINE)
 
 

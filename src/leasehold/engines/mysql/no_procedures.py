@@ -51,12 +51,10 @@ class NoProceduresConnection(MyConnection):
         found: list[Row] = []
         if verb == "attempt" and claim is not None and not claim.queue:  # most attempts find their name free
             found = await self._execute(self._render("attempt_free", values), (), deadline, claim)
-        return found or await self._execute(self._render(verb, values), (), deadline, claim)
+        return found or await self._execute(self._render(verb, values), (), deadline, claim, large=verb == "inspect")
 
     def compensate(self, id_hash: str, values: Sequence[Value]) -> None:
-        session = self._unanswered.pop(id_hash, None)
-        if session is not None:
-            self._track_draining(session.send_compensation(self._render("release", values), ()))
+        self._abandoned.compensate(id_hash, self._render("release", values), ())
 
     def _render(self, verb: str, values: Sequence[Any]) -> bytes:
         if verb == "renew":

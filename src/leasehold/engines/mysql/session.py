@@ -18,12 +18,28 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from weakref import finalize
 
+from leasehold.core.texts import server_text
 from leasehold.engines.mysql.errors import MyServerError, no_answer
-from leasehold.engines.sql.session import DatabaseServer, DrainingSocket, Row, SqlConnectionLost, Value
+from leasehold.engines.sql.session import (
+    BUSY,
+    CLOSED,
+    IDLE,
+    MAX_LARGE_REPLY_SIZE,
+    MAX_REPLY_SIZE,
+    DrainingSocket,
+    Row,
+    SqlConnectionLost,
+    SqlSession,
+    Value,
+)
 from leasehold.runtime.base import Runtime
 
 _QUIT: Final = b"\x01\0\0\0\x01"
 _QUERY: Final = 3
+_MAX_REPLY_VALUES: Final = 1 << 14  # in the rows of one reply: each takes up to a hundred bytes of memory
+_MAX_LARGE_REPLY_VALUES: Final = 1 << 19
+_RESULT_COST: Final = 64  # values that a result counts as, even without rows
+_MAX_COLUMNS: Final = 64  # `inspect` has 17
 _MAX_PACKET: Final = 0xFFFFFF  # bytes of one packet; longer data continues in the next
 _MORE_RESULTS: Final = 0x0008  # SERVER_MORE_RESULTS_EXISTS
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -36,16 +52,15 @@ class ResultSet(NamedTuple):
     has_more: bool
 
 
-class MySession:
+class MySession(SqlSession):
     def __init__(self, sock: socket.socket, runtime: Runtime) -> None:
+        super().__init__()
         self._sock, self._runtime = sock, runtime
         sock.settimeout(0)
         finalize(self, sock.close).atexit = False  # a client may be dropped without close()
-        self.server = DatabaseServer(False, "", True)
-        self.unanswered = False
         self._unsent = b""
         self._buffer, self._offset = bytearray(), 0
-        self._closed = False
+        self._bytes_left, self._values_left = MAX_REPLY_SIZE, _MAX_REPLY_VALUES  # of the current reply
         self.connection_id = 0  # the server's number of this session
         self.expects_interrupt = False  # KILL QUERY is the expected end of its statements
         self.closing_packet = b""  # sent before the final COM_QUIT
@@ -59,7 +74,7 @@ class MySession:
         self._runtime = runtime
 
     def usable(self) -> bool:
-        if self.unanswered or self._closed:
+        if self.state is not IDLE:
             return False
         try:
             self._sock.recv(1)
@@ -69,8 +84,12 @@ class MySession:
             return False
         return False  # the server closed the connection, perhaps after an unsolicited error packet
 
-    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+    async def execute(
+        self, statement: bytes, values: Sequence[Value], deadline: float, *, large: bool = False
+    ) -> list[Row]:
         await self.send(statement, values, deadline)
+        if large:
+            self._bytes_left, self._values_left = MAX_LARGE_REPLY_SIZE, _MAX_LARGE_REPLY_VALUES
         await self._wait_ready(deadline)  # the reply cannot have arrived yet
         found: list[Row] = []
         has_more = True
@@ -81,7 +100,8 @@ class MySession:
 
     async def send(self, statement: bytes, values: Sequence[Value], deadline: float) -> None:
         """Send a call without waiting for its first result."""
-        self.unanswered = True
+        self.transition(BUSY)
+        self._bytes_left, self._values_left = MAX_REPLY_SIZE, _MAX_REPLY_VALUES
         self._unsent = packet(statement, values)
         try:
             while self._unsent:
@@ -99,19 +119,18 @@ class MySession:
         except OSError as error:
             raise self._connection_lost(error) from error
         except MyServerError as error:
-            self.unanswered = False
+            self.transition(IDLE)
             if not error.session_reusable and not (error.interrupted and self.expects_interrupt):
                 self.close()
             raise
         if not result_set.has_more:
-            self.unanswered = False
+            self.transition(IDLE)
         return result_set
 
-    def send_compensation(self, statement: bytes, values: Sequence[Value]) -> DrainingSocket | None:
-        self._unsent += packet(statement, values)
-        return self.hang_up()
+    def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
+        self._unsent += packet(statement, values)  # sent by `_close_our_side`
 
-    def hang_up(self) -> DrainingSocket | None:
+    def _close_our_side(self) -> DrainingSocket | None:
         try:
             with suppress(*_WOULD_BLOCK):
                 self._unsent += _QUIT
@@ -119,11 +138,10 @@ class MySession:
                     self._send_some()
             if self._unsent:  # the send buffer is full
                 socket.socket.shutdown(self._sock, socket.SHUT_WR)
-            return DrainingSocket(self._sock.fileno(), self.server.identity)
+            return DrainingSocket(self._sock.fileno())
         except OSError:  # the server has already hung up
             return None
         finally:
-            self._closed = True
             self._sock.close()
 
     def shutdown(self) -> None:
@@ -131,15 +149,14 @@ class MySession:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # below TLS, which another thread may be using
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            with suppress(OSError):
-                if not self.unanswered:
-                    self._sock.send(self.closing_packet + _QUIT)
-            self._sock.close()
+        with suppress(OSError):
+            if self.state is IDLE:
+                self._sock.send(self.closing_packet + _QUIT)
+        self._sock.close()
+        self.transition(CLOSED)
 
     def after_fork(self) -> None:
-        self._closed = True
+        self.transition(CLOSED)
         with suppress(OSError):
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             os.dup2(null, self._sock.fileno(), inheritable=False)
@@ -147,21 +164,25 @@ class MySession:
         self._sock.close()
 
     def _connection_lost(self, error: OSError) -> SqlConnectionLost:
-        self.unanswered = False
         self.close()
-        return SqlConnectionLost(error.strerror or str(error))
+        return SqlConnectionLost(server_text(error.strerror or error))
 
     # ------------------------------------------------------------- answers
 
     async def _read_result(self, deadline: float) -> ResultSet:
+        self._values_left -= _RESULT_COST
+        if self._values_left < 0:
+            raise ConnectionAbortedError("the server sent too many results")
         first = await self._read_packet(deadline)
-        if first[0] == 0x00:
+        if first[0] == 0x00:  # no rows
             _, offset = _read_length(first, 1)
             _, offset = _read_length(first, offset)
             return ResultSet(None, bool(int.from_bytes(first[offset : offset + 2], "little") & _MORE_RESULTS))
         if first[0] == 0xFB:  # LOCAL INFILE
             raise ConnectionAbortedError("the server unexpectedly asked for a local file")
         columns, _ = _read_length(first, 0)
+        if columns > _MAX_COLUMNS:
+            raise ConnectionAbortedError(f"the server announced {columns} columns")
         for _ in range(columns + 1):  # the column definitions and their end
             if not self._skip_packet():
                 await self._read_packet(deadline)
@@ -170,10 +191,16 @@ class MySession:
             payload = self._buffered_packet() or await self._read_packet(deadline)
             if payload[0] == 0xFE and len(payload) < 9:
                 return ResultSet(rows, bool(int.from_bytes(payload[3:5], "little") & _MORE_RESULTS))
+            self._values_left -= columns + 1
+            if self._values_left < 0:
+                raise ConnectionAbortedError("the server sent too many rows")
             rows.append(_decode_row(payload, columns))
 
     async def _read_packet(self, deadline: float) -> bytes:
+        received = False
         while not (payload := self._buffered_packet()):
+            if received and self._runtime.now() >= deadline:  # a server may send without end
+                raise no_answer(0.0)
             try:
                 data = self._sock.recv(65536)
             except _WOULD_BLOCK:
@@ -181,6 +208,10 @@ class MySession:
                 continue
             if not data:
                 raise ConnectionResetError("the server closed the connection")
+            received = True
+            self._bytes_left -= len(data)
+            if self._bytes_left < 0:
+                raise ConnectionAbortedError("the server sent too long a reply")
             del self._buffer[: self._offset]
             self._offset = 0
             self._buffer += data
@@ -269,11 +300,11 @@ _LITERAL: Final[dict[type, Callable[[Any], bytes]]] = {str: _text, int: b"%d".__
 
 def _read_length(data: bytes, offset: int) -> tuple[int, int]:
     """A length-encoded integer, and the offset behind it."""
-    first = data[offset]
+    first = data[offset] if offset < len(data) else 0xFF
     if first < 0xFB:
         return first, offset + 1
     size = {0xFC: 2, 0xFD: 3, 0xFE: 8}.get(first)
-    if size is None:
+    if size is None or len(data) < offset + 1 + size:
         raise ConnectionAbortedError("the server sent an invalid length")
     return int.from_bytes(data[offset + 1 : offset + 1 + size], "little"), offset + 1 + size
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
@@ -15,7 +16,7 @@ from leasehold.engines.postgresql.errors import ENGINE, SERVER, connection_refus
 from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import PgTarget
 from leasehold.engines.sql.connect import resolve, split_deadline
-from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError
+from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError, decoding
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -93,13 +94,12 @@ async def _connect_address(
         while (state := pg.connect_poll()) != pq.PollingStatus.OK:
             if state == pq.PollingStatus.FAILED:
                 raise connection_refused(pg.get_error_message())
-            reading = state == pq.PollingStatus.READING
-            if not await runtime.wait_fd(pg.socket, deadline - runtime.now(), read=reading, write=not reading):
+            if not await _wait_polled(session, pg, state, runtime, deadline):
                 raise no_answer(deadline - began, _address(params))
         pg.nonblocking = 1
         pg.enter_pipeline_mode()
         await _prepare_session(session, pg, deadline, statement_timeout)
-    except (SqlServerError, SqlConnectionLost) as error:
+    except (SqlServerError, SqlConnectionLost, psycopg.Error, OSError) as error:
         session.close()
         raise connection_refused(str(error)) from error
     except BaseException:
@@ -108,15 +108,28 @@ async def _connect_address(
     return session
 
 
+async def _wait_polled(session: PgSession, pg: pq.abc.PGconn, state: int, runtime: Runtime, deadline: float) -> bool:
+    """Wait for what libpq needs to continue. False: the deadline has passed."""
+    relay = session.relay
+    if state != pq.PollingStatus.READING:
+        return await runtime.wait_fd(pg.socket, deadline - runtime.now(), read=False, write=True)
+    relay.attach()
+    relay.send()
+    while not (relay.has_unread() or relay.at_end):
+        if not await runtime.wait_fd(relay.server.fileno(), deadline - runtime.now()):
+            return False
+        relay.receive()
+    return True
+
+
 async def _prepare_session(session: PgSession, pg: pq.abc.PGconn, deadline: float, statement_timeout: float) -> None:
     """Identify the server, refuse a standby, and apply the session's settings."""
     if pg.parameter_status(b"server_encoding") != b"UTF8":
         raise ConfigError("PostgreSQL: lock names are Unicode text; use a database whose encoding is UTF8")
     settings = _SETTINGS | {"statement_timeout": str(int(statement_timeout * 1000))}
-    session.server = DatabaseServer(False, "", True)
-    ((direct, standby, fsync, identity, _),) = await session.execute(
-        _SESSION_QUERY, (pg.backend_pid, list(settings), list(settings.values())), deadline
-    )
+    rows = await session.execute(_SESSION_QUERY, (pg.backend_pid, list(settings), list(settings.values())), deadline)
+    with decoding(SERVER, ENGINE):
+        ((direct, standby, fsync, identity, _),) = rows
     if standby == "t":
         raise Unavailable(
             "PostgreSQL: this server is a standby, which cannot grant locks; connect to the primary", engine=ENGINE

@@ -10,6 +10,7 @@ from typing import Final
 
 from psycopg import pq
 
+from leasehold.core.texts import server_text
 from leasehold.engines.postgresql import schema
 from leasehold.engines.sql.session import SchemaMissing, SqlServerError, TransactionConflict
 from leasehold.engines.sql.session import no_answer as _no_answer
@@ -54,7 +55,7 @@ class PgServerError(SqlServerError):
     def from_result(cls, result: pq.abc.PGresult) -> PgServerError:
         sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
         primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-        return cls(sqlstate.decode(), primary.decode(errors="replace").strip())
+        return cls(sqlstate.decode(errors="replace"), server_text(primary))
 
     def classify(self) -> LeaseholdError | SchemaMissing | TransactionConflict:
         if self.sqlstate in _MISSING:
@@ -80,10 +81,10 @@ class PgServerError(SqlServerError):
 def connection_refused(text: str) -> LeaseholdError:
     """The error for a connection that failed."""
     lines = [line.strip() for line in text.strip().splitlines() if line]
-    text = "; ".join(lines) or "the connection failed"
+    shown = server_text("; ".join(lines)) or "the connection failed"
     if any(phrase in text for phrase in _REFUSED) and "could not translate" not in text:
-        return ConfigError(f"PostgreSQL: {text}")
-    return Unavailable(f"PostgreSQL: {text}", engine=ENGINE)
+        return ConfigError(f"PostgreSQL: {shown}")
+    return Unavailable(f"PostgreSQL: {shown}", engine=ENGINE)
 
 
 def no_answer(seconds: float, address: str = "") -> Unavailable:

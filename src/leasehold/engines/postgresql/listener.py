@@ -50,12 +50,12 @@ class PgListener(listener.SqlListener):
         session.enable_shutdown()
 
         async def listen_loop(runtime: Runtime, registry: ReferenceType[ClaimRegistry]) -> None:
+            session.set_runtime(runtime)
             while True:
-                for payload in session.notifications():
+                for payload in await session.next_notifications(_MAX_WAIT):
                     if (strong_ref := registry()) is not None:
                         _deliver_payload(strong_ref, payload)
                     del strong_ref
-                await runtime.wait_fd(session.descriptor, _MAX_WAIT)
 
         return listen_loop
 

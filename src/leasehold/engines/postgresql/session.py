@@ -19,8 +19,23 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 
-from leasehold.engines.postgresql.errors import ENGINE, PgServerError, no_answer
-from leasehold.engines.sql.session import DatabaseServer, DrainingSocket, Row, SqlConnectionLost, SqlServerError, Value
+from leasehold.core.texts import server_text
+from leasehold.engines.postgresql.errors import ENGINE, SERVER, PgServerError, no_answer
+from leasehold.engines.postgresql.relay import Relay
+from leasehold.engines.sql.session import (
+    BUSY,
+    CLOSED,
+    IDLE,
+    MAX_LARGE_REPLY_SIZE,
+    MAX_REPLY_SIZE,
+    DrainingSocket,
+    Row,
+    SqlConnectionLost,
+    SqlServerError,
+    SqlSession,
+    Value,
+    decoding,
+)
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -31,70 +46,64 @@ _OPEN: Final = int(pq.ConnStatus.OK)
 _PIPELINE_OFF: Final = int(pq.PipelineStatus.OFF)
 
 
-class PgSession:
-    server: DatabaseServer
-
+class PgSession(SqlSession):
     def __init__(self, pg: pq.abc.PGconn, runtime: Runtime) -> None:
+        super().__init__()
         self._pg, self._runtime = pg, runtime
+        self.relay = Relay(pg)
         self._prepared: dict[bytes, bytes] = {}
         self._names = count()
         self._standby_unconfirmed = False
         self._shutdown_socket: socket.socket | None = None
-        self.unanswered = False
         pg.notice_handler = self._on_notice
 
-    @property
-    def descriptor(self) -> int:
-        return self._pg.socket
-
     def usable(self) -> bool:
-        try:
-            self._pg.consume_input()  # reads a last message of the server, if there is one
-            self._pg.consume_input()  # fails if the server then closed the connection
-        except psycopg.Error:
-            return False
-        return self._pg.status == _OPEN and not self.unanswered
+        return self.state is IDLE and self._pg.status == _OPEN and self.relay.is_silent()
 
-    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+    async def execute(
+        self, statement: bytes, values: Sequence[Value], deadline: float, *, large: bool = False
+    ) -> list[Row]:
         was_prepared = statement in self._prepared
         try:
-            self.unanswered = True
+            self.transition(BUSY)
             self._send(statement, values)
-            return decode_rows(await self._read_result(deadline))
-        except psycopg.Error as error:
+            result = await self._read_result(deadline, MAX_LARGE_REPLY_SIZE if large else MAX_REPLY_SIZE)
+        except (psycopg.Error, OSError) as error:
             raise self._connection_lost(error) from error
         except SqlServerError:
             if not was_prepared:  # preparing it may be what failed
                 self._prepared.pop(statement, None)
             raise
+        with decoding(SERVER, ENGINE):
+            return decode_rows(result)
 
     async def run(self, script: str, deadline: float) -> None:
         """Run several statements, as one transaction unless they say otherwise."""
         try:
-            self.unanswered = True
+            self.transition(BUSY)
             self._pg.exit_pipeline_mode()
             self._pg.send_query(script.encode())
             try:
                 await self._read_result(deadline)
             finally:
-                if not self.unanswered and self._pg.status == _OPEN:  # replied, even if with an error
+                if self.state is IDLE and self._pg.status == _OPEN:  # replied, even if with an error
                     self._pg.enter_pipeline_mode()
-        except psycopg.Error as error:
+        except (psycopg.Error, OSError) as error:
             raise self._connection_lost(error) from error
 
-    def send_compensation(self, statement: bytes, values: Sequence[Value]) -> DrainingSocket | None:
+    def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
         with suppress(psycopg.Error):
             self._send(statement, values)
             self._pg.flush()
-        return self.hang_up()
+            self.relay.send()
 
-    def hang_up(self) -> DrainingSocket | None:
+    def _close_our_side(self) -> DrainingSocket | None:
         try:
-            return DrainingSocket(self._pg.socket, self.server.identity)
-        except (OSError, psycopg.Error):  # the server has already hung up
+            return DrainingSocket(self.relay.server.fileno())
+        except OSError:  # the server has already hung up
             return None
         finally:
-            self.close()
+            self._finish()
 
     def _send(self, statement: bytes, values: Sequence[Value]) -> None:
         params = [(_ENCODERS.get(type(value)) or encode)(value) for value in values]
@@ -107,26 +116,40 @@ class PgSession:
             self._pg.send_query_prepared(name, params)
         self._pg.pipeline_sync()
 
-    def _connection_lost(self, error: psycopg.Error) -> SqlConnectionLost:
+    def _connection_lost(self, error: Exception) -> SqlConnectionLost:
         self.close()
-        self.unanswered = False
-        return SqlConnectionLost(" ".join(str(error).split()))
+        return SqlConnectionLost(server_text(error))
 
-    def notifications(self) -> list[bytes]:
-        """The payloads that NOTIFY has delivered. Raises OSError if the server has closed the connection."""
+    async def next_notifications(self, seconds: float) -> list[bytes]:
+        """The payloads that NOTIFY delivers next, perhaps none. Raises OSError if the connection is lost."""
+        if found := self._take_notifications():  # received with an earlier reply
+            return found
         try:
-            self._pg.consume_input()
+            await self._runtime.wait_fd(self.relay.server.fileno(), seconds)
+            self._receive()
         except psycopg.Error as error:
-            raise ConnectionResetError(str(error)) from error
+            raise ConnectionResetError(server_text(error)) from error
+        found = self._take_notifications()
+        if self._pg.status != _OPEN:  # libpq could not make sense of what it received
+            raise ConnectionResetError("the connection is closed")
+        if found:
+            self.relay.start_reply(MAX_REPLY_SIZE)
+        return found
+
+    def _take_notifications(self) -> list[bytes]:
         found = []
         while (notification := self._pg.notifies()) is not None:
             found.append(notification.extra)
         return found
 
+    def set_runtime(self, runtime: Runtime) -> None:
+        """Hand the session over to the thread that reads it from now on."""
+        self._runtime = runtime
+
     def enable_shutdown(self) -> None:
         """Prepare for `shutdown` from another thread, on a duplicated descriptor: by then libpq may have closed its
         own, and another file may have its number."""
-        self._shutdown_socket = socket.socket(fileno=os.dup(self._pg.socket))
+        self._shutdown_socket = socket.socket(fileno=os.dup(self.relay.server.fileno()))
 
     def shutdown(self) -> None:
         if self._shutdown_socket is not None:
@@ -134,11 +157,20 @@ class PgSession:
                 self._shutdown_socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._finish()
+        self.transition(CLOSED)
+
+    def _finish(self) -> None:
         self._pg.finish()
+        if self.relay.attached:
+            self.relay.send()  # libpq's last message
+        self.relay.close()
         if self._shutdown_socket is not None:
             self._shutdown_socket.close()
 
     def after_fork(self) -> None:
+        self.transition(CLOSED)
+        self.relay.close()
         if self._shutdown_socket is not None:
             self._shutdown_socket.close()
         with suppress(OSError, psycopg.Error):
@@ -148,22 +180,25 @@ class PgSession:
 
     # ------------------------------------------------------------- answers
 
-    async def _read_result(self, deadline: float) -> pq.abc.PGresult:
+    async def _read_result(self, deadline: float, max_size: int = MAX_REPLY_SIZE) -> pq.abc.PGresult:
         """The result of what was sent; of several, the last one, or the first error."""
         pg, self._standby_unconfirmed = self._pg, False
         now, wait_fd = self._runtime.now, self._runtime.wait_fd
         began = now()
-        while pg.flush():
-            if not await wait_fd(pg.socket, deadline - now(), write=True):
+        self.relay.start_reply(max_size)
+        while (pg.flush(), self.relay.send()) != (0, True):
+            if not await wait_fd(self.relay.server.fileno(), deadline - now(), read=False, write=True):
                 raise no_answer(deadline - began)
-            pg.consume_input()
-        last: pq.abc.PGresult | None = None
+        last, received = None, False
         pipelined = pg.pipeline_status != _PIPELINE_OFF
         while True:
             while pg.is_busy():
-                if not await wait_fd(pg.socket, deadline - now()):
+                if received and now() >= deadline:  # a server may send without end
                     raise no_answer(deadline - began)
-                pg.consume_input()
+                if not await wait_fd(self.relay.server.fileno(), deadline - now()):
+                    raise no_answer(deadline - began)
+                self._receive()
+                received = True
             result = pg.get_result()
             if (result is None and not pipelined) or (result is not None and result.status == _SYNC):
                 break
@@ -171,8 +206,9 @@ class PgSession:
                 raise psycopg.OperationalError("the connection is closed")
             if result is not None and (last is None or last.status in _DONE):
                 last = result
-        assert last is not None
-        self.unanswered = False
+        if last is None:
+            raise psycopg.OperationalError("the server sent no result")
+        self.transition(IDLE)
         if last.status not in _DONE:
             if pg.status != _OPEN:
                 self.close()
@@ -182,6 +218,13 @@ class PgSession:
                 "PostgreSQL: no synchronous standby confirmed the commit; a failover may lose it", engine=ENGINE
             )
         return last
+
+    def _receive(self) -> None:
+        """Let libpq read some of what has arrived."""
+        self.relay.receive()
+        self._pg.consume_input()
+        while self.relay.has_unread():
+            self._pg.consume_input()
 
     def _on_notice(self, notice: pq.abc.PGresult) -> None:
         """Detect a commit whose wait for a synchronous standby was cancelled: it succeeds, with a warning."""

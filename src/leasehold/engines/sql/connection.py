@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
-from leasehold.engines.sql.fifo_lock import FifoLock, LockCaller
+from leasehold.engines.sql.abandoned import AbandonedSessions
+from leasehold.engines.sql.fair_mutex import Caller, FairMutex
 from leasehold.engines.sql.session import (
+    BUSY,
     DatabaseServer,
-    DrainingSocket,
     Row,
     SchemaMissing,
     SqlConnectionLost,
@@ -28,7 +29,6 @@ from leasehold.runtime.base import Runtime
 
 _TICK: Final = 0.001  # seconds: the lock timeout sent to a server is in whole milliseconds
 _RECONNECT_INTERVAL: Final = 0.2  # seconds between a waiter's attempts to connect
-_MAX_DRAINING: Final = 4  # connections that the client gave up and the server has not closed yet
 
 
 class SerialConnection(ABC):
@@ -36,11 +36,10 @@ class SerialConnection(ABC):
     how to open a session, the statement of each verb, and how to create the schema."""
 
     def __init__(self, runtime: Runtime, engine: str, server_name: str) -> None:
-        self._runtime, self._engine, self._server_name = runtime, engine, server_name
-        self._fifo_lock = FifoLock(runtime, engine)
-        self._session: SqlSession | None = None
-        self._unanswered: dict[str, SqlSession] = {}  # by id hash: the session whose attempt has no answer yet
-        self._draining: list[DrainingSocket] = []  # of sessions given up, until the server has closed them
+        self._runtime, self._engine, self.server_name = runtime, engine, server_name
+        self._mutex = FairMutex(runtime, engine)
+        self._session: SqlSession | None = None  # idle, or busy with the call of the mutex's owner
+        self._abandoned = AbandonedSessions(runtime, engine, server_name)
         self.server: DatabaseServer | None = None  # as of the last connection
         self._closed = False
 
@@ -62,7 +61,7 @@ class SerialConnection(ABC):
 
         `claim`: the claim that attempts. If it is queued, a lost or refused connection is retried, at most until the
         deadline; all other calls fail at once."""
-        return await self._execute(self._statement(verb), values, deadline, claim)
+        return await self._execute(self._statement(verb), values, deadline, claim, large=verb == "inspect")
 
     def decode_reply(self, row: Row) -> Row:
         """The columns of an attempt's reply. Overridden if a server returns them packed into one value."""
@@ -73,149 +72,113 @@ class SerialConnection(ABC):
 
     def compensate(self, id_hash: str, values: Sequence[Value]) -> None:
         """Send a release behind an attempt that has no answer yet, on the same connection. Never waits."""
-        session = self._unanswered.pop(id_hash, None)
-        if session is not None:
-            self._track_draining(session.send_compensation(self._statement("release"), values))
+        self._abandoned.compensate(id_hash, self._statement("release"), values)
 
     async def ensure_connected(self, deadline: float) -> DatabaseServer:
         """The server that calls go to; connects if necessary. If that fails, the server of the last connection."""
-        caller = self._fifo_lock.new_caller()
+        caller = self._mutex.new_caller()
         try:
-            await self._fifo_lock.acquire(caller, deadline)
+            await self._mutex.acquire(caller, deadline)
             await self._ensure_session(deadline)
         except Unavailable:
             if self.server is None:
                 raise
         finally:
-            self._release_lock(caller)
+            self._leave(caller)
         assert self.server is not None
         return self.server
 
     def close(self) -> None:
         """Does not interrupt a call: a caller that is in one closes the session when its call ends."""
         self._closed = True
-        if self._fifo_lock.is_free:
+        if self._mutex.is_free:
             session, self._session = self._session, None
             if session is not None:
                 session.close()
-            while self._draining:
-                self._draining.pop().close()
+            self._abandoned.close()
 
-    def _release_lock(self, caller: LockCaller, claim: Claim | None = None) -> None:
-        if self._closed and claim is not None and self._session is not None and self._fifo_lock.is_held_by(caller):
-            # The client is closed, so this attempt will be compensated.
-            self._unanswered[claim.id_hash], self._session = self._session, None
-        self._fifo_lock.release(caller)
+    def after_fork(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.after_fork()
+        self._abandoned.after_fork()
+        self._mutex.after_fork()
+
+    # ------------------------------------------------------------- one call
+
+    async def _execute(
+        self,
+        statement: bytes,
+        values: Sequence[Value],
+        deadline: float,
+        claim: Claim | None = None,
+        *,
+        large: bool = False,
+    ) -> list[Row]:
+        """`large`: the reply may have many rows."""
+        caller = self._mutex.new_caller()
+        try:
+            await self._mutex.acquire(caller, deadline)
+            return await self._execute_with_retries(statement, values, deadline, claim, large)
+        finally:
+            self._leave(caller, claim)
+
+    def _leave(self, caller: Caller, claim: Claim | None = None) -> None:
+        """The end of a call. A session without the call's reply is abandoned, and so is one whose attempt was answered
+        after the client was closed: both will be compensated."""
+        session = self._session
+        if session is not None and self._mutex.is_held_by(caller):  # not while it is busy with another caller's call
+            unanswered = session.state is BUSY
+            if unanswered or (self._closed and claim is not None):
+                self._session = None
+                self._abandoned.add(session, "" if claim is None else claim.id_hash)
+        self._mutex.release(caller)
         if self._closed:
             self.close()
 
-    def after_fork(self) -> None:
-        for session in self._detach_sessions():
-            session.after_fork()
-        self._fifo_lock.after_fork()
-
-    def _detach_sessions(self) -> list[SqlSession]:
-        sessions = [session for session in (self._session, *self._unanswered.values()) if session is not None]
-        self._session = None
-        self._unanswered.clear()
-        for draining in self._draining:
-            draining.close()
-        self._draining = []
-        return sessions
-
-    async def _execute(
-        self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None = None
+    async def _execute_with_retries(
+        self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None, large: bool
     ) -> list[Row]:
-        caller = self._fifo_lock.new_caller()
+        """A waiter survives a restart of the server: a repeated attempt gets the same answer (E2)."""
+        waits = claim is not None and claim.queue
+        retry_until = claim.wait_deadline if claim is not None and waits else 0.0
         earlier_loss: SqlConnectionLost | None = None
-        try:
-            await self._fifo_lock.acquire(caller, deadline)
-            while True:
-                try:
-                    session = await self._ensure_session(
-                        deadline, claim.wait_deadline if claim is not None and claim.queue else 0.0
-                    )
-                    return await self._execute_or_create_schema(session, statement, values, deadline)
-                except TransactionConflict as conflict:
-                    if self._runtime.now() + _TICK >= deadline:
-                        raise Unavailable(f"{self._server_name}: {conflict}", engine=self._engine) from conflict
-                except SqlConnectionLost as lost:
-                    # A waiter survives a restart of the server: a repeated attempt gets the same answer (E2).
-                    if claim is None or not claim.queue or self._runtime.now() >= deadline:
-                        raise self._connection_lost(lost) from lost
-                    earlier_loss = lost
-        except BaseException as error:
-            self._detach_unanswered(claim.id_hash if claim is not None else "")
-            if earlier_loss is not None and isinstance(error, ConfigError):  # the earlier call may have been applied
-                raise Unavailable(
+        while True:
+            try:
+                session = await self._ensure_session(deadline, retry_until)
+                return await self._execute_or_create_schema(session, statement, values, deadline, large)
+            except TransactionConflict as conflict:
+                if self._runtime.now() + _TICK >= deadline:
+                    raise Unavailable(f"{self.server_name}: {conflict}", engine=self._engine) from conflict
+            except SqlConnectionLost as lost:
+                if not waits or self._runtime.now() >= deadline:
+                    raise self._connection_lost(lost) from lost
+                earlier_loss = lost
+            except ConfigError as error:
+                if earlier_loss is None:
+                    raise
+                raise Unavailable(  # the earlier call may have been applied
                     f"{self._connection_lost(earlier_loss)}; the retry failed: {error}", engine=self._engine
                 ) from error
-            raise
-        finally:
-            self._release_lock(caller, claim)
 
     async def _execute_or_create_schema(
-        self, session: SqlSession, statement: bytes, values: Sequence[Value], deadline: float
+        self, session: SqlSession, statement: bytes, values: Sequence[Value], deadline: float, large: bool
     ) -> list[Row]:
         try:
-            return await session.execute(statement, values, deadline)
+            return await session.execute(statement, values, deadline, large=large)
         except SqlServerError as error:
             classified = error.classify()
             if not isinstance(classified, SchemaMissing):
                 raise classified from error
         await self._create_schema(session, deadline)
         try:
-            return await session.execute(statement, values, deadline)
+            return await session.execute(statement, values, deadline, large=large)
         except SqlServerError as error:
             classified = error.classify()
             raise (self._schema_missing(error) if isinstance(classified, SchemaMissing) else classified) from error
 
     def _connection_lost(self, lost: SqlConnectionLost) -> Unavailable:
-        return Unavailable(f"{self._server_name}: connection lost before the reply: {lost}", engine=self._engine)
-
-    def _detach_unanswered(self, id_hash: str) -> None:
-        """Take an unanswered session out of use. With an id hash it is kept, so that `compensate` can use it."""
-        session = self._session
-        if session is None or not session.unanswered:
-            return
-        self._session = None
-        # Earlier sessions will not be compensated any more: a caller that gives up calls `compensate` as soon as its
-        # call has failed.
-        for earlier in self._unanswered.values():
-            self._track_draining(earlier.hang_up())
-        self._unanswered.clear()
-        if id_hash:
-            self._unanswered[id_hash] = session
-        else:
-            self._track_draining(session.hang_up())
-
-    def _track_draining(self, draining: DrainingSocket | None) -> None:
-        if draining is not None and not self._closed:
-            self._draining.append(draining)
-
-    async def _await_drained(self, session: SqlSession, deadline: float) -> SqlSession:
-        """Wait while too many given-up sessions are open at this server: short timeouts must not exhaust its
-        connections."""
-        try:
-            while True:
-                for draining in [draining for draining in self._draining if draining.is_drained()]:
-                    self._draining.remove(draining)
-                still_draining = [
-                    draining for draining in self._draining if draining.server_identity == session.server.identity
-                ]
-                if len(still_draining) < _MAX_DRAINING:
-                    return session
-                left = deadline - self._runtime.now()
-                if left <= 0:
-                    message = (
-                        f"{self._server_name} is still busy with {len(still_draining)} earlier calls "
-                        "that this client gave up; retry later"
-                    )
-                    raise Unavailable(message, engine=self._engine)
-                await self._runtime.wait_fd(still_draining[0].descriptor, min(left, _RECONNECT_INTERVAL))
-        except BaseException:
-            session.close()
-            raise
+        return Unavailable(f"{self.server_name}: connection lost before the reply: {lost}", engine=self._engine)
 
     async def _ensure_session(self, deadline: float, retry_until: float = 0.0) -> SqlSession:
         """The open session, or a new one. A waiter retries until `retry_until` or the deadline, whichever is first, so
@@ -229,10 +192,19 @@ class SerialConnection(ABC):
             self._session = None
         while self._session is None:
             try:
-                self._session = await self._await_drained(await self._open(deadline), deadline)
+                self._session = await self._open_when_drained(deadline)
             except Unavailable:
                 if self._runtime.now() + _RECONNECT_INTERVAL >= min(deadline, retry_until):
                     raise
                 await self._runtime.sleep(_RECONNECT_INTERVAL * (0.5 + self._runtime.random() / 2))
         self.server = self._session.server
         return self._session
+
+    async def _open_when_drained(self, deadline: float) -> SqlSession:
+        session = await self._open(deadline)
+        try:
+            await self._abandoned.wait_for_room(session.server.identity, deadline)
+        except BaseException:
+            session.close()
+            raise
+        return session

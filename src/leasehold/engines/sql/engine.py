@@ -9,6 +9,7 @@ what a verb does under the lock of its bucket's row, and `lock_state.sql` is the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -19,6 +20,7 @@ from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.sql.codec import holdings, key, micros, seconds
 from leasehold.engines.sql.connection import SerialConnection
 from leasehold.engines.sql.listener import SqlListener
+from leasehold.engines.sql.session import Row, decoding
 from leasehold.errors import ConfigError, LeaseholdError, Mismatch, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Traits
 from leasehold.runtime.base import Runtime
@@ -100,7 +102,7 @@ class SqlEngine:
             address = await self._wakeup_address(claim.queue, deadline)
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
             options = (micros(claim.delay), claim.queue, self._sweep_round(), self._lock_timeout_ms(deadline))
-            (row,) = await self._connection.call("attempt", (*values, *options), deadline, claim)
+            rows = await self._connection.call("attempt", (*values, *options), deadline, claim)
         except (ConfigError, Unavailable) as error:
             # Refused, or this client never reached a server.
             not_applied = isinstance(error, ConfigError) or self._connection.server is None
@@ -108,7 +110,9 @@ class SqlEngine:
             if not_applied and not already_queued:
                 self._never_applied.add(claim.id_hash)
             raise
-        return _reply(claim, self._connection.decode_reply(row))
+        with self._decoding():
+            (row,) = rows
+            return _reply(claim, self._connection.decode_reply(row))
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
@@ -137,11 +141,8 @@ class SqlEngine:
     async def _renew(self, claims: list[Claim], deadline: float) -> list[Alive | Gone]:
         values: tuple[Any, ...] = (*self._renewal_columns(claims), self._lock_timeout_ms(deadline))
         rows = await self._connection.call("renew", values, deadline)
-        replies: list[Alive | Gone] = [Gone()] * len(claims)
-        for number, life, why in rows:
-            reply = Gone("expired") if why == "t" else Gone("broken") if why == "b" else Gone()
-            replies[int(number or 0) - 1] = reply if life is None else Alive(seconds(life))
-        return replies
+        with self._decoding():
+            return [_renewal(life, why) for life, why in _in_order(rows, len(claims))]
 
     def _renewal_columns(self, claims: list[Claim]) -> list[list[Any]]:
         columns = [[c.namespace for c in claims], [c.name for c in claims], [c.id_hash for c in claims]]
@@ -151,27 +152,32 @@ class SqlEngine:
         buckets = [bucket(c.name) for c in claims]
         columns = ([c.namespace for c in claims], buckets, [c.name for c in claims], [c.id_hash for c in claims])
         rows = await self._connection.call("heartbeat", (*columns, self._lock_timeout_ms(deadline)), deadline)
-        replies: list[Alive | Gone] = [Gone()] * len(claims)
-        for number, found, behind in rows:
-            if found == "t":
+        with self._decoding():
+            return [
                 # Position 1 stands for any position but the head.
-                replies[int(number or 0) - 1] = Alive(WAITER_TTL, 1 if behind == "t" else None)
-        return replies
+                Alive(WAITER_TTL, 1 if behind == "t" else None) if known == "t" else Gone()
+                for known, behind in _in_order(rows, len(claims))
+            ]
 
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._registry.remove_waiter(claim.id_hash)
         try:
             rows = await self._connection.call("release", self._release_args(claim, deadline), deadline)
-            return not rows or rows[0][0] == "t"
         except ConfigError as error:  # the server was usable when it granted the claim, so a retry may succeed
             raise Unavailable(str(error), engine=self.name) from error
+        with self._decoding():
+            return not rows or rows[0][0] == "t"
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         values = (namespace, bucket(name), name, token, self._lock_timeout_ms(deadline))
-        return (await self._connection.call("break", values, deadline))[0][0] == "t"
+        rows = await self._connection.call("break", values, deadline)
+        with self._decoding():
+            return rows[0][0] == "t"
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
-        return holdings(namespace, await self._connection.call("inspect", (namespace, prefix, exact), deadline))
+        rows = await self._connection.call("inspect", (namespace, prefix, exact), deadline)
+        with self._decoding():
+            return holdings(namespace, rows)
 
     async def ping(self, deadline: float) -> None:
         await self._connection.ping(deadline)
@@ -189,6 +195,9 @@ class SqlEngine:
 
     def _release_args(self, claim: Claim, deadline: float) -> tuple[Any, ...]:
         return (*key(claim), micros(claim.min_hold), bool(claim.id), self._lock_timeout_ms(deadline))
+
+    def _decoding(self) -> AbstractContextManager[None]:
+        return decoding(self._connection.server_name, self.name)
 
     def after_fork(self) -> None:
         self._connection.after_fork()
@@ -210,11 +219,23 @@ class SqlEngine:
         return min(max(1, int((deadline - self._runtime.now()) * 1000)), _MAX_LOCK_TIMEOUT_MS)
 
 
+def _in_order(rows: Sequence[Row], count: int) -> list[Row]:
+    """The rows of a batch without their numbers, which must be 1 to `count`: a claim without a row was not answered for
+    (E5)."""
+    by_number = {int(number or 0): rest for number, *rest in rows}
+    return [tuple(by_number[number]) for number in range(1, count + 1)]
+
+
+def _renewal(life: str | None, why: str | None) -> Alive | Gone:
+    if life is not None:
+        return Alive(seconds(life))
+    return Gone("expired") if why == "t" else Gone("broken") if why == "b" else Gone()
+
+
 def _reply(claim: Claim, row: tuple[str | None, ...]) -> Grant | Busy:
     if row[0] == _GRANTED:
         _, token, life, slot, *_ = row
-        assert token is not None
-        return Grant(int(token), seconds(life or 0), None if slot is None else int(slot))
+        return Grant(int(token or ""), seconds(life or ""), None if slot is None else int(slot))
     answer, token, life, _, position, label, host, pid, purpose, kind, limit = row
     if answer == _MISMATCH:
         found = describe_kind("semaphore" if kind == "semaphore" else "lock", int(limit or 1))

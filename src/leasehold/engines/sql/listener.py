@@ -20,7 +20,7 @@ from weakref import ReferenceType, ref
 
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
-from leasehold.engines.sql.fifo_lock import FifoLock
+from leasehold.engines.sql.fair_mutex import FairMutex
 from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError, SqlSession
 from leasehold.errors import LeaseholdError
 from leasehold.model import Claim, Holder
@@ -38,7 +38,7 @@ class SqlListener(ABC):
     def __init__(self, registry: ClaimRegistry, runtime: Runtime, engine: str, enabled: bool) -> None:
         self._registry_ref, self._runtime, self._engine = ref(registry), runtime, engine
         self._log = logging.getLogger(f"leasehold.{engine}")
-        self._fifo_lock = FifoLock(runtime, engine)
+        self._connect_mutex = FairMutex(runtime, engine)
         self._mutex = runtime.mutex()
         self._session: SqlSession | None = None
         self._liveness_session: SqlSession | None = None  # a second session that `_start_listening` may open
@@ -67,13 +67,13 @@ class SqlListener(ABC):
         """This client's address, once its session listens; empty if it has to poll."""
         if self.address or not self._enabled or runtime.now() < self._retry_at:
             return self.address
-        caller = self._fifo_lock.new_caller()
+        caller = self._connect_mutex.new_caller()
         try:
-            await self._fifo_lock.acquire(caller, deadline)
+            await self._connect_mutex.acquire(caller, deadline)
             if not self.address and runtime.now() >= self._retry_at:
                 await self._connect(runtime, deadline, call_server)
         finally:
-            self._fifo_lock.release(caller)
+            self._connect_mutex.release(caller)
         return self.address
 
     async def _connect(self, runtime: Runtime, deadline: float, call_server: DatabaseServer | None) -> None:
@@ -165,7 +165,7 @@ class SqlListener(ABC):
                 session.after_fork()
         self._session = self._liveness_session = None
         self.address, self._retry_at = "", 0.0
-        self._fifo_lock.after_fork()
+        self._connect_mutex.after_fork()
         self._mutex = self._runtime.mutex()
 
     def __del__(self) -> None:

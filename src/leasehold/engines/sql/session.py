@@ -1,14 +1,28 @@
-"""What a `SerialConnection` needs of a session, whatever its protocol; and sockets of given-up sessions."""
+"""The life of a session with a server, whatever its protocol.
+
+IDLE        the next call may use it
+BUSY        a call was sent, and its caller waits for the reply
+UNANSWERED  the caller gave up. The reply may still come, so no other call may use the session; but a release can be
+            sent behind the call, and the server executes what it receives in order
+DRAINING    the client has closed its side. The server first executes what it was sent, however long that takes
+CLOSED      both sides have closed it, or nothing is to be expected from it any more
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from enum import Enum, auto
+from typing import Final, TypeAlias
 
 from leasehold.errors import LeaseholdError, Unavailable
+
+MAX_REPLY_SIZE: Final = 1 << 20  # bytes: of hundreds of claims
+MAX_LARGE_REPLY_SIZE: Final = 8 << 20  # bytes: `inspect` of some thirty thousand holdings
 
 Row: TypeAlias = "tuple[str | None, ...]"
 Value: TypeAlias = "str | int | bool | Sequence[str] | Sequence[int] | None"
@@ -39,6 +53,22 @@ def no_answer(server: str, engine: str, seconds: float) -> Unavailable:
     return Unavailable(f"{server} did not answer {within}", engine=engine, seconds=seconds)
 
 
+@contextmanager
+def decoding(server: str, engine: str) -> Iterator[None]:
+    """Around the code that decodes a reply: one that Leasehold's procedures do not give says nothing about the claim
+    (E5), so it is `Unavailable`."""
+    try:
+        yield
+    except LeaseholdError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise Unavailable(
+            f"{server} sent a reply that is not Leasehold's; check that the URL leads to {server} itself, and that "
+            "Leasehold's procedures were not replaced",
+            engine=engine,
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseServer:
     """What a session knows about its server."""
@@ -48,39 +78,104 @@ class DatabaseServer:
     durable: bool
 
 
-class SqlSession(Protocol):
-    server: DatabaseServer
-    unanswered: bool  # a request was sent and its reply not read: only `send_compensation` and `hang_up` may follow
+class SessionState(Enum):
+    IDLE = auto()
+    BUSY = auto()
+    UNANSWERED = auto()
+    DRAINING = auto()
+    CLOSED = auto()
 
+
+IDLE, BUSY, UNANSWERED, DRAINING, CLOSED = SessionState
+
+# IDLE -> UNANSWERED: the client was closed during the call, so the answered attempt has to be released as well.
+_NEXT: Final = {
+    IDLE: {BUSY, UNANSWERED, DRAINING, CLOSED},
+    BUSY: {IDLE, UNANSWERED, DRAINING, CLOSED},
+    UNANSWERED: {DRAINING, CLOSED},
+    DRAINING: {CLOSED},
+}
+
+
+class SqlSession(ABC):
+    """A session. Subclasses know one protocol."""
+
+    def __init__(self) -> None:
+        self.server = DatabaseServer(False, "", True)
+        self.state = IDLE
+        self._draining: DrainingSocket | None = None
+
+    def transition(self, state: SessionState) -> None:
+        if state is not self.state and self.state is not CLOSED:  # final: another thread may have closed it
+            assert state in _NEXT[self.state], f"a session cannot become {state.name} after {self.state.name}"
+            self.state = state
+
+    @abstractmethod
     def usable(self) -> bool:
-        """False once the server has closed the connection. Sends nothing: it only checks what has arrived."""
+        """Whether it is idle, and the server has not closed the connection. Sends nothing: it only checks what has
+        arrived."""
 
-    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
-        """All rows of one statement. Raises `SqlServerError` if the server replied with an error, `SqlConnectionLost`
-        if the connection broke. After any other exception the reply was not read, and the session is `unanswered`."""
+    @abstractmethod
+    async def execute(
+        self, statement: bytes, values: Sequence[Value], deadline: float, *, large: bool = False
+    ) -> list[Row]:
+        """All rows of one statement. A reply of more than 1 MiB, or if `large` 8 MiB, breaks the connection.
 
-    def send_compensation(self, statement: bytes, values: Sequence[Value]) -> DrainingSocket | None:
-        """Send one more statement behind the unanswered one, and hang up. Never waits. The server executes what it
-        receives in order, so a compensation cannot overtake its attempt."""
+        Raises `SqlServerError` if the server replied with an error, `SqlConnectionLost` if the connection broke. After
+        any other exception the reply was not read, and the session is still busy."""
 
-    def hang_up(self) -> DrainingSocket | None:
-        """Close our side. The result shows when the server has closed its side: it first executes what it was sent,
-        however long that takes."""
+    @abstractmethod
+    def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
+        """Send one more statement behind the unanswered one. Never waits, and raises nothing."""
 
+    @abstractmethod
+    def _close_our_side(self) -> DrainingSocket | None:
+        """Close our side. The result shows when the server has closed its side; None: it already has."""
+
+    @abstractmethod
     def shutdown(self) -> None:
         """Wake the thread that waits for this session; that thread closes it."""
 
+    @abstractmethod
     def close(self) -> None: ...
 
+    @abstractmethod
     def after_fork(self) -> None:
         """In a forked child: drop the session without sending a byte, because the connection is the parent's."""
+
+    def send_compensation(self, statement: bytes, values: Sequence[Value]) -> None:
+        """Send a release behind the unanswered attempt, which it cannot overtake, and hang up."""
+        self._send_last(statement, values)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close our side, without waiting."""
+        self._draining = self._close_our_side()
+        self.transition(CLOSED if self._draining is None else DRAINING)
+
+    def is_drained(self) -> bool:
+        """Whether the server has closed its side, too."""
+        if self._draining is not None and self._draining.is_drained():
+            self.stop_draining()
+        return self._draining is None
+
+    def stop_draining(self) -> None:
+        if self._draining is not None:
+            self._draining.close()
+            self._draining = None
+            self.transition(CLOSED)
+
+    @property
+    def draining_descriptor(self) -> int:
+        assert self._draining is not None
+        return self._draining.descriptor
 
 
 class DrainingSocket:
     """The socket of a session that the client has closed and the server has not."""
 
-    def __init__(self, descriptor: int, server_identity: str) -> None:
-        self._socket, self.server_identity = socket.socket(fileno=os.dup(descriptor)), server_identity
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=os.dup(descriptor))
         self.descriptor = self._socket.fileno()
 
     def close(self) -> None:
@@ -90,11 +185,10 @@ class DrainingSocket:
 
     def is_drained(self) -> bool:
         try:
-            while self._socket.recv(65536, socket.MSG_DONTWAIT):
-                continue
+            if self._socket.recv(65536, socket.MSG_DONTWAIT):
+                return False
         except BlockingIOError:
             return False
         except OSError:
             pass
-        self.close()
         return True

@@ -1,11 +1,11 @@
-"""A first-in, first-out lock for one connection: one caller at a time, and no caller waits beyond its deadline.
+"""A mutex for one connection: callers get it in order of arrival, and none waits beyond its deadline.
 
-caller = fifo_lock.new_caller()
+caller = mutex.new_caller()
 try:
-    await fifo_lock.acquire(caller, deadline)
+    await mutex.acquire(caller, deadline)
     ...
 finally:
-    fifo_lock.release(caller)  # always, even if acquire() failed
+    mutex.release(caller)  # always, even if acquire() failed
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from leasehold.errors import Reentered, Unavailable
 from leasehold.runtime.base import Mutex, Runtime, Signal
 
 
-class LockCaller:
+class Caller:
+    """One use of the mutex: by a thread or a task, from before `acquire` until `release`."""
+
     __slots__ = ("owner", "signal")
 
     def __init__(self, runtime: Runtime) -> None:
@@ -25,27 +27,27 @@ class LockCaller:
         self.signal: Signal | None = None
 
 
-class FifoLock:
+class FairMutex:
     def __init__(self, runtime: Runtime, engine: str) -> None:
         self._runtime, self._engine = runtime, engine
         self.after_fork()
 
     def after_fork(self) -> None:
         self._mutex: Mutex = self._runtime.mutex()
-        self._waiting: deque[LockCaller] = deque()
-        self._current: LockCaller | None = None
+        self._waiting: deque[Caller] = deque()
+        self._current: Caller | None = None
 
     @property
     def is_free(self) -> bool:
         return self._current is None
 
-    def is_held_by(self, caller: LockCaller) -> bool:
+    def is_held_by(self, caller: Caller) -> bool:
         return self._current is caller
 
-    def new_caller(self) -> LockCaller:
-        return LockCaller(self._runtime)
+    def new_caller(self) -> Caller:
+        return Caller(self._runtime)
 
-    async def acquire(self, caller: LockCaller, deadline: float) -> None:
+    async def acquire(self, caller: Caller, deadline: float) -> None:
         with self._mutex:
             if self._current is None:
                 self._current = caller
@@ -60,7 +62,7 @@ class FifoLock:
                 "other calls of this client kept the connection busy until the deadline", engine=self._engine
             )
 
-    def release(self, caller: LockCaller) -> None:
+    def release(self, caller: Caller) -> None:
         with self._mutex:
             if self._current is not caller:
                 with suppress(ValueError):

@@ -1,0 +1,138 @@
+"""Between libpq and the server: passes on what both send, and bounds what libpq receives.
+
+By itself libpq reads as long as a server sends, and buffers a message however long it is; there is no option for a
+limit, and one call of `consume_input` may take seconds and gigabytes. So libpq's descriptor is replaced by one end of a
+socket pair. libpq gets only what `receive` writes to the other end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from array import array
+from contextlib import suppress
+from fcntl import ioctl
+from termios import FIONREAD
+from typing import Final
+
+from psycopg import pq
+
+from leasehold.engines.sql.session import MAX_REPLY_SIZE
+
+_READ_SIZE: Final = 8192  # bytes: libpq always has room for so many
+_SEND_SIZE: Final = 65_536
+
+
+class ReplyTooLong(OSError):
+    """The server sent more than any reply takes."""
+
+
+class Relay:
+    """Begins with `attach`; until then libpq uses its socket directly."""
+
+    def __init__(self, pg: pq.abc.PGconn) -> None:
+        self._pg = pg
+        self._server: socket.socket | None = None  # the socket that libpq opened
+        self._libpq: socket.socket | None = None  # our end of the pair
+        self._pair_inode = 0
+        self._outgoing = b""  # from libpq, not sent yet
+        self._bytes_left = MAX_REPLY_SIZE  # of the current reply
+        self.at_end = False  # the server has closed the connection
+
+    def attach(self) -> None:
+        """Take over libpq's connection to the server, once it is made."""
+        if self._server is not None:
+            if os.fstat(self._pg.socket).st_ino == self._pair_inode:
+                return
+            self.close()  # libpq has connected again, on a new socket
+        theirs, self._libpq = socket.socketpair()
+        self._server = socket.socket(fileno=os.dup(self._pg.socket))
+        for sock in (theirs, self._libpq, self._server):
+            sock.setblocking(False)
+        self._pair_inode = os.fstat(theirs.fileno()).st_ino
+        os.dup2(theirs.fileno(), self._pg.socket, inheritable=False)
+        theirs.close()
+        self._outgoing, self._bytes_left, self.at_end = b"", MAX_REPLY_SIZE, False
+
+    @property
+    def attached(self) -> bool:
+        return self._server is not None
+
+    @property
+    def server(self) -> socket.socket:
+        """The connection to the server. OSError: it is closed."""
+        if self._server is None:
+            raise ConnectionResetError("the connection is closed")
+        return self._server
+
+    @property
+    def _pair_end(self) -> socket.socket:
+        if self._libpq is None:
+            raise ConnectionResetError("the connection is closed")
+        return self._libpq
+
+    def is_silent(self) -> bool:
+        """Whether the server has sent nothing since the last reply, and has not closed the connection."""
+        try:
+            self.server.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def send(self) -> bool:
+        """Send what libpq has written. False: the socket is full, and the rest has to wait."""
+        with suppress(OSError):  # an end of the connection is noticed by the next `receive`
+            while True:
+                if not self._outgoing:
+                    with suppress(BlockingIOError):
+                        self._outgoing = self._pair_end.recv(_SEND_SIZE)
+                    if not self._outgoing:
+                        return True
+                try:
+                    sent = self.server.send(self._outgoing)
+                except BlockingIOError:
+                    return False
+                is_last = len(self._outgoing) < _SEND_SIZE
+                self._outgoing = self._outgoing[sent:]
+                if is_last and not self._outgoing:
+                    return True
+        return True
+
+    def start_reply(self, max_size: int) -> None:
+        """The next reply may have up to `max_size` bytes."""
+        self._bytes_left = max_size
+
+    def receive(self) -> None:
+        """Let libpq have a part of what the server has sent. Raises `ReplyTooLong`."""
+        libpq = self._pair_end
+        try:
+            data = self.server.recv(_READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:  # libpq finds out and says why
+            self.at_end = True
+            with suppress(OSError):
+                libpq.shutdown(socket.SHUT_WR)
+            return
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            raise ReplyTooLong("the server sent too long a reply")
+        with suppress(BrokenPipeError):  # libpq has closed its end
+            libpq.sendall(data)
+
+    def has_unread(self) -> bool:
+        """Whether libpq has not read all that it was given."""
+        unread = array("i", [0])
+        ioctl(self._pg.socket, FIONREAD, unread)
+        return unread[0] > 0
+
+    def close(self) -> None:
+        """Close our descriptors. Sends nothing, so it may be called in a forked child."""
+        for sock in (self._server, self._libpq):
+            if sock is not None:
+                sock.close()
+        self._server = self._libpq = None
