@@ -1,0 +1,240 @@
+"""A proxy that answers in the server's place: floods, lies, half answers and silence, in each engine's own protocol.
+
+Until `attack` it forwards everything. During an attack it forwards nothing: each connection gets the hostile answer, as
+soon as the client has sent a request on it, or at once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain, repeat
+from typing import Final, NamedTuple
+
+_CHUNK: Final = 65_536
+_TICK: Final = 0.02  # seconds within which an attack begins and ends
+_DRIP: Final = 0.05  # seconds between two bytes
+
+
+class Answer(NamedTuple):
+    name: str
+    chunks: Callable[[], Iterator[bytes]]
+    hold: bool = True  # afterwards the connection stays open, and silent; False: it is closed
+
+
+class HostileProxy:
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
+        self.port: int = self._listener.getsockname()[1]
+        self._answer: Answer | None = None
+        self._at_once = self._closed = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def attack(self, answer: Answer, *, at_once: bool = False) -> None:
+        """`at_once`: also on connections on which the client is only listening, and before it says anything."""
+        self._at_once, self._answer = at_once, answer
+
+    def relent(self) -> None:
+        """Forward again. Connections that were attacked are closed."""
+        self._answer = None
+
+    def close(self) -> None:
+        self._closed = True
+        self._answer = None
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.socket() as server, suppress(OSError):
+            if self._answer is None:
+                server.connect(("127.0.0.1", self._target))
+                for side in (client, server):
+                    side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not self._closed:
+                answer = self._answer
+                if answer is not None and self._at_once:
+                    self._send(answer, client)
+                    return
+                sides = [client] if answer is not None else [client, server]
+                for side in select.select(sides, [], [], _TICK)[0]:
+                    if self._answer is not answer:  # the attack has just begun or ended
+                        break
+                    if not (data := side.recv(_CHUNK)):
+                        return
+                    if answer is not None:
+                        self._send(answer, client)
+                        return
+                    (server if side is client else client).sendall(data)
+
+    def _send(self, answer: Answer, client: socket.socket) -> None:
+        client.settimeout(_TICK)
+        for chunk in answer.chunks():
+            rest = memoryview(chunk)
+            while rest:
+                if self._answer is not answer:
+                    return
+                with suppress(TimeoutError):
+                    rest = rest[client.send(rest) :]
+        while answer.hold and self._answer is answer:
+            with suppress(TimeoutError):
+                if not client.recv(_CHUNK):
+                    return
+
+
+# ---------------------------------------------------------------- answers
+
+
+def once(*chunks: bytes) -> Callable[[], Iterator[bytes]]:
+    return lambda: iter(chunks)
+
+
+def endless(chunk: bytes, begin: bytes = b"") -> Callable[[], Iterator[bytes]]:
+    """The chunk again and again, in large pieces: as fast as the client reads."""
+    large = chunk * max(1, _CHUNK // len(chunk))
+    return lambda: chain([begin], repeat(large))
+
+
+def drip(data: bytes) -> Callable[[], Iterator[bytes]]:
+    def chunks() -> Iterator[bytes]:
+        for byte in chain(data, repeat(0)):
+            yield bytes([byte])
+            threading.Event().wait(_DRIP)
+
+    return chunks
+
+
+TLS_ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x0a"  # what a TLS port says to a plain client
+ESCAPES: Final = "\x1b]0;title\x07 \u202e\u2066 \ud800".encode("utf-8", "surrogatepass") + b"\xff" + b"x" * 5000
+
+COMMON: Final = (
+    Answer("close", once(), hold=False),
+    Answer("silence", once()),
+    Answer("garbage", lambda: iter([os.urandom(300), os.urandom(70_000)])),
+    Answer("zeros", endless(b"\0")),
+    Answer("drip", drip(b"")),
+    Answer("tls", once(TLS_ALERT), hold=False),
+    Answer("http", once(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), hold=False),
+)
+
+
+def _redis() -> Iterator[Answer]:
+    yield Answer("a billion elements", once(b"*1000000000\r\n"))
+    yield Answer("four billion elements", once(b"*4294967295\r\n"))
+    yield Answer("deep nesting", endless(b"*1\r\n"))
+    yield Answer("long string", endless(b"x", b"$1000000000\r\n"))
+    yield Answer("long line", endless(b"x", b"+"))
+    yield Answer("endless replies", endless(b"*3\r\n:1\r\n:1\r\n:1\r\n"))
+    yield Answer("endless messages", endless(b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$9\r\ngo 1 x xx\r\n"))
+    yield Answer("wrong types", endless(b"+OK\r\n$-1\r\n*-1\r\n*0\r\n:-5\r\n"))
+    yield Answer("truncated", once(b"*3\r\n:1\r\n$20\r\nabc"), hold=False)
+    yield Answer("error text", endless(b"-ERR " + ESCAPES + b"\r\n"))
+
+
+def _zookeeper() -> Iterator[Answer]:
+    def frame(body: bytes) -> bytes:
+        return struct.pack(">i", len(body)) + body
+
+    session = struct.pack(">iiq", 0, 10_000, 7) + frame(b"p" * 16) + b"\0"
+    yield Answer("two gigabytes", endless(b"\0", struct.pack(">i", 0x7FFFFFFF)))
+    yield Answer("negative length", once(struct.pack(">i", -5) + bytes(100)))
+    yield Answer("endless replies", endless(frame(struct.pack(">iqi", 1, 1, 0) + bytes(100)), frame(session)))
+    yield Answer("endless pings", endless(frame(struct.pack(">iqi", -2, 1, 0)), frame(session)))
+    yield Answer("endless events", endless(frame(struct.pack(">iqiii", -1, 1, 0, 3, 3) + frame(b"/a")), frame(session)))
+    yield Answer("a billion children", once(frame(session), frame(struct.pack(">iqii", 1, 1, 0, 1_000_000_000))))
+    yield Answer("unknown error", once(frame(session), *(frame(struct.pack(">iqi", xid, 1, -999)) for xid in range(9))))
+    yield Answer("truncated", once(frame(session)[:20]), hold=False)
+
+
+def _etcd() -> Iterator[Answer]:
+    def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+        return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", kind, flags, stream) + body
+
+    settings = frame(4, 0, 0, b"")
+    streams = range(1, 200, 2)
+    message = b"\0" + struct.pack(">I", 100_000) + b"\x12\x00" * 50_000  # fifty thousand empty items
+    error = b"\x88\x00\x0bgrpc-status\x0214\x00\x0cgrpc-message" + _long_string(ESCAPES)
+    yield Answer("long frame", endless(b"\0", settings + b"\xff\xff\xff\0\0\0\0\0\1"))
+    yield Answer(
+        "long message", endless(frame(0, 0, 1, bytes(16_000)), settings + frame(0, 0, 1, b"\0\xff\xff\xff\xff"))
+    )
+    yield Answer("endless messages", endless(b"".join(frame(0, 0, stream, b"\0\0\0\0\0" * 99) for stream in streams)))
+    yield Answer("many items", endless(b"".join(frame(0, 0, stream, message) for stream in streams), settings))
+    yield Answer("endless headers", endless(frame(9, 0, 1, b"\x88" * 1000), settings + frame(1, 0, 1, b"\x88")))
+    yield Answer("endless pings", endless(frame(6, 0, 0, bytes(8)), settings))
+    yield Answer("endless settings", endless(settings))
+    yield Answer("error text", once(settings, *(frame(1, 5, stream, error) for stream in streams)))
+    yield Answer("truncated", once(settings, frame(0, 0, 1, b"abc")[:10]), hold=False)
+
+
+def _long_string(text: bytes) -> bytes:
+    """A string of at least 255 bytes in a header block (RFC 7541, sections 5.1 and 5.2)."""
+    length = len(text) - 127
+    return bytes([127, length & 127 | 128, length >> 7]) + text
+
+
+def _postgresql() -> Iterator[Answer]:
+    def message(kind: bytes, body: bytes) -> bytes:
+        return kind + struct.pack(">I", len(body) + 4) + body
+
+    columns = message(b"T", struct.pack(">H", 1) + b"a\0" + struct.pack(">IHIHIH", 0, 0, 25, 0, 0, 0))
+    row = message(b"D", struct.pack(">HI", 1, 5) + b"abcde")
+    accepted = message(b"R", struct.pack(">I", 0)) + message(b"S", b"server_encoding\0UTF8\0")
+    accepted += message(b"K", struct.pack(">II", 7, 7)) + message(b"Z", b"I")
+    notice = message(b"N", b"SNOTICE\0C00000\0Mhello\0\0")
+    notification = message(b"A", struct.pack(">I", 7) + b'lh_x\0["go","ab",1,"n","m"]\0')
+    error = message(b"E", b"SFATAL\0CXX000\0M" + ESCAPES + b"\0\0")
+    for begin, when in ((b"", ""), (accepted, " after the login")):
+        yield Answer(f"long row{when}", endless(b"\0", begin + b"D" + struct.pack(">I", 0x3FFFFFFF)))
+        yield Answer(f"endless rows{when}", endless(row, begin + b"1\0\0\0\4" + b"2\0\0\0\4" + columns))
+        yield Answer(f"endless notices{when}", endless(notice, begin))
+    yield Answer("long parameter", endless(b"\0", accepted[:9] + b"S" + struct.pack(">I", 0x3FFFFFFF)))
+    yield Answer("endless notifications", endless(notification, b"1\0\0\0\4"))
+    yield Answer("error text", once(error), hold=False)
+    yield Answer("no result", once(accepted, message(b"Z", b"I") * 9))
+    yield Answer("truncated", once(columns[:9]), hold=False)
+
+
+def _mysql() -> Iterator[Answer]:
+    def packet(number: int, body: bytes) -> bytes:
+        return len(body).to_bytes(3, "little") + bytes([number & 255]) + body
+
+    ok = b"\0\0\0\2\0\0\0"
+    more = b"\0\0\0\x0a\0\0\0"
+    greeting = b"\n8.0.1\0" + struct.pack("<I", 7) + b"12345678\0" + b"\xff\xf7\x21\2\0\xff\xc1\x15" + bytes(10)
+    hello = packet(0, greeting + b"123456789012\0mysql_native_password\0")
+    error = packet(1, b"\xff\x51\x04#HY000" + ESCAPES)
+    column = packet(2, b"\3def\0\0\0\1a\0\x0c\x21\0\xff\0\0\0\xfd\0\0\0\0\0")
+    rows = packet(1, b"\1") + column + packet(3, b"\xfe\0\0\2\0")
+    yield Answer("ok instead of rows", endless(packet(1, ok)))
+    yield Answer("ok to everything", lambda: chain([hello, packet(2, ok)], repeat(packet(1, ok))))
+    yield Answer("endless results", endless(packet(1, more)))
+    yield Answer("long packets", endless(b"\0", b"\xff\xff\xff\0"))
+    yield Answer("continued packets", endless(b"\xff\xff\xff\1" + b"\1" * 0xFFFFFF))
+    yield Answer("many columns", endless(column, packet(1, b"\xfe" + b"\xff" * 8)))
+    yield Answer("endless rows", endless(packet(4, b"\2ab"), rows))
+    yield Answer("local file", once(packet(1, b"\xfb/etc/passwd")))
+    yield Answer("error text", once(error), hold=False)
+    yield Answer("truncated", once(packet(1, b"\1")[:3]), hold=False)
+
+
+ANSWERS: Final[dict[str, tuple[Answer, ...]]] = {
+    "redis": (*COMMON, *_redis()),
+    "redlock": (*COMMON, *_redis()),
+    "zookeeper": (*COMMON, *_zookeeper()),
+    "etcd": (*COMMON, *_etcd()),
+    "postgresql": (*COMMON, *_postgresql()),
+    "mysql": (*COMMON, *_mysql()),
+}

@@ -1,0 +1,86 @@
+"""A client that a hostile server answers. Reads commands from stdin, one JSON list per line, and says how each ended.
+
+Usage: hostile_child.py blocking|asyncio URL NAMESPACE CALL_TIMEOUT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import resource
+import sys
+import threading
+import time
+from typing import Any
+
+import leasehold
+from leasehold import aio
+
+api, url, namespace, call_timeout = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+
+
+def run(result: Any) -> Any:
+    """The result of a call of either API."""
+    return asyncio.run_coroutine_threadsafe(result, loop).result() if inspect.isawaitable(result) else result
+
+
+class Commands:
+    client: Any = None
+    lease: Any = None
+    count = 0
+
+    def open(self) -> None:
+        if api == "blocking":
+            self.client = leasehold.Client(url, namespace=namespace, call_timeout=call_timeout)
+        else:
+            self.client = aio.AsyncClient(url, namespace=namespace, call_timeout=call_timeout)
+
+    def hold(self) -> None:
+        self.count += 1
+        self.lease = run(self.client.lock(f"held-{self.count}", ttl=60).acquire())
+
+    def attempt(self) -> None:
+        self.count += 1
+        if (lease := run(self.client.lock(f"name-{self.count}", ttl=5).try_acquire())) is not None:
+            run(lease.release())
+
+    def wait(self) -> None:
+        """Queue for a name that is held: the client listens for its wake-up."""
+        self.count += 1
+        run(self.client.lock("contended", ttl=5).acquire(wait=call_timeout / 2))
+
+    def renew(self) -> None:
+        run(self.lease.renew())
+
+    def release(self) -> None:
+        run(self.lease.release())
+
+    def inspect(self) -> None:
+        run(self.client.inspect())
+
+    def ping(self) -> None:
+        run(self.client.ping())
+
+    def close(self) -> None:
+        run(self.client.close())
+
+
+commands = Commands()
+for line in sys.stdin:
+    command = json.loads(line)
+    began, error = time.monotonic(), None
+    try:
+        getattr(commands, command)()
+    except leasehold.LeaseholdError as raised:
+        error = ["LeaseholdError", type(raised).__name__, str(raised)]
+    except BaseException as raised:
+        error = ["other", type(raised).__name__, str(raised)]
+    report = {
+        "seconds": time.monotonic() - began,
+        "error": error,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    print(json.dumps(report), flush=True)
