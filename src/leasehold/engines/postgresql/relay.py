@@ -14,6 +14,7 @@ from contextlib import suppress
 from fcntl import ioctl
 from termios import FIONREAD
 from typing import Final
+from weakref import finalize
 
 from psycopg import pq
 
@@ -52,6 +53,8 @@ class Relay:
         self._pair_inode = os.fstat(theirs.fileno()).st_ino
         os.dup2(theirs.fileno(), self._pg.socket, inheritable=False)
         theirs.close()
+        for sock in (self._libpq, self._server):
+            finalize(self, sock.close).atexit = False  # a client may be dropped without close()
         self._outgoing, self._bytes_left, self.at_end = b"", MAX_REPLY_SIZE, False
 
     @property
