@@ -11,6 +11,7 @@ import kazoo.retry
 import pytest
 
 import harness.rigs  # noqa: F401  # makes the rigs of real servers known by name
+from tests.support.timing import MeasuredTests
 
 # kazoo's threads draw from the global random generator at any time. Hypothesis checks whether a strategy uses that
 # generator and would blame the strategy. So kazoo gets its own generator.
@@ -20,6 +21,10 @@ kazoo.protocol.connection.random = kazoo.retry.random = random.Random()
 # measured: there are two thousand, each would take twice as long, and the coverage gate needs none of them.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(MeasuredTests())
 
 
 def pytest_collection_finish() -> None:

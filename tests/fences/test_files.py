@@ -17,6 +17,7 @@ import pytest
 from leasehold import ConfigError, StaleToken, Unavailable, fences
 from leasehold.fences import File, TokenInfo
 from leasehold.fences.token_file import TokenFile
+from tests.support.timing import check_elapsed
 
 
 def test_first_write_creates_the_file(tmp_path):
@@ -127,7 +128,7 @@ def test_writer_stopped_between_check_and_rename_blocks_others(tmp_path, holder)
     began = time.monotonic()
     with pytest.raises(Unavailable, match="check if it is stopped"):
         File(path, wait=0.3).write(9, "newer")
-    assert time.monotonic() - began < 5
+    check_elapsed(began, 5)
     os.kill(child.pid, signal.SIGCONT)
     assert child.stdin is not None
     assert child.stdout is not None

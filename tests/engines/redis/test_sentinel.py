@@ -13,6 +13,7 @@ from harness.servers.process import free_ports, poll
 from harness.servers.redis_ha import SERVICE, SentinelSetup
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.timing import check_elapsed
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_call_to_paused_primary_is_answered_by_the_new_primary(sentinel_setup) -
         sentinel_setup.primary.pause()
         began = time.monotonic()
         lease.verify()  # gets no reply until the sentinels report the new primary
-        assert time.monotonic() - began < 15
+        check_elapsed(began, 15)
         sentinel_setup.primary.resume()
         poll(
             lambda: sentinel_setup.primary.info("replication")["role"] == "slave",
@@ -201,7 +202,7 @@ def test_waiter_is_woken_at_the_new_primary(sentinel_setup) -> None:
         began = time.monotonic()
         waiter.join(30)
         assert grants[0].token > lease.token
-        assert time.monotonic() - began < 6
+        check_elapsed(began, 6)
 
 
 # -------------------------------------------------------------- sentinels
@@ -231,7 +232,7 @@ def test_paused_sentinels_delay_a_call_only_briefly(sentinel_setup) -> None:
     began = time.monotonic()
     with Client(sentinel_setup.url(), call_timeout=6) as client, client.lock("job") as lease:
         assert lease.held
-    assert time.monotonic() - began < 6
+    check_elapsed(began, 6)
 
 
 def test_unavailable_lists_the_error_of_each_sentinel() -> None:
@@ -241,7 +242,7 @@ def test_unavailable_lists_the_error_of_each_sentinel() -> None:
         began = time.monotonic()
         with pytest.raises(Unavailable) as caught:
             client.lock("job").acquire()
-        assert time.monotonic() - began < 1.0
+        check_elapsed(began, 1.0)
     assert f"the sentinel at 127.0.0.1:{first} cannot be reached" in str(caught.value)
     assert f"the sentinel at 127.0.0.1:{second} cannot be reached" in str(caught.value)
     assert "verysecret" not in str(caught.value)
@@ -257,7 +258,7 @@ def test_unavailable_names_the_primary_that_is_down(sentinel_setup) -> None:
         began = time.monotonic()
         with pytest.raises(Unavailable, match=f"127.0.0.1:{sentinel_setup.primary.port} cannot be reached"):
             client.lock("job").acquire()
-        assert time.monotonic() - began < 1.5
+        check_elapsed(began, 1.5)
 
 
 def test_unknown_service_name_raises_config_error(sentinel_setup) -> None:

@@ -18,6 +18,7 @@ from harness.servers.redlock import lock_keys
 from leasehold import AsyncClient, Client, LeaseLost, NotAcquired, Unavailable
 from tests.support.foreign_clients import Waiter
 from tests.support.redis_servers import has_waiters
+from tests.support.timing import check_elapsed
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_locks_work_with_two_of_five_nodes_down(nodes, wait_until) -> None:
         for _ in range(20):
             with client.lock("job", ttl=30):
                 pass
-        assert time.monotonic() - began < 5
+        check_elapsed(began, 5)
     wait_until(lambda: nodes.remaining_keys() == [])
 
 
@@ -66,7 +67,7 @@ def test_nothing_is_granted_with_three_of_five_nodes_down(nodes, wait_until, sil
             began = time.monotonic()
             with pytest.raises(Unavailable, match=r"2 of 5 nodes answered, 3 are needed.*127\.0\.0\.1") as error:
                 other.lock("job").acquire(wait=5)
-            assert time.monotonic() - began < 0.5 + 0.5
+            check_elapsed(began, 0.5 + 0.5)
             assert str(nodes.all[0].port) in str(error.value)
             assert str(nodes.all[4].port) not in str(error.value), "this node answered"
         assert lease.wait_lost(5)
@@ -158,12 +159,12 @@ def test_paused_minority_delays_only_the_first_call(nodes, wait_until) -> None:
         began = time.monotonic()
         with client.lock("job", ttl=30):
             pass
-        assert time.monotonic() - began < 4
+        check_elapsed(began, 4)
         began = time.monotonic()
         for _ in range(50):
             with client.lock("job", ttl=30):
                 pass
-        assert time.monotonic() - began < 20, "the client waited half a second for the silent nodes in every call"
+        check_elapsed(began, 20, "the client waited half a second for the silent nodes in every call")
         nodes.resume()
         wait_until(lambda: nodes.remaining_keys() == [], 10)
 
@@ -240,7 +241,7 @@ def test_silent_network_raises_unavailable_at_the_deadline(nodes, proxied_nodes)
         began = time.monotonic()
         with pytest.raises(Unavailable):
             client.lock("other").acquire()
-        assert time.monotonic() - began < 1.0
+        check_elapsed(began, 1.0)
         assert lease.wait_lost(5)
         for proxy in proxies:
             proxy.restore()
@@ -259,7 +260,7 @@ def test_silent_minority_does_not_slow_asyncio_client(nodes, proxied_nodes) -> N
             for _ in range(30):
                 async with client.lock("job", ttl=30):
                     pass
-            assert time.monotonic() - began < 15, "each of 60 calls waited half a second for the silent nodes"
+            check_elapsed(began, 15, "each of 60 calls waited half a second for the silent nodes")
             for proxy in proxies:
                 proxy.restore()
 
@@ -310,10 +311,9 @@ def test_lock_is_exclusive_and_fast_over_jittery_networks(nodes, client_count) -
         thread.start()
     for thread in threads:
         thread.join(90)
-    elapsed = time.monotonic() - began
     for _, proxies in routes:
         for proxy in proxies:
             proxy.close()
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 4 * client_count
-    assert elapsed < 30, f"{elapsed / len(tokens):.2f} s per grant: waiters wait for reservations to expire"
+    check_elapsed(began, 30, "waiters wait for reservations to expire")

@@ -92,7 +92,7 @@ async def acquire_without_wait_fails_at_once_naming_the_holder(t: CaseContext) -
     began = time.monotonic()
     with pytest.raises(NotAcquired) as caught:
         await other.acquire(wait=0)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < t.timeout
     error = caught.value
     assert (error.name, error.holder, error.purpose) == ("job", "web-3", "nightly report")
     assert error.token == lease.token
@@ -120,7 +120,7 @@ async def acquire_gives_up_at_its_wait_and_leaves_the_queue(t: CaseContext) -> N
         began = time.monotonic()
         with pytest.raises(NotAcquired) as caught:
             await other.acquire(wait=0.3)
-        assert 0.29 <= time.monotonic() - began < 0.3 + 1.5
+        assert 0.29 <= time.monotonic() - began < 0.3 + t.timeout
         assert caught.value.waited >= 0.29
         await t.until(lambda: _has_waiters(holder, 0), "the waiter that gave up has left the queue")
     lease.check()

@@ -1,0 +1,74 @@
+"""The two tiers of tests: what each does with a promise in seconds (tests/support/timing.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.paths import child_environment
+
+_CONFTEST = """
+import tests.support.timing as timing
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "measured: set by the plug-in")
+    config.pluginmanager.register(timing.MeasuredTests())
+    timing._average_wait = lambda before, after: {wait}
+"""
+
+_BROKEN_PROMISE = """
+import time
+from tests.support.timing import check_elapsed
+
+def test_promise():
+    check_elapsed(time.monotonic() - 2, 1.5, "the answer was late")
+
+def test_other():
+    pass
+"""
+
+_SECOND_RUN_PASSES = """
+import time
+from tests.support.timing import check_elapsed
+
+runs = []
+
+def test_promise():
+    runs.append(None)
+    check_elapsed(time.monotonic() - 2, len(runs) * 1.5)
+"""
+
+
+def _run(folder: Path, source: str, *arguments: str, measure: bool = True, wait: float = 0.0) -> str:
+    folder.joinpath("conftest.py").write_text(_CONFTEST.format(wait=wait))
+    folder.joinpath("test_it.py").write_text(source)
+    environment = child_environment(LEASEHOLD_MEASURE="1" if measure else "", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-c", "/dev/null", *arguments, "."]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout
+
+
+def test_broken_promise_passes_in_the_first_tier(tmp_path: Path) -> None:
+    assert "2 passed" in _run(tmp_path, _BROKEN_PROMISE, measure=False)
+
+
+def test_broken_promise_fails_in_the_second_tier(tmp_path: Path) -> None:
+    output = _run(tmp_path, _BROKEN_PROMISE)
+    assert "1 failed, 1 passed" in output
+    assert "took 2.00 s, promised: 1.50 s: the answer was late" in output
+
+
+def test_busy_machine_skips_a_test_that_failed_twice(tmp_path: Path) -> None:
+    output = _run(tmp_path, _BROKEN_PROMISE, wait=0.05)
+    assert "1 passed, 1 skipped" in output
+    assert "machine too busy: threads waited 50 ms for a processor" in output
+
+
+def test_second_run_that_passes_is_reported(tmp_path: Path) -> None:
+    output = _run(tmp_path, _SECOND_RUN_PASSES)
+    assert "passed only in the second run" in output
+    assert "1 passed" in output
+
+
+def test_only_tests_with_a_promise_are_marked_measured(tmp_path: Path) -> None:
+    assert "1 passed, 1 deselected" in _run(tmp_path, _BROKEN_PROMISE, "-m", "measured", measure=False)
