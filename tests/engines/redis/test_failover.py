@@ -304,7 +304,7 @@ def test_stale_sentinel_is_polled_at_a_limited_rate(sentinel_setup) -> None:
         assert known_primary_port(client) == sentinel_setup.replica.port
 
 
-# --------------------------------------------------------- repeated fail-overs
+# --------------------------------------------------------- repeated failovers
 
 
 @pytest.mark.faults
