@@ -29,17 +29,18 @@ def connection(mysql):
 
 
 def test_check_passes_for_a_held_lease_and_fails_for_an_ended_one(client, connection, mysql) -> None:
-    with client.lock("job") as lease:
-        connection.cursor().execute("select 1")  # takes the snapshot in REPEATABLE READ
-        lease.renew()
+    lease = client.lock("job").acquire()
+    connection.cursor().execute("select 1")  # takes the snapshot in REPEATABLE READ
+    lease.renew()
+    transaction.check(lease, connection)
+    transaction.check(lease, connection.cursor(pymysql.cursors.DictCursor))
+    connection.commit()
+    connection.cursor().execute(f"select * from `{mysql.schema}`.lh_grant")
+    mysql.ask("update {s}.lh_grant set until = 1")
+    with pytest.raises(LeaseLost):
         transaction.check(lease, connection)
-        transaction.check(lease, connection.cursor(pymysql.cursors.DictCursor))
-        connection.commit()
-        connection.cursor().execute(f"select * from `{mysql.schema}`.lh_grant")
-        mysql.ask("update {s}.lh_grant set until = 1")
-        with pytest.raises(LeaseLost):
-            transaction.check(lease, connection)
-        connection.rollback()
+    connection.rollback()
+    lease.release()
 
 
 def test_check_outside_a_transaction_is_refused(client, mysql) -> None:

@@ -135,17 +135,18 @@ def test_check_function_can_be_used_in_a_where_clause(client, database) -> None:
 def test_check_works_with_sqlalchemy(client, database) -> None:
     engine = sqlalchemy.create_engine(database.server.url().replace("postgresql", "postgresql+psycopg"))
     try:
-        with client.lock("job") as lease:
-            with Session(engine) as session, session.begin():
-                transaction.check(lease, session)
-            with engine.begin() as connection:
-                transaction.check(lease, connection)
-            autocommit = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            with autocommit as connection, pytest.raises(ConfigError, match="not in a transaction"):
-                transaction.check(lease, connection)
-            database.ask("update {s}.lh_grant set until = 1")
-            with Session(engine) as session, session.begin(), pytest.raises(LeaseLost):
-                transaction.check(lease, session)
+        lease = client.lock("job").acquire()
+        with Session(engine) as session, session.begin():
+            transaction.check(lease, session)
+        with engine.begin() as connection:
+            transaction.check(lease, connection)
+        autocommit = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        with autocommit as connection, pytest.raises(ConfigError, match="not in a transaction"):
+            transaction.check(lease, connection)
+        database.ask("update {s}.lh_grant set until = 1")
+        with Session(engine) as session, session.begin(), pytest.raises(LeaseLost):
+            transaction.check(lease, session)
+        lease.release()
     finally:
         engine.dispose()
 
