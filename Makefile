@@ -14,7 +14,7 @@ PYTEST := -m pytest -n $(JOBS) --dist worksteal
 
 # What the wheel is made of. Folders are listed too: their time changes when a file is deleted.
 PACKED := pyproject.toml $(wildcard README.md LICENSE) \
-    $(shell find src docs -not -name '*.pyc' -not -name __pycache__ 2>/dev/null)
+    $(shell find src docs/ -not -name '*.pyc' -not -name __pycache__ 2>/dev/null)
 
 # Branch coverage, in per cent, that each of the gated parts must reach, and the tests that are run for it.
 GATE := 95
