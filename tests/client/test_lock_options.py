@@ -17,7 +17,7 @@ def test_lock_with_unmet_requirement_is_refused_when_built(bench) -> None:
         with pytest.raises(Unsupported, match=f"does not promise {requirement}") as refused:
             client.lock("a", require={requirement})
         assert refused.value.missing == (requirement,)
-    with pytest.raises(ConfigError, match="not shiny"):
+    with pytest.raises(ConfigError, match="not 'shiny'"):
         client.lock("a", require=["shiny"])
     with pytest.raises(ConfigError, match="a set of names"):
         client.lock("a", require="fencing")
