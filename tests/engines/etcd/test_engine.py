@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
-from leasehold import AsyncClient, Client, Mismatch, NotAcquired
+from leasehold import AsyncClient, Client, LeaseLost, Mismatch, NotAcquired, Unavailable
+from leasehold.engines.etcd.leases import LeasePool
 from leasehold.engines.etcd.queue import Entry, EntryValue
 from leasehold.engines.etcd.release import ReleaseAction, choose_action
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
@@ -199,6 +201,30 @@ def test_release_of_a_broken_lease_says_that_it_was_over(url, make_driver, event
     assert other.release(successor)
     assert not other.release(successor)
     assert one.release(one.acquire(one.claim(delay=delay)))
+
+
+@pytest.mark.parametrize("end", ["release", "break"])
+def test_renewal_with_longer_ttl_restores_no_ended_grant(url, end, monkeypatch) -> None:
+    with Client(url) as client, Client(url) as operator:
+        lease = client.lock("job", ttl=5, **{"release": {"min_hold": 20}, "break": {"delay": 20}}[end]).acquire()
+        end_grant = {"release": lease.release, "break": lambda: operator.break_lock("job", token=lease.token)}[end]
+        get_lease, ended = LeasePool.get, []
+
+        async def get_lease_after_the_end(pool, rpc, seconds, deadline):
+            if not ended:  # the renewal has read the key, and attaches it to this lease next
+                ended.append(True)
+                with ThreadPoolExecutor() as other_thread:
+                    ended.append(other_thread.submit(end_grant).result(20))
+            return await get_lease(pool, rpc, seconds, deadline)
+
+        monkeypatch.setattr(LeasePool, "get", get_lease_after_the_end)
+        with pytest.raises((LeaseLost, Unavailable)):
+            lease.renew(ttl=600)
+        assert ended == [True, True]
+        (left_over,) = operator.inspect("job")
+        assert left_over.state == "cooling"
+        assert left_over.left <= 21
+        lease.release()
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ class Entry(NamedTuple):
     create_revision: int
     lease_id: int
     value: EntryValue
+    stored_value: bytes = b""  # as it was read: what a transaction compares
 
     @property
     def is_exclusive(self) -> bool:
@@ -131,9 +132,8 @@ def parse_entry(root: str, kv: KeyValue) -> Entry | None:
             return None
         where = decode(namespace), decode(name)
         claim_kind: Kind = "lock" if kind == "l" else "semaphore"
-        return Entry(
-            kv.key, *where, claim_kind, limit, _MODES[mode], kv.create_revision, kv.lease, parse_value(kv.value)
-        )
+        value = parse_value(kv.value)
+        return Entry(kv.key, *where, claim_kind, limit, _MODES[mode], kv.create_revision, kv.lease, value, kv.value)
     except (ValueError, KeyError):
         return None
 
@@ -335,10 +335,11 @@ def requeue_txn(queue_key: QueueKey, create_revision: int, value: bytes, lease_i
 
 
 def attach_lease_txn(entry: Entry, lease_id: int) -> TxnRequest:
-    """Attach the key of a grant to another lease and keep its value."""
+    """Attach the key of a grant to another lease and keep its value. Compares the value: a grant that was released or
+    broken meanwhile must not return."""
     return TxnRequest(
-        (_if_created_at(entry.key, entry.create_revision),),
-        (RequestOp(put=PutRequest(entry.key, entry.value.to_bytes(), lease_id)),),
+        (_if_created_at(entry.key, entry.create_revision), _if_value(entry.key, entry.stored_value)),
+        (RequestOp(put=PutRequest(entry.key, entry.stored_value, lease_id)),),
     )
 
 
