@@ -102,6 +102,31 @@ def test_ctrl_c_in_release_still_sends_the_release(bench, monkeypatch, wait_unti
     wait_until(lambda: not bench.server.lock_states, 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_every_point_of_with_releases_a_kept_lease(bench, wait_until, ctrl_c) -> None:
+    # Between the removal of the entry and the first step of the release, neither side released the lease. As long as a
+    # variable kept it, as in a notebook, the watchdog renewed it for ever.
+    client, kept = bench.client(ttl=600), []
+    lock = client.lock("a")
+    with lock:  # imports every module and starts every thread
+        pass
+
+    def work() -> None:
+        with lock as lease:
+            kept.append(lease)
+
+    number = 0
+    while ctrl_c(number := number + 1, work, "client/lock.py"):
+        if bench.server.lock_states:  # the watchdog, or the garbage collector during acquire, has yet to release
+            gc.collect()
+            probe.wake_watchdog(client)
+        wait_until(lambda: not bench.server.lock_states, 5)
+    assert number > 60
+    assert not client._core.held_locks._held
+
+
 def test_interrupted_close_can_be_repeated(bench) -> None:
     # `closed` was set first, so the second close() returned at once and the watchdog renewed the other leases for ever.
     client = bench.client()

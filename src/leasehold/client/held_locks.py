@@ -29,7 +29,7 @@ class HeldLock:
     frame: int = 0  # the id of the frame that runs the `with`; the frame lives as long as the entry is needed
     interrupt: Interrupt | None = None
     task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
-    released: bool = False  # released explicitly: leaving the `with` releases nothing more
+    released: bool = False  # leaving the `with` releases nothing more
 
 
 class HeldLocks:
@@ -61,9 +61,10 @@ class HeldLocks:
             else:
                 held_locks.append(held_lock)
 
-    def pop(self, name: str, lock: object, frame: int) -> HeldLock:
+    def pop(self, name: str, lock: object, frame: int, popped: list[HeldLock]) -> HeldLock:
         """Remove and return the entry that this frame's `with` made. If a helper such as ExitStack entered and left:
-        the newest entry of this lock in this thread or task, else the only one anywhere."""
+        the newest entry of this lock in this thread or task, else the only one anywhere. It is appended to `popped`
+        before it is removed, so that Ctrl-C in between does not lose it."""
         own_key = (self._runtime.owner(), name)
         with self._mutex:
             held_locks = self._held.get(own_key)
@@ -73,15 +74,18 @@ class HeldLocks:
                 and held_locks[0].lock is lock
                 and held_locks[0].frame == frame
             ):
+                popped.append(held_locks[0])
                 del self._held[own_key]  # the common case
                 return held_locks[0]
-            held_lock = self._pop_frame(lock, frame) or self._pop_newest(
-                [own_key], lambda held_lock: held_lock.lock is lock
-            )
+            held_lock = self._find_newest(
+                list(self._held), lambda other: other.lock is lock and other.frame == frame
+            ) or self._find_newest([own_key], lambda other: other.lock is lock)
             if held_lock is None:
                 matching = [e for held_locks in self._held.values() for e in held_locks if e.lock is lock]
-                if len(matching) == 1:
-                    held_lock = self._pop_newest(list(self._held), lambda held_lock: held_lock is matching[0])
+                held_lock = matching[0] if len(matching) == 1 else None
+            if held_lock is not None:
+                popped.append(held_lock)
+                self._pop_newest(list(self._held), lambda other: other is held_lock)
         if held_lock is None:
             raise RuntimeError(
                 f"{name}: this `with` was entered in another thread or task, and several of them are in a `with` of "

@@ -231,10 +231,10 @@ class BaseLease:
             self._depth += 1
             return True
 
-    def _release_nowait(self) -> None:
+    def _release_nowait(self, held_lock: HeldLock | None = None) -> None:
         """Release it without waiting: the `with` that held it was interrupted."""
         with self._core.mutex:
-            if not self._drop_hold():
+            if not self._drop_hold(held_lock):
                 return
         self._core.watchdog.release_soon(self._claim)
 
@@ -244,10 +244,7 @@ class BaseLease:
         core = self._core
         try:
             with core.mutex:
-                if held_lock.released:
-                    return
-                held_lock.released = True
-                if not self._drop_hold():
+                if held_lock.released or not self._drop_hold(held_lock):
                     return
             core.watchdog.unwatch(self._claim.id_hash)
             core.forget(without_min_hold(self._claim))
@@ -257,8 +254,10 @@ class BaseLease:
             raise
         core.emit("released", self._claim, token=self.token, since=self._grant_asked_at)
 
-    def _drop_hold(self) -> bool:
+    def _drop_hold(self, held_lock: HeldLock | None) -> bool:
         """Under the mutex: one hold less. True: it was the last hold of a live lease; the caller must release it."""
+        if held_lock is not None:
+            held_lock.released = True  # in one step with what follows: without a call, nothing interrupts between
         self._depth -= 1
         if self._depth > 0 or self._final_state is not None:
             return False
@@ -269,9 +268,9 @@ class BaseLease:
         """End it as LOST without any notification: this process or client no longer has a say over the grant."""
         self._final_state, self._lost_reason = LOST, reason
 
-    async def _release(self) -> bool:
+    async def _release(self, held_lock: HeldLock | None = None) -> bool:
         """Release it. True: this call ended a live lease, and the engine confirmed it. Renewal stops before the release
-        is sent."""
+        is sent. `held_lock` is marked as released as soon as nothing can keep the release from being sent."""
         core = self._core
         now = core.runtime.now()
         lost_reason = self._lost_reason_at(now)  # decided before anything is sent
@@ -279,6 +278,8 @@ class BaseLease:
             self._end_lost(lost_reason)
         try:
             with core.mutex:
+                if held_lock is not None:
+                    held_lock.released = True
                 if self._depth > 1:  # an inner hold of a reentrant lock
                     self._depth -= 1
                     return True

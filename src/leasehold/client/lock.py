@@ -227,14 +227,13 @@ class BaseLock(Generic[L]):
     async def _exit(
         self, frame: int, kind: type[BaseException] | None, error: BaseException | None, exited: list[HeldLock]
     ) -> None:
-        """Release, and raise `LeaseLost` if the lease was lost, by the clock, before anything was sent. `exited` says
-        that the entry was removed: from then on the release completes in the background if it is interrupted."""
-        held_lock = self._core.held_locks.pop(self.name, self, frame)
-        exited.append(held_lock)
+        """Release, and raise `LeaseLost` if the lease was lost, by the clock, before anything was sent. `exited`: the
+        entry that is left, for `_rollback_exit`."""
+        held_lock = self._core.held_locks.pop(self.name, self, frame, exited)
         interrupted = held_lock.interrupt is not None and held_lock.interrupt.disarm(kind)
         lease = held_lock.lease
         if not held_lock.released:
-            await lease._release()
+            await lease._release(held_lock)
         if lease._final_state is RELEASED or (reason := lease.lost_reason) is None:
             return
         lost = LeaseLost(self.name, reason=reason, token=lease.token)
@@ -251,8 +250,12 @@ class BaseLock(Generic[L]):
 
     def _rollback_exit(self, frame: int, exited: list[HeldLock]) -> None:
         """After Ctrl-C while leaving a `with`: release what it still holds."""
-        if not exited and (held_lock := self._core.held_locks.pop_if_present(self, frame)) and not held_lock.released:
-            held_lock.lease._release_nowait()
+        if not exited and (held_lock := self._core.held_locks.pop_if_present(self, frame)):
+            exited.append(held_lock)
+        for held_lock in exited:
+            self._core.held_locks.remove(held_lock)
+            if not held_lock.released:
+                held_lock.lease._release_nowait(held_lock)
 
     async def _call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], filled: FilledParameters

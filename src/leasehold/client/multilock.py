@@ -88,7 +88,7 @@ class BaseLeases(Mapping[str, L], Generic[L]):
     async def _release(self) -> bool:
         for lease in self._leases.values():
             lease._core.held_locks.mark_released(lease)
-        return await release_all([*self._leases.values()][::-1])
+        return await release_all([HeldLock(None, lease, lease._claim.mode) for lease in self._leases.values()][::-1])
 
     async def _wait_lost(self, seconds: Duration | None) -> bool:
         return await wait_lost([*self._leases.values()], seconds)
@@ -178,7 +178,12 @@ class BaseMultiLock(Generic[L, S]):
 
     async def _acquire(self, wait: Duration | Unset | None = UNSET) -> S:
         """All of them, without a `with`."""
-        return await self._acquire_all(wait, None, [])
+        members: list[MemberLock] = []
+        try:
+            return await self._acquire_all(wait, None, members)
+        except BaseException:
+            roll_back(members)
+            raise
 
     async def _try_acquire(self) -> S | None:
         try:
@@ -221,12 +226,12 @@ class BaseMultiLock(Generic[L, S]):
         """Release all. Whether one was lost is decided by the clock before anything is sent, or by the engine's answer
         to the release. `exited` as for a lock."""
         for lock in reversed(self._sorted_locks):
-            exited.append(lock._core.held_locks.pop(lock.name, self, frame))
+            lock._core.held_locks.pop(lock.name, self, frame, exited)
         interrupt = next((held_lock.interrupt for held_lock in exited if held_lock.interrupt is not None), None)
         interrupted = interrupt is not None and interrupt.disarm(kind)
         leases = [held_lock.lease for held_lock in reversed(exited)]
         lost = _first_lost(leases)
-        await release_all([held_lock.lease for held_lock in exited if not held_lock.released])
+        await release_all([held_lock for held_lock in exited if not held_lock.released])
         # A lease that reached its local deadline after the body, while the others were released, is not lost.
         lost = lost or _first_lost([lease for lease in leases if lease.lost_reason not in BY_LOCAL_CLOCK])
         if lost is None:
@@ -237,34 +242,35 @@ class BaseMultiLock(Generic[L, S]):
             error.add_note(str(lost))
 
     def _rollback_exit(self, frame: int, exited: list[HeldLock]) -> None:
-        """After Ctrl-C while leaving a `with`, before all entries were removed: release everything."""
-        if len(exited) == len(self._sorted_locks):
-            return
-        for lock in self._sorted_locks:
-            if (held_lock := lock._core.held_locks.pop_if_present(self, frame)) is not None:
-                exited.append(held_lock)
+        """After Ctrl-C while leaving a `with`: release what it still holds."""
+        if len(exited) < len(self._sorted_locks):
+            for lock in self._sorted_locks:
+                if (held_lock := lock._core.held_locks.pop_if_present(self, frame)) is not None:
+                    exited.append(held_lock)
         for held_lock in exited:
+            held_lock.lease._core.held_locks.remove(held_lock)
             if not held_lock.released:
-                held_lock.lease._release_nowait()
+                held_lock.lease._release_nowait(held_lock)
 
 
-async def release_all(leases: Sequence[BaseLease]) -> bool:
+async def release_all(held_locks: Sequence[HeldLock]) -> bool:
     """Release them in this order. True: all were live, and the engine confirmed each release. If interrupted, it
     releases the rest without waiting. If an engine did not answer for one lease, the others do not wait for it."""
-    confirmed, unresponsive, unreleased = True, set[object](), list(leases)
+    confirmed, unresponsive = True, set[object]()
     try:
-        while unreleased:
-            lease = unreleased.pop(0)
+        for held_lock in held_locks:
+            lease = held_lock.lease
             if lease._core in unresponsive:
-                lease._release_nowait()
+                lease._release_nowait(held_lock)
                 confirmed = False
             else:
-                confirmed &= await lease._release()
+                confirmed &= await lease._release(held_lock)
                 if lease._claim.id_hash in lease._core.registry.pending_releases:
                     unresponsive.add(lease._core)
     except BaseException:
-        for lease in unreleased:
-            lease._release_nowait()
+        for held_lock in held_locks:
+            if not held_lock.released:
+                held_lock.lease._release_nowait(held_lock)
         raise
     return confirmed
 
