@@ -26,6 +26,7 @@ from leasehold.runtime.base import Runtime
 _MAX_TIMEOUT: Final = 31_536_000  # seconds: a year, the largest value the server accepts here
 _MAX_HANDSHAKE_WAIT: Final = 86_400.0  # seconds that PyMySQL waits at most for a packet of the handshake
 
+_CLEAR_TEXT_PLUGINS: Final = (b"mysql_clear_password", b"dialog")
 _MAX_HANDSHAKE: Final = 1 << 20  # bytes, certificates not included
 
 # The settings of a session, whatever the server's defaults. completion_type: a commit starts no new transaction and
@@ -88,6 +89,15 @@ class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
+
+    def _process_auth(self, plugin_name: bytes, *args: Any, **kwargs: Any) -> Any:
+        """Any host on the way can ask for this, whatever the server itself would accept."""
+        if plugin_name in _CLEAR_TEXT_PLUGINS and not self._secure and self._sock.family != socket.AF_UNIX:
+            raise pymysql.OperationalError(
+                CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
+                "the server asks for the password in clear text, which is sent over TLS only: add ssl_ca= to the URL",
+            )
+        return super()._process_auth(plugin_name, *args, **kwargs)
 
     _handshake_left = _MAX_HANDSHAKE  # bytes
 

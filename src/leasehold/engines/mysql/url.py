@@ -53,6 +53,8 @@ def parse_url(config: EngineConfig) -> MyOptions:
         ssl_verify_identity=parse_yes_no,
         program_name=str,
     )
+    if "ssl_verify_identity" in given and "ssl_ca" not in given:
+        raise ConfigError("ssl_verify_identity needs ssl_ca, the authority that has signed the server's certificate")
     try:
         parts = urlsplit(config.url)
         host, port = unquote(parts.hostname or "localhost"), parts.port or _PORT
