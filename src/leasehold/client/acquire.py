@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from leasehold.core import timing
+from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
 from leasehold.errors import NotAcquired, SelfDeadlock, Unavailable
-from leasehold.model import Claim, Grant
+from leasehold.model import Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
     from leasehold.client.core import ClientCore
@@ -74,7 +75,7 @@ async def acquire(
                 )
             remaining = deadline - now()
             if remaining <= 0:
-                raise NotAcquired(claim.name, waited=now() - began if wait else 0.0, **reply._asdict())
+                raise NotAcquired(claim.name, waited=now() - began if wait else 0.0, **_shown(reply)._asdict())
             if claim.queue:
                 waited = True
                 # The claim stays queued meanwhile (E7).
@@ -86,6 +87,14 @@ async def acquire(
         if must_release:
             engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
         raise
+
+
+def _shown(busy: Busy) -> Busy:
+    """Safe to show: the holder's texts are as the engine has them, and another program may have written them there."""
+    if (holder := busy.holder) is not None:
+        pid = holder.pid if isinstance(holder.pid, int) else 0
+        holder = Holder(server_text(holder.label), server_text(holder.host), pid, server_text(holder.purpose))
+    return busy._replace(holder=holder, token=busy.token if isinstance(busy.token, int) else None)
 
 
 def _with_queue(claim: Claim, wait_deadline: float) -> Claim:

@@ -9,18 +9,22 @@ import os
 import socket
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from leasehold import Client, ConfigError, Unavailable
+from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.core.queue_entry import Notification
+from leasehold.engines.sqlite import location
 from tests.support.timing import check_elapsed
 
 STRANGER, GROUP = 65533, 65532
@@ -198,8 +202,9 @@ def test_address_in_an_edited_row_leads_to_no_other_socket(url, path, tmp_path) 
         victim.bind(str(tmp_path / "victim"))
         victim.setblocking(False)
         with client.lock("a"):
+            os.link(tmp_path / "victim", Path(f"{path}-wakeup", "app.sock"))
             wakeup_socket = client._core._engine._wakeup_socket
-            for address in (f"{tmp_path}/victim", "../victim"):
+            for address in (f"{tmp_path}/victim", "../victim", "app.sock"):
                 assert not wakeup_socket.is_reachable(address)
                 assert not wakeup_socket.send("", "a", Notification(address, "go", "0" * 32))
         with pytest.raises(BlockingIOError):
@@ -261,6 +266,58 @@ def test_schema_of_others_is_not_trusted(url) -> None:
     with Client(url) as client:
         client.ping()
         assert client._core._engine._connection._db.execute("pragma trusted_schema").fetchone() == (0,)
+
+
+# ------------------------------------------------------------- edited rows
+
+EDITED = {
+    "lh_grant": ("name", "state", "client", "purpose", "since", "until", "token", "label"),
+    "lh_waiter": ("name", "id_hash", "client", "since", "heartbeat_expires_at", "label"),
+    "lh_queue": ("name", "scan_at", "notified_recheck_at"),
+    "lh_meta": ("version", "clock_id", "token"),
+}
+EDITS = ("x'ff007a'", "'abc' || char(27) || '[2J'", "cast(x'1bff' as text)")
+
+
+@pytest.mark.parametrize("table", EDITED)
+def test_edited_row_raises_only_errors_with_printable_texts(tmp_path, table, caplog) -> None:
+    """Members of the group can edit rows: calls raised TypeError, KeyError and IndexError, and showed escape codes."""
+    edits = [(column, value) for column in EDITED[table] for value in EDITS]
+    for number, (column, value) in enumerate(edits):
+        path = tmp_path / f"{number}.db"
+        with Client(f"sqlite://{path}", call_timeout=0.2) as one, Client(f"sqlite://{path}", call_timeout=0.2) as two:
+            lease = one.lock("a").acquire()
+            queue_up(path)
+            db = sqlite3.connect(path, isolation_level=None, timeout=5)
+            with suppress(sqlite3.IntegrityError, sqlite3.OperationalError):
+                db.execute(f"update {table} set {column} = {value}")
+            db.close()
+            for call in (two.inspect, partial(try_lock, two), lease.renew, lease.release):
+                error = error_of(call)
+                assert error is None or isinstance(error, LeaseholdError), (column, value, call, error)
+                assert str(error).isprintable(), (column, value, call, error)
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def error_of(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def try_lock(client: Client) -> None:
+    client.lock("a").acquire(wait=0).release()
+
+
+def queue_up(path: Path) -> None:
+    """Add a waiter for "a" whose process does not answer."""
+    db = sqlite3.connect(path, isolation_level=None, timeout=5)
+    waiter = ("", "a", 0, 7, "0" * 32, "", "label", "host", 1, "", "exclusive", 0.0, 0.0, 1e12)
+    db.execute(f"insert into lh_waiter values ({', '.join('?' * 14)})", waiter)
+    db.execute("insert into lh_queue values ('', 'a', 'lock', 1, 1e12, '', 0.0)")
+    db.close()
 
 
 # ------------------------------------------------- one file for several users
@@ -326,3 +383,81 @@ def test_two_users_of_a_group_share_one_file(wait_until) -> None:
         stranger = finish(start_member(url, 64003, "", "try"))
         assert stranger.startswith("ConfigError")
         check_access(folder)
+
+
+@pytest.fixture
+def group_folder() -> Iterator[Path]:
+    """As docs/how-to/share-a-file.md says."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, 0, GROUP)
+        os.chmod(folder, 0o2770)
+        yield Path(folder)
+
+
+JOURNAL_MARK = bytes.fromhex("d9d505f920a163d7")
+
+
+def plant_journal(database: Path, victim: Path) -> None:
+    """A journal of a transaction over two files: SQLite removes the file that it names once it has been undone."""
+    content = database.read_bytes()
+    page_size = int.from_bytes(content[16:18], "big")
+    header = JOURNAL_MARK + struct.pack(">IIIII", 0, 0, len(content) // page_size, 512, page_size)
+    name = os.fsencode(victim)
+    end = struct.pack(">I", 2**30 // page_size + 1) + name + struct.pack(">II", len(name), sum(name)) + JOURNAL_MARK
+    journal = Path(f"{database}-journal")
+    journal.write_bytes(header.ljust(512, b"\0") + end)
+    journal.chmod(0o660)
+    os.chown(journal, STRANGER, GROUP)
+
+
+@needs_root
+@pytest.mark.parametrize("use", ["locks", "records"])
+def test_planted_journal_removes_no_file_of_another_member(group_folder, tmp_path, use) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+
+    def use_file() -> None:
+        with Client(f"sqlite://{group_folder}/locks.db") as client:
+            if use == "locks":
+                try_lock(client)
+            else:
+                client.once("a", lambda: "done")
+
+    use_file()
+    plant_journal(group_folder / ("locks.db" if use == "locks" else "locks.db.records"), precious)
+    with pytest.raises(ConfigError, match="names a second file"):
+        use_file()
+    assert precious.read_text() == "keep me"
+
+
+@needs_root
+def test_journal_of_another_member_that_names_no_file_is_used(group_folder) -> None:
+    assert run_once(group_folder) is None
+    journal = group_folder / "locks.db-journal"
+    journal.write_bytes(bytes(512))
+    journal.chmod(0o660)
+    os.chown(journal, STRANGER, GROUP)
+    assert run_once(group_folder) is None
+
+
+def test_file_that_becomes_a_link_while_it_is_opened_is_refused(path, tmp_path, monkeypatch) -> None:
+    """A member of the group can replace the file between its check and SQLite's opening. SQLite follows links: it
+    would create Leasehold's tables in any database of the user."""
+    victim = tmp_path / "victim.db"
+    db = sqlite3.connect(victim)
+    db.execute("create table precious (x)")
+    db.close()
+    before = victim.read_bytes()
+    prepare = location.prepare
+
+    def prepare_and_swap(checked: str) -> str:
+        found = prepare(checked)
+        os.unlink(path)
+        os.symlink(victim, path)
+        return found
+
+    monkeypatch.setattr(location, "prepare", prepare_and_swap)
+    with Client(f"sqlite://{path}") as client, pytest.raises(ConfigError, match="is a symbolic link"):
+        client.lock("a").acquire(wait=0)
+    assert victim.read_bytes() == before
+    assert not os.path.exists(f"{victim}-wal")

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final, TypeVar
 from weakref import WeakSet, ref
 
+from leasehold.core.texts import server_text
 from leasehold.engines.sqlite import location, schema
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.errors import ConfigError, LeaseholdError, Reentered, Unavailable
@@ -81,6 +82,12 @@ class SqliteConnection:
                 raise self._map_error(error) from error
             except (OverflowError, UnicodeError) as error:
                 raise ConfigError(f"SQLite cannot store a value of this call: {error}") from error
+            except (LookupError, TypeError) as error:  # from decoding a row: it says nothing about the claim (E5)
+                raise Unavailable(
+                    f"{self.path} has a row that Leasehold never writes: another program edited it; move the file away "
+                    "to start a new one",
+                    engine="sqlite",
+                ) from error
             except ClockChanged:
                 self._disconnect()
                 raise DatabaseLocked from None
@@ -125,7 +132,6 @@ class SqliteConnection:
             raise DatabaseLocked  # a connection opened now would be inherited by the child
         self._close_replaced()
         try:
-            location.prepare(self.path)
             self._db = self._connect()
         except (BlockingIOError, FileNotFoundError) as error:  # another process is creating or removing the file
             raise DatabaseLocked from error
@@ -162,11 +168,10 @@ class SqliteConnection:
 
     def _connect(self) -> sqlite3.Connection:
         # timeout=0: SQLite's own waiting ignores our deadlines. check_same_thread: the mutex ensures that instead.
-        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        db = location.connect(self.path, timeout=0)
         try:
             # Of a weak reference: the connection would otherwise keep itself alive.
             db.set_progress_handler(partial(_is_overdue, ref(self)), _STEPS_BETWEEN_CHECKS)
-            db.execute("pragma trusted_schema = off")  # functions in a schema that others wrote must do no harm
             db.execute("pragma page_size = 1024")  # small: SQLite writes whole pages, and a verb changes two rows
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
                 raise ConfigError(
@@ -210,10 +215,14 @@ class SqliteConnection:
         if code == sqlite3.SQLITE_INTERRUPT:
             return Unavailable(f"{self.path}: a statement was ended at the deadline of its call", engine="sqlite")
         if code in _CORRUPT_CODES:
-            return ConfigError(f"{self.path} is not a valid SQLite file ({error}): move it away to start a new one")
+            return ConfigError(
+                f"{self.path} is not a valid SQLite file ({server_text(error)}): move it away to start a new one"
+            )
         if code in _PERMISSION_CODES and not location.is_writable(self.path):
-            return ConfigError(f"{self.path} is not writable ({error}): choose another path or change its permissions")
-        return Unavailable(f"{self.path}: {error}", engine="sqlite")
+            return ConfigError(
+                f"{self.path} is not writable ({server_text(error)}): choose another path or change its permissions"
+            )
+        return Unavailable(f"{self.path}: {server_text(error)}", engine="sqlite")
 
     def _disconnect(self, replaced: bool = False) -> None:
         db, self._db = self._db, None

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shlex
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ _REMOTE_FILESYSTEMS: Final = frozenset(
 )
 
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")  # what SQLite keeps next to a database
+# The end of a rollback journal that names a second file, which SQLite removes after it has undone the transaction.
+_SUPER_JOURNAL_MARK: Final = bytes.fromhex("d9d505f920a163d7")
 _RESOURCE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO)
 
 
@@ -55,9 +58,27 @@ def _default_folder() -> str:
     return f"{state}/leasehold"
 
 
-def prepare(path: str) -> None:
-    """Create the file, readable by its owner only, if it does not exist. Raises ConfigError if it cannot hold locks,
-    for example on a file system that is not local, or where another user could swap it.
+def connect(path: str, timeout: float) -> sqlite3.Connection:
+    """A connection to the file, which is created if it does not exist. Nothing has been read from the file yet."""
+    real_path = prepare(path)
+    db = sqlite3.connect(real_path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("pragma trusted_schema = off")  # functions in a schema that others wrote must do no harm
+        db.text_factory = os.fsdecode
+        opened = db.execute("pragma database_list").fetchone()[2]
+        db.text_factory = str
+        if opened != real_path:  # in a shared folder, another member may have made it a link since `prepare`
+            raise ConfigError(f"{path} is a symbolic link, which is not followed: name the file itself")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def prepare(path: str) -> str:
+    """Create the file, readable by its owner only, if it does not exist. Returns its path without symbolic links.
+    Raises ConfigError if it cannot hold locks, for example on a file system that is not local, or where another user
+    could swap it.
 
     The database and its companions are not opened here: closing a descriptor of them would drop the locks that SQLite
     has on them in this process. Their status is enough, because no other user can swap them in a private folder."""
@@ -77,10 +98,13 @@ def prepare(path: str) -> None:
             for suffix in ("", *_COMPANIONS):
                 if (found := folder.find(name + suffix)) is not None:
                     folder.check_file(name + suffix, found)
+                    if suffix == "-journal":
+                        _refuse_super_journal(folder, name + suffix, found)
             if folder.find(name) is None:
                 with _removing_leftovers(folder, name):
                     _create(folder, name)
             _refuse_second_names(folder, name)
+            return os.path.join(folder.path, name)
     except BlockingIOError:
         raise
     except OSError as error:
@@ -144,6 +168,19 @@ def _removing_leftovers(folder: Folder, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _refuse_super_journal(folder: Folder, name: str, found: os.stat_result) -> None:
+    """A member of the group could write a journal that makes SQLite remove any file of the user who opens the database.
+    Leasehold's transactions are about one file, so its journals never name a second one."""
+    if found.st_uid in (0, os.geteuid()):
+        return
+    with suppress(FileNotFoundError), open(folder.open_file(name, os.O_RDONLY), "rb") as journal:
+        length = os.fstat(journal.fileno()).st_size
+        journal.seek(max(0, length - len(_SUPER_JOURNAL_MARK)))
+        if journal.read(len(_SUPER_JOURNAL_MARK)) == _SUPER_JOURNAL_MARK:
+            path = os.path.join(folder.path, name)
+            raise ConfigError(f"{path} names a second file, which SQLite would remove: find out who made it; remove it")
 
 
 def _refuse_second_names(folder: Folder, name: str) -> None:

@@ -84,9 +84,9 @@ def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> 
         db.execute("insert into lh_meta values (1, ?, ?, ?, ?, 0, 0)", values)
         return
     version, machine, boot, clock_id = row
-    if version > VERSION:
+    if version.__class__ is not int or version > VERSION:
         raise ConfigError(
-            f"{path} was created by a newer Leasehold (schema version {version}, this one supports {VERSION}): "
+            f"{path} was created by a newer Leasehold (schema version {version!r:.20}, this one supports {VERSION}): "
             "upgrade Leasehold"
         )
     if clock_id == boot_clock.clock_id:

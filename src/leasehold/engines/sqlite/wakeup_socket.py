@@ -78,9 +78,8 @@ class WakeupSocket:
     def send(self, namespace: str, name: str, notification: Notification) -> bool:
         """Send a notification. False: no client listens there. A client whose socket is full misses it, but every
         waiter re-checks from time to time (E4)."""
-        message = "\0".join(
-            (notification.kind, notification.id_hash, repr(notification.seconds), namespace, name)
-        ).encode()
+        _, kind, id_hash, seconds = notification
+        message = f"{kind}\0{id_hash}\0{seconds!r}\0{namespace}\0{name}".encode()
         try:
             self._sender_sockets()[1].sendto(message, self._short_path(notification.client))
         except OSError as error:
@@ -191,7 +190,8 @@ class WakeupSocket:
         return os.path.join(self._folder, address)
 
     def _short_path(self, address: str) -> str:
-        if sys.platform == "linux" and "/" in address:  # a row that was edited must not lead us to other sockets
+        # A row that was edited must not lead us to other sockets, nor a folder that is a link now.
+        if sys.platform == "linux" and not _ADDRESS.fullmatch(address):
             raise OSError(errno.ENOENT, "not an address of a client")
         path = self._socket_path(address)
         if len(os.fsencode(path)) <= _MAX_PATH_BYTES or sys.platform != "linux":

@@ -11,6 +11,7 @@ import time
 from typing import Any, Final
 
 from leasehold.config import EngineConfig
+from leasehold.core.texts import server_text
 from leasehold.dbapi import SQLITE
 from leasehold.engines.sqlite import location
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
@@ -49,12 +50,9 @@ class SqliteStore(SqlStore):
 
     def connect(self, seconds: float) -> sqlite3.Connection:
         try:
-            location.prepare(self._path)
+            return location.connect(self._path, timeout=seconds)
         except BlockingIOError as error:
             raise Unavailable(f"another process is creating {self._path}", engine="sqlite") from error
-        connection = sqlite3.connect(self._path, timeout=seconds, isolation_level=None, check_same_thread=False)
-        connection.execute("pragma trusted_schema = off")  # functions in a schema that others wrote must do no harm
-        return connection
 
     def set_timeout(self, connection: Any, seconds: float) -> None:
         deadline = time.monotonic() + seconds  # for a statement that never ends, such as one on a planted view
@@ -66,7 +64,7 @@ class SqliteStore(SqlStore):
             return None
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         error_type = ConfigError if code in _CONFIG_ERRORS else Unavailable
-        return error_type(f"SQLite store {self._path}: {error}")
+        return error_type(f"SQLite store {self._path}: {server_text(error)}")
 
 
 def open(config: EngineConfig, runtime: Runtime) -> SqliteStore:
