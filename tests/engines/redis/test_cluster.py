@@ -12,8 +12,10 @@ import pytest
 from harness.rigs.redis import single_server
 from harness.servers.process import free_ports, poll
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
-from leasehold.engines.redis.cluster import slot_of
+from leasehold.config import EngineConfig
+from leasehold.engines.redis.cluster import SlotMap, slot_of
 from leasehold.engines.redis.connections import BlockingPool
+from leasehold.engines.redis.url import parse_cluster_url
 from leasehold.runtime.base import run_sync
 from tests.support.timing import check_elapsed
 
@@ -283,6 +285,15 @@ def test_unreachable_cluster_raises_unavailable_without_password(cluster) -> Non
         check_elapsed(began, 1.0)
     assert f"the node at 127.0.0.1:{first} cannot be reached" in str(caught.value)
     assert "verysecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 10**12), (-(10**12), 5), (7, 6), (16_384, 16_384)])
+def test_slots_out_of_range_are_refused_before_memory_is_used(first, last) -> None:
+    """A hostile node could make the client allocate a list of any length."""
+    url = parse_cluster_url(EngineConfig.parse("redis+cluster://127.0.0.1:1", 1.0))
+    replies = [b"cluster_state:ok\r\ncluster_current_epoch:1", [[first, last, [b"127.0.0.1", 1]]]]
+    with pytest.raises(Unavailable, match="unexpected reply"):
+        SlotMap(url)._parse_reply(url.nodes[0], replies)
 
 
 def test_single_server_is_refused_as_cluster(cluster) -> None:

@@ -106,11 +106,11 @@ class SlotMap:
             lines = info.decode().split("\r\n")
             fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
             for first, last, (host, port, *_), *_ in slot_ranges:
+                if not 0 <= first <= last < _SLOT_COUNT:
+                    raise ValueError("slot out of range")
                 name = host.decode() if host else ""
                 address = announced_address(name if name not in ("", "?") else node.address.host, port)
                 owners[first : last + 1] = [address] * (last + 1 - first)
-            if len(owners) != _SLOT_COUNT:
-                raise ValueError("slot out of range")
             return NodeSlotMap(fields["cluster_state"] == "ok", int(fields["cluster_current_epoch"]), owners)
         except (TypeError, ValueError, KeyError, AttributeError) as bad:
             raise Unreachable(f"unexpected reply from {node} to CLUSTER INFO or SLOTS", engine="redis") from bad
