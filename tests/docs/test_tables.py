@@ -33,6 +33,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 GENERATED = re.compile(r"(?P<open><!-- generated: (?P<word>.+?) -->\n)(?P<text>.*?)(?P<close><!-- end -->)", re.S)
 
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
 # A page for each engine, by the name of its module, and its first scheme.
 ENGINES = {module.rpartition(".")[2]: scheme for scheme, module in reversed(engines.BUILT_IN.items())}
 
@@ -229,16 +231,20 @@ def test_every_engine_has_a_guarantees_page(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_tests_named_as_evidence_exist(engine):
-    """A guarantees page names tests as `tests/path.py::name` and conformance cases as `a_name_of_words`."""
+def test_cases_named_as_evidence_exist(engine):
+    """A guarantees page names conformance cases as `a_name_of_words`, and some tests."""
     evidence = (DOCS / "guarantees" / f"{engine}.md").read_text(encoding="utf-8").partition("## Evidence")[2]
-    tests = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", evidence)
-    missing = [f"{file}::{name}" for file, name in tests if not exists(ROOT / file, name)]
     folder = ROOT / "src" / "leasehold" / "testing" / "conformance" / "cases"
     cases = set().union(*(functions(path) for path in folder.glob("*.py")))
-    missing += [name for name in re.findall(r"`([a-z]+_\w*_\w+)`", evidence) if name not in cases]
-    assert tests
+    missing = [name for name in re.findall(r"`([a-z]+_\w*_\w+)`", evidence) if name not in cases]
+    assert NAMED_TEST.search(evidence)
     assert missing == []
+
+
+@each_page
+def test_tests_named_on_a_page_exist(page):
+    tests = NAMED_TEST.findall(page.read_text(encoding="utf-8"))
+    assert [f"{file}::{name}" for file, name in tests if not exists(ROOT / file, name)] == []
 
 
 def exists(path: Path, name: str) -> bool:

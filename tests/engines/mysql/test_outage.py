@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
 from harness.servers.mysql import MariaDB
+from harness.servers.process import scratch
 from harness.servers.proxy import Proxy
-from leasehold import Client, NotAcquired, Unavailable, Unsupported
+from leasehold import Client, ConfigError, NotAcquired, Unavailable, Unsupported
+from leasehold.core.names import bucket
+from leasehold.engines.mysql import schema
 from tests.support.timing import check_elapsed
 
 
@@ -192,3 +198,74 @@ def test_statement_past_its_deadline_is_ended_by_the_server(mariadb, wait_until)
                 client.lock("job", wait=0).acquire()
             waits = "select 1 from information_schema.innodb_trx where trx_state = 'LOCK WAIT'"
             wait_until(lambda: not server.ask(waits), every=0.2)
+
+
+def test_release_is_pending_while_privileges_are_revoked(mysql, wait_until) -> None:
+    with Client(mysql.url()) as owner:
+        owner.inspect()
+    with Client(mysql.create_granted_role("tenant"), ttl=60) as client:
+        lease = client.lock("job").acquire()
+        mysql.server.run("revoke all privileges, grant option from tenant")
+        with pytest.raises(Unavailable):
+            lease.renew()
+        assert lease.held, "a refused call says nothing about the lease"
+        with pytest.raises(ConfigError):
+            client.lock("other").try_acquire()
+        assert not lease.release(), "the release is not confirmed, so it is pending"
+        mysql.server.run(*schema.statements(schema.grants("tenant", mysql.schema)))
+        wait_until(lambda: not mysql.ask("select 1 from {s}.lh_grant"))
+    mysql.drop_role("tenant")
+
+
+def test_client_that_vanished_during_a_call_locks_no_bucket(mysql, wait_until) -> None:
+    """The server ended the client's call but left its transaction open, in a session whose client never hangs up: for
+    the hours until TCP keepalive notices."""
+    neighbour = next(name for name in map(str, range(20_000)) if bucket(name) == bucket("job"))
+    with (
+        Client(mysql.url(), ttl=60, call_timeout=2) as client,
+        closing(Proxy(mysql.server.port)) as proxy,
+        closing(mysql.server.connect(autocommit=False)) as session,
+    ):
+        client.inspect()
+        vanished = Client(mysql.url(port=proxy.port, procedures="no"), call_timeout=1, ttl=60)
+        lease = vanished.lock("job").acquire()
+        session.cursor().execute(f"select 1 from `{mysql.schema}`.lh_grant lock in share mode")
+        thread = threading.Thread(target=lease.release)
+        thread.start()
+        wait_until(lambda: mysql.is_blocked(""), every=0.2)  # the release has locked the bucket, and waits for the row
+        proxy.cut()
+        thread.join(30)
+        wait_until(lambda: not mysql.is_blocked(""), every=0.2)  # the server has ended the call
+        session.rollback()
+
+        def is_free() -> bool:
+            try:
+                return client.lock(neighbour).acquire().release()
+            except Unavailable:
+                return False
+
+        wait_until(is_free, 12.0)
+        vanished.close()
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount a small disk")
+def test_full_disk_is_unavailable_until_space_is_freed(mariadb) -> None:
+    folder = scratch()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m,mode=711", "none", folder], check=True)
+    try:
+        server = mariadb("innodb-log-file-size=8M", folder=folder)
+        with Client(url_of(server), ttl=300, call_timeout=2) as client:
+            lease, leases = client.lock("held").acquire(), []
+            with open(os.path.join(folder, "filler"), "ab") as file:
+                file.write(b"\0" * max(0, shutil.disk_usage(folder).free - 4096))
+            with pytest.raises(Unavailable):  # the log has room for a while, the tables do not
+                for number in range(10_000):
+                    leases.append(client.lock(f"{number}", purpose="x" * 200, wait=0).acquire())
+            os.unlink(os.path.join(folder, "filler"))
+            server.restart()
+            lease.verify()
+            for each in (lease, *leases):
+                assert each.release()
+    finally:
+        subprocess.run(["umount", "-l", folder], check=False)

@@ -1,15 +1,86 @@
-"""Hosts between client and server that ask for the password itself."""
+"""Real TLS, passwords, and hosts between client and server that ask for the password itself."""
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from leasehold import Client, ConfigError
+from harness.servers.process import scratch
+from leasehold import Client, ConfigError, NotAcquired
+
+
+@pytest.fixture
+def certificate_path():
+    """Gives the path of a file: a CA, certificates that it signed for 127.0.0.1, and another CA."""
+    folder = scratch()
+    os.chmod(folder, 0o755)
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+    for who, name in (("ca", "authority"), ("other", "stranger")):
+        subject = ("-subj", f"/CN={name}", "-keyout", f"{who}.key", "-out", f"{who}.pem")
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject)
+    with open(os.path.join(folder, "names"), "w", encoding="ascii") as names:
+        names.write("subjectAltName=IP:127.0.0.1")
+    for who in ("server", "client"):
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={who}", "-keyout", f"{who}.key", "-out", who)
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        openssl("x509", "-req", "-in", who, *signed, "-out", f"{who}.pem")
+        os.chmod(os.path.join(folder, f"{who}.key"), 0o644)
+    return lambda name: os.path.join(folder, name)
+
+
+@pytest.mark.extended
+def test_tls_verifies_certificates_and_host_name(mariadb, certificate_path) -> None:
+    server_files = {"ca": "ca.pem", "cert": "server.pem", "key": "server.key"}
+    server = mariadb(*(f"ssl-{what}={certificate_path(file)}" for what, file in server_files.items()))
+    server.run("create user safe require x509", "grant all on *.* to safe")
+    server_url = f"mysql://safe@127.0.0.1:{server.port}/leasehold"
+    files = {"ssl_ca": "ca.pem", "ssl_cert": "client.pem", "ssl_key": "client.key"}
+    query = "?" + "&".join(f"{option}={certificate_path(file)}" for option, file in files.items())
+    url = f"{server_url}{query}"
+    with Client(url, ttl=60) as client, Client(url, ttl=60) as other, client.lock("job") as lease:
+        with pytest.raises(NotAcquired):
+            other.lock("job", wait=1).acquire()  # the listener connects by TLS, too
+        assert other._core.registry.shared["mysql"].address
+        lease.renew()
+        ciphers = server.ask(
+            "select count(*) from information_schema.processlist where user = 'safe' and command <> 'Daemon'"
+        )
+        assert ciphers[0][0] >= 4
+    for bad in (
+        f"?ssl_ca={certificate_path('other.pem')}",  # another CA
+        f"?ssl_ca={certificate_path('nowhere.pem')}",
+        "",  # the account requires TLS
+    ):
+        with Client(f"{server_url}{bad}", call_timeout=5) as client, pytest.raises(ConfigError):
+            client.ping()
+    by_name = f"mysql://root@localhost:{server.port}/leasehold?ssl_ca={certificate_path('ca.pem')}"
+    with Client(by_name, call_timeout=5) as client, pytest.raises(ConfigError):  # not in the certificate
+        client.ping()
+    with Client(f"{by_name}&ssl_verify_identity=no", call_timeout=5) as client:
+        client.ping()
+
+
+def test_non_ascii_password_works_and_a_wrong_one_is_not_shown(mysql) -> None:
+    mysql.server.run("create user `kéy` identified by 'pä$$ w'")
+    mysql.server.run("grant all on *.* to `kéy`")
+    try:
+        with Client(mysql.url("kéy:pä$$ w")) as client:
+            client.ping()
+        with Client(mysql.url("kéy:wrong")) as client, pytest.raises(ConfigError) as refused:
+            client.ping()
+        assert "wrong" not in str(refused.value)
+    finally:
+        mysql.server.run("drop user `kéy`")
+
 
 SECRET = "s3cret-word"
 GREETING = b"\n8.0.1\0" + struct.pack("<I", 7) + b"12345678\0" + b"\xff\xf7\x21\2\0\xff\xc1\x15" + bytes(10)

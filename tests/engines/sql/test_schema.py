@@ -205,3 +205,22 @@ def test_schema_may_have_any_name(sql, server_dialect, name, monkeypatch) -> Non
             engine.dispose()
     finally:
         server_dialect.run(sql.server, f"drop schema if exists {quoted}{server_dialect.drop_suffix};")
+
+
+def test_schema_that_cannot_be_created_is_an_error_each_time(sql) -> None:
+    url = sql.create_login_role("maker")
+    try:
+        with Client(url) as client:
+            for _ in range(4):
+                with pytest.raises(ConfigError, match="leasehold schema"):
+                    client.lock("job").try_acquire()
+    finally:
+        sql.drop_role("maker")
+
+
+def test_deleted_schema_version_is_recreated(sql) -> None:
+    with Client(sql.url()) as client:
+        client.inspect()
+        sql.ask("truncate {s}.lh_meta")
+        sql.drop_verb("inspect")
+        assert client.inspect() == []

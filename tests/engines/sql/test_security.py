@@ -1,4 +1,4 @@
-"""No claim id and no password appears in a server's log or in its list of sessions.
+"""No claim id and no password appears in an error, a server's log or its list of sessions.
 
 An id proves who holds a lease; engines send only its hash. These tests record every value that a client draws and
 search for it in all that real servers log: statements with their parameters, errors, connections.
@@ -6,6 +6,7 @@ search for it in all that real servers log: statements with their parameters, er
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError, LeaseLost, Mismatch, NotAcquired, Unavailable, Unsupported
 
 PASSWORD, WRONG_PASSWORD = "pass-w0rd-of-the-role", "another-w0rd"
@@ -197,3 +199,26 @@ def test_statement_log_contains_no_secret_on_postgresql(database, drawn_secrets,
 @pytest.mark.parametrize("procedures", ["yes", "no"])
 def test_statement_log_contains_no_secret_on_mysql(mysql, drawn_secrets, wait_until, procedures) -> None:
     assert_no_secret_logged(MysqlLog(mysql, f"app-{mysql.schema}"), drawn_secrets, wait_until, procedures=procedures)
+
+
+def test_secrets_appear_in_no_error_log_or_inspection(sql, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    proxy = Proxy(sql.server.port)
+    url = sql.url(user="nobody:s3cret", port=proxy.port)
+    try:
+        with Client(url, call_timeout=2) as client:
+            with pytest.raises(ConfigError) as missing:
+                client.ping()
+            assert "nobody" in str(missing.value)
+            proxy.cut()
+            with pytest.raises(Unavailable) as silent:
+                client.ping()
+            assert "s3cret" not in f"{client!r} {missing.value!r} {silent.value!r} {caplog.text}"
+    finally:
+        proxy.close()
+    with Client(sql.url()) as client:
+        lease = client.lock("job").acquire()
+        rows = sql.ask("select * from {s}.lh_grant")
+        assert lease._claim.id not in str(rows)
+        assert lease._claim.id_hash not in str(sql.ask(sql.inspect_query))
+        lease.release()

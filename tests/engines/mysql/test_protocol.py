@@ -1,0 +1,41 @@
+"""The protocol of MySQL: what the client sends, errors, and replies that make no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.servers.proxy import Proxy
+from leasehold import Client, Unavailable
+from leasehold.engines.mysql.errors import MyServerError
+from leasehold.engines.mysql.session import literals, packet
+
+
+def test_values_are_encoded_as_literals_and_packets() -> None:
+    assert literals(["a'b", 7, True, None, ""]) == [b"x'612762'", b"7", b"1", b"null", b"x''"]
+    assert literals([["a", "b"], [1, 2], 5]) == [b"""'[["61",1],["62",2]]'""", b"5"]
+    assert packet(b"call p", [1]) == b"\x0a\0\0\0\x03call p(1)"
+    long = packet(b"x" * 0xFFFFFF, [])  # continues in a second packet
+    assert long[:4] == b"\xff\xff\xff\0"
+    assert long[4 + 0xFFFFFF :] == b"\x01\0\0\x01x"
+
+
+def test_statement_based_logging_is_named_in_the_error(mysql) -> None:
+    assert "binlog_format" in str(MyServerError(1665, "Cannot execute statement").classify())
+
+
+def test_malformed_reply_is_unavailable(mysql) -> None:
+    """If bytes change in transit, the client trusts no part of the reply."""
+    proxy = Proxy(mysql.server.port)
+    with Client(mysql.url()) as first:
+        first.inspect()
+    try:
+        with Client(mysql.url(port=proxy.port), call_timeout=3) as client:
+            client.ping()
+            session = client._core.engine()._connection._session
+            session._buffer += b"\x05\0\0\x01\x01\xfc\xff"  # as if the server had sent it earlier
+            with pytest.raises(Unavailable):
+                client.lock("job").acquire()
+            with client.lock("other") as lease:
+                assert lease.held
+    finally:
+        proxy.close()

@@ -1,0 +1,112 @@
+"""The listener of the MySQL engine: waiters are woken by KILL QUERY, and a liveness session shows that they live."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from leasehold import Client, NotAcquired
+from leasehold.runtime.base import run_sync
+
+
+def listener_of(client: Client, other: Client, name: str = "met"):
+    """The listener of a client that has waited."""
+    with other.lock(name, ttl=60), pytest.raises(NotAcquired):
+        client.lock(name, wait=0.5).acquire()
+    listener = client._core.registry.shared["mysql"]
+    assert listener.address
+    return listener
+
+
+def test_releases_that_wake_one_client_do_not_delay_each_other(mysql) -> None:
+    """If two sessions kill one SLEEP(), MariaDB delays the second by 2 s, and with it all sleeping sessions."""
+    with Client(mysql.url(), call_timeout=30) as first:
+        first.inspect()
+    durations: list[float] = []
+
+    def work() -> None:
+        with Client(mysql.url(), ttl=60, call_timeout=30) as client:
+            for _ in range(25):
+                lease = client.lock("job", wait=60).acquire()
+                time.sleep(0.001)  # let other clients attempt
+                began = time.monotonic()
+                lease.release()
+                durations.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert len(durations) == 150
+    assert max(durations) < 1.8
+
+
+def test_silently_lost_liveness_session_is_detected(mysql, wait_until) -> None:
+    """If a firewall drops one connection of a client but not the other, only the server knows."""
+    with Client(mysql.url()) as client, Client(mysql.url()) as other:
+        client.inspect()
+        listener = listener_of(client, other)
+        before = listener.address
+        listener._liveness_session.usable = lambda: True  # the client has not seen the end of the session
+        mysql.server.run(f"kill {listener._liveness_session.connection_id}")
+        wait_until(lambda: listener.address != before, 4.0)
+
+
+def test_accounts_without_kill_privilege_wake_each_other(mysql, wait_until) -> None:
+    """The sleep and the kill both run inside procedures, with the rights of the account that created them."""
+    with Client(mysql.url()) as owner:
+        owner.inspect()
+    urls = [mysql.create_granted_role("one"), mysql.create_granted_role("two")]
+    got: list[float] = []
+    with Client(urls[0], ttl=60) as one, Client(urls[1], ttl=60) as two:
+        lease = one.lock("job").acquire()
+
+        def wait() -> None:
+            with two.lock("job", wait=60):
+                got.append(time.monotonic())
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(lambda: [each.state for each in one.inspect()] == ["held", "waiting"])
+        began = time.monotonic()
+        lease.release()
+        thread.join(60)
+        assert got[0] - began < 2.5, "the waiter was woken before its re-check after 5 s"
+
+
+def test_stale_waiter_row_kills_no_foreign_statement(mysql, make_driver) -> None:
+    """The kill hits only a session that holds the user lock of the address. Here no session holds it."""
+    driver = make_driver(mysql.url())
+    held = driver.acquire(driver.claim())
+    waiter = driver.claim(queue=True)
+    driver.attempt(waiter)
+    mysql.ask("update {s}.lh_waiter set client = 'ffffffffffffffff'")  # a client that ended long ago
+    with mysql.server.connect() as stranger, stranger.cursor() as cursor:
+        thread = threading.Thread(target=lambda: cursor.execute("select sleep(1)"))
+        thread.start()
+        assert driver.release(held)
+        thread.join(30)
+        assert cursor.fetchall() == ((0,),), "the stranger's sleep was not cut short"
+    assert [each.state for each in run_sync(driver.engine.inspect("", "", False, driver.deadline()))] == ["passed over"]
+
+
+def test_killed_liveness_session_is_reopened(mysql, wait_until) -> None:
+    with Client(mysql.named_url("mortal"), ttl=60) as client, Client(mysql.url(), ttl=60) as other:
+        client.inspect()
+        lease = other.lock("job").acquire()
+        with pytest.raises(NotAcquired):
+            client.lock("job", wait=1).acquire()
+        listener = client._core.registry.shared["mysql"]
+        before = listener.address
+        assert before
+        mysql.server.run(f"kill {listener._liveness_session.connection_id}")
+        wait_until(
+            lambda: not listener._is_liveness_session_alive() or not listener.address
+        )  # noticed here, or earlier by the listener
+        with pytest.raises(NotAcquired):
+            client.lock("job", wait=1).acquire()
+        assert listener.address not in ("", before)
+        lease.release()

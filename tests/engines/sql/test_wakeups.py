@@ -1,0 +1,55 @@
+"""Which waiters are woken or passed over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+from leasehold import Client
+from leasehold.runtime.base import run_sync
+from tests.support.timing import check_elapsed
+
+
+def test_only_the_head_of_a_long_queue_is_woken_to_recheck(sql, make_driver) -> None:
+    driver = make_driver(sql.url())
+    driver.acquire(driver.claim())
+    queue = [driver.claim(queue=True) for _ in range(4)]
+    for claim in queue:
+        driver.attempt(claim)
+    replies = run_sync(driver.engine.renew(queue, driver.deadline()))
+    assert [bool(reply.position) for reply in replies] == [
+        False,
+        True,
+        True,
+        True,
+    ]  # the watchdog wakes a waiter at position 0
+
+
+def test_killed_waiter_is_passed_over(sql, wait_until) -> None:
+    doomed = sql.named_url("doomed")
+    with Client(sql.url()) as client, Client(sql.url()) as third:
+        lease = client.lock("job", ttl=60).acquire()
+        child = os.fork()
+        if child == 0:
+            try:
+                with Client(doomed) as mine:
+                    mine.lock("job", wait=60).acquire()
+            finally:
+                os._exit(1)
+        wait_until(lambda: [h.state for h in client.inspect()] == ["held", "waiting"])
+        got = []
+        thread = threading.Thread(target=lambda: got.append(third.lock("job", wait=30).acquire()), daemon=True)
+        thread.start()
+        wait_until(lambda: len(client.inspect()) == 3)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        wait_until(lambda: len(sql.sessions("doomed")) <= sql.lingering_sessions)
+        began = time.monotonic()
+        lease.release()
+        thread.join(30)
+        assert got
+        check_elapsed(began, 2.5, "passed over at once, or at the re-check after a second")
+        assert "passed over" in [h.state for h in client.inspect()]
+        got[0].release()
