@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from copy import copy
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from leasehold.engines.redis.server import CONNECTION_ERRORS, RedisEndpoint, all_errors
+from leasehold.engines.redis.server import CONNECTION_ERRORS, RedisEndpoint, nothing_to_confirm
 from leasehold.engines.redis.server_settings import Unreachable
 from leasehold.engines.registry import snapshot_items
 from leasehold.errors import LeaseholdError
@@ -41,8 +41,8 @@ class Connections(Protocol):
         self, packed: bytes, count: int, deadline: float, follow_up: bytes, compensation: Compensation = None
     ) -> list[Any] | Awaitable[list[Any]]:
         """Many requests at once, and all replies. `follow_up`, if not empty, is sent after the replies on the same
-        connection, which no other call uses meanwhile; if all replies are errors, it is not sent, and its reply is
-        None. `compensation` is sent there after requests that were given up."""
+        connection, which no other call uses meanwhile; if there is nothing to confirm, it is not sent, and its
+        reply is None. `compensation` is sent there after requests that were given up."""
 
     def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:
         """Send after all requests in flight, without waiting. False: not possible here."""
@@ -97,7 +97,7 @@ class BlockingPool:
         try:
             replies = stream.calls(packed, count, deadline)
             if follow_up:
-                replies.append(None if all_errors(replies) else stream.call(follow_up, deadline))
+                replies.append(None if nothing_to_confirm(replies) else stream.call(follow_up, deadline))
         except BaseException as error:
             self._drop(stream, error, compensation)
             raise
@@ -220,7 +220,7 @@ class SharedConnection:
             self._in_use.append(stream)
             try:
                 replies = await stream.calls(packed, count, deadline)
-                replies.append(None if all_errors(replies) else await stream.call(follow_up, deadline))
+                replies.append(None if nothing_to_confirm(replies) else await stream.call(follow_up, deadline))
             except BaseException:
                 stream.send_and_close(b"" if compensation is None else compensation())
                 raise

@@ -374,7 +374,7 @@ class Executor:
             error = connections.server.map_error(count)
             # The script was executed: this error must not look like a refusal of the script (NotPermitted).
             raise ConfigError(str(error)) if isinstance(error, ConfigError) else error
-        # None: no request was executed, so there was no write to confirm.
+        # None: the replies are errors or busy, so there was nothing to confirm.
         return ScriptResult(replies, count is None or (isinstance(count, int) and count >= self.min_replicas))
 
     def _check_not_replaced(self, connections: Connections) -> None:

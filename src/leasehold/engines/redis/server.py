@@ -59,8 +59,13 @@ def is_error_reply(reply: Any, prefixes: str | tuple[str, ...]) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(prefixes)
 
 
-def all_errors(replies: list[Any]) -> bool:
-    return all(isinstance(reply, hiredis.ReplyError) for reply in replies)
+def nothing_to_confirm(replies: list[Any]) -> bool:
+    """Whether all replies are errors or the busy replies of attempts, which name a holder at index 4 (protocol.py)."""
+    return all(
+        isinstance(reply, hiredis.ReplyError)
+        or (isinstance(reply, list) and len(reply) == 6 and isinstance(reply[4], bytes))
+        for reply in replies
+    )
 
 
 def encode_command(*arguments: bytes | str | int) -> bytes:
