@@ -25,6 +25,7 @@ class Answer(NamedTuple):
     name: str
     chunks: Callable[[], Iterator[bytes]]
     hold: bool = True  # afterwards the connection stays open, and silent; False: it is closed
+    floods: bool = False  # sends as fast as the client reads, without end
 
 
 class HostileProxy:
@@ -101,10 +102,10 @@ def once(*chunks: bytes) -> Callable[[], Iterator[bytes]]:
     return lambda: iter(chunks)
 
 
-def endless(chunk: bytes, begin: bytes = b"") -> Callable[[], Iterator[bytes]]:
+def flood(name: str, chunk: bytes, begin: bytes = b"") -> Answer:
     """The chunk again and again, in large pieces: as fast as the client reads."""
     large = chunk * max(1, _CHUNK // len(chunk))
-    return lambda: chain([begin], repeat(large))
+    return Answer(name, lambda: chain([begin], repeat(large)), floods=True)
 
 
 def drip(data: bytes) -> Callable[[], Iterator[bytes]]:
@@ -123,7 +124,7 @@ COMMON: Final = (
     Answer("close", once(), hold=False),
     Answer("silence", once()),
     Answer("garbage", lambda: iter([os.urandom(300), os.urandom(70_000)])),
-    Answer("zeros", endless(b"\0")),
+    flood("zeros", b"\0"),
     Answer("drip", drip(b"")),
     Answer("tls", once(TLS_ALERT), hold=False),
     Answer("http", once(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), hold=False),
@@ -133,14 +134,14 @@ COMMON: Final = (
 def _redis() -> Iterator[Answer]:
     yield Answer("a billion elements", once(b"*1000000000\r\n"))
     yield Answer("four billion elements", once(b"*4294967295\r\n"))
-    yield Answer("deep nesting", endless(b"*1\r\n"))
-    yield Answer("long string", endless(b"x", b"$1000000000\r\n"))
-    yield Answer("long line", endless(b"x", b"+"))
-    yield Answer("endless replies", endless(b"*3\r\n:1\r\n:1\r\n:1\r\n"))
-    yield Answer("endless messages", endless(b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$9\r\ngo 1 x xx\r\n"))
-    yield Answer("wrong types", endless(b"+OK\r\n$-1\r\n*-1\r\n*0\r\n:-5\r\n"))
+    yield flood("deep nesting", b"*1\r\n")
+    yield flood("long string", b"x", b"$1000000000\r\n")
+    yield flood("long line", b"x", b"+")
+    yield flood("endless replies", b"*3\r\n:1\r\n:1\r\n:1\r\n")
+    yield flood("endless messages", b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$9\r\ngo 1 x xx\r\n")
+    yield flood("wrong types", b"+OK\r\n$-1\r\n*-1\r\n*0\r\n:-5\r\n")
     yield Answer("truncated", once(b"*3\r\n:1\r\n$20\r\nabc"), hold=False)
-    yield Answer("error text", endless(b"-ERR " + ESCAPES + b"\r\n"))
+    yield flood("error text", b"-ERR " + ESCAPES + b"\r\n")
 
 
 def _zookeeper() -> Iterator[Answer]:
@@ -148,11 +149,11 @@ def _zookeeper() -> Iterator[Answer]:
         return struct.pack(">i", len(body)) + body
 
     session = struct.pack(">iiq", 0, 10_000, 7) + frame(b"p" * 16) + b"\0"
-    yield Answer("two gigabytes", endless(b"\0", struct.pack(">i", 0x7FFFFFFF)))
+    yield flood("two gigabytes", b"\0", struct.pack(">i", 0x7FFFFFFF))
     yield Answer("negative length", once(struct.pack(">i", -5) + bytes(100)))
-    yield Answer("endless replies", endless(frame(struct.pack(">iqi", 1, 1, 0) + bytes(100)), frame(session)))
-    yield Answer("endless pings", endless(frame(struct.pack(">iqi", -2, 1, 0)), frame(session)))
-    yield Answer("endless events", endless(frame(struct.pack(">iqiii", -1, 1, 0, 3, 3) + frame(b"/a")), frame(session)))
+    yield flood("endless replies", frame(struct.pack(">iqi", 1, 1, 0) + bytes(100)), frame(session))
+    yield flood("endless pings", frame(struct.pack(">iqi", -2, 1, 0)), frame(session))
+    yield flood("endless events", frame(struct.pack(">iqiii", -1, 1, 0, 3, 3) + frame(b"/a")), frame(session))
     yield Answer("a billion children", once(frame(session), frame(struct.pack(">iqii", 1, 1, 0, 1_000_000_000))))
     yield Answer("unknown error", once(frame(session), *(frame(struct.pack(">iqi", xid, 1, -999)) for xid in range(9))))
     yield Answer("truncated", once(frame(session)[:20]), hold=False)
@@ -166,15 +167,13 @@ def _etcd() -> Iterator[Answer]:
     streams = range(1, 200, 2)
     message = b"\0" + struct.pack(">I", 100_000) + b"\x12\x00" * 50_000  # fifty thousand empty items
     error = b"\x88\x00\x0bgrpc-status\x0214\x00\x0cgrpc-message" + _long_string(ESCAPES)
-    yield Answer("long frame", endless(b"\0", settings + b"\xff\xff\xff\0\0\0\0\0\1"))
-    yield Answer(
-        "long message", endless(frame(0, 0, 1, bytes(16_000)), settings + frame(0, 0, 1, b"\0\xff\xff\xff\xff"))
-    )
-    yield Answer("endless messages", endless(b"".join(frame(0, 0, stream, b"\0\0\0\0\0" * 99) for stream in streams)))
-    yield Answer("many items", endless(b"".join(frame(0, 0, stream, message) for stream in streams), settings))
-    yield Answer("endless headers", endless(frame(9, 0, 1, b"\x88" * 1000), settings + frame(1, 0, 1, b"\x88")))
-    yield Answer("endless pings", endless(frame(6, 0, 0, bytes(8)), settings))
-    yield Answer("endless settings", endless(settings))
+    yield flood("long frame", b"\0", settings + b"\xff\xff\xff\0\0\0\0\0\1")
+    yield flood("long message", frame(0, 0, 1, bytes(16_000)), settings + frame(0, 0, 1, b"\0\xff\xff\xff\xff"))
+    yield flood("endless messages", b"".join(frame(0, 0, stream, b"\0\0\0\0\0" * 99) for stream in streams))
+    yield flood("many items", b"".join(frame(0, 0, stream, message) for stream in streams), settings)
+    yield flood("endless headers", frame(9, 0, 1, b"\x88" * 1000), settings + frame(1, 0, 1, b"\x88"))
+    yield flood("endless pings", frame(6, 0, 0, bytes(8)), settings)
+    yield flood("endless settings", settings)
     yield Answer("error text", once(settings, *(frame(1, 5, stream, error) for stream in streams)))
     yield Answer("truncated", once(settings, frame(0, 0, 1, b"abc")[:10]), hold=False)
 
@@ -197,11 +196,11 @@ def _postgresql() -> Iterator[Answer]:
     notification = message(b"A", struct.pack(">I", 7) + b'lh_x\0["go","ab",1,"n","m"]\0')
     error = message(b"E", b"SFATAL\0CXX000\0M" + ESCAPES + b"\0\0")
     for begin, when in ((b"", ""), (accepted, " after the login")):
-        yield Answer(f"long row{when}", endless(b"\0", begin + b"D" + struct.pack(">I", 0x3FFFFFFF)))
-        yield Answer(f"endless rows{when}", endless(row, begin + b"1\0\0\0\4" + b"2\0\0\0\4" + columns))
-        yield Answer(f"endless notices{when}", endless(notice, begin))
-    yield Answer("long parameter", endless(b"\0", accepted[:9] + b"S" + struct.pack(">I", 0x3FFFFFFF)))
-    yield Answer("endless notifications", endless(notification, b"1\0\0\0\4"))
+        yield flood(f"long row{when}", b"\0", begin + b"D" + struct.pack(">I", 0x3FFFFFFF))
+        yield flood(f"endless rows{when}", row, begin + b"1\0\0\0\4" + b"2\0\0\0\4" + columns)
+        yield flood(f"endless notices{when}", notice, begin)
+    yield flood("long parameter", b"\0", accepted[:9] + b"S" + struct.pack(">I", 0x3FFFFFFF))
+    yield flood("endless notifications", notification, b"1\0\0\0\4")
     yield Answer("error text", once(error), hold=False)
     yield Answer("no result", once(accepted, message(b"Z", b"I") * 9))
     yield Answer("truncated", once(columns[:9]), hold=False)
@@ -218,13 +217,13 @@ def _mysql() -> Iterator[Answer]:
     error = packet(1, b"\xff\x51\x04#HY000" + ESCAPES)
     column = packet(2, b"\3def\0\0\0\1a\0\x0c\x21\0\xff\0\0\0\xfd\0\0\0\0\0")
     rows = packet(1, b"\1") + column + packet(3, b"\xfe\0\0\2\0")
-    yield Answer("ok instead of rows", endless(packet(1, ok)))
-    yield Answer("ok to everything", lambda: chain([hello, packet(2, ok)], repeat(packet(1, ok))))
-    yield Answer("endless results", endless(packet(1, more)))
-    yield Answer("long packets", endless(b"\0", b"\xff\xff\xff\0"))
-    yield Answer("continued packets", endless(b"\xff\xff\xff\1" + b"\1" * 0xFFFFFF))
-    yield Answer("many columns", endless(column, packet(1, b"\xfe" + b"\xff" * 8)))
-    yield Answer("endless rows", endless(packet(4, b"\2ab"), rows))
+    yield flood("ok instead of rows", packet(1, ok))
+    yield flood("ok to everything", packet(1, ok), hello + packet(2, ok))
+    yield flood("endless results", packet(1, more))
+    yield flood("long packets", b"\0", b"\xff\xff\xff\0")
+    yield flood("continued packets", b"\xff\xff\xff\1" + b"\1" * 0xFFFFFF)
+    yield flood("many columns", column, packet(1, b"\xfe" + b"\xff" * 8))
+    yield flood("endless rows", packet(4, b"\2ab"), rows)
     yield Answer("local file", once(packet(1, b"\xfb/etc/passwd")))
     yield Answer("error text", once(error), hold=False)
     yield Answer("truncated", once(packet(1, b"\1")[:3]), hold=False)

@@ -1,17 +1,19 @@
 """Servers that are broken or hostile: whatever they answer, and whenever, calls of both APIs keep their promises.
 
 For every engine and API, each answer of `harness.servers.hostile` is given to a new connection, to a client that holds
-a lease, to its listening connections, and while it closes. No call takes longer than `call_timeout` + 0.5 s, only
-`LeaseholdError` is raised, its text is short and printable, the process grows by less than 32 MiB, nothing is printed,
-and afterwards the same client works again.
+a lease, to its listening connections, and while it closes. No call takes longer than `call_timeout` + 0.5 s (measured
+in the second tier), only `LeaseholdError` is raised, its text is short and printable, the process grows by less than
+32 MiB, nothing is printed, and afterwards the same client works again.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,24 +22,27 @@ import pytest
 
 from harness.servers.hostile import ANSWERS, Answer, HostileProxy
 from leasehold.core.texts import MAX_SERVER_TEXT
-from leasehold.testing.conformance.rig import rig_type
+from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.child_process import Child
 from tests.support.paths import SUPPORT
+from tests.support.timing import MEASURING
 
 CALL_TIMEOUT = 0.4
 PROMISED = CALL_TIMEOUT + 0.5
 MEMORY = 32 * 1024 * 1024
 MAX_TEXT = 8 * MAX_SERVER_TEXT  # Leasehold's own words, and the texts of five servers
 TRIES = 3  # a call is too slow if it is too slow each time: the machine may be busy
+AT_ONCE = 5  # answers without a flood, which clients mostly wait for: each client is a process of its own
+QUICK = ("garbage", "truncated")  # the answers of `make test`, as the whole table takes minutes
 
 
 class HostileCase:
     """One client in a process of its own, behind proxies that can attack it."""
 
-    def __init__(self, engine: str, api: str, log: Path, exit_stack: ExitStack) -> None:
-        rig = rig_or_skip(rig_type(engine))
-        exit_stack.callback(rig.close)
+    def __init__(
+        self, rig: Rig, api: str, log: Path, exit_stack: ExitStack, make_url: Callable[[str], str] = str
+    ) -> None:
         machine: Any = rig.client_path()
         exit_stack.callback(machine.close)
         self.proxies, url = [], machine.url
@@ -49,7 +54,7 @@ class HostileCase:
         holder = exit_stack.enter_context(rig.client(namespace=namespace))
         exit_stack.enter_context(holder.lock("contended", ttl=600))
         self._log = log
-        arguments = (api, url, namespace, CALL_TIMEOUT)
+        arguments = (api, make_url(url), namespace, CALL_TIMEOUT)
         self.child = Child(
             *arguments, script=SUPPORT / "hostile_child.py", stderr=exit_stack.enter_context(log.open("wb"))
         )
@@ -72,7 +77,8 @@ class HostileCase:
         report: dict[str, Any] = self.child.read_message()
         return report
 
-    def check(self, when: str, command: str) -> None:
+    def check(self, when: str, command: str) -> Any:
+        """Do it, and note what breaks a promise. Returns the error: its kind, name and text."""
         report = self.do(command)
         if report["seconds"] > PROMISED:
             self.slow.add(f"{when}: {command}")
@@ -82,6 +88,7 @@ class HostileCase:
                 self.problems.append(f"{when}: {command} raised {name}: {text[:200]}")
             elif not text.isprintable() or len(text) > MAX_TEXT:
                 self.problems.append(f"{when}: {command} has an unsafe text: {text!r}")
+        return report["error"]
 
     def recover(self, command: str) -> None:
         """Until it works again: the servers answer properly now."""
@@ -115,6 +122,31 @@ class HostileCase:
         self.check("closing", "close")
         self.relent()
 
+    def run_until_fast(self, name: str, run: Callable[[], None]) -> list[str]:
+        """Everything that breaks a promise, with the name of the answer."""
+        run()
+        slow = self.slow.copy()
+        for _ in range(TRIES - 1 if MEASURING else 0):
+            if slow:
+                self.slow.clear()
+                run()
+                slow &= self.slow
+        self.slow.clear()
+        too_slow = [f"{each} is too slow" for each in slow if MEASURING]
+        problems, self.problems = self.problems + too_slow, []
+        return [f"{name}: {problem}" for problem in problems]
+
+    def warm_up(self) -> int:
+        """Use every call once. Returns the largest size that the process had, in bytes."""
+        self.do("open")
+        self.recover("hold")
+        self.check("first", "close")
+        return self.peak()
+
+    def peak(self) -> int:
+        peak: int = self.do("ping")["peak"]
+        return peak
+
     def printed(self) -> str:
         return self._log.read_text(errors="replace")
 
@@ -125,40 +157,93 @@ def api(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=sorted(ANSWERS))
-def case(request: pytest.FixtureRequest, api: str, tmp_path: Path) -> Iterator[HostileCase]:
-    with ExitStack() as exit_stack:
-        yield HostileCase(request.param, api, tmp_path / "stderr", exit_stack)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def answers(request: pytest.FixtureRequest, case: HostileCase) -> tuple[Answer, ...]:
-    return ANSWERS[request.node.callspec.params["case"]]
+def make_case(engine: str, api: str, tmp_path: Path) -> Iterator[Callable[..., HostileCase]]:
+    rig = rig_or_skip(rig_type(engine))
+    with ExitStack() as exit_stack:
+        exit_stack.callback(rig.close)
+
+        def make(**options: Any) -> HostileCase:
+            return HostileCase(rig, api, tmp_path / uuid4().hex, exit_stack, **options)
+
+        yield make
 
 
-def test_hostile_answers_break_no_promise(case, answers, request) -> None:
-    speaks_first = request.node.callspec.params["case"] == "mysql"
-    case.do("open")
-    case.recover("hold")
-    case.check("first", "close")
-    before, peak = case.do("ping")["peak"], 0
-    found = []
-    for answer in answers:
-        slow: set[str] | None = None
-        for _ in range(TRIES):
-            case.slow.clear()
-            case.run(answer, speaks_first)
-            slow = case.slow.copy() if slow is None else slow & case.slow
-            if not slow:
-                break
-        found += [
-            f"{answer.name}: {text}" for text in (*case.problems, *(f"{each} is too slow" for each in slow or ()))
-        ]
-        case.problems.clear()
-        peak = case.do("ping")["peak"]
-        if peak - before > MEMORY:
-            found.append(f"{answer.name}: the process grew by {(peak - before) // 2**20} MiB")
-            break
+def assert_nothing_printed(case: HostileCase) -> None:
     printed = case.printed()
-    assert not found, "\n".join(found)
     assert "Traceback" not in printed
     assert all(line.isprintable() for line in printed.splitlines())
+
+
+def attack_with(answers: Sequence[Answer], case: HostileCase, engine: str) -> list[str]:
+    """Everything that breaks a promise."""
+    before, found = case.warm_up(), []
+    for answer in answers:
+        found += case.run_until_fast(answer.name, lambda answer=answer: case.run(answer, at_once=engine == "mysql"))
+        if (grown := case.peak() - before) > MEMORY:
+            return [*found, f"{answer.name}: the process grew by {grown // 2**20} MiB"]
+    return found
+
+
+def assert_no_promise_broken(answers: Sequence[Answer], cases: Sequence[HostileCase], engine: str) -> None:
+    shares = [answers[number :: len(cases)] for number in range(len(cases))]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        found = [problem for each in pool.map(attack_with, shares, cases, repeat(engine)) for problem in each]
+    assert not found, "\n".join(found)
+    for case in cases:
+        assert_nothing_printed(case)
+
+
+@pytest.mark.parametrize("api", ["asyncio"])
+def test_unreadable_answers_break_no_promise(make_case, engine) -> None:
+    answers = [answer for answer in ANSWERS[engine] if answer.name in QUICK]
+    assert len(answers) == len(QUICK)
+    assert_no_promise_broken(answers, [make_case() for _ in answers], engine)
+
+
+@pytest.mark.extended
+def test_hostile_answers_break_no_promise(make_case, engine) -> None:
+    answers = [answer for answer in ANSWERS[engine] if not answer.floods]
+    assert_no_promise_broken(answers, [make_case() for _ in range(AT_ONCE)], engine)
+
+
+@pytest.mark.extended
+def test_floods_break_no_promise(make_case, engine) -> None:
+    """One after the other: a flood keeps a processor busy."""
+    assert_no_promise_broken([answer for answer in ANSWERS[engine] if answer.floods], [make_case()], engine)
+
+
+TLS_SCHEMES = {"redis": "rediss", "etcd": "etcds"}
+TLS_OPTIONS = {
+    "redlock": "tls=yes",
+    "zookeeper": "tls=yes",
+    "postgresql": "sslmode=require",
+    "mysql": "ssl_ca={certificate}",
+}
+
+
+@pytest.mark.measured
+def test_tls_client_at_a_plain_port_fails_in_time(make_case, engine, certificate) -> None:
+    def make_url(url: str) -> str:
+        if engine in TLS_SCHEMES:
+            return url.replace(engine, TLS_SCHEMES[engine], 1)
+        return f"{url}{'&' if '?' in url else '?'}{TLS_OPTIONS[engine].format(certificate=certificate[1])}"
+
+    case = make_case(make_url=make_url)
+
+    def run() -> None:
+        case.do("open")
+        for command in ("ping", "attempt", "inspect"):
+            if (error := case.check("TLS", command)) is None:
+                case.problems.append(f"{command} was sent without TLS")
+            elif command == "ping" and "TLS" not in error[2] and "SSL" not in error[2]:
+                case.problems.append(f"the error does not name the cause: {error[2]}")
+        case.check("TLS", "close")
+
+    found = case.run_until_fast("plain port", run)
+    assert not found, "\n".join(found)
+    assert_nothing_printed(case)

@@ -106,7 +106,13 @@ class RedisEndpoint:
         try:
             return await self._open(runtime, deadline)
         except (*CONNECTION_ERRORS, UnicodeError) as error:  # UnicodeError: not a host name
-            raise Unreachable(f"{self} cannot be reached: {describe_error(error)}", engine="redis") from error
+            raise Unreachable(f"{self} cannot be reached: {self.describe_failure(error)}", engine="redis") from error
+
+    def describe_failure(self, error: Exception) -> str:
+        if self._tls is not None and self.settings is None and isinstance(error, TimeoutError):
+            # A port without TLS takes the handshake for the beginning of a command, and waits for the rest.
+            return "no reply in time; check that its port expects TLS"
+        return describe_error(error)
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         parser = BoundedReader()

@@ -21,7 +21,7 @@ from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.connections import SharedConnection
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.engines.redis.scripts import Script
-from leasehold.engines.redis.server import describe_error, is_error_reply
+from leasehold.engines.redis.server import is_error_reply
 from leasehold.engines.redlock.node import RedlockNode, ignore_reply
 from leasehold.engines.redlock.quorum import majority
 from leasehold.errors import ConfigError, LeaseholdError, Mismatch, Unavailable
@@ -154,7 +154,7 @@ class Broadcaster:
             if isinstance(failure, ConfigError) and not node.accepted_once:
                 raise failure  # never usable: a configuration error, even if the other nodes answered
             return failure
-        error = Unavailable(f"{node} did not answer: {describe_error(failure)}", engine="redlock")
+        error = Unavailable(f"{node} did not answer: {node.describe_failure(failure)}", engine="redlock")
         error.__cause__ = failure
         return error
 
