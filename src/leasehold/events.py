@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from leasehold.model import Mode
 
 EventKind: TypeAlias = Literal[
     "attempted",  # an acquire began
     "granted",  # the acquire returned a lease; `seconds` since it began
-    "busy",  # the acquire ended without a lease: another claim holds the name
+    "busy",  # the acquire ended without a lease: another claim holds the name; `reason` is its holder
     "failed",  # the acquire ended otherwise (no answer, another kind, cancelled); with `reason`
     "waited",  # the acquire had to queue; `seconds` in the queue
     "renewed",
@@ -26,18 +27,20 @@ EventKind: TypeAlias = Literal[
     "released",  # `seconds` held
     "release_pending",  # a release could not be confirmed; the watchdog retries it
     "broken",  # this client broke another holder's lock
-    "stale_token",  # a fence refused the lease's token; `reason` has the highest token it has seen
+    "stale_token",  # a fence refused a token; `seen` is the highest token it has seen
     "ran",  # `once` ran its function and recorded the result; `seconds` it took
     "replayed",  # `once` returned a stored result
     "conflict",  # `optimistic` met another writer's change (`reason`) and retries in `seconds`
 ]
 
+# What refused a token: the kind of a fence, or the record of `once`.
+FenceKind: TypeAlias = Literal["sql", "redis", "etcd", "zookeeper", "file", "object", "http", "local", "once"]
+
 _log = logging.getLogger("leasehold.events")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happened to one name. `at` is wall-clock time, display only."""
+class Event(NamedTuple):
+    """One thing that happened to one name. `at` is wall-clock time, display only. New fields are added at the end."""
 
     kind: EventKind
     engine: str
@@ -49,6 +52,17 @@ class Event:
     holder: str | None = None
     seconds: float | None = None
     reason: str | None = None
+    queued: bool | None = None  # whether the acquire waited in the queue
+    error: str | None = None  # the class of the error in `reason`
+    ttl: float | None = None  # seconds that the engine granted
+    left: float | None = None  # seconds of them that were left when the engine answered
+    mode: Mode | None = None
+    slot: int | None = None  # of a semaphore
+    purpose: str | None = None  # the lock's, display only
+    fence: FenceKind | None = None
+    seen: int | None = None  # the highest token that the fence has seen
+    actor: str | None = None  # who broke the lock
+    why: str | None = None  # and the reason that was given
 
 
 Hook: TypeAlias = Callable[[Event], None]

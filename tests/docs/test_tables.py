@@ -355,7 +355,7 @@ def test_errors_page_lists_every_error():
 
 def test_events_page_lists_every_event():
     assert first_column("events.md", "Kinds") == list(get_args(events.EventKind))
-    assert first_column("events.md", "Fields") == [field.name for field in fields(events.Event)]
+    assert first_column("events.md", "Fields") == list(events.Event._fields)
 
 
 def test_api_page_explains_every_require_word():

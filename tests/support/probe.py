@@ -42,7 +42,7 @@ def pending_releases(client: AnyClient) -> list[PendingRelease]:
 
 def unreleased_names(client: AnyClient) -> set[str]:
     """The names of the claims that the watchdog still has to release."""
-    to_release = [claim for claim, _ in list(client._core.watchdog._to_release)]
+    to_release = [claim for claim, *_ in list(client._core.watchdog._to_release)]
     return {claim.name for claim in [*to_release, *(pending.claim for pending in pending_releases(client))]}
 
 

@@ -303,11 +303,11 @@ class AsyncClient(BaseClient):
         what is not visible. Raises `Unsupported` if the engine keeps no queue."""
         return await self._deadlocks()
 
-    async def break_lock(self, name: str, *, token: int) -> bool:
+    async def break_lock(self, name: str, *, token: int, why: str | None = None) -> bool:
         """Take a grant away from its holder, for operators. `token` is the token that `inspect` showed, so that a
-        successor's grant is never broken. False: that grant had already ended. The holder may notice only at its next
-        renewal."""
-        return await self._break(name, token)
+        successor's grant is never broken. `why` is the reason, for the event `broken`. False: that grant had already
+        ended. The holder may notice only at its next renewal."""
+        return await self._break(name, token, why)
 
     async def connect(self) -> None:
         """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer, `ConfigError`

@@ -295,14 +295,15 @@ class Client(BaseClient):
         waits on anything else are not visible. Raises `Unsupported` if the engine keeps no queue."""
         return run_sync(self._deadlocks())
 
-    def break_lock(self, name: str, *, token: int) -> bool:
+    def break_lock(self, name: str, *, token: int, why: str | None = None) -> bool:
         """Take a grant away from its holder, for operators. `token` is the token that `inspect` showed, so that a
-        successor's grant is never broken. False: that grant had already ended.
+        successor's grant is never broken. `why` is the reason, for the event `broken`. False: that grant had already
+        ended.
 
         Not promised: that the holder stops at once. It may notice only at its next renewal; a fence refuses its token
         as soon as the resource has seen a newer one.
         """
-        return run_sync(self._break(name, token))
+        return run_sync(self._break(name, token, why))
 
     def connect(self) -> None:
         """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer, `ConfigError`

@@ -42,11 +42,11 @@ async def acquire(
     """
     now, call_timeout = core.runtime.now, core.options.call_timeout
     deadline = timing.NEVER if wait is None else began + wait
-    engine = get_engine()
-    if wait != 0 and not waiting_deadlocks and engine.listening:
-        claim = _with_queue(claim, deadline)
     must_release, waited, late_grants = False, False, 0
     try:
+        engine = get_engine()
+        if wait != 0 and not waiting_deadlocks and engine.listening:
+            claim = _with_queue(claim, deadline)
         while True:
             core.refuse_at_exit()
             # Read before the request leaves (E8).
@@ -83,9 +83,12 @@ async def acquire(
                 engine = get_engine()
             else:
                 claim = _with_queue(claim, deadline)
-    except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
-        if must_release:
-            engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
+    except BaseException as error:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
+        try:
+            if must_release:
+                engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
+        finally:
+            core.report_not_acquired(claim, began, waited, error)
         raise
 
 

@@ -132,14 +132,17 @@ class BaseClient:
         first = deadlocks(await self._inspect("", False))
         return seen_in_both(first, deadlocks(await self._inspect("", False))) if first else []
 
-    async def _break(self, name: str, token: int) -> bool:
+    async def _break(self, name: str, token: int, why: str | None) -> bool:
         check_name(name)
+        if why is not None and not isinstance(why, str):
+            raise ConfigError(f"why must be the reason of the break, as text for the event, not {why!r}")
         if isinstance(token, bool) or not isinstance(token, int):
             raise ConfigError(f"token must be the number that inspect() shows, not {token!r}")
         core = self._core
         broken = await core.engine().break_(self._options.namespace, name, token, core.deadline())
         if broken:
-            core.emit("broken", Claim(self._options.namespace, name, "", "", core.holder(None, None), 0.0), token=token)
+            claim = Claim(self._options.namespace, name, "", "", core.holder(None, None), 0.0)
+            core.emit("broken", claim, token=token, actor=claim.holder.label, why=why)
         return broken
 
     async def _rebase(self, floor: int) -> int:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from leasehold.client.acquire import without_min_hold
+from leasehold.client.acquire import fast_tuple, without_min_hold
 from leasehold.client.callbacks import CallbackThread
 from leasehold.client.held_locks import HeldLocks
 from leasehold.client.watchdog import Watchdog
@@ -21,8 +21,8 @@ from leasehold.core import timing
 from leasehold.core.names import owner_of
 from leasehold.engines.base import Engine, Opener
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
-from leasehold.errors import ConfigError, Reentered, Unavailable
-from leasehold.events import Event, EventKind, call_hook
+from leasehold.errors import ConfigError, NotAcquired, Reentered, Unavailable
+from leasehold.events import Event, EventKind, FenceKind, call_hook
 from leasehold.model import Claim, Holder, Reason, Traits
 from leasehold.runtime.base import Runtime
 
@@ -43,7 +43,14 @@ class ClientCore:
         self.registry = ClaimRegistry(runtime, runtime.random_bytes(8).hex())
         self.callbacks = CallbackThread(runtime)
         self.held_locks = HeldLocks(runtime)
-        self.watchdog = Watchdog(runtime, self.registry, self._new_engine, options.call_timeout, self.callbacks.submit)
+        self.watchdog = Watchdog(
+            runtime,
+            self.registry,
+            self._new_engine,
+            options.call_timeout,
+            self.callbacks.submit,
+            self._report_released_soon,
+        )
         self.closed = self._fully_closed = False
         self.withdraws_at_exit = True
         self._exiting = False  # the interpreter exits: nothing new is acquired
@@ -138,7 +145,7 @@ class ClientCore:
     def retry_release(self, claim: Claim, error: Unavailable) -> None:
         self.registry.retry_release(claim)
         _log.warning("the release of %s could not be confirmed; retrying in the background: %s", claim.name, error)
-        self.emit("release_pending", claim, reason=str(error))
+        self.emit("release_pending", claim, reason=str(error), error="Unavailable")
 
     def forget(self, claim: Claim) -> None:
         self._engine.forget(claim)
@@ -153,35 +160,75 @@ class ClientCore:
         token: int | None = None,
         since: float | None = None,
         reason: str | None = None,
+        queued: bool | None = None,
+        error: str | None = None,
+        ttl: float | None = None,
+        left: float | None = None,
+        slot: int | None = None,
+        fence: FenceKind | None = None,
+        seen: int | None = None,
+        actor: str | None = None,
+        why: str | None = None,
         on_callback_thread: bool = False,
     ) -> None:
         """Pass an event to the client's hook. `on_callback_thread`: not on this thread, which may be the watchdog's."""
         hook = self.options.on_event
         if hook is None:
             return
-        event = Event(
-            kind=kind,
-            engine=self.engine_name,
-            namespace=claim.namespace,
-            name=claim.name,
-            at=self.runtime.wall(),
-            token=token,
-            fingerprint=claim.fingerprint or None,
-            holder=claim.holder.label,
-            seconds=None if since is None else self.runtime.now() - since,
-            reason=reason,
+        event = fast_tuple(
+            Event,
+            (
+                kind,
+                self.config.scheme,
+                claim.namespace,
+                claim.name,
+                self.runtime.wall(),
+                token,
+                claim.id_hash[:16] or None,
+                claim.holder.label,
+                None if since is None else self.runtime.now() - since,
+                reason,
+                queued,
+                error,
+                ttl,
+                left,
+                claim.mode,
+                slot,
+                claim.holder.purpose or None,
+                fence,
+                seen,
+                actor,
+                why,
+            ),
         )
         if on_callback_thread:
             self.callbacks.submit(call_hook, hook, event)
         else:
             call_hook(hook, event)
 
+    def report_not_acquired(self, claim: Claim, began: float, queued: bool, error: BaseException) -> None:
+        if isinstance(error, NotAcquired):
+            self.emit("busy", claim, token=error.token, since=began, reason=error.holder, queued=queued)
+            return
+        # Engines have subclasses of `Unavailable`, which are their own affair.
+        name = "Unavailable" if isinstance(error, Unavailable) else type(error).__name__
+        self.emit("failed", claim, since=began, reason=f"{type(error).__name__}: {error}", queued=queued, error=name)
+
+    def _report_released_soon(self, claim: Claim, token: int) -> None:
+        self.emit("released", claim, token=token, on_callback_thread=True)
+
     def report_lost(self, lease: BaseLease, reason: Reason) -> None:
         level = logging.INFO if reason == "max_hold" else logging.WARNING
         text = "the lease of %s (token %d, %s) is lost: %s"
         self.callbacks.submit(_log.log, level, text, lease.name, lease.token, lease.fingerprint, reason)
         self.emit(
-            "lost", lease._claim, token=lease.token, since=lease._grant_asked_at, reason=reason, on_callback_thread=True
+            "lost",
+            lease._claim,
+            token=lease.token,
+            since=lease._grant_asked_at,
+            reason=reason,
+            slot=lease.slot,
+            on_callback_thread=True,
         )
 
     def report_at_risk(self, lease: BaseLease, error: Unavailable) -> None:
@@ -192,6 +239,10 @@ class ClientCore:
             token=lease.token,
             since=lease._validity.asked_at,
             reason=str(error),
+            error="Unavailable",
+            ttl=lease._validity.ttl,
+            left=lease._validity.left(self.runtime.now()),
+            slot=lease.slot,
             on_callback_thread=True,
         )
 

@@ -56,6 +56,11 @@ class Validity(NamedTuple):
     ttl: float  # the life that the engine granted
     valid_until: float  # the local deadline: `asked_at` plus the ttl, less drift; or when `max_hold` is over
 
+    def left(self, now: float) -> float:
+        """Seconds to trust it unless it is renewed, for events. Without `max_hold`: how late renewals are answered is
+        what `left` shows, and the end that a caller has set says nothing about that."""
+        return timing.valid_until(self.asked_at, self.ttl) - now
+
 
 class Renewal(NamedTuple):
     """A renewal that was sent, and the engine's answer."""
@@ -236,7 +241,7 @@ class BaseLease:
         with self._core.mutex:
             if not self._drop_hold(held_lock):
                 return
-        self._core.watchdog.release_soon(self._claim)
+        self._core.watchdog.release_soon(self._claim, self.token)
 
     def _rollback(self, held_lock: HeldLock) -> None:
         """Release this hold without waiting, when no work was done under it: `min_hold` does not apply. If it is
@@ -252,7 +257,7 @@ class BaseLease:
             if self._release_started:
                 core.forget(without_min_hold(self._claim))
             raise
-        core.emit("released", self._claim, token=self.token, since=self._grant_asked_at)
+        core.emit("released", self._claim, token=self.token, since=self._grant_asked_at, slot=self.slot)
 
     def _drop_hold(self, held_lock: HeldLock | None) -> bool:
         """Under the mutex: one hold less. True: it was the last hold of a live lease; the caller must release it."""
@@ -308,7 +313,7 @@ class BaseLease:
         if answered and not ended and lost_reason is None:
             self._on_missing_grant(ended)
         if core.options.on_event is not None and self._final_state is RELEASED:
-            core.emit("released", self._claim, token=self.token, since=self._grant_asked_at)
+            core.emit("released", self._claim, token=self.token, since=self._grant_asked_at, slot=self.slot)
         return bool(ended) and lost_reason is None
 
     def _on_missing_grant(self, ended: bool | None) -> None:
@@ -330,7 +335,7 @@ class BaseLease:
 
     def _report_stale_token(self, stale: StaleToken) -> None:
         """A fence has seen a newer token. Only reported: other locks may share the fence."""
-        self._core.emit("stale_token", self._claim, token=self.token, reason=str(stale))
+        self._core.emit("stale_token", self._claim, token=self.token, reason=str(stale), slot=self.slot)
 
     def _set_signals(self) -> None:
         for signal in self._signals or ():
@@ -359,7 +364,7 @@ class BaseLease:
         if ended is None and not sys.is_finalizing():
             self._final_state = RELEASED  # a warning filter, or an object in the same reference cycle, may still use it
             # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the mutex.
-            self._core.watchdog.release_soon(self._claim, dropped=True)
+            self._core.watchdog.release_soon(self._claim, self.token, dropped=True)
             warnings.warn(
                 f"{self.name} (token {self.token}) was dropped without release(); the watchdog releases it now. "
                 "Keep it in a variable (lease = lock.acquire()), or use `with lock as lease:`",
@@ -408,7 +413,8 @@ class BaseLease:
         with core.mutex:
             if self._final_state is not None:
                 return
-            in_time = core.runtime.now() < self._validity.valid_until
+            previous, now = self._validity, core.runtime.now()
+            in_time = now < previous.valid_until
             if in_time and not self._is_outdated(renewal):
                 if claim.ttl != self._claim.ttl:
                     self._claim = self._claim._replace(ttl=claim.ttl)
@@ -418,7 +424,16 @@ class BaseLease:
         if not in_time:  # a caller may have read LOST already: it must not change back
             self._end_lost(self._expiry_reason())
         elif core.options.on_event is not None:
-            core.emit("renewed", claim, token=self.token, since=renewal.asked_at, on_callback_thread=True)
+            core.emit(
+                "renewed",
+                claim,
+                token=self.token,
+                since=renewal.asked_at,
+                ttl=previous.ttl,
+                left=previous.left(now),
+                slot=self.slot,
+                on_callback_thread=True,
+            )
 
     def _is_outdated(self, renewal: Renewal) -> bool:
         """Whether a later answer was applied already. Only an explicit renewal changes the ttl: one by the watchdog
@@ -440,8 +455,8 @@ class BaseLease:
         with core.mutex:
             if self._final_state is not None:
                 return
-            now = core.runtime.now()
-            in_time = now < self._validity.valid_until
+            validity, now = self._validity, core.runtime.now()
+            in_time = now < validity.valid_until
             newly_at_risk = in_time and not self._renewal_failed
             if in_time:
                 self._renewal_failed = True
@@ -455,6 +470,10 @@ class BaseLease:
             token=self.token,
             since=renewal.asked_at,
             reason=str(error),
+            error="Unavailable",
+            ttl=validity.ttl,
+            left=validity.left(now),
+            slot=self.slot,
             on_callback_thread=True,
         )
         if newly_at_risk:

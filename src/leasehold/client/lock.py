@@ -152,19 +152,27 @@ class BaseLock(Generic[L]):
                 self._register,
                 self._with_new_id,
             )
-        except NotAcquired as busy:
-            core.emit("busy", claim, token=busy.token, since=began, reason=busy.holder)
-            raise
-        except BaseException as error:
-            core.emit("failed", claim, since=began, reason=f"{type(error).__name__}: {error}")
-            raise
         finally:
             core.in_flight.discard(claim.id_hash)
         if has_hook:
-            if waited:
-                core.emit("waited", lease._claim, token=lease.token, since=began)
-            core.emit("granted", lease._claim, token=lease.token, since=began)
+            self._report_granted(lease, began, waited)
         return lease
+
+    def _report_granted(self, lease: L, began: float, waited: bool) -> None:
+        emit, claim, validity = self._core.emit, lease._claim, lease._validity
+        if waited:
+            emit("waited", claim, token=lease.token, since=began, queued=True, slot=lease.slot)
+        left = validity.left(self._core.runtime.now())
+        emit(
+            "granted",
+            claim,
+            token=lease.token,
+            since=began,
+            queued=waited,
+            ttl=validity.ttl,
+            left=left,
+            slot=lease.slot,
+        )
 
     def _may_reenter(self, held_lock: HeldLock) -> bool:
         """Whether a reentrant lock gets the lease that its thread or task already has. In blocking mode all tasks of a

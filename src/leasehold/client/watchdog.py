@@ -49,8 +49,9 @@ class Watchdog:
         open_engine: Callable[[Runtime], Engine],
         call_timeout: float,
         submit_callback: Callable[..., None],  # for calls that may block, such as log handlers
+        report_released: Callable[[Claim, int], None],  # with the token; for leases that `release_soon` got
     ) -> None:
-        self._submit_callback = submit_callback
+        self._submit_callback, self._report_released = submit_callback, report_released
         self._runtime, self._registry, self._open_engine, self._call_timeout = (
             runtime,
             registry,
@@ -67,7 +68,7 @@ class Watchdog:
         """Watch nothing. The parent's thread does not exist in the child, and its leases are not the child's."""
         self._mutex = self._runtime.mutex()
         self._new_leases: dict[str, LeaseRef] = {}
-        self._to_release: deque[tuple[Claim, bool]] = deque()
+        self._to_release: deque[tuple[Claim, int, bool]] = deque()
         self._renewals: list[tuple[float, int, LeaseRef]] = []  # by renewal time; may contain ended leases
         self._expiries: list[tuple[float, int, LeaseRef]] = []  # by local deadline; a renewal may have moved it
         self._sequence = count()
@@ -97,10 +98,10 @@ class Watchdog:
         if self._stops_when_idle and self._signal is not None:  # it may be idle now
             self._signal.set()
 
-    def release_soon(self, claim: Claim, dropped: bool = False) -> None:
-        """Release a claim on the watchdog's thread. Safe in a finaliser: takes no mutex and logs nothing. `dropped`:
+    def release_soon(self, claim: Claim, token: int, dropped: bool = False) -> None:
+        """Release a lease on the watchdog's thread. Safe in a finaliser: takes no mutex and logs nothing. `dropped`:
         the lease was garbage-collected while held."""
-        self._to_release.append((claim, dropped))
+        self._to_release.append((claim, token, dropped))
         if self._signal is not None:
             self._signal.set()
 
@@ -222,11 +223,12 @@ class Watchdog:
     def start_releases(self) -> None:
         while self._to_release:
             try:
-                claim, dropped = self._to_release.popleft()
+                claim, token, dropped = self._to_release.popleft()
             except IndexError:  # close() and the watchdog's own thread may both be here
                 return
             self._registry.held.pop(claim.id_hash, None)
             self._registry.retry_release(claim)
+            self._report_released(claim, token)
             if dropped:
                 self._submit_callback(_log.warning, _DROPPED_TEXT, claim.name)
 
