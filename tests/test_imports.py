@@ -93,6 +93,7 @@ ALLOWED = {
         "engines.etcd.queue",
         "engines.zookeeper.nodes",
         "errors",
+        "events",
         "files",
         "runtime.base",
     },

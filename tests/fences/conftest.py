@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from harness.servers.process import Server, free_ports, scratch
+from leasehold import Event, fences
 from leasehold.testing import Absent
 from tests.support import fence_kinds as resource_kinds
 from tests.support import object_store
@@ -123,6 +124,15 @@ def resource(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     yield make
     for number in numbers:
         number.close()
+
+
+@pytest.fixture
+def refusals() -> Iterator[list[Event]]:
+    """The events of all fences of this process."""
+    events: list[Event] = []
+    fences.on_event(events.append)
+    yield events
+    fences.on_event(None)
 
 
 @pytest.fixture

@@ -85,6 +85,23 @@ def test_fence_refuses_lower_token_after_write_and_read(kind, resource):
     assert number.peek() == 7
 
 
+def fence_of(kind: str) -> str:
+    """The field `fence` of the events of this kind."""
+    first_word = kind.partition("-")[0]
+    return "sql" if first_word in ("alchemy", "sqlite", "postgresql", "mysql") else first_word
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "-at-" not in kind and not kind.startswith("http")])
+def test_refused_plain_token_is_reported_to_the_hook_of_fences(kind, resource, refusals):
+    number = resource(kind)
+    number.write(9, 1)
+    with pytest.raises(StaleToken) as refused:
+        number.write(5, 2)
+    (event,) = refusals
+    assert (event.kind, event.fence, event.token, event.seen) == ("stale_token", fence_of(kind), 5, 9)
+    assert (event.name, event.reason) == (refused.value.resource, str(refused.value))
+
+
 @each_kind
 def test_first_read_raises_the_highest_token(kind, resource):
     number = resource(kind)

@@ -170,3 +170,36 @@ def test_newer_token_enters_despite_repeated_requests_of_older_token():
     thread.join(30)
     assert leave is not None, "the newer token never entered"
     assert refused
+
+
+# ------------------------------------------------------------------------------- events
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("side", ["wsgi", "asgi"])
+def test_refused_request_is_reported_to_the_hook_of_fences(side, folder, tmp_path, refusals):
+    tokens = fences.FileTokens(tmp_path) if folder else fences.MemoryTokens()
+    statuses = []
+
+    def wsgi(token: str) -> None:
+        app = fences.WSGIFence(lambda _environ, start: start("200 OK", []) or [], tokens)
+        environ = {"REQUEST_METHOD": "PUT", "PATH_INFO": "/stock", "HTTP_LEASE_TOKEN": token}
+        body = app(environ, lambda status, _headers: statuses.append(int(status[:3])))
+        getattr(body, "close", lambda: None)()
+
+    def asgi(token: str) -> None:
+        async def ok(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200})
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        scope = {"type": "http", "method": "PUT", "path": "/stock", "headers": [(b"lease-token", token.encode())]}
+        asyncio.run(fences.ASGIFence(ok, tokens)(scope, None, send))
+
+    for token in ("7", "6"):
+        {"wsgi": wsgi, "asgi": asgi}[side](token)
+    assert statuses == [200, 409]
+    (event,) = refusals
+    assert (event.kind, event.fence, event.name) == ("stale_token", "http", "/stock")
+    assert (event.token, event.seen) == (6, 7)

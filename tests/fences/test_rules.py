@@ -40,10 +40,10 @@ from tests.support.fence_history import recorded
 def test_check_token_refuses_lower_and_accepts_equal_and_higher(token, highest_token, new_highest):
     if new_highest is None:
         with pytest.raises(StaleToken):
-            rules.check_token(token, TokenInfo(token), highest_token, "r")
+            rules.check_token(token, TokenInfo(token), highest_token, "r", "local")
     else:
-        assert rules.check_token(token, TokenInfo(token), highest_token, "r") == new_highest
-        assert rules.check_token(token, TokenInfo(token, shared=True), highest_token, "r") == highest_token
+        assert rules.check_token(token, TokenInfo(token), highest_token, "r", "local") == new_highest
+        assert rules.check_token(token, TokenInfo(token, shared=True), highest_token, "r", None) == highest_token
 
 
 def test_stale_token_names_both_tokens_and_survives_pickling():
@@ -157,6 +157,38 @@ def test_local_fence_refuses_broken_lease_and_sends_event():
         assert (event.name, event.token, event.fingerprint) == ("stock/teapot", late.token, late.fingerprint)
         assert str(lease.token) in event.reason
         assert value.peek() == 8
+
+
+def test_refused_lease_is_one_event_if_client_and_fences_share_a_hook(refusals):
+    hook = refusals.append
+    for hooks, expected in (((hook, hook), ["memory"]), ((lambda event: hook(event), hook), ["memory", ""])):
+        fences.on_event(hooks[1])
+        refusals.clear()
+        with Client("memory://", on_event=hooks[0]) as client:
+            value = fences.Local("stock/teapot", 10)
+            value.claim(2**53 - 1)
+            with client.lock("a") as lease, pytest.raises(StaleToken):
+                value.write(lease, 9)
+        events = [event for event in refusals if event.kind == "stale_token"]
+        assert [event.engine for event in events] == expected
+        assert {(event.fence, event.seen, event.token) for event in events} == {("local", 2**53 - 1, lease.token)}
+
+
+def test_failing_hook_of_fences_does_not_change_the_refusal(refusals, caplog):
+    def fails(_event: Event) -> None:
+        raise RuntimeError("hook")
+
+    fences.on_event(fails)
+    value = fences.Local("stock/teapot", 10)
+    value.claim(5)
+    with pytest.raises(StaleToken):
+        value.write(4, 9)
+    assert "the on_event hook failed on stale_token of stock/teapot" in caplog.text
+
+
+def test_hook_of_fences_must_be_callable():
+    with pytest.raises(ConfigError, match="on_event takes a function"):
+        fences.on_event(3)
 
 
 def test_local_fence_refuses_broken_async_lease_and_sends_event():

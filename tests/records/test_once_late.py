@@ -37,6 +37,23 @@ def test_late_result_of_expired_runner_raises_stale_token(clients_and_store, ben
     assert first.once("a", counting_function("never"), store=store) == seen["second"]
 
 
+def test_late_result_emits_stale_token_with_both_tokens(clients_and_store, bench):
+    events = []
+    first, (_, second, store) = bench.client(on_event=events.append), clients_and_store
+
+    def paused():
+        bench.transport.silent = True
+        bench.clock.advance(31)
+        bench.transport.silent = False
+        second.once("a", lambda: "taken over", store=store)
+
+    with pytest.raises(StaleToken) as late:
+        first.once("a", paused, store=store)
+    (event,) = [event for event in events if event.kind == "stale_token"]
+    assert (event.fence, event.token, event.seen) == ("once", late.value.token, late.value.highest)
+    assert event.reason == str(late.value)
+
+
 def test_late_result_is_kept_if_no_other_runner_took_over(clients_and_store, bench, counting_function):
     first, second, store = clients_and_store
 

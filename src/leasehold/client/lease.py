@@ -19,6 +19,7 @@ from leasehold.client.acquire import fast_tuple, without_min_hold
 from leasehold.config import Duration, check_seconds, check_ttl
 from leasehold.core import timing
 from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable
+from leasehold.events import FenceKind, Hook
 from leasehold.model import Alive, Claim, Gone, Grant, Reason
 
 if TYPE_CHECKING:
@@ -333,9 +334,13 @@ class BaseLease:
         self._core.held_locks.mark_released(self)
         return self._release()
 
-    def _report_stale_token(self, stale: StaleToken) -> None:
-        """A fence has seen a newer token. Only reported: other locks may share the fence."""
-        self._core.emit("stale_token", self._claim, token=self.token, reason=str(stale), slot=self.slot)
+    def _report_stale_token(self, stale: StaleToken, fence: FenceKind) -> Hook | None:
+        """A fence has seen a newer token. Only reported: other locks may share the fence. Returns the client's hook."""
+        core, seen = self._core, stale.highest
+        core.emit(
+            "stale_token", self._claim, token=self.token, reason=str(stale), slot=self.slot, fence=fence, seen=seen
+        )
+        return core.options.on_event
 
     def _set_signals(self) -> None:
         for signal in self._signals or ():

@@ -15,7 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from leasehold.fences.rules import HasToken, LeaseLike, TokenInfo
+from leasehold.fences.rules import HasToken, LeaseLike, TokenInfo, on_event
 
 if TYPE_CHECKING:
     from leasehold.fences.etcd import EtcdFence, EtcdLockFence
@@ -102,6 +102,7 @@ __all__ = [
     "ZooKeeperLockFence",
     "fence_table",
     "headers",
+    "on_event",
     "raise_for_stale",
     "sql_schema",
 ]

@@ -124,7 +124,7 @@ class EtcdFence(_BaseEtcdFence):
                 return result, len(raise_operations)
             for kv in result.key_values(0):
                 if (highest_token := parse_highest_token(kv.value, token_key)) > token_info.token:
-                    raise_stale(lease, token_info, highest_token, self.resource)
+                    raise_stale(lease, token_info, highest_token, self.resource, "etcd")
         raise Unavailable(f"{self.resource} was changed by other clients during each of {_TRIES} tries; try again")
 
 
@@ -196,7 +196,8 @@ class EtcdLockFence(_BaseEtcdFence):
             # If there is no newer holder, the error names the revision at which the lock was found free.
             base = [parse_highest_token(kv.value, "the token base key") for kv in read_result.key_values(1)]
             newer = [entry.token for entry in entries if entry.token > token_info.token]
-            raise_stale(lease, token_info, max(newer, default=sum(base) + read_result.revision), self.resource)
+            seen = max(newer, default=sum(base) + read_result.revision)
+            raise_stale(lease, token_info, seen, self.resource, "etcd")
         return _LockKey(token_info.token, own_entry.key, own_entry.create_revision, own_entry.mode == "shared")
 
 

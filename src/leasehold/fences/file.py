@@ -35,13 +35,13 @@ class File:
         """Only raise the highest token. All methods raise `StaleToken`, and `Unavailable` after `wait` seconds."""
         token_info = token_for_write(lease)
         with self._token_file.locked(self._wait) as fd:
-            self._token_file.check_and_raise(fd, lease, token_info, self.resource)
+            self._token_file.check_and_raise(fd, lease, token_info, self.resource, "file")
 
     def read(self, lease: LeaseLike) -> bytes:
         """The content, to base a write on. Older holders are refused from now on, even after FileNotFoundError."""
         token_info = token_for_read(lease)
         with self._token_file.locked(self._wait) as fd:
-            self._token_file.check_and_raise(fd, lease, token_info, self.resource)
+            self._token_file.check_and_raise(fd, lease, token_info, self.resource, "file")
             with files.open_folder(self._folder) as folder, open(_open_data(folder, self._name), "rb") as file:
                 return file.read()
 
@@ -49,7 +49,7 @@ class File:
         """Replace the content; it is on disk when this returns. Text is written as UTF-8."""
         body, token_info = to_bytes(data), token_for_write(lease)
         with self._token_file.locked(self._wait) as fd:
-            self._token_file.check_and_raise(fd, lease, token_info, self.resource)
+            self._token_file.check_and_raise(fd, lease, token_info, self.resource, "file")
             self._replace(body)
 
     def _replace(self, body: bytes) -> None:

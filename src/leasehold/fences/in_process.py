@@ -59,7 +59,7 @@ class Local(Generic[T]):
 
     def _check_and_raise(self, lease: LeaseLike, token_info: TokenInfo) -> None:
         highest_token = self._highest_tokens.get(token_info.slot, NO_TOKEN)
-        self._highest_tokens[token_info.slot] = check_token(lease, token_info, highest_token, self.resource)
+        self._highest_tokens[token_info.slot] = check_token(lease, token_info, highest_token, self.resource, "local")
 
     def __repr__(self) -> str:
         return f"<Local {self.resource}>"

@@ -96,7 +96,7 @@ class _BaseObjectFence:
         for _ in range(_TRIES):
             current = self._parse_object(await maybe_await(self._store.get(self.key)))
             highest_token = current.highest_tokens.get(slot, NO_TOKEN)
-            new_highest = check_token(lease, token_info, highest_token, self.resource)
+            new_highest = check_token(lease, token_info, highest_token, self.resource, "object")
             content = current.body if body is None else body
             if body is None and new_highest == highest_token:
                 return content

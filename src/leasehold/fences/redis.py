@@ -67,7 +67,7 @@ class _BaseRedisFence:
             raise ConfigError("a fence cannot use a pipeline: pass a client, and use calls() for several commands")
         accepted, *replies = reply
         if not accepted:
-            raise_stale(lease, token_info, int(replies[0]), self.resource)
+            raise_stale(lease, token_info, int(replies[0]), self.resource, "redis")
         return replies
 
     async def _read(self, lease: LeaseLike) -> Any:

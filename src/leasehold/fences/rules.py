@@ -9,19 +9,24 @@
 5. A shared lease (the read side of an rwlock) may only read, and does not raise the highest token: several readers may
    hold it at once.
 6. The check and the operation are one atomic step at the resource. The other modules differ in how they do this.
-7. Every refusal is reported: as the error, and as the event `stale_token` of the lease's client.
+7. Every refusal is reported: as the error, and as the event `stale_token`, to the hook of the lease's client and to the
+   hook of all fences of this process (`on_event`). The second also hears of plain tokens, from messages and headers.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from leasehold.errors import ConfigError, StaleToken
+from leasehold.events import Event, FenceKind, Hook, call_hook
 
 TOKEN_LIMIT: Final = 1 << 53  # tokens are below this, so that doubles (Lua, JSON) represent them exactly
 SLOT_LIMIT: Final = 1 << 31  # slots are below this, so that they fit an integer column of any database
 _MAX_DIGITS: Final = 16  # digits of 2^53
 NO_TOKEN: Final = 0  # the highest token of a resource that has not seen one
+
+_hook: Hook | None = None  # of all fences of this process
 
 
 @runtime_checkable
@@ -84,19 +89,55 @@ def token_for_write(lease: LeaseLike) -> TokenInfo:
     return token_info
 
 
-def check_token(lease: LeaseLike, token_info: TokenInfo, highest_token: int, resource: str) -> int:
-    """The new highest token. Raises `StaleToken` if this token is lower than `highest_token` (rule 1)."""
+def check_token(
+    lease: LeaseLike, token_info: TokenInfo, highest_token: int, resource: str, fence: FenceKind | None
+) -> int:
+    """The new highest token. Raises `StaleToken` if this token is lower than `highest_token` (rule 1). `fence`: the
+    kind of the fence; None if the caller reports refusals itself."""
     if token_info.token < highest_token:
-        raise_stale(lease, token_info, highest_token, resource)
+        raise_stale(lease, token_info, highest_token, resource, fence)
     return highest_token if token_info.shared else token_info.token
 
 
-def raise_stale(lease: LeaseLike, token_info: TokenInfo, highest_token: int, resource: str) -> NoReturn:
-    """Raise `StaleToken`, and notify the client that the lease belongs to."""
+def raise_stale(
+    lease: LeaseLike, token_info: TokenInfo, highest_token: int, resource: str, fence: FenceKind | None
+) -> NoReturn:
+    """Raise `StaleToken`, and report it (rule 7)."""
     stale = StaleToken(resource, token=token_info.token, highest=highest_token, slot=token_info.slot)
-    if (notify := getattr(lease, "_report_stale_token", None)) is not None:
-        notify(stale)
+    if fence is not None:
+        report_refusal(stale, fence, lease)
     raise stale
+
+
+def on_event(hook: Hook | None) -> None:
+    """Call `hook` with an event `stale_token` for every token that a fence or middleware of this process refuses, on
+    the thread of the refused caller. None: no longer. If the client of the refused lease has the very same hook, the
+    hook gets one event, the client's."""
+    global _hook
+    if hook is not None and not callable(hook):
+        raise ConfigError("on_event takes a function that takes one event, or None")
+    _hook = hook
+
+
+def report_refusal(stale: StaleToken, fence: FenceKind, lease: LeaseLike | None = None) -> None:
+    """Emit `stale_token`: to the client of the lease, and to the hook of all fences."""
+    told = None
+    if (report_to_client := getattr(lease, "_report_stale_token", None)) is not None:
+        told = report_to_client(stale, fence)
+    if _hook is not None and _hook != told:
+        event = Event(
+            kind="stale_token",
+            engine="",
+            namespace="",
+            name=stale.resource,
+            at=time.time(),
+            token=stale.token,
+            reason=str(stale),
+            slot=stale.slot,
+            fence=fence,
+            seen=stale.highest,
+        )
+        call_hook(_hook, event)
 
 
 def parse_highest_token(text: bytes | str, where: str) -> int:

@@ -174,7 +174,7 @@ class _BaseAlchemyColumn(ColumnOperations):
         # A locking read: a plain query on MySQL reads an older snapshot, and the stale token would go unnoticed.
         highest_token = (await maybe_await(self._session.execute(newest_query.with_for_update(read=True)))).scalar()
         if highest_token is not None:
-            raise_stale(lease, token_info, int(highest_token), self._name)
+            raise_stale(lease, token_info, int(highest_token), self._name, "sql")
         return count
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from leasehold.errors import ConfigError, Unavailable
+from leasehold.events import FenceKind
 from leasehold.fences.rules import NO_TOKEN, LeaseLike, TokenInfo, check_token, parse_highest_token
 from leasehold.files import open_folder
 
@@ -64,11 +65,13 @@ class TokenFile:
                 raise
             os.close(fd)  # the file was removed or replaced before we locked it: lock the current one
 
-    def check_and_raise(self, fd: int, lease: LeaseLike, token_info: TokenInfo, resource: str) -> None:
+    def check_and_raise(
+        self, fd: int, lease: LeaseLike, token_info: TokenInfo, resource: str, fence: FenceKind | None
+    ) -> None:
         """Compare and raise the highest token. It is on disk when this returns, before the fenced operation starts."""
         offset = _RECORD_SIZE * (0 if token_info.slot is None else 1 + token_info.slot)
         highest_token = _parse_record(os.pread(fd, _RECORD_SIZE, offset), self.path)
-        new_highest = check_token(lease, token_info, highest_token, resource)
+        new_highest = check_token(lease, token_info, highest_token, resource, fence)
         if new_highest != highest_token:
             os.pwrite(fd, b"%31d\n" % new_highest, offset)
             os.fsync(fd)

@@ -125,12 +125,12 @@ class ZooKeeperFence(_BaseZooKeeperFence):
         try:
             text, stat = self._client.get(path)
         except NoNodeError:
-            check_token(lease, token_info, NO_TOKEN, self.resource)
+            check_token(lease, token_info, NO_TOKEN, self.resource, "zookeeper")
             self._client.ensure_path(path.rpartition("/")[0] or "/")
             transaction.create(path, b"%d" % (NO_TOKEN if token_info.shared else token_info.token))
             return
         highest_token = parse_highest_token(text, path)
-        new_highest = check_token(lease, token_info, highest_token, self.resource)
+        new_highest = check_token(lease, token_info, highest_token, self.resource, "zookeeper")
         if new_highest == highest_token:
             transaction.check(path, stat.version)
         else:
@@ -173,7 +173,7 @@ class ZooKeeperLockFence(_BaseZooKeeperFence):
             # If there is no newer holder, the error names the zxid at which the queue last changed.
             ended_at = base + (self._client.last_zxid if queue_stat is None else queue_stat.pzxid)
             newer = [token for token in tokens if token > token_info.token]
-            raise_stale(lease, token_info, max(newer, default=ended_at), self.resource)
+            raise_stale(lease, token_info, max(newer, default=ended_at), self.resource, "zookeeper")
         check_shared(token_info, holders[path] == "shared")
         return path
 

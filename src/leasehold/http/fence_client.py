@@ -41,7 +41,7 @@ def raise_for_stale(response: Any, lease: LeaseLike | None = None) -> None:
     error = parse_stale_headers(response.headers) or parse_stale_problem(_problem_document(response))
     if error is not None:
         if (notify := getattr(lease, "_report_stale_token", None)) is not None:
-            notify(error)
+            notify(error, "http")
         raise error
 
 

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeAlias
 
 from leasehold.errors import ConfigError, StaleToken
-from leasehold.fences.rules import NO_TOKEN, TokenInfo, check_token
+from leasehold.fences.rules import NO_TOKEN, TokenInfo, check_token, report_refusal
 from leasehold.fences.token_file import TokenFile, unlock
 from leasehold.files import open_folder
 from leasehold.http import headers
@@ -72,7 +72,7 @@ class MemoryTokens:
             in_flight = self._in_flight.get(key, [])
             # Raise it even if this request must wait, or new requests of the older token could delay it for ever.
             self._highest_tokens[key] = check_token(
-                token_info, token_info, self._highest_tokens.get(key, NO_TOKEN), resource
+                token_info, token_info, self._highest_tokens.get(key, NO_TOKEN), resource, None
             )
             if any(other != token_info and not (other.shared and token_info.shared) for other in in_flight):
                 return None
@@ -104,7 +104,7 @@ class FileTokens:
         if (fd := token_file.try_lock()) is None:
             return None
         try:
-            token_file.check_and_raise(fd, token_info, token_info, resource)
+            token_file.check_and_raise(fd, token_info, token_info, resource, None)
         except BaseException:
             unlock(fd)
             raise
@@ -152,6 +152,8 @@ class _BaseFenceMiddleware:
         try:
             return self._tokens.enter(resource, token_info)
         except StaleToken as stale:
+            # Here, not where the tokens are kept: no other request may wait for the hook.
+            report_refusal(stale, "http")
             return headers.stale_problem(stale)
 
     def _busy_problem(self) -> Document:

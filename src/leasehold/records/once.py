@@ -174,8 +174,11 @@ class Once:
         if await self._records.swap(self._record_key, core.dump(run), own_record, self._options.keep) is None:
             found = await self._records.read(self._record_key)
             highest = core.load(found.data).token if found is not None else 0
-            self._emit("stale_token", run.token)
-            raise StaleToken(f"the record of {self._key}", token=run.token, highest=highest)
+            stale = StaleToken(f"the record of {self._key}", token=run.token, highest=highest)
+            if self._core.options.on_event is not None:
+                claim = self._lock._new_claim()
+                self._core.emit("stale_token", claim, token=run.token, reason=str(stale), fence="once", seen=highest)
+            raise stale
         self._finished_run = run
 
     async def _record_failure(self, own_record: Record, run: core.RunRecord, error: Exception) -> None:
@@ -192,7 +195,7 @@ class Once:
         self._emit("replayed", run.token)
         return run.result
 
-    def _emit(self, kind: Literal["ran", "replayed", "stale_token"], token: int, since: float | None = None) -> None:
+    def _emit(self, kind: Literal["ran", "replayed"], token: int, since: float | None = None) -> None:
         if self._core.options.on_event is not None:
             self._core.emit(kind, self._lock._new_claim(), token=token, since=since)
 

@@ -86,7 +86,7 @@ class ColumnOperations(ABC):
         if row is None:
             self._raise_missing(key)
         if (highest_token := row[0] or NO_TOKEN) > token_info.token:
-            raise_stale(lease, token_info, int(highest_token), self.resource_of(key))
+            raise_stale(lease, token_info, int(highest_token), self.resource_of(key), "sql")
         return row
 
     def _refuse_fence_column(self, columns: Iterable[str]) -> None:

@@ -46,7 +46,7 @@ async def check_and_raise(
     rows, _ = await run(SELECT_HIGHEST.format(table=table) + suffix, values)
     highest_token = int(rows[0][0]) if rows else NO_TOKEN
     if highest_token > token_info.token:
-        raise_stale(lease, token_info, highest_token, resource)
+        raise_stale(lease, token_info, highest_token, resource, "sql")
 
 
 class _BaseSQLFence:
