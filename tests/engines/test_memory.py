@@ -8,6 +8,7 @@ from leasehold import Client
 from leasehold.engines.memory import MemoryServer
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.threads import Threads
+from tests.support.health import probe
 
 
 def claim(name: str, who: str, ttl: float = 10.0) -> Claim:
@@ -79,3 +80,8 @@ def test_threads_on_one_memory_server_never_hold_together() -> None:
         thread.join()
     assert not errors
     assert not server.lock_states
+
+
+def test_health_of_memory_is_always_up() -> None:
+    health = probe("memory://")
+    assert (health.engine, health.up, health.has_leader) == ("memory", True, True)

@@ -1,6 +1,7 @@
 """Maps URL schemes to engines. A module is imported on first use, so a driver that is not needed is never loaded.
 
 base.py        the Engine protocol, E1 to E9
+probe.py       the health of an engine's servers: values, and what all probes share; `health` below runs a probe
 registry.py    a client's claims by state: shared by its two engine instances, the client and the watchdog
 memory.py      locks within one process; the reference
 sqlite/  redis/  redlock/  etcd/  zookeeper/  postgresql/  mysql/     one folder per engine
@@ -10,11 +11,15 @@ sql/           what PostgreSQL and MySQL share
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from leasehold.config import EngineConfig, did_you_mean
 from leasehold.engines.base import Opener
 from leasehold.errors import ConfigError, Unsupported
+
+if TYPE_CHECKING:
+    from leasehold.engines.probe import Health
+    from leasehold.runtime.base import Runtime
 
 ENTRY_POINT_GROUP: Final = "leasehold.engines"  # how other packages register engines: scheme = "package.module:open"
 
@@ -62,6 +67,20 @@ def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
             engine=config.scheme,
         )
     return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).lease_check_sql(config))
+
+
+async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
+    """Probe every server that the URL names, on connections that no lock uses. A server that does not answer by the
+    deadline is part of the result; an invalid URL raises ConfigError."""
+    opener(config.scheme)  # raises for an unknown scheme and a missing driver
+    module = BUILT_IN.get(config.scheme)
+    if module is None:
+        raise Unsupported(f"{config.scheme}:// has no health probe", engine=config.scheme)
+    if config.scheme == "memory":
+        from leasehold.engines.probe import Health, MemberHealth
+
+        return Health("memory", up=True, members=(MemberHealth("this process", up=True),), has_leader=True)
+    return cast("Health", await import_module(f"{module}.health").health(config, runtime, deadline))
 
 
 def opener(scheme: str) -> Opener:

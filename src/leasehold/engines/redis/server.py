@@ -95,7 +95,8 @@ class RedisEndpoint:
         self.settings: ServerSettings | None = None  # None: not read yet
         sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
         sign_in += [("SELECT", str(database))] if database else []
-        self._handshake = b"".join(encode_command(*command) for command in (*sign_in, *self.handshake_commands))
+        self._sign_in = b"".join(encode_command(*command) for command in sign_in)
+        self._handshake = self._sign_in + b"".join(encode_command(*command) for command in self.handshake_commands)
         self._sign_in_count = len(sign_in)
 
     def __str__(self) -> str:
@@ -115,12 +116,7 @@ class RedisEndpoint:
         return describe_error(error)
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
-        parser = BoundedReader()
-        stream: SocketStream | LoopStream
-        if runtime.blocking:
-            stream = connect_blocking(self.address, self._tls, parser, runtime.now, deadline)
-        else:
-            stream = await connect_in_loop(self.address, self._tls, parser, runtime.now, deadline)
+        stream = await self._connect(runtime, deadline)
         try:
             replies = await maybe_await(
                 stream.calls(self._handshake, self._sign_in_count + len(self.handshake_commands), deadline)
@@ -129,6 +125,28 @@ class RedisEndpoint:
         except BaseException:
             stream.close()
             raise
+        return stream
+
+    async def _connect(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
+        parser = BoundedReader()
+        if runtime.blocking:
+            return connect_blocking(self.address, self._tls, parser, runtime.now, deadline)
+        return await connect_in_loop(self.address, self._tls, parser, runtime.now, deadline)
+
+    async def open_unchecked(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
+        """A new connection, signed in, whatever the server's settings and role. Not for locks."""
+        ping = encode_command("PING")
+        try:
+            stream = await self._connect(runtime, deadline)
+            try:
+                self._check_sign_in(
+                    await maybe_await(stream.calls(self._sign_in + ping, self._sign_in_count + 1, deadline))
+                )
+            except BaseException:
+                stream.close()
+                raise
+        except (*CONNECTION_ERRORS, UnicodeError) as error:
+            raise Unreachable(f"{self} cannot be reached: {describe_error(error)}", engine="redis") from error
         return stream
 
     def _check_handshake(self, replies: list[Any]) -> None:

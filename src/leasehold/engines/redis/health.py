@@ -1,0 +1,250 @@
+"""The health of Redis servers: one, a primary behind sentinels, or the nodes of a cluster.
+
+Asked of each server: `PING` and `TIME` in one round trip, then `INFO` and `CONFIG GET`. Any of these may be denied to
+the user of the URL: the fields they would fill are None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import hiredis
+
+from leasehold.config import EngineConfig
+from leasehold.core.texts import server_text
+from leasehold.engines.probe import (
+    Finding,
+    Health,
+    MemberHealth,
+    RoundTrip,
+    Storage,
+    describe_down,
+    parse_float,
+    parse_int,
+    probe_each,
+    ratio,
+    timed,
+)
+from leasehold.engines.redis.cluster import SlotMap
+from leasehold.engines.redis.discovery import DiscoveryNode
+from leasehold.engines.redis.sentinel import SentinelSet
+from leasehold.engines.redis.server import CONNECTION_ERRORS, RedisEndpoint, describe_error, encode_command
+from leasehold.engines.redis.server_settings import Unreachable
+from leasehold.engines.redis.topology import parse_single_server
+from leasehold.engines.redis.url import parse_cluster_url, parse_sentinel_url
+from leasehold.errors import LeaseholdError
+from leasehold.runtime.base import Runtime, maybe_await
+
+_TIME: Final = encode_command("PING") + encode_command("TIME")
+_INFO_SECTIONS: Final = ("server", "clients", "memory", "persistence", "stats", "replication")
+_SETTINGS: Final = ("appendfsync", "min-replicas-to-write")
+_DETAILS: Final = encode_command("INFO", *_INFO_SECTIONS) + b"".join(
+    encode_command("CONFIG", "GET", setting) for setting in _SETTINGS
+)
+_DISCOVERY_SHARE: Final = 0.4  # of the time, for the sentinels or the map of a cluster
+
+
+async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
+    if config.scheme == "redis+sentinel":
+        return await _sentinel_health(config, runtime, deadline)
+    if config.scheme == "redis+cluster":
+        return await _cluster_health(config, runtime, deadline)
+    server, _ = parse_single_server(config)
+    (member,) = members = await probe_servers([server], runtime, deadline)
+    return Health(
+        "redis",
+        up=member.up is True and member.role != "replica",
+        members=members,
+        has_leader=None if member.role is None else member.role == "primary",
+        voting=1,
+        reachable=int(member.up is True),
+        error=member.error or (_NOT_PRIMARY if member.role == "replica" else None),
+    )
+
+
+_NOT_PRIMARY: Final = "this server is a replica and cannot grant locks"
+
+
+async def probe_servers(
+    servers: Sequence[RedisEndpoint], runtime: Runtime, deadline: float
+) -> tuple[MemberHealth, ...]:
+    async def probe(server: RedisEndpoint, until: float) -> MemberHealth:
+        return await _probe(server, runtime, until)
+
+    return await probe_each(servers, probe, lambda server: str(server.address), runtime, deadline)
+
+
+async def _sentinel_health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
+    """The members are the primary and the sentinels; the sentinels vote."""
+    url = parse_sentinel_url(config)
+    now = runtime.now()
+    until = now + (deadline - now) * _DISCOVERY_SHARE
+    primary: tuple[MemberHealth, ...] = ()
+    error = None
+    try:
+        server = await SentinelSet(url.nodes, url.service, url.make_server, runtime).find(runtime, until)
+    except LeaseholdError as failure:
+        error = str(failure)
+    else:
+        now = runtime.now()
+        primary = await probe_servers([server], runtime, now + (deadline - now) / 2)
+    request = encode_command("SENTINEL", "CKQUORUM", url.service)
+
+    async def probe(node: DiscoveryNode, until: float) -> MemberHealth:
+        ((reply,), trip) = await timed(runtime, lambda: node.query(request, 1, runtime, until))
+        refused = server_text(reply) if isinstance(reply, hiredis.ReplyError) else None
+        member = MemberHealth(str(node.address), up=True, round_trip=trip.seconds, role="sentinel")
+        return replace(member, notes=(refused,)) if refused else member
+
+    sentinels = await probe_each(url.nodes, probe, lambda node: str(node.address), runtime, deadline)
+    found = bool(primary) and primary[0].up is True and primary[0].role != "replica"
+    return Health(
+        "redis",
+        up=found,
+        members=(*primary, *sentinels),
+        has_leader=found,
+        voting=len(sentinels),
+        reachable=sum(each.up is True for each in sentinels),
+        alarms=tuple(dict.fromkeys(note for each in sentinels for note in each.notes if note.startswith("NOQUORUM"))),
+        error=None if found else error or describe_down(primary) or _NOT_PRIMARY,
+    )
+
+
+async def _cluster_health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
+    """The members are the nodes that own slots. All must be up: each has a part of the names."""
+    url = parse_cluster_url(config)
+    slot_map = SlotMap(url)
+    now = runtime.now()
+    try:
+        await slot_map.find(runtime, now + (deadline - now) * _DISCOVERY_SHARE)
+    except LeaseholdError as failure:
+        return Health("redis", up=False, has_leader=False, error=str(failure))
+    owners = [address for address in dict.fromkeys(slot_map.owners) if address is not None]
+    members = await probe_servers([slot_map.server(address) for address in owners], runtime, deadline)
+    covered = None not in slot_map.owners
+    reachable = sum(each.up is True for each in members)
+    up = covered and reachable == len(members)
+    error = describe_down(members) or (None if covered else "some hash slots have no node")
+    return Health(
+        "redis", up, members, has_leader=covered, voting=len(members), reachable=reachable, error=None if up else error
+    )
+
+
+async def _probe(server: RedisEndpoint, runtime: Runtime, deadline: float) -> MemberHealth:
+    stream = await server.open_unchecked(runtime, deadline)
+    try:
+        (pong, time), trip = await timed(runtime, lambda: maybe_await(stream.calls(_TIME, 2, deadline)))
+        info, *settings = await maybe_await(stream.calls(_DETAILS, 1 + len(_SETTINGS), deadline))
+    except CONNECTION_ERRORS as error:
+        raise Unreachable(f"{server} did not answer: {describe_error(error)}", engine="redis") from error
+    finally:
+        stream.close()
+    if isinstance(pong, hiredis.ReplyError) and not str(pong).startswith("NOPERM"):
+        raise server.map_error(pong)  # LOADING, MASTERDOWN: it does not serve requests
+    known = {name: value for name, reply in zip(_SETTINGS, settings, strict=True) if (value := _setting(reply))}
+    member = _parse_info(str(server.address), _fields(info), known, trip)
+    offset = trip.clock_offset(_seconds(time))
+    denied = [
+        f"{command} is not allowed"
+        for command, reply in (("TIME", time), ("INFO", info), ("CONFIG GET", settings[0]))
+        if isinstance(reply, hiredis.ReplyError)
+    ]
+    return replace(member, clock_offset=offset, notes=tuple(denied))
+
+
+def _parse_info(member: str, fields: Mapping[str, str], settings: Mapping[str, str], trip: RoundTrip) -> MemberHealth:
+    role = {"master": "primary", "slave": "replica"}.get(fields.get("role", ""))
+    used, limit = parse_int(fields.get("used_memory")), parse_int(fields.get("maxmemory"))
+    hits, misses = parse_int(fields.get("keyspace_hits")), parse_int(fields.get("keyspace_misses"))
+    fork = parse_float(fields.get("latest_fork_usec"))
+    version = fields.get("valkey_version") or fields.get("redis_version")
+    return MemberHealth(
+        member,
+        up=True,
+        round_trip=trip.seconds,
+        role=role,
+        version=server_text(version) if version else None,
+        storage=() if used is None else (Storage("maxmemory", used, limit or None),),
+        replication_lag=_lag(role, fields),
+        clock_error=trip.seconds / 2,
+        memory=used,
+        evictions=parse_int(fields.get("evicted_keys")),
+        connections_ratio=ratio(parse_int(fields.get("connected_clients")), parse_int(fields.get("maxclients"))),
+        cache_hit_ratio=None if hits is None or misses is None else ratio(hits, hits + misses),
+        disk_seconds=None if fork is None else fork / 1e6,
+        findings=tuple(_findings(role, fields, settings)),
+    )
+
+
+def _lag(role: str | None, fields: Mapping[str, str]) -> float | None:
+    """Seconds since the slowest replica, or this one, last confirmed what it received."""
+    if role == "replica":
+        return parse_float(fields.get("master_last_io_seconds_ago")) if _linked(fields) else None
+    lags = [
+        lag
+        for name, value in fields.items()
+        if name.startswith("slave") and name[5:].isdecimal()
+        if (lag := parse_float(dict(_pairs(value)).get("lag"))) is not None and lag >= 0
+    ]
+    return max(lags, default=None)
+
+
+def _linked(fields: Mapping[str, str]) -> bool:
+    return fields.get("master_link_status") == "up"
+
+
+def _findings(role: str | None, fields: Mapping[str, str], settings: Mapping[str, str]) -> list[Finding]:
+    found = []
+
+    def add(setting: str, value: str, advice: str) -> None:
+        found.append(Finding(setting, server_text(value), advice))
+
+    policy, fsync = fields.get("maxmemory_policy"), settings.get("appendfsync")
+    if policy not in (None, "noeviction"):
+        add("maxmemory-policy", policy, "a held lock may be evicted: set maxmemory-policy noeviction")
+    if fields.get("aof_enabled") == "0":
+        add("appendonly", "no", "a restart frees every lock: set appendonly yes and appendfsync always")
+    elif fields.get("aof_enabled") == "1" and fsync not in (None, "always"):
+        add("appendfsync", fsync, "a crash may free locks that were just granted: set appendfsync always")
+    if fields.get("aof_last_write_status") not in (None, "ok"):
+        add(
+            "aof_last_write_status",
+            fields["aof_last_write_status"],
+            "the append-only file cannot be written: free disk space",
+        )
+    if role == "primary" and parse_int(fields.get("connected_slaves")) and settings.get("min-replicas-to-write") == "0":
+        add(
+            "min-replicas-to-write",
+            "0",
+            "a primary that is cut off from its replicas still grants: set min-replicas-to-write 1",
+        )
+    if role == "replica" and not _linked(fields):
+        add("master_link_status", fields.get("master_link_status", ""), "this replica has lost its primary")
+    return found
+
+
+def _fields(info: Any) -> dict[str, str]:
+    if not isinstance(info, bytes):
+        return {}
+    return dict(_pairs(info.decode(errors="replace"), ":", "\r\n"))
+
+
+def _pairs(text: str, between: str = "=", after: str = ",") -> list[tuple[str, str]]:
+    return [(name, value) for name, found, value in (item.partition(between) for item in text.split(after)) if found]
+
+
+def _setting(reply: Any) -> str | None:
+    with suppress(TypeError, ValueError, AttributeError):
+        _, value = reply
+        return str(value.decode(errors="replace"))
+    return None
+
+
+def _seconds(reply: Any) -> float | None:
+    with suppress(TypeError, ValueError):
+        seconds, microseconds = reply
+        return int(seconds) + int(microseconds) / 1e6
+    return None
