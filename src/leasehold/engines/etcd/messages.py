@@ -25,6 +25,7 @@ class MalformedReply(ValueError):
 class ResponseHeader(NamedTuple):
     cluster_id: int = 0
     revision: int = 0
+    member_id: int = 0
 
 
 class KeyValue(NamedTuple):
@@ -129,11 +130,23 @@ class LeaseTtlResponse(NamedTuple):
 
 class Member(NamedTuple):
     id: int = 0
+    is_learner: int = 0
 
 
 class MemberListResponse(NamedTuple):
     header: ResponseHeader | None = None
     members: tuple[Member, ...] = ()
+
+
+class StatusResponse(NamedTuple):
+    header: ResponseHeader | None = None
+    version: str = ""
+    db_size: int = 0
+    leader: int = 0
+    raft_index: int = 0
+    raft_applied_index: int = 0
+    errors: tuple[str, ...] = ()
+    is_learner: int = 0
 
 
 class WatchCreateRequest(NamedTuple):
@@ -192,7 +205,7 @@ FieldType: TypeAlias = "str | type[Any]"
 
 # For each message: number and type of each field, in the order of its class. A type in a list is a repeated field.
 _SCHEMAS: Final[dict[type[Any], tuple[tuple[int, FieldType | list[FieldType]], ...]]] = {
-    ResponseHeader: ((1, INT), (3, INT)),
+    ResponseHeader: ((1, INT), (3, INT), (2, INT)),
     KeyValue: ((1, BYTES), (2, INT), (3, INT), (5, BYTES), (6, INT)),
     RangeRequest: ((1, BYTES), (2, BYTES), (3, INT), (5, INT), (6, INT), (8, INT), (13, INT)),
     RangeResponse: ((1, ResponseHeader), (2, [KeyValue]), (4, INT)),
@@ -209,8 +222,9 @@ _SCHEMAS: Final[dict[type[Any], tuple[tuple[int, FieldType | list[FieldType]], .
     LeaseGrantResponse: ((1, ResponseHeader), (2, INT), (3, INT)),
     LeaseId: ((1, INT),),
     LeaseTtlResponse: ((1, ResponseHeader), (2, INT), (3, INT)),
-    Member: ((1, INT),),
+    Member: ((1, INT), (5, INT)),
     MemberListResponse: ((1, ResponseHeader), (2, [Member])),
+    StatusResponse: ((1, ResponseHeader), (2, TEXT), (3, INT), (4, INT), (5, INT), (7, INT), (8, [TEXT]), (10, INT)),
     WatchCreateRequest: ((1, BYTES), (2, BYTES), (3, INT), (5, [INT]), (6, INT), (7, INT)),
     WatchCancelRequest: ((1, INT),),
     WatchRequest: ((1, WatchCreateRequest), (2, WatchCancelRequest)),
@@ -253,6 +267,7 @@ LEASE_TTL: Final = RpcMethod("/etcdserverpb.Lease/LeaseTimeToLive", LeaseTtlResp
 LEASE_KEEP_ALIVE: Final = RpcMethod("/etcdserverpb.Lease/LeaseKeepAlive", LeaseTtlResponse)
 WATCH: Final = RpcMethod("/etcdserverpb.Watch/Watch", WatchResponse)
 MEMBERS: Final = RpcMethod("/etcdserverpb.Cluster/MemberList", MemberListResponse)
+STATUS: Final = RpcMethod("/etcdserverpb.Maintenance/Status", StatusResponse)
 AUTHENTICATE: Final = RpcMethod("/etcdserverpb.Auth/Authenticate", AuthenticateResponse)
 
 # ------------------------------------------------------------------ bytes
