@@ -55,8 +55,8 @@ class MemberHealth:
     """One server. Seconds are floats."""
 
     member: str  # host:port
-    up: bool | None  # the server answered; None: it answered, but may not say whether it serves requests
-    error: str | None = None  # why `up` is not True
+    up: bool  # it answered, and serves requests
+    error: str | None = None  # why it is not up
     round_trip: float | None = None
     role: str | None = None  # leader, follower, learner, primary, replica, standalone
     version: str | None = None

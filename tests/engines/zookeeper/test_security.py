@@ -16,6 +16,7 @@ from harness.servers.zookeeper import Zookeeper
 from leasehold import Client, ConfigError, LeaseLost, Unavailable
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.health import probe
 
 
 def test_nodes_and_parents_belong_to_the_user_that_created_them(url, root, kazoo) -> None:
@@ -148,6 +149,12 @@ def test_tls_works_with_a_client_certificate(tls_address, certificates) -> None:
 
 
 _REFUSED = "cannot connect|did not answer"  # a server may also close the connection without a word
+
+
+def test_health_probe_uses_the_same_tls(tls_address, certificates) -> None:
+    tls_options = f"tls=yes&ca={certificates}/ca.pem&cert={certificates}/client.crt&key={certificates}/client.key"
+    assert probe(f"zookeeper://{tls_address}/a?{tls_options}").up
+    assert not probe(f"zookeeper://{tls_address}/a?tls=yes&ca={certificates}/other.pem").up
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,11 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     (member,) = members = await probe_servers([server], runtime, deadline)
     return Health(
         "redis",
-        up=member.up is True and member.role != "replica",
+        up=member.up and member.role != "replica",
         members=members,
         has_leader=None if member.role is None else member.role == "primary",
         voting=1,
-        reachable=int(member.up is True),
+        reachable=int(member.up),
         error=member.error or (_NOT_PRIMARY if member.role == "replica" else None),
     )
 
@@ -100,14 +100,14 @@ async def _sentinel_health(config: EngineConfig, runtime: Runtime, deadline: flo
         return replace(member, notes=(refused,)) if refused else member
 
     sentinels = await probe_each(url.nodes, probe, lambda node: str(node.address), runtime, deadline)
-    found = bool(primary) and primary[0].up is True and primary[0].role != "replica"
+    found = bool(primary) and primary[0].up and primary[0].role != "replica"
     return Health(
         "redis",
         up=found,
         members=(*primary, *sentinels),
         has_leader=found,
         voting=len(sentinels),
-        reachable=sum(each.up is True for each in sentinels),
+        reachable=sum(each.up for each in sentinels),
         alarms=tuple(dict.fromkeys(note for each in sentinels for note in each.notes if note.startswith("NOQUORUM"))),
         error=None if found else error or describe_down(primary) or _NOT_PRIMARY,
     )
@@ -125,7 +125,7 @@ async def _cluster_health(config: EngineConfig, runtime: Runtime, deadline: floa
     owners = [address for address in dict.fromkeys(slot_map.owners) if address is not None]
     members = await probe_servers([slot_map.server(address) for address in owners], runtime, deadline)
     covered = None not in slot_map.owners
-    reachable = sum(each.up is True for each in members)
+    reachable = sum(each.up for each in members)
     up = covered and reachable == len(members)
     error = describe_down(members) or (None if covered else "some hash slots have no node")
     return Health(

@@ -12,7 +12,7 @@ from leasehold.runtime.base import Runtime
 async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
     members = await probe_servers(parse_nodes(config), runtime, deadline)
     # A replica has the votes of its primary, and refuses writes: it does not count.
-    reachable = sum(each.up is True and each.role != "replica" for each in members)
+    reachable = sum(each.up and each.role != "replica" for each in members)
     up = 2 * reachable > len(members)
     error = f"only {reachable} of {len(members)} nodes can vote: {describe_down(members)}"
     return Health("redlock", up, members, voting=len(members), reachable=reachable, error=None if up else error)
