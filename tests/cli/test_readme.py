@@ -38,6 +38,7 @@ def test_readme_first_screen_says_why_how_and_what_state():
     assert "Linux, Python 3.11 or newer; macOS untested; no Windows." in state
 
 
+@pytest.mark.extended
 def test_readme_first_commands_work_from_the_wheel(tmp_path):
     """In a fresh environment, far from the repository. pip finds the wheel in a folder; click is copied."""
     pytest.importorskip("hatchling", reason="`make test` installs it")

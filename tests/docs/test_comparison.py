@@ -46,6 +46,7 @@ def test_recorded_results_support_the_claims_of_the_page():
     assert recorded["row-lock"]["pause"]["lost"] == recorded["row-lock"]["failover"]["lost"] == 0
 
 
+@pytest.mark.extended
 def test_tool_produces_results_shaped_as_recorded():
     results, recorded = run("naive", "sqlite"), table.load_results()
     for name, faults in results.items():

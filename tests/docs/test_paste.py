@@ -84,8 +84,18 @@ def paste_page(page: Path, folder: Path) -> list[str]:
     return [screen for screen in screens if re.search(r'^(Traceback|Exception ignored|  File "<stdin>")', screen, re.M)]
 
 
+def page_id(page):
+    return str(page.relative_to(ROOT))
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if python_blocks(page)], ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [
+        pytest.param(page, marks=() if page_id(page) in ("README.md", "docs/tutorial.md") else pytest.mark.extended)
+        for page in PAGES
+        if python_blocks(page)
+    ],
+    ids=page_id,
 )
 def test_page_can_be_pasted_into_a_prompt_twice(page, tmp_path):
     assert "\n".join(paste_page(page, tmp_path)) == ""

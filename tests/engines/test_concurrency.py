@@ -400,6 +400,7 @@ def test_child_forked_from_a_busy_client_can_lock(client, run_in_fork) -> None:
     assert client.inspect("busy") == []
 
 
+@pytest.mark.extended
 def test_eight_processes_count_in_one_file_without_lost_updates(rig, child, tmp_path) -> None:
     machine = rig.client_path()
     rig.join(machine, machine)

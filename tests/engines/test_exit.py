@@ -22,7 +22,13 @@ ENGINES = ["sqlite", "postgresql", "redis", "mysql", "etcd", "zookeeper", "redlo
 AT_ONCE = 8.0
 
 
-@pytest.fixture(params=ENGINES)
+# Every engine in the second tier: each test starts a process or two.
+FIRST_TIER = ("sqlite", "redis", "zookeeper")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in FIRST_TIER else pytest.mark.extended) for name in ENGINES]
+)
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     found = rig_or_skip(rig_type(request.param))
     yield found

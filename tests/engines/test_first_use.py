@@ -28,7 +28,13 @@ _MOVES = {"new": {"paid"}}
 Call = Callable[[UnifiedClient, str, str | None], Coroutine[Any, Any, object]]  # of a client, with a name and a store
 
 
-@pytest.fixture(params=ENGINES)
+# Every engine in the second tier: each test makes a new client for every call.
+FIRST_TIER = ("memory", "sqlite", "redis")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in FIRST_TIER else pytest.mark.extended) for name in ENGINES]
+)
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     found = rig_or_skip(rig_type(request.param))
     yield found

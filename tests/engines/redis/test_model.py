@@ -222,7 +222,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_scripts_agree_with_the_pure_model(kind: str, data, comparison: ModelComparison) -> None:
     check_agreement(kind, data, comparison)
 
