@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -16,6 +17,10 @@ from tests.support.timing import MeasuredTests
 # kazoo's threads draw from the global random generator at any time. Hypothesis checks whether a strategy uses that
 # generator and would blame the strategy. So kazoo gets its own generator.
 kazoo.protocol.connection.random = kazoo.retry.random = random.Random()
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: no test could interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Coverage uses this variable to find the xdist workers. Remove it here, so that the processes that tests start are not
 # measured: there are two thousand, each would take twice as long, and the coverage gate needs none of them.
