@@ -23,3 +23,8 @@ def test_docs_of_a_missing_page_is_64(shell):
     done = shell("docs", "../README")
     assert (done.returncode, done.stdout) == (64, "")
     assert "`leasehold docs` lists the pages" in done.stderr
+
+
+def test_docs_of_a_part_of_a_name_suggests_the_page(shell):
+    assert "did you mean 'how-to/cron-job-once'?" in shell("docs", "cron").stderr
+    assert "did you mean 'tutorial'?" in shell("docs", "tutorail").stderr

@@ -35,7 +35,7 @@ def test_readme_first_screen_says_why_how_and_what_state():
     assert commands()[:2] == ["pip install leasehold", "leasehold demo zombie"]
     state = " ".join(README.split())
     assert "**Alpha:**" in state
-    assert "Linux, Python 3.11 or newer; macOS untested; no Windows." in state
+    assert "Linux and Python 3.11 or newer; it is untested on macOS and does not run on Windows." in state
 
 
 @pytest.mark.extended
@@ -74,7 +74,7 @@ def test_readme_first_commands_work_from_the_wheel(tmp_path):
     run("pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path / "wheels"), str(tree), path=str(outer_site))  # hatchling
     shutil.rmtree(tree)
     printed = run("sh", "-ec", "\n".join(commands()))
-    assert "2 sold, 1 in stock  (the failure, as expected)" in printed
+    assert "2 sold of a stock of 1  (the failure, as expected)" in printed
     assert re.search(r"^one at a time, token \d+$", printed, re.M)
     assert "# Tutorial" in printed
     assert (tmp_path / ".local/state/leasehold/locks.db").exists()

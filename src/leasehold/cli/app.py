@@ -51,10 +51,11 @@ leasehold -u sqlite:///srv/locks.db ls          the same for another engine
 )
 @click.version_option(__version__, "-V", "--version", prog_name="leasehold", message="%(prog)s %(version)s")
 def leasehold() -> None:
-    """Distributed locks for the shell, with leases that expire and fencing tokens that only increase.
+    """Distributed locks for the shell, with leases that expire and fencing tokens that only rise.
 
     Run `leasehold COMMAND --help` for the help of a command, `leasehold docs` for the documentation, and `leasehold
-    demo zombie` to see why a lock needs a fence. You can pass the options below before or after the command.
+    demo zombie` to see why a lock needs a fence. You can pass the options below before or after the command. SECS is a
+    number of seconds, or a duration such as 30s, 10m or 1h30m.
 
     Output is not coloured if stdout is not a terminal or if NO_COLOR is set. [env var: NO_COLOR]
     """

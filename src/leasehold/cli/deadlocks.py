@@ -34,7 +34,7 @@ def deadlocks(console: Console) -> None:
     which has the least work to lose. The other waiters then continue, and the holder of the broken grant learns that
     its lease is lost. To prevent deadlocks, acquire several names with `multilock`, which sorts them, or limit `wait`.
 
-    Only detects threads and tasks that wait for one lock while they hold another. It does not see waits for anything
+    Detects only threads and tasks that wait for one lock while they hold another. It does not see waits for anything
     else, nor a `leasehold run` inside the CMD of another one.
 
     With `-o json`: one array, described by `leasehold docs reference/json`. The exit code is 0 even if nothing was

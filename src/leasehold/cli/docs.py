@@ -41,8 +41,8 @@ def docs(console: Console, page: str | None) -> None:
         return
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in names:
-        similar = difflib.get_close_matches(name, names, 1, 0.4)
-        hint = f"did you mean {similar[0]!r}? " if similar else ""
+        similar = [known for known in names if name in known] or difflib.get_close_matches(name, names, 1, 0.4)
+        hint = f"did you mean {' or '.join(map(repr, similar[:3]))}? " if similar else ""
         raise click.UsageError(f"there is no page {page!r}: {hint}`leasehold docs` lists the pages")
     console.put((FOLDER / f"{name}.md").read_text(encoding="utf-8").rstrip("\n"))
 

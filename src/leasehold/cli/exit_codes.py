@@ -27,7 +27,7 @@ MEANING: Final = {
     UNREACHABLE: "the engine did not answer",
     OUTPUT: "the output could not be written",
     BUSY: "the name is busy, or the wait is over (-E CODE changes this code)",
-    NOT_PERMITTED: "not permitted by the engine or the file system, or not confirmed by you",
+    NOT_PERMITTED: "not permitted by the engine or the file system; `break`: you did not confirm",
     CONFIG: "configuration error: the URL, the database, or a name in use as another kind of lock",
     LOST: "the lease was lost",
     CANNOT_RUN: "CMD was found but could not be executed",

@@ -28,8 +28,8 @@ def ls(console: Console, prefix: str) -> None:
     ACQUIRED is when the lock was granted, by the clock of this machine; `-` if the engine does not know (ZooKeeper).
     AGE is the time since then, or since the waiter joined the queue. TTL LEFT is the time until the lease or the waiter
     expires unless it is renewed: for a holder that is alive it never reaches 0. The number after `waiting` is the
-    position in the queue: 0 is next. `(gone)` after a PID: no process on this machine has that pid any more, so the
-    lease will not be renewed.
+    position in the queue: 0 is next. `(gone)` after a PID means that no process on this machine has that pid any
+    more, so the lease will not be renewed.
 
     With `-o json`: one array, described by `leasehold docs reference/json`. The exit code is 0 even if nothing was
     found, as long as the engine answered.

@@ -12,13 +12,13 @@ from leasehold.runtime.base import run_sync
 
 EXAMPLES = """
 leasehold -u etcd://etcd-1:2379 rebase          after a restore, before clients connect
-leasehold rebase --above 1741000000000417       this is the highest token that a resource has seen
+leasehold rebase --above 1741000000000417       above the highest token that a resource has seen
 """
 
 
 @click.command(
     "rebase",
-    short_help="Raise new tokens after the engine's data was restored.",
+    short_help="Make new tokens exceed all old ones after a restore.",
     cls=Command,
     examples=EXAMPLES,
     codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG),
@@ -32,13 +32,13 @@ leasehold rebase --above 1741000000000417       this is the highest token that a
 )
 @pass_console
 def rebase(console: Console, above: int) -> None:
-    """Raise new tokens above all old ones after the engine's data was restored or lost.
+    """Make new tokens exceed all old ones after the engine's data was restored or lost.
 
-    For etcd and ZooKeeper, which derive tokens from a count of their own changes. If their data is restored from a
-    snapshot or lost, that count is lower than before, and a fence would refuse every new holder. This command sets the
-    number above which new tokens begin. On etcd: this machine's clock in microseconds, or --above if that is greater.
-    On ZooKeeper: --above, or without it the clock plus a margin. It applies to all namespaces below the prefix of the
-    URL.
+    This command is for etcd and ZooKeeper, which derive tokens from a count of their own changes. If their data is
+    restored from a snapshot or lost, that count is lower than before, and a fence would refuse every new holder. The
+    command sets the number above which new tokens begin: on etcd this machine's clock in microseconds, or --above if
+    that is greater; on ZooKeeper --above, or without it the clock plus a margin. It applies to all namespaces below the
+    prefix of the URL.
 
     Holders and waiters are kept. An etcd client that was connected before and after a restore refuses to continue:
     restart it.

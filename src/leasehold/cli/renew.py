@@ -25,7 +25,7 @@ leasehold renew --ttl 600 < lease.json
     "--ttl",
     type=positive_seconds,
     metavar="SECS",
-    help="New lifetime, counted from now. Default: the ttl it was acquired with.",
+    help="New ttl, counted from now. Default: the ttl that the lease was acquired with.",
 )
 @pass_console
 def renew(console: Console, ttl: float | None) -> None:

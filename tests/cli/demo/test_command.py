@@ -64,9 +64,9 @@ def test_demo_text_shows_timeline_without_and_with_the_fix(shell):
     done = shell("demo", "zombie")
     assert done.returncode == 0, done.stderr
     without, _, cured = done.stdout.partition(" with the fix")
-    assert "2 sold, 1 in stock  (the failure, as expected)" in without
+    assert "2 sold of a stock of 1  (the failure, as expected)" in without
     assert "A is paused by SIGSTOP" in without
-    assert "1 sold, 1 in stock  (no failure, as expected)" in cured
+    assert "1 sold of a stock of 1  (no failure, as expected)" in cured
     assert "is refused: stock refused token" in cured
     assert "\x1b" not in done.stdout
     assert done.stderr == ""

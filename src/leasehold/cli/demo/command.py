@@ -18,7 +18,7 @@ from leasehold.errors import ConfigError
 
 EXAMPLES = """
 leasehold demo --list            list the demos
-leasehold demo zombie            a paused holder sells the last teapot twice; a fence refuses it
+leasehold demo zombie            a paused holder sells the last teapot a second time
 leasehold demo failover          Redis forgets a lock in a failover; needs redis-server
 leasehold demo                   all that can run here
 leasehold -o json demo lost-update | jq .with

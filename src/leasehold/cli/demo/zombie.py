@@ -72,4 +72,4 @@ def run(runner: DemoRunner, fixed: bool) -> DemoResult:
     with closing(sqlite3.connect(shop)) as connection:
         sold = connection.execute("select count(*) from sales").fetchone()[0]
     as_expected = (sold, refused) == ((1, True) if fixed else (2, False))
-    return DemoResult(as_expected, f"{sold} sold, 1 in stock", {"sold": sold, "refused": refused})
+    return DemoResult(as_expected, f"{sold} sold of a stock of 1", {"sold": sold, "refused": refused})

@@ -171,7 +171,7 @@ class RunOptions:
     "--result-file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="When done, write the result to FILE as JSON, described by `leasehold docs reference/json`.",
+    help="At the end, write the result to FILE as JSON, described by `leasehold docs reference/json`.",
 )
 @pass_console
 def run(
@@ -189,22 +189,23 @@ def run(
 ) -> int:
     """Hold NAME while CMD runs.
 
-    Acquires NAME, waiting in its queue if it is busy, and runs CMD without a shell. Stdin, the terminal and signals are
-    passed on to CMD, and the exit code is that of CMD. The lease is renewed while CMD runs, and released when CMD ends.
-    The lock does not cover background processes that CMD leaves behind.
+    Acquires NAME, waiting in its queue if it is busy, and runs CMD without a shell. CMD gets stdin, the terminal and
+    signals, and the exit code is that of CMD. `leasehold run` renews the lease while CMD runs, and releases it when CMD
+    ends. The lock does not cover background processes that CMD leaves behind.
 
     The environment of CMD contains LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_HOLDER, LEASEHOLD_TTL and
     LEASEHOLD_HELD=1; with --slots also LEASEHOLD_SLOT, with -s also LEASEHOLD_SHARED=1. Pass the token to every
     resource that CMD writes to: a resource that refuses older tokens is safe even from a holder that does not know that
     its lease is lost.
 
-    CMD uses the same engine: -u and --namespace are passed on as LEASEHOLD_URL and LEASEHOLD_NAMESPACE. Secrets are
-    not: LEASEHOLD_LEASE is removed, and instead of a URL with a password CMD gets an empty LEASEHOLD_URL, which is an
-    error for a `leasehold` in CMD. If CMD needs that URL, pass it in a variable with another name.
+    CMD uses the same engine: `leasehold run` passes -u and --namespace on as LEASEHOLD_URL and LEASEHOLD_NAMESPACE. It
+    passes no secrets on: it removes LEASEHOLD_LEASE, and if the URL has a password, CMD gets an empty LEASEHOLD_URL, so
+    that a `leasehold` in CMD fails instead of using another engine. If CMD needs that URL, pass it in a variable with
+    another name.
 
     SIGTERM, SIGINT, SIGHUP and SIGQUIT go to CMD and its process group. `leasehold run` then waits until CMD has ended,
-    however long that takes, releases the lease and exits with the exit code of CMD. If the engine does not answer, the
-    release is given up two seconds after the end of CMD, and the lease expires by itself. A signal that comes while
+    however long that takes, releases the lease and exits with the exit code of CMD. If the engine does not answer,
+    `leasehold run` exits two seconds after the end of CMD, and the lease expires by itself. A signal that comes while
     `leasehold run` still waits for NAME makes it leave the queue and exit with 128+n.
 
     If the lease cannot be renewed, CMD and its process group get SIGTERM shortly before the lease expires, and SIGKILL
