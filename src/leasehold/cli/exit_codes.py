@@ -7,7 +7,7 @@ from typing import Final
 from leasehold.errors import AccessDenied, LeaseholdError, LeaseLost, NotAcquired, Unavailable
 
 OK: Final = 0
-NOT_SHOWN: Final = 1  # only `demo`
+DEMO_FAILED: Final = 1  # only `demo`
 USAGE: Final = 64  # the command line itself is wrong
 UNREACHABLE: Final = 69  # the engine did not answer: the outcome is unknown
 OUTPUT: Final = 74  # stdout takes no data
@@ -22,7 +22,7 @@ SIGNALLED: Final = 128  # plus the number of the signal
 # For the help. `run` and `elect` also exit with the code of CMD.
 MEANING: Final = {
     OK: "success",
-    NOT_SHOWN: "`demo`: a demo did not behave as expected",
+    DEMO_FAILED: "`demo`: a demo did not behave as expected",
     USAGE: "usage error; nothing was done",
     UNREACHABLE: "the engine did not answer",
     OUTPUT: "the output could not be written",
