@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -39,12 +42,31 @@ def test_exit_releases_waiters_and_keeps_leases(exiting, wait_until) -> None:
         assert client.inspect() == []
 
 
-def test_exit_refuses_new_attempts(exiting) -> None:
-    with Client("memory://") as client:
+def test_exit_refuses_new_attempts_of_daemon_threads(exiting) -> None:
+    with Client("memory://") as client, ThreadPoolExecutor() as daemon_thread:
         exiting(client)
         with pytest.raises(SystemExit):
-            client.lock("a").acquire()
+            daemon_thread.submit(client.lock("a").acquire).result(20)
         assert client.inspect() == []
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_exit_handlers_of_the_program_may_still_lock(scheme, tmp_path) -> None:
+    """Those registered before the import of Leasehold run after its own exit handler."""
+    program = """
+import atexit, sys
+@atexit.register
+def clean_up():
+    with client.lock("a", ttl=600) as lease:
+        lease.renew()
+    print(client.inspect())
+from leasehold import Client
+client = Client(sys.argv[1])
+client.ping()
+"""
+    url = "memory://" if scheme == "memory" else f"sqlite://{tmp_path}/locks.db"
+    done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_grant_that_arrives_at_exit_is_given_back(exiting, monkeypatch, wait_until) -> None:
@@ -59,6 +81,6 @@ def test_grant_that_arrives_at_exit_is_given_back(exiting, monkeypatch, wait_unt
             return reply
 
         monkeypatch.setattr(engine, "attempt", attempt)
-        with pytest.raises(SystemExit):
-            client.lock("a").acquire()
+        with ThreadPoolExecutor() as daemon_thread, pytest.raises(SystemExit):
+            daemon_thread.submit(client.lock("a").acquire).result(20)
         wait_until(lambda: client.inspect() == [])

@@ -53,7 +53,7 @@ class ClientCore:
         )
         self.closed = self._fully_closed = False
         self.withdraws_at_exit = True
-        self._exiting = False  # the interpreter exits: nothing new is acquired
+        self._exiting = False  # the interpreter exits: daemon threads acquire nothing any more
         self.in_flight: set[str] = set()  # id hashes being acquired or released: close() waits for them
         self._traits_confirmed = False
         self._engine = self._new_engine(runtime)
@@ -130,7 +130,7 @@ class ClientCore:
             self.watchdog.unwatch(id_hash)
             lease._invalidate("released")
             raise ConfigError(_CLOSED_TEXT)
-        if self._exiting:  # likewise, with `withdraw_claims`
+        if self._refuses_at_exit():  # likewise, with `withdraw_claims`
             self.watchdog.unwatch(id_hash)
             lease._invalidate("released")
             raise SystemExit
@@ -312,10 +312,14 @@ class ClientCore:
     # ----------------------------------------------- interpreter exit
 
     def refuse_at_exit(self) -> None:
-        """Called before every attempt. Only daemon threads can still be acquiring when the interpreter exits. They end
-        here, without a traceback: an attempt sent now would leave a claim that nothing releases."""
-        if self._exiting:
+        """Called before every attempt. Daemon threads that still acquire when the interpreter exits end here, without a
+        traceback: an attempt sent now would leave a claim that nothing releases."""
+        if self._refuses_at_exit():
             raise SystemExit
+
+    def _refuses_at_exit(self) -> bool:
+        """Not on the main thread, which now runs the exit handlers of the program: they end what they began."""
+        return self._exiting and not self.runtime.on_main_thread()
 
     def withdraw_claims(self) -> None:
         """The interpreter exits: let the watchdog release every claim that no code works under. Leases stay held: a

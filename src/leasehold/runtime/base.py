@@ -85,6 +85,9 @@ class Runtime(Protocol):
     def owner_id(self) -> str:
         """The public name of that thread or task: eight random hex digits, different in a forked child."""
 
+    def on_main_thread(self) -> bool:
+        """Whether the interpreter's main thread is running: the one that calls exit handlers."""
+
     def bind(self) -> bool:
         """Check that this runtime may be used from here. False: it moved to another loop and needs new connections."""
 

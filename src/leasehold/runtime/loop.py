@@ -125,6 +125,9 @@ class Loop:
             owner_id = self._owner_ids[task] = os.urandom(4).hex()
         return owner_id
 
+    def on_main_thread(self) -> bool:
+        return self._threads.on_main_thread()
+
     def bind(self) -> bool:
         running = asyncio.get_running_loop()
         if running is self._loop:

@@ -143,6 +143,9 @@ class Process:
         number = self._owner_numbers.setdefault(self.simulator.current_task, len(self._owner_numbers))
         return sha256(f"{self.name} {number}".encode()).hexdigest()[:8]
 
+    def on_main_thread(self) -> bool:
+        return False  # simulated programs have no exit handlers
+
     def bind(self) -> bool:
         return True
 

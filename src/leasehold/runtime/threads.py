@@ -110,6 +110,9 @@ class Threads:
     def owner_id(self) -> str:
         return _owner.id
 
+    def on_main_thread(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
     def bind(self) -> bool:
         return True
 
