@@ -317,6 +317,14 @@ def test_link_planted_after_the_fence_was_made_is_not_followed(tmp_path, name):
     assert (tmp_path / "precious").read_text() == "keep me"
 
 
+def test_file_write_drops_setuid_and_setgid(tmp_path):
+    """Another member of the group could choose the mode of a file that then belongs to the writer."""
+    (tmp_path / "a").touch()
+    (tmp_path / "a").chmod(0o6751)
+    File(tmp_path / "a").write(5, "x")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o751
+
+
 def test_token_file_is_for_the_owner_or_the_group_of_a_shared_folder(tmp_path):
     for mode, expected in ((0o755, 0o600), (0o2770, 0o660)):
         folder = tmp_path / f"{mode:o}"

@@ -69,7 +69,8 @@ class File:
                 if old is not None:
                     with suppress(PermissionError):  # only root may change the owner
                         os.fchown(new, old.st_uid, old.st_gid)
-                    os.fchmod(new, stat.S_IMODE(old.st_mode))
+                    # Without setuid and setgid: this user may own the new file, and another one chose the old mode.
+                    os.fchmod(new, stat.S_IMODE(old.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
                 file.write(body)
                 file.flush()
                 os.fsync(new)
