@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
+import socket
+import ssl
 import subprocess
 import threading
 import time
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from harness.servers.etcd import Etcd
 from harness.servers.process import free_ports, scratch
 from leasehold import Client, ConfigError, Unavailable
+from leasehold.engines.etcd.grpc.connect import tls_handshake
 from leasehold.runtime.base import run_sync
 from tests.support.timing import check_elapsed
 
@@ -222,3 +227,13 @@ def test_no_secret_reaches_etcd_the_logs_or_errors(proxied_url, proxy, caplog) -
         assert lease._claim.id_hash not in output
         pickle.loads(pickle.dumps(client)).close()
         lease.release()
+
+
+def test_tls_handshake_without_end_is_ended_at_the_deadline() -> None:
+    """OpenSSL ignores any number of HelloRequest messages, so a flood of them kept a call busy for ever."""
+    clock = itertools.count()
+    sock = Mock(spec=socket.socket)
+    sock.recv.side_effect = [b"\x16\x03\x03\x00\x04\0\0\0\0"] * 100
+    with pytest.raises(TimeoutError):
+        tls_handshake(sock, ssl.create_default_context(), "host", lambda: float(next(clock)), 20.0)
+    assert sock.recv.call_count < 20

@@ -36,6 +36,10 @@ def tls_handshake(
             tls.do_handshake()
             break
         except ssl.SSLWantReadError:
+            if (
+                now() >= deadline
+            ):  # whatever arrives: a server can send records that begin the handshake again and again
+                raise TimeoutError("the TLS handshake did not end in time") from None
             sock.settimeout(max(deadline - now(), 0.001))
             sock.sendall(outgoing.read())
             sock.settimeout(max(deadline - now(), 0.001))
