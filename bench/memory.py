@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from prometheus_client import CollectorRegistry
 
 from bench.cases import Part, Table
-from leasehold import AsyncClient, Client
+from leasehold import AsyncClient, Client, telemetry
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "memory: acquire + release, against threading.Lock (aim: at most 80)"
+HOOKS_TITLE = "memory: acquire + release with a hook, against none (aims: no-op 1.25, Prometheus 1.6)"
 
 
 def run(rounds: int) -> list[BenchResult]:
     plain = threading.Lock()
-    with Client("memory://") as client, Client("memory://", on_event=lambda _event: None) as observed:
-        ours, hooked = client.lock("bench"), observed.lock("bench")
+    with Client("memory://") as client:
+        ours = client.lock("bench")
 
         def base(times: int) -> None:
             for _ in range(times):
@@ -31,11 +35,6 @@ def run(rounds: int) -> list[BenchResult]:
         def by_hand(times: int) -> None:
             for _ in range(times):
                 ours.acquire().release()
-
-        def with_hook(times: int) -> None:
-            for _ in range(times):
-                with hooked:
-                    pass
 
         def awaited(times: int) -> None:
             async def main() -> None:
@@ -52,12 +51,33 @@ def run(rounds: int) -> list[BenchResult]:
                 BenchCase("threading.Lock, with", base, 200_000),
                 BenchCase("leasehold memory://, with", pair, 5_000),
                 BenchCase("leasehold memory://, acquire() and release()", by_hand, 5_000),
-                BenchCase("leasehold memory://, with, and an event hook", with_hook, 5_000),
                 BenchCase("leasehold memory://, async with", awaited, 5_000),
             ],
             rounds,
         )
 
 
+def run_hooks(rounds: int) -> list[BenchResult]:
+    hooks = {
+        "no hook": None,
+        "a hook that does nothing": lambda _event: None,
+        "telemetry.Prometheus": telemetry.Prometheus(CollectorRegistry()),
+    }
+
+    def case(client: Client) -> Callable[[int], None]:
+        lock = client.lock("orders/42")
+
+        def pair(times: int) -> None:
+            for _ in range(times):
+                lock.acquire().release()
+
+        return pair
+
+    with ExitStack() as stack:
+        clients = {name: stack.enter_context(Client("memory://", on_event=hook)) for name, hook in hooks.items()}
+        return measure([BenchCase(name, case(client), 2_000) for name, client in clients.items()], rounds)
+
+
 def parts(rounds: int) -> Iterator[Part]:
     yield Table(TITLE, run(rounds))
+    yield Table(HOOKS_TITLE, run_hooks(rounds))

@@ -58,6 +58,7 @@ NAMES = [
     "fences",
     "optimistic",
     "optimistic_async",
+    "telemetry",
     "versioned",
 ]
 

@@ -6,7 +6,7 @@ with leasehold.Client("memory://") as client:
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 
-from leasehold import fences, versioned
+from leasehold import fences, telemetry, versioned
 from leasehold.aio import (
     AsyncClient,
     AsyncElection,
@@ -97,5 +97,6 @@ __all__ = [
     "fences",
     "optimistic",
     "optimistic_async",
+    "telemetry",
     "versioned",
 ]

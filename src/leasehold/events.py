@@ -37,6 +37,7 @@ EventKind: TypeAlias = Literal[
 FenceKind: TypeAlias = Literal["sql", "redis", "etcd", "zookeeper", "file", "object", "http", "local", "once"]
 
 _log = logging.getLogger("leasehold.events")
+_failures = 0
 
 
 class Event(NamedTuple):
@@ -70,7 +71,14 @@ Hook: TypeAlias = Callable[[Event], None]
 
 def call_hook(hook: Hook, event: Event) -> None:
     """Call the hook. An exception that it raises is logged and never reaches the lock."""
+    global _failures
     try:
         hook(event)
     except Exception:
+        _failures += 1
         _log.exception("the on_event hook failed on %s of %s", event.kind, event.name)
+
+
+def hook_failures() -> int:
+    """How many calls of hooks failed in this process. Close enough for metrics: two at the same instant may be one."""
+    return _failures

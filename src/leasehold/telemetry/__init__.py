@@ -1,0 +1,40 @@
+"""Adapters on the event hook. Each is a hook itself: pass it as `on_event`.
+
+    client = leasehold.Client(url, on_event=leasehold.telemetry.Prometheus())
+
+`fan` passes events to several hooks. Adapters are loaded on first use, because they need packages of their own.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from leasehold.errors import ConfigError
+from leasehold.events import Event, Hook, call_hook
+
+if TYPE_CHECKING:
+    from leasehold.telemetry.prometheus import Prometheus
+
+_MODULES = {"Prometheus": "leasehold.telemetry.prometheus"}
+
+__all__ = ["Prometheus", "fan"]
+
+
+def fan(*hooks: Hook) -> Hook:
+    """A hook that passes every event to all of these, in order. If one raises, the exception is logged, and the others
+    get the event nevertheless."""
+    if not all(map(callable, hooks)):
+        raise ConfigError("fan takes hooks: functions that take one event")
+
+    def pass_on(event: Event) -> None:
+        for hook in hooks:
+            call_hook(hook, event)
+
+    return pass_on
+
+
+def __getattr__(name: str) -> object:
+    if module := _MODULES.get(name):
+        return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
