@@ -12,6 +12,7 @@ servers are escaped and cut where they arrive (`core/texts.py`). Results contain
 from __future__ import annotations
 
 import math
+import os
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -61,6 +62,7 @@ class MemberHealth:
     role: str | None = None  # leader, follower, learner, primary, replica, standalone
     version: str | None = None
     storage: tuple[Storage, ...] = ()
+    replicas: int | None = None  # connected to this server
     replication_lag: float | None = None  # of the replica that is furthest behind
     unapplied_entries: int | None = None  # log entries this server has not applied yet
     clock_offset: float | None = None  # the server's clock minus ours; None if smaller than its error
@@ -147,6 +149,16 @@ def parse_float(text: object) -> float | None:
         if math.isfinite(number):
             return number
     return None
+
+
+def filesystem(path: str) -> Storage | None:
+    """The file system of a local path, as `df` shows it: without the blocks that only root may use."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    used = (found.f_blocks - found.f_bfree) * found.f_frsize
+    return Storage("filesystem", used, used + found.f_bavail * found.f_frsize)
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:

@@ -31,7 +31,7 @@ def test_probe_of_a_durable_server_finds_nothing_unsafe(start_redis, runtime):
     assert 0 < memory.used_ratio < 1
     assert member.evictions == 0
     assert 0 < member.connections_ratio < 1
-    assert member.replication_lag is None  # there is no replica
+    assert (member.replicas, member.replication_lag) == (0, None)
 
 
 def test_probe_finds_an_eviction_policy_and_a_missing_aof(start_redis):

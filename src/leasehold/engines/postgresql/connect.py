@@ -46,14 +46,16 @@ select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsy
 """
 
 
-async def open_session(target: PgTarget, runtime: Runtime, deadline: float, statement_timeout: float) -> PgSession:
+async def open_session(
+    target: PgTarget, runtime: Runtime, deadline: float, statement_timeout: float, *, allow_standby: bool = False
+) -> PgSession:
     """A session with the first host that accepts the connection. Each host gets an equal share of the time left, and
-    each of its addresses an equal share of that."""
-    failure: LeaseholdError = no_answer(0.0, _address(target.hosts[0]))
+    each of its addresses an equal share of that. `allow_standby`: not for locks."""
+    failure: LeaseholdError = no_answer(0.0, address_of(target.hosts[0]))
     for number, params in enumerate(target.hosts):
         until = split_deadline(runtime, deadline, len(target.hosts) - number)
         try:
-            return await _connect_host(params, runtime, until, statement_timeout)
+            return await _connect_host(params, runtime, until, statement_timeout, allow_standby)
         except Unavailable as error:
             failure = error
         except ConfigError as error:
@@ -63,27 +65,27 @@ async def open_session(target: PgTarget, runtime: Runtime, deadline: float, stat
     raise failure
 
 
-def _address(params: dict[str, Any]) -> str:
+def address_of(params: dict[str, Any]) -> str:
+    """Host and port, without user or password."""
     return f"{params.get('host') or params.get('hostaddr') or 'the local socket'}:{params.get('port') or 5432}"
 
 
 async def _connect_host(
-    params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float
+    params: dict[str, str], runtime: Runtime, deadline: float, statement_timeout: float, allow_standby: bool
 ) -> PgSession:
-    failure = no_answer(0.0, _address(params))
+    failure = no_answer(0.0, address_of(params))
     candidates = await _resolve_params(params, runtime, deadline)
     for number, candidate in enumerate(candidates):
         try:
-            return await _connect_address(
-                candidate, runtime, split_deadline(runtime, deadline, len(candidates) - number), statement_timeout
-            )
+            until = split_deadline(runtime, deadline, len(candidates) - number)
+            return await _connect_address(candidate, runtime, until, statement_timeout, allow_standby)
         except Unavailable as error:
             failure = error
     raise failure
 
 
 async def _connect_address(
-    params: dict[str, Any], runtime: Runtime, deadline: float, statement_timeout: float
+    params: dict[str, Any], runtime: Runtime, deadline: float, statement_timeout: float, allow_standby: bool
 ) -> PgSession:
     pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
     session = PgSession(pg, runtime)
@@ -95,10 +97,10 @@ async def _connect_address(
             if state == pq.PollingStatus.FAILED:
                 raise connection_refused(pg.get_error_message())
             if not await _wait_polled(session, pg, state, runtime, deadline):
-                raise no_answer(deadline - began, _address(params))
+                raise no_answer(deadline - began, address_of(params))
         pg.nonblocking = 1
         pg.enter_pipeline_mode()
-        await _prepare_session(session, pg, deadline, statement_timeout)
+        await _prepare_session(session, pg, deadline, statement_timeout, allow_standby)
     except (SqlServerError, SqlConnectionLost, psycopg.Error, OSError) as error:
         session.close()
         raise connection_refused(str(error)) from error
@@ -122,15 +124,17 @@ async def _wait_polled(session: PgSession, pg: pq.abc.PGconn, state: int, runtim
     return True
 
 
-async def _prepare_session(session: PgSession, pg: pq.abc.PGconn, deadline: float, statement_timeout: float) -> None:
-    """Identify the server, refuse a standby, and apply the session's settings."""
+async def _prepare_session(
+    session: PgSession, pg: pq.abc.PGconn, deadline: float, statement_timeout: float, allow_standby: bool
+) -> None:
+    """Identify the server, refuse a standby unless it is allowed, and apply the session's settings."""
     if pg.parameter_status(b"server_encoding") != b"UTF8":
         raise ConfigError("PostgreSQL: lock names are Unicode text; use a database whose encoding is UTF8")
     settings = _SETTINGS | {"statement_timeout": str(int(statement_timeout * 1000))}
     rows = await session.execute(_SESSION_QUERY, (pg.backend_pid, list(settings), list(settings.values())), deadline)
     with decoding(SERVER, ENGINE):
         ((direct, standby, fsync, identity, _),) = rows
-    if standby == "t":
+    if standby == "t" and not allow_standby:
         raise Unavailable(
             "PostgreSQL: this server is a standby, which cannot grant locks; connect to the primary", engine=ENGINE
         )

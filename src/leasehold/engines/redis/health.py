@@ -168,6 +168,7 @@ def _parse_info(member: str, fields: Mapping[str, str], settings: Mapping[str, s
         role=role,
         version=server_text(version) if version else None,
         storage=() if used is None else (Storage("maxmemory", used, limit or None),),
+        replicas=parse_int(fields.get("connected_slaves")),
         replication_lag=_lag(role, fields),
         clock_error=trip.seconds / 2,
         memory=used,

@@ -1,0 +1,143 @@
+"""The health of PostgreSQL servers: of each host in the URL. One of them must be the primary.
+
+A role that may only log in can ask all of this. Members of `pg_monitor` also see the lag of standbys and where the data
+are; to other roles PostgreSQL shows these as null, and they are None here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from leasehold.config import EngineConfig
+from leasehold.core.texts import server_text
+from leasehold.engines.postgresql.connect import address_of, open_session
+from leasehold.engines.postgresql.errors import ENGINE
+from leasehold.engines.postgresql.session import PgSession
+from leasehold.engines.postgresql.url import PgTarget, parse_url
+from leasehold.engines.probe import (
+    Finding,
+    Health,
+    MemberHealth,
+    Storage,
+    describe_down,
+    filesystem,
+    parse_float,
+    parse_int,
+    probe_each,
+    ratio,
+    timed,
+)
+from leasehold.engines.sql.session import Row, SqlConnectionLost, SqlServerError
+from leasehold.errors import Unavailable
+from leasehold.runtime.base import Runtime
+
+_TIME: Final = b"select extract(epoch from clock_timestamp())"
+_SETTINGS: Final = b"""
+select pg_is_in_recovery(), current_setting('server_version'), current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('synchronous_commit'), current_setting('max_connections'),
+    (select setting from pg_settings where name = 'data_directory')
+"""
+_SIZES: Final = b"""
+select pg_database_size(current_database()), sum(numbackends), sum(blks_hit), sum(blks_hit) + sum(blks_read)
+    from pg_stat_database
+"""
+# The number of standbys, of those whose lag is known, and the longest lag. An idle standby has no lag, but has replayed
+# all that was sent.
+_STANDBYS: Final = b"""
+select count(*), count(lag), max(lag) from (
+    select coalesce(extract(epoch from replay_lag), case when replay_lsn >= sent_lsn then 0 end) as lag
+        from pg_stat_replication) as standby
+"""
+_OWN_LAG: Final = b"""
+select case when not exists (select from pg_stat_wal_receiver) then null
+    when pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() then 0
+    else extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp()) end
+"""
+_ADVICE: Final = {
+    "fsync": "a crash of the machine may corrupt or lose all locks: set fsync = on",
+    "full_page_writes": "a crash of the machine may corrupt the tables: set full_page_writes = on",
+    "synchronous_commit": "a crash may free locks that were just granted: set synchronous_commit = on",
+}
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
+    hosts = parse_url(config).target.hosts
+
+    async def probe(params: dict[str, str], until: float) -> MemberHealth:
+        return await _probe(params, runtime, until)
+
+    members = await probe_each(hosts, probe, address_of, runtime, deadline)
+    has_primary = any(each.role == "primary" for each in members)
+    answered = any(each.up for each in members)
+    return Health(
+        ENGINE,
+        up=has_primary,
+        members=members,
+        has_leader=has_primary if answered else None,
+        voting=1,
+        reachable=int(has_primary),
+        error=None if has_primary else describe_down(members) or "no server of the URL is a primary",
+    )
+
+
+async def _probe(params: dict[str, str], runtime: Runtime, deadline: float) -> MemberHealth:
+    target = PgTarget((params | {"target_session_attrs": "any"},))
+    session = await open_session(target, runtime, deadline, deadline - runtime.now(), allow_standby=True)
+    try:
+        await _ask(session, _TIME, 1, deadline)  # prepares the statement
+        (server_time,), trip = await timed(runtime, lambda: _ask(session, _TIME, 1, deadline))
+        standby, version, fsync, pages, commit, max_connections, data = await _ask(session, _SETTINGS, 7, deadline)
+        size, connections, hits, blocks = await _ask(session, _SIZES, 4, deadline)
+        replicas: str | None = None
+        if standby == "t":
+            (lag,) = await _ask(session, _OWN_LAG, 1, deadline)
+        else:
+            replicas, known, lag = await _ask(session, _STANDBYS, 3, deadline)
+            lag = lag if known == replicas else None
+    finally:
+        session.close()
+    used = parse_int(size)
+    storage = [Storage("database", used)] if used is not None else []
+    if data and _is_local(params, data) and (disk := await runtime.call(filesystem, data)):
+        storage.append(disk)
+    settings = {"fsync": fsync, "full_page_writes": pages, "synchronous_commit": commit}
+    return MemberHealth(
+        address_of(params),
+        up=True,
+        round_trip=trip.seconds,
+        role={"t": "replica", "f": "primary"}.get(standby or ""),
+        version=server_text(version) if version else None,
+        storage=tuple(storage),
+        replicas=parse_int(replicas),
+        replication_lag=parse_float(lag),
+        clock_offset=trip.clock_offset(parse_float(server_time)),
+        clock_error=trip.seconds / 2,
+        connections_ratio=ratio(parse_int(connections), parse_int(max_connections)),
+        cache_hit_ratio=ratio(parse_int(hits), parse_int(blocks)),
+        findings=tuple(Finding(name, "off", _ADVICE[name]) for name, value in settings.items() if value == "off"),
+        notes=() if data else ("data_directory is not visible to this role: grant pg_monitor to see the disk",),
+    )
+
+
+async def _ask(session: PgSession, query: bytes, columns: int, deadline: float) -> Row:
+    """The one row of the answer; nulls if the server refuses the question."""
+    try:
+        (row,) = await session.execute(query, (), deadline)
+        if len(row) != columns:
+            raise ValueError("unexpected number of columns")
+    except SqlServerError:
+        return (None,) * columns
+    except (SqlConnectionLost, ValueError) as error:
+        raise Unavailable(f"PostgreSQL: {server_text(error)}", engine=ENGINE) from error
+    return row
+
+
+def _is_local(params: dict[str, Any], data: str) -> bool:
+    """Whether the path is on this machine. Behind the loopback there may be a tunnel or a container, so there the
+    server's file must be in place."""
+    host = params.get("host") or params.get("hostaddr") or ""
+    if not host or host.startswith(("/", "@")):
+        return True
+    return host in _LOOPBACK and os.path.exists(os.path.join(data, "postmaster.pid"))
