@@ -143,21 +143,24 @@ def _set_socket_options(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-async def open_session(target: MyTarget, runtime: Runtime, deadline: float, statement_time: float) -> MySession:
-    """A session with the first address that accepts the connection. Each address gets an equal share of the time."""
+async def open_session(
+    target: MyTarget, runtime: Runtime, deadline: float, statement_time: float, *, allow_replica: bool = False
+) -> MySession:
+    """A session with the first address that accepts the connection. Each address gets an equal share of the time.
+    `allow_replica`: not for locks."""
     failure = no_answer(0.0, target.address)
     found = [""] if target.path else await resolve(target.host, runtime, deadline, SERVER, ENGINE)
     for number, address in enumerate(found):
         until = split_deadline(runtime, deadline, len(found) - number)
         try:
-            return await _connect_address(target, address, runtime, until, statement_time)
+            return await _connect_address(target, address, runtime, until, statement_time, allow_replica)
         except Unavailable as error:
             failure = error
     raise failure
 
 
 async def _connect_address(
-    target: MyTarget, address: str, runtime: Runtime, deadline: float, statement_time: float
+    target: MyTarget, address: str, runtime: Runtime, deadline: float, statement_time: float, allow_replica: bool
 ) -> MySession:
     began, handshake, signal = runtime.now(), _Handshake(), runtime.signal()
 
@@ -182,7 +185,7 @@ async def _connect_address(
     sock, connection_id, mariadb = handshake.result
     session = MySession(sock, runtime)
     try:
-        await _prepare_session(session, connection_id, mariadb, deadline, statement_time)
+        await _prepare_session(session, connection_id, mariadb, deadline, statement_time, allow_replica)
     except (SqlServerError, SqlConnectionLost) as error:
         session.close()
         raise Unavailable(f"{SERVER}: {error}", engine=ENGINE) from error
@@ -193,9 +196,9 @@ async def _connect_address(
 
 
 async def _prepare_session(
-    session: MySession, connection_id: int, mariadb: bool, deadline: float, statement_time: float
+    session: MySession, connection_id: int, mariadb: bool, deadline: float, statement_time: float, allow_replica: bool
 ) -> None:
-    """Apply the session's settings, identify the server, and refuse a replica."""
+    """Apply the session's settings, identify the server, and refuse a replica unless it is allowed."""
     statement_seconds = min(_MAX_TIMEOUT, int(statement_time + 0.999))
     settings = f"{_SETTINGS}, {_LIMITS[mariadb]}" % {
         "lock_wait_seconds": max(statement_seconds, 1),
@@ -206,7 +209,7 @@ async def _prepare_session(
     rows = await session.execute(_SESSION_QUERY, (), deadline)
     with decoding(SERVER, ENGINE):
         ((reported_id, identity, flush, read_only, *_),) = rows
-    if read_only not in ("0", "OFF"):
+    if read_only not in ("0", "OFF") and not allow_replica:
         raise Unavailable(
             "MySQL: this server is read-only (a replica) and cannot grant locks; connect to the primary", engine=ENGINE
         )
