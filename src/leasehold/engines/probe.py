@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from leasehold.core.texts import server_text
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.base import Runtime, maybe_await
 from leasehold.runtime.net.blocking import SocketAddress, SocketStream, connect_blocking
@@ -110,8 +111,11 @@ async def probe_each(
         share = now + (deadline - now) / (len(servers) - number)
         try:
             found.append(await probe(server, share))
-        except (LeaseholdError, OSError) as error:
-            found.append(MemberHealth(name(server), up=False, error=str(error) or type(error).__name__))
+        except LeaseholdError as error:
+            found.append(MemberHealth(name(server), up=False, error=str(error)))
+        except OSError as error:
+            text = server_text(error.strerror or error) or type(error).__name__
+            found.append(MemberHealth(name(server), up=False, error=text))
     return tuple(found)
 
 

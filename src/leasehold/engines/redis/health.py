@@ -31,7 +31,13 @@ from leasehold.engines.probe import (
 from leasehold.engines.redis.cluster import SlotMap
 from leasehold.engines.redis.discovery import DiscoveryNode
 from leasehold.engines.redis.sentinel import SentinelSet
-from leasehold.engines.redis.server import CONNECTION_ERRORS, RedisEndpoint, describe_error, encode_command
+from leasehold.engines.redis.server import (
+    CONNECTION_ERRORS,
+    RedisEndpoint,
+    describe_error,
+    encode_command,
+    is_error_reply,
+)
 from leasehold.engines.redis.server_settings import Unreachable
 from leasehold.engines.redis.topology import parse_single_server
 from leasehold.engines.redis.url import parse_cluster_url, parse_sentinel_url
@@ -142,8 +148,10 @@ async def _probe(server: RedisEndpoint, runtime: Runtime, deadline: float) -> Me
         raise Unreachable(f"{server} did not answer: {describe_error(error)}", engine="redis") from error
     finally:
         stream.close()
-    if isinstance(pong, hiredis.ReplyError) and not str(pong).startswith("NOPERM"):
+    if isinstance(pong, hiredis.ReplyError) and not is_error_reply(pong, "NOPERM"):
         raise server.map_error(pong)  # LOADING, MASTERDOWN: it does not serve requests
+    if pong != b"PONG" and not isinstance(pong, hiredis.ReplyError):
+        raise Unreachable(f"{server} sent an unexpected reply to PING", engine="redis")
     known = {name: value for name, reply in zip(_SETTINGS, settings, strict=True) if (value := _setting(reply))}
     member = _parse_info(str(server.address), _fields(info), known, trip)
     offset = trip.clock_offset(_seconds(time))
