@@ -146,7 +146,7 @@ class RedisEndpoint:
                 stream.close()
                 raise
         except (*CONNECTION_ERRORS, UnicodeError) as error:
-            raise Unreachable(f"{self} cannot be reached: {describe_error(error)}", engine="redis") from error
+            raise Unreachable(f"{self} cannot be reached: {self.describe_failure(error)}", engine="redis") from error
         return stream
 
     def _check_handshake(self, replies: list[Any]) -> None:
