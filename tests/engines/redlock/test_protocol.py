@@ -1,16 +1,18 @@
-"""The Redlock engine when a minority of nodes sends forged replies."""
+"""The Redlock engine when nodes send forged replies: a minority does no harm, and a majority is named as the cause."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack, closing
 
 import pytest
 
+from harness.servers.hostile import HostileProxy, flood
 from harness.servers.machine import hosts
 from harness.servers.proxy import Proxy
 from harness.servers.redlock import lock_keys
-from leasehold import AsyncClient, Client
+from leasehold import AsyncClient, Client, Unavailable
 
 
 class ForgingProxy(Proxy):
@@ -84,3 +86,14 @@ def test_lock_works_when_two_of_five_nodes_forge_replies(nodes, forging_url, for
 
     asyncio.run(main())
     wait_until(lambda: not any(lock_keys(node) for node in nodes.all[2:]), 10)
+
+
+def test_replies_without_a_request_are_named_as_the_cause(nodes) -> None:
+    """More replies than the sign-in asked for were named by a text of Python: zip() argument 2 is longer."""
+    with ExitStack() as exit_stack:
+        proxies = [exit_stack.enter_context(closing(HostileProxy(node.port))) for node in nodes.all]
+        for proxy in proxies:
+            proxy.attack(flood("replies", b"*3\r\n:1\r\n:1\r\n:1\r\n"))
+        client = exit_stack.enter_context(Client(f"redlock://{hosts(proxies)}", call_timeout=5))
+        with pytest.raises(Unavailable, match="did not answer: the server sent a reply without a request"):
+            client.ping()

@@ -185,6 +185,8 @@ class NonblockingConnection(BaseConnection):
     def _read(self) -> None:
         self.replies += self._reply_reader.read_available(self._sock)
         if not self.open and len(self.replies) >= self._handshake_replies:
+            if len(self.replies) > self._handshake_replies:
+                raise ConnectionAbortedError("the server sent a reply without a request")
             self._check_handshake(self.replies)
             self.open, self.replies = True, []
             self._send(self._first_request)
