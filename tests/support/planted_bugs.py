@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from leasehold.client import acquire, lock
+from leasehold.client import acquire
+from leasehold.client.acquire import AcquireRequest
 from leasehold.client.lease import BaseLease
 from leasehold.core import timing
 from leasehold.core.lock_state import LockState
@@ -175,28 +176,21 @@ class _Trusted(float):
 @contextmanager
 def late_grant_handed_out() -> Iterator[None]:
     """The client returns a grant however late its reply arrived."""
-    original_acquire = lock.acquire
+    original = AcquireRequest.register
 
-    async def trusting(*args):
-        *before, register, with_new_id = args
-        return await original_acquire(*before, lambda *what: register(*what[:3], float(what[3]), what[4]), with_new_id)
+    def register(request, claim, grant, asked_at, valid_until, loss_epoch):
+        return original(request, claim, grant, asked_at, float(valid_until), loss_epoch)
 
     ends = SimpleNamespace(**{**vars(timing), "valid_until": lambda *end: _Trusted(timing.valid_until(*end))})
-    with patch.object(acquire, "timing", ends), patch.object(lock, "acquire", trusting):
+    with patch.object(acquire, "timing", ends), patch.object(AcquireRequest, "register", register):
         yield
 
 
 PLANTED["late_grant_handed_out"] = late_grant_handed_out
 
 
-@bug(lock, "acquire")
-async def counted_from_the_answer(original, core, *args):
+@bug(AcquireRequest, "register")
+def counted_from_the_answer(original, request, claim, grant, asked_at, valid_until, loss_epoch):
     """The client counts the ttl from the reply, not from the request (E8)."""
-
-    *before, register, with_new_id = args
-    now = core.runtime.now
-
-    def late(claim, grant, asked_at, valid_until, loss_epoch):
-        return register(claim, grant, now(), timing.valid_until(now(), grant.ttl), loss_epoch)
-
-    return await original(core, *before, late, with_new_id)
+    now = request.lock._core.runtime.now()
+    return original(request, claim, grant, now, timing.valid_until(now, grant.ttl), loss_epoch)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from leasehold.config import check_required
 from leasehold.core import timing
 from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
@@ -12,7 +14,7 @@ from leasehold.errors import NotAcquired, SelfDeadlock, Unavailable
 from leasehold.model import Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
-    from leasehold.client.core import ClientCore
+    from leasehold.client.lock import BaseLock
 
 L = TypeVar("L")
 
@@ -23,30 +25,43 @@ _QUEUE_INDEX = Claim._fields.index("queue")
 _MAX_LATE_GRANTS = 3  # an engine slower than the ttl stays slow: retrying for ever would only load it
 
 
-async def acquire(
-    core: ClientCore,
-    get_engine: Callable[[], Engine],
-    claim: Claim,
-    began: float,
-    wait: float | None,
-    waiting_deadlocks: bool,
-    register: Callable[[Claim, Grant, float, float, object], L],
-    with_new_id: Callable[[Claim], Claim],
-) -> tuple[L, bool]:
-    """Acquire the name within `wait` seconds of `began` and pass the grant to `register`, or raise and leave no claim
-    behind (E6). Returns what `register` returns, and whether the claim had to wait in the queue.
+@dataclass(slots=True, eq=False)
+class AcquireRequest(Generic[L]):
+    """One call to acquire a lock, and what the loop below needs of that lock."""
 
-    `get_engine` returns the engine, or raises once the client is closed. It is called after every wait, so waiters
-    notice that too. `waiting_deadlocks`: the same thread or task already holds the name, so this claim is granted at
-    once or never.
-    """
+    lock: BaseLock[Any]
+    claim: Claim  # after a late grant, one with another id
+    began: float
+    wait: float | None
+    waiting_deadlocks: bool  # the same thread or task already holds the name: granted at once or never
+    get_engine: Callable[[], Engine]  # raises to end the wait, as when the client is closed
+    waited: bool = False  # the claim had to wait in the queue
+
+    def with_new_id(self, claim: Claim) -> Claim:
+        self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
+        return self.claim
+
+    def register(self, claim: Claim, grant: Grant, asked_at: float, valid_until: float, loss_epoch: object) -> L:
+        """Make the grant a lease, which the watchdog renews from now on."""
+        lock = self.lock
+        core, options = lock._core, lock.options
+        if options.require:  # the server may have restarted with other settings while this waited
+            check_required(options.require, core.traits, core.engine_name)
+        lease: L = lock._lease_type(core, claim, grant, asked_at, valid_until, options.max_hold)
+        core.register(lease, loss_epoch)  # type: ignore[arg-type]
+        return lease
+
+
+async def acquire(request: AcquireRequest[L]) -> L:
+    """Acquire the name within `wait` seconds of `began`, or raise and leave no claim behind (E6)."""
+    core, claim, wait = request.lock._core, request.claim, request.wait
     now, call_timeout = core.runtime.now, core.options.call_timeout
-    deadline = timing.NEVER if wait is None else began + wait
-    must_release, waited, late_grants = False, False, 0
+    deadline = timing.NEVER if wait is None else request.began + wait
+    engine = request.get_engine()
+    if wait != 0 and not request.waiting_deadlocks and engine.listening:
+        claim = _with_queue(claim, deadline)
+    must_release, late_grants = False, 0
     try:
-        engine = get_engine()
-        if wait != 0 and not waiting_deadlocks and engine.listening:
-            claim = _with_queue(claim, deadline)
         while True:
             core.refuse_at_exit()
             # Read before the request leaves (E8).
@@ -55,10 +70,10 @@ async def acquire(
             if isinstance(reply, Grant):
                 valid_until = timing.valid_until(asked_at, reply.ttl)
                 if now() < valid_until:
-                    return register(claim, reply, asked_at, valid_until, loss_epoch), waited
+                    return request.register(claim, reply, asked_at, valid_until, loss_epoch)
                 engine.forget(without_min_hold(claim))  # granted too late to be trusted
                 # A new id: the release just sent must not hit the next attempt.
-                must_release, late_grants, claim = False, late_grants + 1, with_new_id(claim)
+                must_release, late_grants, claim = False, late_grants + 1, request.with_new_id(claim)
                 if late_grants == _MAX_LATE_GRANTS or now() >= deadline:
                     raise Unavailable(
                         f"the engine took longer to grant {claim.name} than its ttl of {claim.ttl} s: "
@@ -67,7 +82,7 @@ async def acquire(
                     )
                 continue
             must_release = claim.queue  # answered busy and never queued: nothing to release
-            if waiting_deadlocks and wait != 0:
+            if request.waiting_deadlocks and wait != 0:
                 raise SelfDeadlock(
                     claim.name,
                     why="a writer is queued behind its read lock, so a second one would never be granted; "
@@ -75,20 +90,17 @@ async def acquire(
                 )
             remaining = deadline - now()
             if remaining <= 0:
-                raise NotAcquired(claim.name, waited=now() - began if wait else 0.0, **_shown(reply)._asdict())
+                raise NotAcquired(claim.name, waited=now() - request.began if wait else 0.0, **_shown(reply)._asdict())
             if claim.queue:
-                waited = True
+                request.waited = True
                 # The claim stays queued meanwhile (E7).
                 await engine.wait(claim, reply, min(remaining, timing.recheck_interval(reply.position)))
-                engine = get_engine()
+                engine = request.get_engine()  # it is asked after every wait: waiters notice that the client was closed
             else:
                 claim = _with_queue(claim, deadline)
-    except BaseException as error:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
-        try:
-            if must_release:
-                engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
-        finally:
-            core.report_not_acquired(claim, began, waited, error)
+    except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
+        if must_release:
+            engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
         raise
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
-from leasehold.client.acquire import acquire, fast_tuple
+from leasehold.client.acquire import AcquireRequest, acquire, fast_tuple
 from leasehold.client.decorator import FilledParameters, call_filled
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import LOST, RELEASED, BaseLease
@@ -16,7 +16,7 @@ from leasehold.core.names import check_name, make_claim_id
 from leasehold.core.timing import NEVER
 from leasehold.engines.base import Engine
 from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
-from leasehold.model import Claim, Grant, Kind, Mode
+from leasehold.model import Claim, Kind, Mode
 from leasehold.runtime.base import maybe_await
 
 if TYPE_CHECKING:
@@ -136,26 +136,25 @@ class BaseLock(Generic[L]):
                 waiting_deadlocks = self._waiting_deadlocks(held_lock, wait)
             elif held_lock.lease._reenter():
                 return held_lock.lease  # type: ignore[return-value]  # leases of one client are of one type
-        claim = self._new_claim()
-        began, has_hook = core.runtime.now(), core.options.on_event is not None
-        if has_hook:
-            core.emit("attempted", claim)
+        claim, began = self._new_claim(), core.runtime.now()
+        request: AcquireRequest[L] = AcquireRequest(
+            self, claim, began, wait, waiting_deadlocks, get_engine or core.engine_unless_closed
+        )
         core.in_flight.add(claim.id_hash)
         try:
-            lease, waited = await acquire(
-                core,
-                get_engine or core.engine_unless_closed,
-                claim,
-                began,
-                wait,
-                waiting_deadlocks,
-                self._register,
-                self._with_new_id,
-            )
+            return await (acquire(request) if core.options.on_event is None else self._acquire_with_events(request))
         finally:
             core.in_flight.discard(claim.id_hash)
-        if has_hook:
-            self._report_granted(lease, began, waited)
+
+    async def _acquire_with_events(self, request: AcquireRequest[L]) -> L:
+        core, began = self._core, request.began
+        core.emit("attempted", request.claim)
+        try:
+            lease = await acquire(request)
+        except BaseException as error:
+            core.report_not_acquired(request.claim, began, request.waited, error)
+            raise
+        self._report_granted(lease, began, request.waited)
         return lease
 
     def _report_granted(self, lease: L, began: float, waited: bool) -> None:
@@ -204,16 +203,6 @@ class BaseLock(Generic[L]):
         runtime, holder = core.runtime, core.holder(options.holder, options.purpose)
         secret, id_hash = make_claim_id(runtime.owner_id(), runtime.random_bytes(16).hex())
         return fast_tuple(Claim, (self._namespace, self.name, secret, id_hash, holder, *self._claim_fields))
-
-    def _with_new_id(self, claim: Claim) -> Claim:
-        return self._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
-
-    def _register(self, claim: Claim, grant: Grant, asked_at: float, valid_until: float, loss_epoch: object) -> L:
-        if self.options.require:  # the server may have restarted with other settings while this waited
-            check_required(self.options.require, self._core.traits, self._core.engine_name)
-        lease = self._lease_type(self._core, claim, grant, asked_at, valid_until, self.options.max_hold)
-        self._core.register(lease, loss_epoch)
-        return lease
 
     # ------------------------------------------------------ with, and call
 
