@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasehold.core import timing
@@ -38,6 +38,7 @@ DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks 
 
 # Seconds, or a text such as "30s", "10m" or "1h30m".
 Duration: TypeAlias = float | str | timedelta
+OnUnavailable: TypeAlias = Literal["raise", "wait", "run"]
 DAY: Final = 86_400.0  # the longest ttl, unless `max_ttl` is given: a mistyped one would block a name for as long
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?", re.ASCII)
 _UNITS: Final = (86_400, 3_600, 60, 1, 0.001)
@@ -174,6 +175,7 @@ class LockArguments(TypedDict, total=False):
     delay: Duration  # extra seconds the engine holds the name after a lease is lost
     reentrant: bool  # the same thread or task may acquire it again
     require: Collection[str]  # traits the engine must promise, or the lock is refused
+    on_unavailable: OnUnavailable  # if the engine does not answer: raise, wait, or run without any guarantee
 
 
 def refuse_unknown(where: str, names: Collection[str]) -> None:
@@ -225,6 +227,7 @@ class LockOptions:
     delay: float = 0.0
     reentrant: bool = False
     require: frozenset[str] = frozenset()
+    on_unavailable: OnUnavailable = "raise"
 
     def __post_init__(self) -> None:
         check_ttl(self.ttl, timing.NEVER)
@@ -237,6 +240,14 @@ class LockOptions:
                 raise ConfigError(f"min_hold ({self.min_hold} s) must not exceed max_hold ({self.max_hold} s)")
         _check_label("holder", self.holder)
         _check_label("purpose", self.purpose)
+        if self.on_unavailable not in get_args(OnUnavailable):
+            known = ", ".join(get_args(OnUnavailable))
+            raise ConfigError(f"on_unavailable must be one of {known}, not {_shorten(self.on_unavailable)}")
+        if self.on_unavailable == "run" and "fencing" in self.require:
+            raise ConfigError(
+                'on_unavailable="run" cannot be combined with require={"fencing"}: a lease that the engine did not '
+                'grant has no token; choose "raise" or "wait"'
+            )
 
 
 REQUIREMENTS: Final[Mapping[str, Callable[[Traits], bool]]] = MappingProxyType(

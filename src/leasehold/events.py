@@ -19,6 +19,7 @@ EventKind: TypeAlias = Literal[
     "granted",  # the acquire returned a lease; `seconds` since it began
     "busy",  # the acquire ended without a lease: another claim holds the name; `reason` is its holder
     "failed",  # the acquire ended otherwise (no answer, another kind, cancelled); with `reason`
+    "unguaranteed",  # the engine did not answer, and on_unavailable="run" let the caller go on; with `reason`
     "waited",  # the acquire had to queue; `seconds` in the queue
     "renewed",
     "renew_failed",

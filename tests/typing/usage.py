@@ -144,6 +144,9 @@ def acquire_lock(client: Client) -> None:
 
 
 def acquire_other_kinds(client: Client) -> None:
+    client.lock("a", wait=60, on_unavailable="wait")
+    client.semaphore("a", 3, on_unavailable="run")
+    client.lock("a", on_unavailable="ignore")  # type: ignore[arg-type]
     with client.semaphore("scanners", 3, wait=1) as permit:
         assert_type(permit.slot, int | None)
     with client.semaphore("scanners", limit=3):
@@ -166,6 +169,7 @@ def acquire_other_kinds(client: Client) -> None:
 
 def use_lease(lease: Lease) -> None:
     assert_type(lease.token, int)
+    assert_type(lease.guaranteed, bool)
     assert_type(lease.ttl, float)
     assert_type(lease.state, LeaseState)
     assert_type(lease.held, bool)

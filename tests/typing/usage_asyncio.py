@@ -48,6 +48,7 @@ async def acquire_lock(client: AsyncClient) -> None:
 
 async def use_lease(lease: AsyncLease) -> None:
     assert_type(lease.token, int)
+    assert_type(lease.guaranteed, bool)
     assert_type(lease.state, LeaseState)
     assert_type(lease.remaining, float)
     lease.check()

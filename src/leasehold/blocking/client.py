@@ -119,6 +119,8 @@ class Client(BaseClient):
         delay      extra seconds the engine holds the name after a lease is lost, for resources that check no tokens
         reentrant  the same thread may acquire it again, and gets the same lease
         require    promises that the engine must make, such as {"fencing", "fair"}
+        on_unavailable  if the engine does not answer: "raise" raises `Unavailable` (default), "wait" retries until
+                   `wait` is over, "run" returns a lease that is not `guaranteed`: nothing excludes other holders then
 
         Raises `ConfigError` for a bad value, `TypeError` for an unknown option, `Unsupported` if the engine cannot do
         what the options ask for.

@@ -10,10 +10,11 @@ from leasehold.config import check_required
 from leasehold.core import timing
 from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
-from leasehold.errors import NotAcquired, SelfDeadlock, Unavailable
+from leasehold.errors import NotAcquired, Reentered, SelfDeadlock, Unavailable
 from leasehold.model import Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
+    from leasehold.client.core import ClientCore
     from leasehold.client.lock import BaseLock
 
 L = TypeVar("L")
@@ -36,6 +37,12 @@ class AcquireRequest(Generic[L]):
     waiting_deadlocks: bool  # the same thread or task already holds the name: granted at once or never
     get_engine: Callable[[], Engine]  # raises to end the wait, as when the client is closed
     waited: bool = False  # the claim had to wait in the queue
+    answered: bool = False  # the engine answered at least once
+
+    def may_run(self, error: Unavailable) -> bool:
+        """Whether the caller may go on without a grant. Never after an answer: the name was held by another claim, or
+        the engine works and is slow."""
+        return self.lock.options.on_unavailable == "run" and not self.answered and not isinstance(error, Reentered)
 
     def with_new_id(self, claim: Claim) -> Claim:
         self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
@@ -51,26 +58,52 @@ class AcquireRequest(Generic[L]):
         core.register(lease, loss_epoch)  # type: ignore[arg-type]
         return lease
 
+    def register_unguaranteed(self) -> L:
+        """A lease that the engine did not grant. Its claim is never sent: the one that was sent is being released."""
+        lock, claim = self.lock, self.lock._new_claim()
+        core = lock._core
+        lease = lock._lease_type(
+            core, claim, Grant(0, claim.ttl), core.runtime.now(), timing.NEVER, lock.options.max_hold
+        )
+        lease._mark_unguaranteed()
+        core.register_unguaranteed(lease)
+        return lease  # type: ignore[no-any-return]
+
 
 async def acquire(request: AcquireRequest[L]) -> L:
     """Acquire the name within `wait` seconds of `began`, or raise and leave no claim behind (E6)."""
-    core, claim, wait = request.lock._core, request.claim, request.wait
+    core, options, claim, wait = request.lock._core, request.lock.options, request.claim, request.wait
     now, call_timeout = core.runtime.now, core.options.call_timeout
     deadline = timing.NEVER if wait is None else request.began + wait
     engine = request.get_engine()
     if wait != 0 and not request.waiting_deadlocks and engine.listening:
         claim = _with_queue(claim, deadline)
-    must_release, late_grants = False, 0
+    must_release, late_grants, failures = False, 0, 0
+    retries = options.on_unavailable == "wait" and wait != 0 and not request.waiting_deadlocks
     try:
         while True:
             core.refuse_at_exit()
-            # Read before the request leaves (E8).
-            asked_at, loss_epoch, must_release = now(), core.registry.loss_epoch, True
-            reply = await engine.attempt(claim, timing.call_deadline(asked_at, call_timeout, claim.ttl))
+            try:
+                if options.require:
+                    await core.check_traits(options.require, deadline if retries else timing.NEVER)
+                # Read before the request leaves (E8).
+                asked_at, loss_epoch, must_release = now(), core.registry.loss_epoch, True
+                latest = timing.call_deadline(asked_at, call_timeout, claim.ttl)
+                if retries:
+                    latest = timing.bounded_attempt(asked_at, latest, deadline)
+                reply = await engine.attempt(claim, latest)
+            except Unavailable as error:
+                if not retries or now() >= deadline or isinstance(error, Reentered):
+                    raise
+                claim, failures = _with_queue(claim, deadline), failures + 1
+                await _pause(core, claim, timing.outage_pause(failures, core.runtime.random()))
+                engine = request.get_engine()
+                continue
             if isinstance(reply, Grant):
                 valid_until = timing.valid_until(asked_at, reply.ttl)
                 if now() < valid_until:
                     return request.register(claim, reply, asked_at, valid_until, loss_epoch)
+                request.answered = True
                 engine.forget(without_min_hold(claim))  # granted too late to be trusted
                 # A new id: the release just sent must not hit the next attempt.
                 must_release, late_grants, claim = False, late_grants + 1, request.with_new_id(claim)
@@ -81,6 +114,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
                         seconds=now() - asked_at,
                     )
                 continue
+            request.answered, failures = True, 0
             must_release = claim.queue  # answered busy and never queued: nothing to release
             if request.waiting_deadlocks and wait != 0:
                 raise SelfDeadlock(
@@ -94,13 +128,19 @@ async def acquire(request: AcquireRequest[L]) -> L:
             if claim.queue:
                 request.waited = True
                 # The claim stays queued meanwhile (E7).
-                await engine.wait(claim, reply, min(remaining, timing.recheck_interval(reply.position)))
+                try:
+                    await engine.wait(claim, reply, min(remaining, timing.recheck_interval(reply.position)))
+                except Unavailable:
+                    if not retries:
+                        raise
                 engine = request.get_engine()  # it is asked after every wait: waiters notice that the client was closed
             else:
                 claim = _with_queue(claim, deadline)
     except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
         if must_release:
             engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
+        else:
+            core.registry.remove_waiter(claim.id_hash)
         raise
 
 
@@ -110,6 +150,15 @@ def _shown(busy: Busy) -> Busy:
         pid = holder.pid if isinstance(holder.pid, int) else 0
         holder = Holder(server_text(holder.label), server_text(holder.host), pid, server_text(holder.purpose))
     return busy._replace(holder=holder, token=busy.token if isinstance(busy.token, int) else None)
+
+
+async def _pause(core: ClientCore, claim: Claim, seconds: float) -> None:
+    """Sleep until the next try, at most until `wait` is over. The claim is registered as a waiter, so that `close()`
+    and notifications end the pause. The next try has the same id: if an earlier one was granted, it gets that grant."""
+    runtime = core.runtime
+    waiter, end = core.registry.add_waiter(claim, runtime), min(runtime.now() + seconds, claim.wait_deadline)
+    while not waiter.cancelled and not waiter.woken and (left := end - runtime.now()) > 0:
+        await waiter.signal.wait(left)
 
 
 def _with_queue(claim: Claim, wait_deadline: float) -> Claim:

@@ -87,10 +87,11 @@ class ClientCore:
             raise ConfigError(_CLOSED_TEXT)
         return self._engine
 
-    async def check_traits(self, required: frozenset[str]) -> None:
+    async def check_traits(self, required: frozenset[str], wait_deadline: float) -> None:
         """Check a lock's requirements before the first grant, when the server's actual settings are known."""
         if not self._traits_confirmed:
-            await self.engine().ping(self.deadline())
+            deadline = timing.bounded_attempt(self.runtime.now(), self.deadline(), wait_deadline)
+            await self.engine().ping(deadline)
             self._traits_confirmed = True
         check_required(required, self.traits, self.engine_name)
 
@@ -126,6 +127,17 @@ class ClientCore:
         registry.remove_waiter(id_hash)
         if registry.loss_epoch is not loss_epoch:  # too early for `connection_lost` to find this lease
             lease._mark_at_risk("connection to the engine was lost while the lock was being granted")
+        self._refuse_if_ending(lease)
+
+    def register_unguaranteed(self, lease: BaseLease) -> None:
+        """Enter a lease that the engine did not grant: `close`, a fork and `max_hold` end it, and nothing renews it."""
+        self.registry.held[lease._claim.id_hash] = lease_ref = ref(lease)
+        if lease._max_hold_at < timing.NEVER:
+            self.watchdog.watch(lease, lease_ref)
+        self._refuse_if_ending(lease)
+
+    def _refuse_if_ending(self, lease: BaseLease) -> None:
+        id_hash = lease._claim.id_hash
         if self.closed:  # either close() saw the lease just registered, or this check sees that it is closed
             self.watchdog.unwatch(id_hash)
             lease._invalidate("released")
@@ -219,12 +231,12 @@ class ClientCore:
 
     def report_lost(self, lease: BaseLease, reason: Reason) -> None:
         level = logging.INFO if reason == "max_hold" else logging.WARNING
-        text = "the lease of %s (token %d, %s) is lost: %s"
-        self.callbacks.submit(_log.log, level, text, lease.name, lease.token, lease.fingerprint, reason)
+        text = "the lease of %s (token %s, %s) is lost: %s"
+        self.callbacks.submit(_log.log, level, text, lease.name, lease._token, lease.fingerprint, reason)
         self.emit(
             "lost",
             lease._claim,
-            token=lease.token,
+            token=lease._token,
             since=lease._grant_asked_at,
             reason=reason,
             slot=lease.slot,

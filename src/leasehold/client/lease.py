@@ -94,16 +94,17 @@ class BaseLease:
         "_renewal_entry_id",
         "_renewal_failed",
         "_signals",
+        "_token",
         "_validity",
         "slot",
-        "token",
     )
 
     def __init__(
         self, core: ClientCore, claim: Claim, grant: Grant, asked_at: float, valid_until: float, max_hold: float | None
     ) -> None:
         self._core, self._claim = core, claim
-        self.token, self.slot = grant.token, grant.slot
+        self._token: int | None = grant.token  # None: not granted by the engine
+        self.slot = grant.slot
         self._grant_asked_at = asked_at
         # `max_hold` counts from now, not from `asked_at`: otherwise a grant that took longer than `max_hold` to arrive
         # would be lost at once.
@@ -129,6 +130,19 @@ class BaseLease:
     def name(self) -> str:
         """The name that is held."""
         return self._claim.name
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether the engine granted it. False: the engine did not answer, and the lock's `on_unavailable="run"` let
+        the work run without any protection."""
+        return self._token is not None
+
+    @property
+    def token(self) -> int:
+        """The fencing token. Raises `Unavailable` if the lease is not `guaranteed`: any number could pass a fence."""
+        if self._token is None:
+            raise self._unguaranteed("it has no token for a fence")
+        return self._token
 
     @property
     def holder(self) -> str:
@@ -169,7 +183,11 @@ class BaseLease:
 
     @property
     def remaining(self) -> float:
-        """Seconds the lease can be trusted if no further renewal succeeds. Never an overestimate."""
+        """Seconds the lease can be trusted if no further renewal succeeds. Never an overestimate: 0 if it is not
+        `guaranteed`."""
+        return self._until_deadline() if self.guaranteed else 0.0
+
+    def _until_deadline(self) -> float:
         return max(0.0, self._validity.valid_until - self._core.runtime.now()) if self._final_state is None else 0.0
 
     @property
@@ -199,10 +217,22 @@ class BaseLease:
             self._core.callbacks.submit(callback, self)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name} token={self.token} {self.state} {self.remaining:.1f} s>"
+        token = f"token={self._token}" if self.guaranteed else "not guaranteed"
+        return f"<{type(self).__name__} {self.name} {token} {self.state} {self.remaining:.1f} s>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a lease cannot be pickled: this process holds it. Send lease.token and check that instead")
+
+    def _mark_unguaranteed(self) -> None:
+        """Make this new lease one that the engine did not grant: without a token, AT_RISK, never renewed."""
+        self._token, self._renew_at, self._renewal_failed = None, timing.NEVER, True
+
+    def _unguaranteed(self, consequence: str) -> Unavailable:
+        return Unavailable(
+            f"the lease of {self.name} is not guaranteed, because the engine did not answer and on_unavailable is "
+            f'"run": {consequence}; test lease.guaranteed first',
+            engine=self._core.engine_name,
+        )
 
     # --------------------------------------------------------- ending it
 
@@ -268,6 +298,9 @@ class BaseLease:
         if self._depth > 0 or self._final_state is not None:
             return False
         self._final_state, self._release_started = RELEASED, True
+        if self._token is None:  # nothing to release
+            self._core.registry.held.pop(self._claim.id_hash, None)
+            return False
         return True
 
     def _invalidate(self, reason: Reason) -> None:
@@ -277,6 +310,8 @@ class BaseLease:
     async def _release(self, held_lock: HeldLock | None = None) -> bool:
         """Release it. True: this call ended a live lease, and the engine confirmed it. Renewal stops before the release
         is sent. `held_lock` is marked as released as soon as nothing can keep the release from being sent."""
+        if self._token is None:
+            return self._end_unguaranteed(held_lock)
         core = self._core
         now = core.runtime.now()
         lost_reason = self._lost_reason_at(now)  # decided before anything is sent
@@ -316,6 +351,17 @@ class BaseLease:
         if core.options.on_event is not None and self._final_state is RELEASED:
             core.emit("released", self._claim, token=self.token, since=self._grant_asked_at, slot=self.slot)
         return bool(ended) and lost_reason is None
+
+    def _end_unguaranteed(self, held_lock: HeldLock | None) -> bool:
+        """End a lease that the engine did not grant: there is nothing to release."""
+        if reason := self.lost_reason:
+            self._end_lost(reason)
+        with self._core.mutex:
+            self._drop_hold(held_lock)
+        if self._final_state is not None:
+            self._core.watchdog.unwatch(self._claim.id_hash)
+            self._set_signals()
+        return False
 
     def _on_missing_grant(self, ended: bool | None) -> None:
         """The engine answered a release: it had no such grant any more. Before the local deadline that proves a loss,
@@ -358,7 +404,7 @@ class BaseLease:
 
     def _raise_lost(self) -> NoReturn:
         reason = "released" if self._final_state is RELEASED else self.lost_reason or "unknown"
-        raise LeaseLost(self.name, reason=reason, token=self.token)
+        raise LeaseLost(self.name, reason=reason, token=self._token)
 
     def __del__(self) -> None:
         # The end of the program is not a leak: release nothing, because a thread may still be working.
@@ -368,6 +414,9 @@ class BaseLease:
             return
         if ended is None and not sys.is_finalizing():
             self._final_state = RELEASED  # a warning filter, or an object in the same reference cycle, may still use it
+            if not self.guaranteed:  # nothing to release
+                self._core.registry.held.pop(self._claim.id_hash, None)
+                return
             # Only steps that are safe inside a finaliser, which may interrupt a thread that holds the mutex.
             self._core.watchdog.release_soon(self._claim, self.token, dropped=True)
             warnings.warn(
@@ -385,6 +434,8 @@ class BaseLease:
         if ttl is not None:
             ttl = check_ttl(ttl, self._core.options.max_ttl)
         self.check()
+        if not self.guaranteed:
+            raise self._unguaranteed("there is nothing to renew or verify")
         core = self._core
         asked_at, claim = core.runtime.now(), self._claim_for_renewal(ttl)
         deadline = asked_at + min(core.options.call_timeout, self.remaining)
@@ -516,7 +567,7 @@ async def wait_lost(
             lease._signals = [*(lease._signals or ()), signal]
     try:
         while all(lease.held for lease in leases) and not should_stop() and (left := end - runtime.now()) > 0:
-            await signal.wait(min(left, timing.MAX_SLEEP, *(lease.remaining for lease in leases)))
+            await signal.wait(min(left, timing.MAX_SLEEP, *(lease._until_deadline() for lease in leases)))
     finally:
         for lease in leases:
             with lease._core.mutex:

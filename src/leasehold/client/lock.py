@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
@@ -15,7 +16,7 @@ from leasehold.core.lock_state import describe_kind
 from leasehold.core.names import check_name, make_claim_id
 from leasehold.core.timing import NEVER
 from leasehold.engines.base import Engine
-from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unsupported
+from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unavailable, Unsupported
 from leasehold.model import Claim, Kind, Mode
 from leasehold.runtime.base import maybe_await
 
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
 
+_log = logging.getLogger("leasehold")
 
+_UNGUARANTEED_TEXT = (
+    'the engine did not answer, so the work under %s runs WITHOUT its lock (on_unavailable="run"): another holder may '
+    "run at the same time: %s"
+)
 REENTRANT_ADVICE = "pass the lease down, or build the lock with reentrant=True"
 
 
@@ -38,7 +44,9 @@ class Shape(NamedTuple):
     limit: int = 1
 
 
-_OF_THE_LEASE = frozenset({"check", "held", "on_lost", "release", "remaining", "renew", "token", "verify", "wait_lost"})
+_OF_THE_LEASE = frozenset(
+    {"check", "guaranteed", "held", "on_lost", "release", "remaining", "renew", "token", "verify", "wait_lost"}
+)
 
 
 def missing_attribute(lock: object, name: str) -> AttributeError:
@@ -128,8 +136,6 @@ class BaseLock(Generic[L]):
         core = self._core
         if not core.runtime.bind():  # before anything is recorded for the running task
             core.rebind_loop()
-        if self.options.require:
-            await core.check_traits(self.options.require)
         held_lock, waiting_deadlocks = core.held_locks.find(self.name), False
         if held_lock is not None and held_lock.lease._claim.kind == self.shape.kind:  # else the engine says Mismatch
             if not self._may_reenter(held_lock):
@@ -140,18 +146,25 @@ class BaseLock(Generic[L]):
         request: AcquireRequest[L] = AcquireRequest(
             self, claim, began, wait, waiting_deadlocks, get_engine or core.engine_unless_closed
         )
+        reports = core.options.on_event is not None or self.options.on_unavailable == "run"
         core.in_flight.add(claim.id_hash)
         try:
-            return await (acquire(request) if core.options.on_event is None else self._acquire_with_events(request))
+            return await (self._acquire_and_report(request) if reports else acquire(request))
         finally:
             core.in_flight.discard(claim.id_hash)
 
-    async def _acquire_with_events(self, request: AcquireRequest[L]) -> L:
+    async def _acquire_and_report(self, request: AcquireRequest[L]) -> L:
+        """Acquire, with events; and go on without a grant if the engine does not answer and `request.may_run`."""
         core, began = self._core, request.began
         core.emit("attempted", request.claim)
         try:
             lease = await acquire(request)
         except BaseException as error:
+            if isinstance(error, Unavailable) and request.may_run(error):
+                lease = request.register_unguaranteed()
+                _log.warning(_UNGUARANTEED_TEXT, self.name, str(error))  # its traceback would keep the lease alive
+                core.emit("unguaranteed", lease._claim, since=began, reason=str(error))
+                return lease
             core.report_not_acquired(request.claim, began, request.waited, error)
             raise
         self._report_granted(lease, began, request.waited)
@@ -196,7 +209,7 @@ class BaseLock(Generic[L]):
             why = "a read lock cannot become a write lock; release it first"
         else:
             why = self._deadlock_advice
-        raise SelfDeadlock(self.name, token=held_lock.lease.token, why=why)
+        raise SelfDeadlock(self.name, token=held_lock.lease._token, why=why)
 
     def _new_claim(self) -> Claim:
         core, options = self._core, self.options
@@ -233,7 +246,7 @@ class BaseLock(Generic[L]):
             await lease._release(held_lock)
         if lease._final_state is RELEASED or (reason := lease.lost_reason) is None:
             return
-        lost = LeaseLost(self.name, reason=reason, token=lease.token)
+        lost = LeaseLost(self.name, reason=reason, token=lease._token)
         if error is None or interrupted:
             raise lost from error
         if not isinstance(error, LeaseLost):

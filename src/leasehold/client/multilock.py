@@ -59,6 +59,11 @@ class BaseLeases(Mapping[str, L], Generic[L]):
         return all(lease.held for lease in self._leases.values())
 
     @property
+    def guaranteed(self) -> bool:
+        """Whether the engines granted all of them: False only after an outage with `on_unavailable="run"`."""
+        return all(lease.guaranteed for lease in self._leases.values())
+
+    @property
     def remaining(self) -> float:
         """Seconds all leases can be trusted if no further renewal succeeds. Never an overestimate."""
         return min(lease.remaining for lease in self._leases.values())
@@ -278,7 +283,7 @@ async def release_all(held_locks: Sequence[HeldLock]) -> bool:
 def _first_lost(leases: Sequence[BaseLease]) -> LeaseLost | None:
     for lease in leases:
         if reason := lease.lost_reason:
-            return LeaseLost(lease.name, reason=reason, token=lease.token)
+            return LeaseLost(lease.name, reason=reason, token=lease._token)
     return None
 
 

@@ -216,7 +216,8 @@ class Watchdog:
             except KeyError:  # released by another thread just now
                 break
             if (lease := lease_ref()) is not None:
-                self._schedule_renewal(lease, lease_ref)
+                if lease.guaranteed:
+                    self._schedule_renewal(lease, lease_ref)
                 self._schedule_expiry(lease, lease_ref)
         self.start_releases()
 

@@ -25,6 +25,7 @@ NEVER = inf  # the end of what does not expire; a constant, because `float("inf"
 
 _RETRY_SHARE = 0.15  # of the life left, between retries after a missed renewal
 _MIN_RETRY = 0.01
+_MIN_ATTEMPT = 0.25  # seconds that an attempt gets however soon `wait` is over: a shorter one may never succeed
 
 
 def valid_until(asked_at: float, ttl: float) -> float:
@@ -63,6 +64,11 @@ def call_deadline(now: float, call_timeout: float, ttl: float) -> float:
     return now + (call_timeout if call_timeout < ttl else ttl)
 
 
+def bounded_attempt(now: float, latest: float, wait_deadline: float) -> float:
+    """The deadline of an attempt that must not outlast the caller's `wait` while the engine is silent."""
+    return min(latest, max(wait_deadline, now + _MIN_ATTEMPT))
+
+
 def recheck_interval(position: int | None) -> float:
     """How soon a waiter attempts again without a notification.
 
@@ -70,6 +76,11 @@ def recheck_interval(position: int | None) -> float:
     one by one every few seconds. If the batch fails, the waiter's own attempt still comes before its claim expires.
     """
     return WAITER_TTL * 0.8 if position else HEARTBEAT_INTERVAL
+
+
+def outage_pause(tries: int, jitter: float) -> float:
+    """How long an acquire with `on_unavailable="wait"` pauses after its n-th try without an answer."""
+    return backoff(tries, 0.05, 2.0, 0.5 + jitter / 2)
 
 
 def observe_interval(visible_for: float) -> float:
