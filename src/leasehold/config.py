@@ -144,6 +144,7 @@ class ClientOptions:
     call_timeout: float = 5.0
     on_event: Hook | None = None
     max_ttl: float = DAY
+    breaker: bool = False
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
@@ -153,6 +154,8 @@ class ClientOptions:
         if self.on_event is not None and not callable(self.on_event):
             raise ConfigError("on_event must be a function that takes one event")
         _check_label("holder", self.holder)
+        if not isinstance(self.breaker, bool):
+            raise ConfigError(f"breaker must be True or False, not {_shorten(self.breaker)}")
 
     def engine_config(self) -> EngineConfig:
         url, source = self.url, "the URL"

@@ -116,11 +116,18 @@ class LeaseLost(LeaseholdError):
 
 
 class Unavailable(LeaseholdError):
-    """The engine gave no usable answer. The outcome is unknown: the call may or may not have taken effect."""
+    """The engine gave no usable answer. The outcome is unknown: the call may or may not have taken effect. If
+    `retry_in` is set, the circuit breaker did not send the call, and tries again in so many seconds."""
 
-    def __init__(self, text: str, *, engine: str = "", seconds: float | None = None) -> None:
-        self.engine, self.seconds = engine, seconds
+    def __init__(
+        self, text: str, *, engine: str = "", seconds: float | None = None, retry_in: float | None = None
+    ) -> None:
+        self.engine, self.seconds, self.retry_in = engine, seconds, retry_in
         super().__init__(text)
+
+
+class NotSent(Unavailable):
+    """The circuit breaker refused the call: nothing was sent, so nothing must be undone."""
 
 
 class Reentered(Unavailable):

@@ -31,6 +31,8 @@ EventKind: TypeAlias = Literal[
     "stale_token",  # a fence refused a token; `seen` is the highest token it has seen
     "ran",  # `once` ran its function and recorded the result; `seconds` it took
     "replayed",  # `once` returned a stored result
+    "breaker_opened",  # the engine did not answer 5 calls in a row: attempts fail at once; `name` is empty
+    "breaker_closed",  # the engine answers again; `name` is empty
     "conflict",  # `optimistic` met another writer's change (`reason`) and retries in `seconds`
 ]
 

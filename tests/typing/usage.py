@@ -40,7 +40,7 @@ def report(event: Event) -> None:
 
 def create_clients() -> None:
     Client()
-    Client("memory://", namespace="shop", holder="web-3", ttl=10, call_timeout=2.5, on_event=report)
+    Client("memory://", namespace="shop", holder="web-3", ttl=10, call_timeout=2.5, on_event=report, breaker=True)
     with Client("memory://") as client:
         assert_type(client, Client)
         assert_type(client.traits, Traits)
@@ -48,6 +48,7 @@ def create_clients() -> None:
         assert_type(client.ping(), float)
         client.connect()
 
+    Client("memory://", breaker="yes")  # type: ignore[arg-type]
     Client("memory://", "shop")  # type: ignore[call-arg]  # options are keyword-only
     Client("memory://", timeout=3)  # type: ignore[call-arg]
     Client("memory://", on_event=lambda: None)  # type: ignore[misc, arg-type]  # the hook takes the event

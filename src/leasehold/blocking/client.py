@@ -94,6 +94,8 @@ class Client(BaseClient):
     call_timeout  the longest a single call to the engine may take, in seconds; a wait may take many calls
     on_event      is called with every `Event`
     max_ttl       the longest ttl to accept (default: 24 hours), because a holder that dies keeps the name for its ttl
+    breaker       True: after 5 calls in a row without an answer, new attempts raise `Unavailable` at once, with
+                  `retry_in`, and one call a second is sent; renewals and releases always are
     engine        replaces the engine that the URL selects: for tests and for authors of engines
     runtime       replaces the runtime and its clock: for tests
 

@@ -10,7 +10,7 @@ from leasehold.config import check_required
 from leasehold.core import timing
 from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
-from leasehold.errors import NotAcquired, Reentered, SelfDeadlock, Unavailable
+from leasehold.errors import NotAcquired, NotSent, Reentered, SelfDeadlock, Unavailable
 from leasehold.model import Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
@@ -78,11 +78,13 @@ async def acquire(request: AcquireRequest[L]) -> L:
     engine = request.get_engine()
     if wait != 0 and not request.waiting_deadlocks and engine.listening:
         claim = _with_queue(claim, deadline)
-    must_release, late_grants, failures = False, 0, 0
+    must_release = sent_before = False
+    late_grants = failures = 0
     retries = options.on_unavailable == "wait" and wait != 0 and not request.waiting_deadlocks
     try:
         while True:
             core.refuse_at_exit()
+            sent_before = must_release
             try:
                 if options.require:
                     await core.check_traits(options.require, deadline if retries else timing.NEVER)
@@ -93,10 +95,13 @@ async def acquire(request: AcquireRequest[L]) -> L:
                     latest = timing.bounded_attempt(asked_at, latest, deadline)
                 reply = await engine.attempt(claim, latest)
             except Unavailable as error:
+                if isinstance(error, NotSent):
+                    must_release = sent_before
                 if not retries or now() >= deadline or isinstance(error, Reentered):
                     raise
                 claim, failures = _with_queue(claim, deadline), failures + 1
-                await _pause(core, claim, timing.outage_pause(failures, core.runtime.random()))
+                pause = max(timing.outage_pause(failures, core.runtime.random()), error.retry_in or 0.0)
+                await _pause(core, claim, pause)
                 engine = request.get_engine()
                 continue
             if isinstance(reply, Grant):

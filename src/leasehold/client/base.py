@@ -60,11 +60,13 @@ class BaseClient:
         call_timeout: Duration = 5.0,
         on_event: Hook | None = None,
         max_ttl: Duration = DAY,
+        breaker: bool = False,
         engine: Opener | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         ttl, call_timeout = check_seconds("ttl", ttl), check_seconds("call_timeout", call_timeout)
-        options = ClientOptions(url, namespace, holder, ttl, call_timeout, on_event, check_seconds("max_ttl", max_ttl))
+        max_ttl = check_seconds("max_ttl", max_ttl)
+        options = ClientOptions(url, namespace, holder, ttl, call_timeout, on_event, max_ttl, breaker)
         config = (
             options.engine_config()
             if engine is None or url is not None
@@ -186,6 +188,7 @@ def _rebuild(kind: type[BaseClient], options: ClientOptions) -> BaseClient:
         call_timeout=options.call_timeout,
         on_event=options.on_event,
         max_ttl=options.max_ttl,
+        breaker=options.breaker,
     )
 
 

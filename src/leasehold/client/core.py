@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from leasehold.client.acquire import fast_tuple, without_min_hold
+from leasehold.client.breaker import BreakerEngine, SharedBreaker
 from leasehold.client.callbacks import CallbackThread
 from leasehold.client.held_locks import HeldLocks
 from leasehold.client.watchdog import Watchdog
@@ -56,11 +57,13 @@ class ClientCore:
         self._exiting = False  # the interpreter exits: daemon threads acquire nothing any more
         self.in_flight: set[str] = set()  # id hashes being acquired or released: close() waits for them
         self._traits_confirmed = False
+        self._breaker = SharedBreaker(runtime, self.engine_name, self._report_breaker) if options.breaker else None
         self._engine = self._new_engine(runtime)
         self._set_identity()
 
     def _new_engine(self, runtime: Runtime) -> Engine:
-        return self._opener(self.config, runtime, self.registry)
+        engine = self._opener(self.config, runtime, self.registry)
+        return engine if self._breaker is None else BreakerEngine(engine, self._breaker)
 
     def _set_identity(self) -> None:
         self._host, self._pid = os.uname().nodename if hasattr(os, "uname") else "", os.getpid()
@@ -258,6 +261,13 @@ class ClientCore:
             on_callback_thread=True,
         )
 
+    def _report_breaker(self, opened: bool, text: str) -> None:
+        """On the callback thread: the caller may be the watchdog."""
+        self.callbacks.submit(_log.log, logging.WARNING if opened else logging.INFO, "%s: %s", self.engine_name, text)
+        claim = Claim(self.options.namespace, "", "", "", self._holder, 0.0)
+        kind: EventKind = "breaker_opened" if opened else "breaker_closed"
+        self.emit(kind, claim, reason=text, on_callback_thread=True)
+
     # --------------------------------------------------------- life cycle
 
     def leases(self) -> list[BaseLease]:
@@ -379,6 +389,8 @@ class ClientCore:
         self.registry.client_id = self.runtime.random_bytes(8).hex()
         self.callbacks.after_fork()
         self.watchdog.after_fork()
+        if self._breaker is not None:
+            self._breaker.after_fork()
         self._engine.after_fork()
         self._set_identity()
         for lease in inherited:

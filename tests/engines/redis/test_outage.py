@@ -18,7 +18,7 @@ from harness.servers.process import poll
 from harness.servers.proxy import Proxy
 from harness.servers.redis import RedisServer
 from harness.servers.redlock import RedlockNodes
-from leasehold import AsyncClient, Client, LeaseLost, Unavailable
+from leasehold import AsyncClient, Client, Event, LeaseLost, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.foreign_clients import Waiter
 from tests.support.redis_servers import has_waiters, url
@@ -118,6 +118,24 @@ def test_lease_is_lost_by_client_clock_when_server_is_paused(server) -> None:
         assert lease.wait_lost(5)
         assert lease.lost_reason == "unreachable"
         server.resume()
+
+
+def test_breaker_opens_while_server_is_paused_and_closes_after(server) -> None:
+    events: list[Event] = []
+    with Client(url(server), call_timeout=0.3, breaker=True, on_event=events.append) as client:
+        lease = client.lock("held", ttl=120).acquire()
+        server.pause()
+        for _ in range(5):
+            with pytest.raises(Unavailable):
+                client.lock("job").acquire(wait=0)
+        with pytest.raises(Unavailable) as refused:
+            client.lock("job").acquire(wait=0)
+        assert 0 < refused.value.retry_in <= 1
+        server.resume()
+        with client.lock("job", wait=30, on_unavailable="wait"):
+            lease.verify()
+        poll(lambda: "breaker_closed" in {event.kind for event in events}, 10, lambda: str(events))
+        assert [event.kind for event in events if "breaker" in event.kind] == ["breaker_opened", "breaker_closed"]
 
 
 def test_full_server_refuses_new_locks_and_keeps_held_ones(server) -> None:
