@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
@@ -244,8 +245,8 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if tls is not None:
-                sock.settimeout(max(deadline - clock(), 0.001))
-                sock = tls.wrap_socket(sock, server_hostname=address.host)
+                sock = tls.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)
+                _shake_hands(sock, max(deadline - clock(), 0.001))
         except OSError as failure:
             sock.close()
             error = failure
@@ -255,6 +256,20 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
         else:
             return sock
     raise error
+
+
+def _shake_hands(sock: ssl.SSLSocket, seconds: float) -> None:
+    """Begin TLS. OpenSSL ignores some messages, and the socket's timeout starts again with each: a server could keep
+    this busy for ever. So another thread ends the connection at the deadline."""
+    timer = threading.Timer(seconds, socket.socket.shutdown, (sock, socket.SHUT_RDWR))
+    timer.daemon = True
+    sock.settimeout(seconds)
+    with suppress(RuntimeError):  # at interpreter exit no thread can be started
+        timer.start()
+    try:
+        sock.do_handshake()
+    finally:
+        timer.cancel()
 
 
 def resolve_address(address: SocketAddress) -> list[tuple[int, Any]]:

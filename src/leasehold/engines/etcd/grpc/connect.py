@@ -36,9 +36,7 @@ def tls_handshake(
             tls.do_handshake()
             break
         except ssl.SSLWantReadError:
-            if (
-                now() >= deadline
-            ):  # whatever arrives: a server can send records that begin the handshake again and again
+            if now() >= deadline:  # a server can send messages without end that OpenSSL ignores
                 raise TimeoutError("the TLS handshake did not end in time") from None
             sock.settimeout(max(deadline - now(), 0.001))
             sock.sendall(outgoing.read())
