@@ -19,6 +19,8 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect, ReplyHeader
 
+from leasehold.core.texts import server_text
+
 if TYPE_CHECKING:
     from leasehold.engines.zookeeper.kazoo_adapter import KazooAdapter
 
@@ -212,6 +214,8 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
                 reply = super()._read_socket(timeout)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, struct.error) as error:
                 self.client.last_zxid = seen_zxid  # a server that has not seen it would refuse this client for ever
+                text = "ZooKeeper sent an invalid reply; reconnecting: %s: %s"
+                self.logger.error(text, type(error).__name__, server_text(error))
                 raise ConnectionDropped("the server sent an invalid reply") from error
             self.ping_outstanding.on_reply(bool(self._pings_sent or self.client._pending))
         return reply

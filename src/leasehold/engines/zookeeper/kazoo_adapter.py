@@ -28,15 +28,31 @@ from kazoo.exceptions import (
 from kazoo.protocol.serialization import CloseInstance, Create2, Delete, SetData
 from kazoo.retry import KazooRetry
 
+from leasehold.core.texts import server_text
 from leasehold.engines.zookeeper.connection import KazooConnection, KazooHandler
 from leasehold.engines.zookeeper.url import ZookeeperUrl
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 
-# kazoo logs every connection attempt: set this logger's level to see it. Records below INFO and those with a traceback
-# are always dropped, because kazoo logs requests there, with passwords.
+
+def _drop_requests(record: logging.LogRecord) -> bool:
+    """kazoo logs requests, with passwords, below INFO and in tracebacks. Keep only the text of an unexpected error."""
+    if record.exc_info and record.exc_info[1] is not None:
+        error = record.exc_info[1]
+        record.msg, record.args = (
+            "unexpected error on the connection to ZooKeeper; reconnecting: %s: %s",
+            (
+                type(error).__name__,
+                server_text(error),
+            ),
+        )
+        record.exc_info = record.exc_text = None
+    return record.levelno >= logging.INFO
+
+
+# kazoo logs every connection attempt: set this logger's level to see it.
 _log = logging.getLogger("leasehold.zookeeper.kazoo")
 _log.setLevel(logging.ERROR)
-_log.addFilter(lambda record: record.levelno >= logging.INFO and not record.exc_info)
+_log.addFilter(_drop_requests)
 
 EPHEMERAL_SEQUENTIAL: Final = 3
 CONTAINER: Final = 4
