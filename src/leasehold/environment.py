@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from leasehold.config import check_ttl
 from leasehold.core.names import check_name
+from leasehold.core.timing import NEVER
 from leasehold.errors import ConfigError
 
 _MAX_TOKEN: Final = 2**63 - 1
@@ -41,7 +42,7 @@ def current_lease() -> CurrentLease:
         )
     try:
         ttl = float(_matching("LEASEHOLD_TTL", r"[0-9.]+(e[+-]?[0-9]+)?"))
-        check_ttl(ttl)
+        check_ttl(ttl, NEVER)  # `leasehold run` has checked its own bound
         return CurrentLease(
             name=check_name(_matching("LEASEHOLD_LOCK", r".+")),
             token=_whole_number("LEASEHOLD_TOKEN", _MAX_TOKEN),

@@ -100,7 +100,7 @@ def test_fence_refuses_resource_name_that_cannot_be_encoded(name):
 
 
 def test_every_public_name_of_fences_has_a_docstring():
-    assert sorted(fences.__all__) == sorted({*fences._MODULES, "HasToken", "TokenInfo", "LeaseLike"})
+    assert sorted(fences.__all__) == sorted({*fences._MODULES, "HasToken", "TokenInfo", "LeaseLike", "on_event"})
     for name in set(fences.__all__) - {"LeaseLike"}:
         thing = getattr(fences, name)
         assert thing.__doc__ if callable(thing) and not isinstance(thing, type) else vars(thing).get("__doc__"), name
@@ -335,13 +335,14 @@ def test_current_lease_requires_complete_environment_of_run(monkeypatch):
     monkeypatch.setenv("LEASEHOLD_HELD", "1")
     monkeypatch.setenv("LEASEHOLD_LOCK", "a")
     monkeypatch.setenv("LEASEHOLD_TTL", "30")
-    with pytest.raises(ConfigError, match="incomplete or invalid"):
+    with pytest.raises(ConfigError, match="LEASEHOLD_TOKEN is not set"):
         current_lease()
     monkeypatch.setenv("LEASEHOLD_TOKEN", "many")
-    with pytest.raises(ConfigError, match="incomplete or invalid"):
+    with pytest.raises(ConfigError, match="LEASEHOLD_TOKEN is not valid"):
         current_lease()
     monkeypatch.setenv("LEASEHOLD_TOKEN", "7")
-    assert current_lease() == CurrentLease("a", 7, "", 30.0, None, False)
+    monkeypatch.setenv("LEASEHOLD_HOLDER", "web-3:812")
+    assert current_lease() == CurrentLease("a", 7, "web-3:812", 30.0, None, False)
 
 
 CHILD = """
