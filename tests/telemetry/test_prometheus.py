@@ -221,6 +221,7 @@ def test_lease_at_risk_that_was_released_meanwhile_is_not_at_risk(hook, metrics)
         ({"kind": "failed", "queued": False, "error": "CancelledError"}, "cancelled", "direct"),
         ({"kind": "failed", "queued": False, "error": "KeyboardInterrupt"}, "cancelled", "direct"),
         ({"kind": "failed", "queued": False, "error": "Mismatch"}, "error", "direct"),
+        ({"kind": "unguaranteed"}, "unavailable", "direct"),
     ],
 )
 def test_end_of_an_acquire_has_one_outcome(ended, outcome, path, hook, metrics):

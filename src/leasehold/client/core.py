@@ -298,6 +298,7 @@ class ClientCore:
         await self._engine.close()
         self.runtime.close()
         self._fully_closed = True
+        self.withdraws_at_exit = False  # close() has sent what was pending, or has reported it
 
     async def _drain_in_flight(self, until: float) -> None:
         """Wake all threads and tasks that are still acquiring, and wait until they have withdrawn their claims: once

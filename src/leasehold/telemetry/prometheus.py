@@ -145,6 +145,7 @@ class Prometheus:
             "granted": self._on_granted,
             "busy": self._on_not_granted,
             "failed": self._on_not_granted,
+            "unguaranteed": self._on_not_granted,
             "renewed": self._on_renewed,
             "renew_failed": self._on_renew_failed,
             "at_risk": self._on_at_risk,
@@ -191,7 +192,7 @@ class Prometheus:
         row.acquiring.dec()
         if event.kind == "busy":
             outcome = "timeout" if event.queued else "busy"
-        elif event.error == "Unavailable":
+        elif event.kind == "unguaranteed" or event.error == "Unavailable":
             outcome = "unavailable"
         else:
             outcome = "cancelled" if event.error in _CANCELLED else "error"
