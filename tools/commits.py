@@ -17,7 +17,7 @@ IMPERATIVE |= {"Access", "Compress", "Dismiss", "Miss", "Press", "Process", "She
 
 
 def complaints(subject: str, body: str) -> list[str]:
-    first = subject.split(" ", 1)[0]
+    first = subject.split(" ", 1)[0].removesuffix(",")  # "Open, check and create ..."
     found = []
     if len(subject) > LONGEST:
         found.append(f"the subject has {len(subject)} characters, more than {LONGEST}")
