@@ -145,8 +145,9 @@ def test_claim_id_is_not_in_errors_logs_events_or_reprs(rig, drawn_secrets, capl
             second.lock("other").acquire()
         look(unavailable.value)
         rig.restore(second)
-    with suppress(LeaseholdError):
-        second.close()
+    for client in (first, second):
+        with suppress(LeaseholdError):
+            client.close()
     everything = "\n".join([*seen, caplog.text])
     assert len(drawn_secrets) >= 3
     for secret in drawn_secrets:

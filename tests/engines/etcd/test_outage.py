@@ -59,19 +59,16 @@ def test_repeated_release_does_not_take_its_first_try_for_a_break(
 
 
 def test_close_is_bounded_when_the_server_is_silent(proxied_url, proxy) -> None:
-    """By `call_timeout` + 0.5 s. The best of three tries: the machine may be busy."""
-    seconds: list[float] = []
-    for _ in range(3):
-        client = Client(proxied_url, call_timeout=0.5)
-        lease = client.lock("job").acquire()
-        client.lock("other").acquire().release()  # its etcd lease is pooled, and close() revokes it
-        proxy.cut()
-        began = time.monotonic()
-        client.close()
-        seconds.append(time.monotonic() - began)
-        assert not lease.held
-        proxy.restore()
-    assert min(seconds) < 1.5, seconds
+    """By `call_timeout` + 0.5 s, with half a second for a busy machine."""
+    client = Client(proxied_url, call_timeout=0.5)
+    lease = client.lock("job").acquire()
+    client.lock("other").acquire().release()  # its etcd lease is pooled, and close() revokes it
+    proxy.cut()
+    began = time.monotonic()
+    client.close()
+    check_elapsed(began, 1.5)
+    assert not lease.held
+    proxy.restore()
 
 
 @pytest.mark.parametrize("queue", [True, False])
