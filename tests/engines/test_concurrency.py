@@ -375,6 +375,7 @@ def test_child_forked_beside_a_loop_leaves_its_connections_alone(rig, namespace,
     asyncio.run(main())
 
 
+@pytest.mark.extended
 def test_child_forked_from_a_busy_client_can_lock(client, run_in_fork) -> None:
     """Whatever other threads do during the fork, the child can lock, and the parent continues."""
     stop = threading.Event()
