@@ -31,7 +31,7 @@ class AcquireRequest(Generic[L]):
     """One call to acquire a lock, and what the loop below needs of that lock."""
 
     lock: BaseLock[Any]
-    claim: Claim  # after a late grant, one with another id
+    claim: Claim  # after a late grant or an unanswered attempt, one with another id
     began: float
     wait: float | None
     waiting_deadlocks: bool  # the same thread or task already holds the name: granted at once or never
@@ -99,6 +99,10 @@ async def acquire(request: AcquireRequest[L]) -> L:
                     must_release = sent_before
                 if not retries or now() >= deadline or isinstance(error, Reentered):
                     raise
+                if must_release and not isinstance(error, NotSent):
+                    # A new id: the engine may have sent a release behind this attempt, which must not hit the next one.
+                    engine.forget(without_min_hold(claim))
+                    must_release, claim = False, request.with_new_id(claim)
                 claim, failures = _with_queue(claim, deadline), failures + 1
                 pause = max(timing.outage_pause(failures, core.runtime.random()), error.retry_in or 0.0)
                 await _pause(core, claim, pause)
@@ -159,7 +163,7 @@ def _shown(busy: Busy) -> Busy:
 
 async def _pause(core: ClientCore, claim: Claim, seconds: float) -> None:
     """Sleep until the next try, at most until `wait` is over. The claim is registered as a waiter, so that `close()`
-    and notifications end the pause. The next try has the same id: if an earlier one was granted, it gets that grant."""
+    and notifications end the pause."""
     runtime = core.runtime
     waiter, end = core.registry.add_waiter(claim, runtime), min(runtime.now() + seconds, claim.wait_deadline)
     while not waiter.cancelled and not waiter.woken and (left := end - runtime.now()) > 0:

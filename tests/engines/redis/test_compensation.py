@@ -135,6 +135,23 @@ def test_repeated_attempt_is_not_released_by_its_first_connection(delayed_server
         lease.verify()
 
 
+def test_retry_after_a_timeout_is_not_released_by_the_first_attempt(delayed_server) -> None:
+    """With on_unavailable="wait" a timed-out attempt is followed by its release, and then retried: under a new id, or
+    that release, which arrives later, would end the grant while its holder trusts it."""
+    server, proxy, proxy_url = delayed_server
+    counter = lock_keys("", "job")[0]
+    with Client(proxy_url, call_timeout=0.3) as client, Client(url(server)) as other:
+        client.lock("warm").acquire().release()
+        proxy.hold()  # the requests of the open connection: the retry opens another one
+        lease = client.lock("job", ttl=60, wait=30, on_unavailable="wait").acquire()
+        assert server.ask("EXISTS", counter)
+        before = server.calls()["evalsha"]
+        proxy.deliver()
+        poll(lambda: server.calls()["evalsha"] >= before + 2, 30, lambda: "the late attempt and its release arrived")
+        assert other.lock("job").try_acquire() is None, "the late release ended the grant of the retry"
+        lease.verify()
+
+
 @pytest.mark.parametrize("cancelled", [False, True], ids=["timed out", "cancelled"])
 def test_late_attempt_under_asyncio_is_followed_by_its_release(delayed_server, cancelled) -> None:
     server, proxy, proxy_url = delayed_server
