@@ -229,7 +229,7 @@ def _check_private(folder: Folder, *, is_last: bool) -> None:
         )
     if mode & stat.S_IWOTH and (is_last or not mode & stat.S_ISVTX):
         raise ConfigError(
-            f"{folder.path} can be written by every user, who could put files there in place of yours: use a folder of "
+            f"{folder.path} can be written by every user, so another user could replace your files: use a folder of "
             "your own, such as one made by `mkdir -m 700 FOLDER`"
         )
 
@@ -240,8 +240,8 @@ def _is_trusted(uid: int, is_last: bool = False) -> bool:
 
 @cache
 def _unmapped_user() -> int:
-    """In a user namespace, the uid shown for users outside of it, such as the real root; else -1. Folders of these
-    above a folder of our own cannot be told apart, and most are root's."""
+    """In a user namespace, the uid shown for users outside of it, such as the real root; else -1. All these
+    users look the same, and the folders above our own are nearly always root's, so this uid is trusted there."""
     try:
         rows = [[int(field) for field in row.split()] for row in Path("/proc/self/uid_map").read_text().splitlines()]
         unmapped = int(Path("/proc/sys/kernel/overflowuid").read_text())

@@ -127,7 +127,7 @@ class RoundTrip:
     middle: float  # seconds since 1970
 
     def clock_offset(self, server_time: float | None) -> float | None:
-        """None if unknown, or if it cannot be told from the time that the reply took."""
+        """None if unknown, or if it is not larger than half of the round trip, its error."""
         if server_time is None:
             return None
         offset = server_time - self.middle

@@ -121,10 +121,10 @@ def on_event(hook: Hook | None) -> None:
 
 def report_refusal(stale: StaleToken, fence: FenceKind, lease: LeaseLike | None = None) -> None:
     """Emit `stale_token`: to the client of the lease, and to the hook of all fences."""
-    told = None
+    client_hook = None
     if (report_to_client := getattr(lease, "_report_stale_token", None)) is not None:
-        told = report_to_client(stale, fence)
-    if _hook is not None and _hook != told:
+        client_hook = report_to_client(stale, fence)
+    if _hook is not None and _hook != client_hook:
         event = Event(
             kind="stale_token",
             engine="",

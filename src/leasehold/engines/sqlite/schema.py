@@ -48,7 +48,7 @@ SCHEMA: Final = (
 
 def check_schema(db: sqlite3.Connection, path: str) -> None:
     """Raise ConfigError if anything in the file that concerns our tables is not exactly as we create it: a view in
-    place of a table, or a trigger, would run statements of whoever wrote it in our transactions."""
+    place of a table, or a trigger, would run statements of its author in our transactions."""
     rows = db.execute(
         "select name, sql from sqlite_schema where (name glob 'lh_*' or tbl_name glob 'lh_*') and sql is not null"
     ).fetchall()
