@@ -11,6 +11,8 @@ import warnings
 import pytest
 
 from leasehold import Client, ConfigError, Event, Lease, LeaseLost, LeaseState, NotAcquired, Unavailable
+from leasehold.client.lease import Renewal
+from leasehold.model import Alive
 from tests.support import probe
 
 # Leases here are often still held when a test ends and its client is closed.
@@ -245,7 +247,6 @@ def test_verify_asks_the_engine(bench) -> None:
 
 
 def test_outdated_renewal_reply_is_ignored(bench) -> None:
-    from leasehold.model import Alive
 
     lease = bench.client().lock("a", ttl=30).acquire()
     lease.renew(100)
@@ -254,7 +255,7 @@ def test_outdated_renewal_reply_is_ignored(bench) -> None:
 
 
 def test_renewal_reply_after_release_is_ignored(bench) -> None:
-    from leasehold.model import Alive, Gone
+    from leasehold.model import Gone
 
     lease = bench.client().lock("a", ttl=30).acquire()
     lease.release()
@@ -402,3 +403,14 @@ def test_lease_is_renewed_beyond_its_ttl_on_real_clock() -> None:
                 lease.check()
                 time.sleep(0.01)
         assert lease.state == "RELEASED"
+
+
+@pytest.mark.parametrize("end", ["released", "lost"])
+def test_renewal_answered_after_the_end_changes_nothing(end) -> None:
+    with Client("memory://") as client:
+        lease = client.lock("job").acquire()
+        late = Renewal(client._core.runtime.now(), lease._claim_for_renewal(), Alive(60.0))
+        lease.release() if end == "released" else lease._end_lost("broken")
+        before = lease.state, lease._validity, lease._renew_at
+        lease._on_renewal(late)
+        assert (lease.state, lease._validity, lease._renew_at) == before
