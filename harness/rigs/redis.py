@@ -85,7 +85,7 @@ class _FakeClockRig(RedisRig):
     def advance_clock(self, seconds: float) -> None:
         for server in self.servers():
             server.set_clock(server.clock_offset + seconds)
-        for _, machine in self._machines:
+        for _, machine in self._client_paths:
             assert isinstance(machine, RedisMachine)
             machine.wake_sleepers()
 

@@ -77,7 +77,7 @@ class RedlockAofRig(RedlockRig):
     def advance_clock(self, seconds: float) -> None:
         for node in self.nodes:
             node.set_clock(node.clock_offset + seconds)
-        for _, machine in self._machines:
+        for _, machine in self._client_paths:
             assert isinstance(machine, RedisMachine)
             machine.wake_sleepers()
 

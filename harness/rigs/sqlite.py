@@ -43,7 +43,7 @@ class SqliteRig(Rig):
         return SqliteMachine(self)
 
     def machines(self) -> list[SqliteMachine]:
-        return [machine for _, machine in self._machines if isinstance(machine, SqliteMachine)]
+        return [machine for _, machine in self._client_paths if isinstance(machine, SqliteMachine)]
 
     def clock(self) -> float:
         return boot_clock() + self._offset

@@ -193,7 +193,7 @@ def _postgresql() -> Iterator[Answer]:
     accepted = message(b"R", struct.pack(">I", 0)) + message(b"S", b"server_encoding\0UTF8\0")
     accepted += message(b"K", struct.pack(">II", 7, 7)) + message(b"Z", b"I")
     notice = message(b"N", b"SNOTICE\0C00000\0Mhello\0\0")
-    notification = message(b"A", struct.pack(">I", 7) + b'lh_x\0["go","ab",1,"n","m"]\0')
+    notification = message(b"A", struct.pack(">I", 7) + b'lh_x\0["reserved","ab",1,"n","m"]\0')
     error = message(b"E", b"SFATAL\0CXX000\0M" + ESCAPES + b"\0\0")
     for begin, when in ((b"", ""), (accepted, " after the login")):
         yield flood(f"long row{when}", b"\0", begin + b"D" + struct.pack(">I", 0x3FFFFFFF))

@@ -105,10 +105,11 @@ class ClientOracle:
         self.lost += 1
         now, end, lease = self._world.time, held_lease.trusted_until, held_lease.lease
         if lease.lost_reason is None:
-            self._add_finding("untold", f"{held_lease.worker} lost {lease.name}, and lost_reason is not set")
+            self._add_finding("loss not reported", f"{held_lease.worker} lost {lease.name}, and lost_reason is not set")
         if now - max(end, held_lease.process.resumed_at) > LOSS_NOTICE_LIMIT and not held_lease.short_lived:
             self._add_finding(
-                "untold", f"{held_lease.worker} was notified {now - end:.3f} s late that {lease.name} is lost"
+                "loss not reported",
+                f"{held_lease.worker} was notified {now - end:.3f} s late that {lease.name} is lost",
             )
         self.history.lost(held_lease.worker, lease.name, lease.token, at=min(now, end))
 
@@ -123,7 +124,10 @@ class ClientOracle:
         """The engine's answer that a lease is gone has arrived: its holder must not trust it any longer."""
         if held_lease := self._held.get(id_hash):
             self._expect_soon(
-                process, lambda: not held_lease.lease.held, "deaf", f"{held_lease} after the engine said it is gone"
+                process,
+                lambda: not held_lease.lease.held,
+                "loss ignored",
+                f"{held_lease} after the engine said it is gone",
             )
 
     def _expect_soon(self, process: Process, condition: Callable[[], bool], rule: str, text: str) -> None:
@@ -143,7 +147,7 @@ class ClientOracle:
             self._expect_soon(
                 held_lease.process,
                 lambda: held_lease.notified,
-                "untold",
+                "loss not reported",
                 f"{held_lease}, lost it, and was not notified",
             )
         return self.history.invoke(held_lease.worker, "release", held_lease.lease.name, token=held_lease.lease.token)

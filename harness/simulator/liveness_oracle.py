@@ -59,7 +59,7 @@ class LivenessOracle:
         """The queue is strict: only its first healthy waiter can be expected to be granted."""
         ahead = 0
         for entry in sorted(lock_state.entries.values(), key=lambda entry: entry.ticket):
-            is_waiting = entry.state in (WAITING, PASSED) or (entry.state == RESERVED and entry.until > now)
+            is_waiting = entry.state in (WAITING, PASSED) or (entry.state == RESERVED and entry.expires_at > now)
             if not is_waiting or entry.heartbeat_expires_at <= now:
                 continue
             # A waiter that was passed over does not block others.
@@ -87,7 +87,9 @@ class LivenessOracle:
 
     def _check_wait(self, name: str, entry: QueueEntry, waited: float, bound: float) -> None:
         if waited > bound:
-            self._add_finding("stuck", f"{name}: {entry.id_hash[:16]} waits for a free name: {waited:.2f} s (E4)")
+            self._add_finding(
+                "waiter not served", f"{name}: {entry.id_hash[:16]} waits for a free name: {waited:.2f} s (E4)"
+            )
 
     def _is_healthy(self, transport: NetworkTransport) -> bool:
         if transport.closed or transport.process.dead or transport.process.paused or not self._server.is_up:
@@ -109,7 +111,7 @@ class LivenessOracle:
             known
             or transport.closed
             or transport.process.dead
-            or (entry.until if occupies else entry.heartbeat_expires_at) <= now
+            or (entry.expires_at if occupies else entry.heartbeat_expires_at) <= now
         ):
             return
         for other in self._server.transports:
@@ -117,7 +119,9 @@ class LivenessOracle:
                 _mentions(call.args, id_hash) for call in other.pending.values()
             ):
                 return
-        self._add_finding("ghost", f"{name}: {id_hash[:16]} is held or queued, but its client has forgotten it (E6)")
+        self._add_finding(
+            "forgotten claim", f"{name}: {id_hash[:16]} is held or queued, but its client has forgotten it (E6)"
+        )
 
 
 def _free_since(lock_state: LockState, entry: QueueEntry, now: float) -> float | None:
@@ -125,7 +129,7 @@ def _free_since(lock_state: LockState, entry: QueueEntry, now: float) -> float |
     so the name became free by what has ended since: for a lock the last holder in its way, for a semaphore any."""
     if entry.state == RESERVED:
         return entry.since
-    ends = [other.until + (other.delay if other.state == HELD else 0.0) for other in lock_state.holders.values()]
+    ends = [other.expires_at + (other.delay if other.state == HELD else 0.0) for other in lock_state.holders.values()]
     over = [end for end in ends if end <= now]
     if lock_state.kind == "semaphore":
         return min(over, default=now) if len(ends) - len(over) < lock_state.limit else None

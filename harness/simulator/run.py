@@ -87,7 +87,7 @@ class _MessageObserver(SafetyOracle):
                     self.client_oracle.record_gone(transport.process, claim.id_hash)
 
     def notified(self, transport: NetworkTransport, notification: Notification) -> None:
-        if notification.kind == "lost":
+        if notification.kind == "broken":
             self.client_oracle.record_gone(transport.process, notification.id_hash)
 
 

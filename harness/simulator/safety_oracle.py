@@ -105,7 +105,9 @@ class SafetyOracle(Observer):
         elif known.claim.id_hash != claim.id_hash:
             self._add_finding("token", f"{claim.name}: token {grant.token} was granted to two claims (E3)")
         elif known.ended or known.end <= now:
-            self._add_finding("lapse", f"{claim.name}: token {grant.token} was granted again after its end")
+            self._add_finding(
+                "granted after its end", f"{claim.name}: token {grant.token} was granted again after its end"
+            )
         known.end = max(known.end, now + grant.ttl)
         known.name_kept_until = known.end + claim.delay
 
@@ -116,7 +118,9 @@ class SafetyOracle(Observer):
                 del model.live[other_token]
                 continue
             if not other.ended and other.end > now + _ROUNDING and other.claim.id_hash == claim.id_hash:
-                self._add_finding("repeat", f"{claim.name}: one claim has tokens {other_token} and {token} (E2)")
+                self._add_finding(
+                    "two tokens for one claim", f"{claim.name}: one claim has tokens {other_token} and {token} (E2)"
+                )
             if (claim.kind, claim.limit) != (other.claim.kind, other.claim.limit):
                 self._add_finding("kind", f"{claim.name}: {claim} was granted together with {other.claim} (E1)")
             elif claim.kind == "lock" and "exclusive" in (claim.mode, other.claim.mode):

@@ -99,7 +99,9 @@ class Program:
                     if not self.process.dead:
                         self._client_oracle.record_release(held_lease).unknown("with")
             if not held:
-                self._add_finding("quiet", f"{worker} lost {request.name}, and its `with` did not raise LeaseLost")
+                self._add_finding(
+                    "loss not raised", f"{worker} lost {request.name}, and its `with` did not raise LeaseLost"
+                )
         except LeaseLost:
             # Leaving may also raise because of the engine's answer to the release. Then the release ended no grant.
             if held and held_lease is not None and self._was_alive(held_lease.lease._claim):

@@ -77,12 +77,12 @@ def test_lease_is_at_risk_when_engine_loses_its_connection(bench, wait_until) ->
     released.release()
     bench.transport.silent = True
     for _ in range(3):
-        probe.registry(client).connection_lost("the connection broke")
+        probe.registry(client).mark_all_at_risk("the connection broke")
     assert (lease.state, lease.held, released.state) == (LeaseState.AT_RISK, True, LeaseState.RELEASED)
     wait_until(lambda: "renew_failed" in events)  # the watchdog renews at once, not when the renewal is due
     assert events.count("at_risk") == 1
     bench.transport.silent = False
-    probe.registry(client).connection_lost("again")
+    probe.registry(client).mark_all_at_risk("again")
     bench.clock.advance(5)
     wait_until(lambda: lease.state is LeaseState.HELD)
 
@@ -92,7 +92,7 @@ def test_lease_is_at_risk_if_connection_broke_during_grant(bench, wait_until) ->
 
     def granted_and_cut_off(verb, args, deadline):
         reply = call(verb, args, deadline)
-        probe.registry(client).connection_lost("the connection broke")
+        probe.registry(client).mark_all_at_risk("the connection broke")
         bench.transport.call, bench.transport.silent = call, True
         return reply
 

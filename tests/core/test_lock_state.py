@@ -44,7 +44,7 @@ def test_release_reserves_for_head_and_notifies_next_waiter(bench) -> None:
     for who in "abc":
         bench.attempt(who)
     assert bench.release("a")
-    assert bench.sent_notifications() == [("go", "b", 0.0), ("head", "c", RESERVATION_PROBE)]
+    assert bench.sent_notifications() == [("reserved", "b", 0.0), ("recheck", "c", RESERVATION_PROBE)]
     assert bench.state("b") == RESERVED
     assert bench.attempt("b") == Grant(2, 10.0)
     assert bench.attempt("d") == Busy(10.0, 1, 2, Holder("b"))
@@ -66,7 +66,7 @@ def test_unreachable_waiter_is_passed_over_on_release(bench) -> None:
         bench.attempt(who)
     bench.unreachable.add("b")
     bench.release("a")
-    assert bench.sent_notifications() == [("go", "c", 0.0)]
+    assert bench.sent_notifications() == [("reserved", "c", 0.0)]
     assert bench.state("b") == PASSED
 
 
@@ -76,7 +76,7 @@ def test_reservation_moves_on_when_notification_failed(bench) -> None:
     bench.release("a")
     assert bench.lock_state.notification_failed(bench.context, "b") == (False, [])  # b is reachable again
     bench.unreachable.add("b")
-    assert bench.lock_state.notification_failed(bench.context, "b") == (True, [Notification("c", "go", "c")])
+    assert bench.lock_state.notification_failed(bench.context, "b") == (True, [Notification("c", "reserved", "c")])
     assert bench.state("b") == PASSED
     assert bench.lock_state.notification_failed(bench.context, "b") == (False, [])
 
@@ -129,7 +129,7 @@ def test_head_that_leaves_notifies_the_next_waiter(bench) -> None:
         bench.attempt(who)
     bench.pass_time(2)
     assert not bench.release("b")
-    assert bench.sent_notifications() == [("head", "c", 8.0)]
+    assert bench.sent_notifications() == [("recheck", "c", 8.0)]
 
 
 def test_grant_with_short_ttl_notifies_head_to_recheck_earlier(bench) -> None:
@@ -137,7 +137,7 @@ def test_grant_with_short_ttl_notifies_head_to_recheck_earlier(bench) -> None:
         bench.attempt(who)
     bench.release("a")
     bench.attempt("b", ttl=0.3)
-    assert bench.sent_notifications() == [("head", "c", 0.3)]
+    assert bench.sent_notifications() == [("recheck", "c", 0.3)]
 
 
 def test_queued_claim_without_heartbeat_expires(bench) -> None:  # E7
@@ -155,10 +155,10 @@ def test_heartbeat_neither_extends_reservation_nor_requeues_waiter(bench) -> Non
     for who in "ab":
         bench.attempt(who)
     bench.release("a")
-    end = bench.lock_state.entries["b"].until
+    end = bench.lock_state.entries["b"].expires_at
     bench.pass_time(1)
     bench.renew("b", 0)
-    assert bench.lock_state.entries["b"].until == end
+    assert bench.lock_state.entries["b"].expires_at == end
     bench.pass_time(RESERVATION_TTL)
     bench.renew("b", 0)
     assert bench.state("b") == PASSED
@@ -192,7 +192,7 @@ def test_release_of_unknown_claim_ends_reservation_but_never_grant(bench) -> Non
     bench.release("a")
     assert bench.state("b") == RESERVED
     assert bench.lock_state.release(bench.context, "b", 0.0, release_held=False)[0] is True
-    assert bench.lock_state.idle
+    assert bench.lock_state.empty
 
 
 def test_min_hold_cools_until_break(bench) -> None:
@@ -228,7 +228,7 @@ def test_delay_keeps_name_after_expiry_but_not_after_release(bench) -> None:
 def test_break_cools_for_delay_and_second_break_has_no_effect(bench) -> None:
     bench.attempt("a", delay=5.0)
     assert bench.break_(1)
-    assert bench.sent_notifications() == [("lost", "a", 0.0)]
+    assert bench.sent_notifications() == [("broken", "a", 0.0)]
     assert not bench.break_(1)
     assert bench.lock_state.holders[1].state == COOLING
     assert bench.renew("a", 1) == Gone("unknown")
@@ -258,7 +258,7 @@ def test_readers_share_and_queued_writer_stops_new_readers(bench) -> None:
     bench.release("r1")
     assert bench.state("w") == WAITING
     bench.release("r2")
-    assert bench.sent_notifications() == [("go", "w", 0.0), ("head", "r3", RESERVATION_PROBE)]
+    assert bench.sent_notifications() == [("reserved", "w", 0.0), ("recheck", "r3", RESERVATION_PROBE)]
 
 
 def test_release_notifies_all_readers_at_the_head(bench) -> None:
@@ -266,7 +266,7 @@ def test_release_notifies_all_readers_at_the_head(bench) -> None:
     for who in ("r1", "r2"):
         bench.attempt(who, mode="shared")
     bench.release("w")
-    assert bench.sent_notifications() == [("go", "r1", 0.0), ("go", "r2", 0.0)]
+    assert bench.sent_notifications() == [("reserved", "r1", 0.0), ("reserved", "r2", 0.0)]
 
 
 def test_semaphore_grants_the_lowest_free_slot(bench_type) -> None:
@@ -299,5 +299,5 @@ def test_idle_name_leaves_no_state(bench) -> None:
     bench.attempt("b")
     bench.release("a")
     bench.release("b")
-    assert bench.lock_state.idle
+    assert bench.lock_state.empty
     assert not bench.lock_state.waiters

@@ -120,7 +120,7 @@ class LockStateRules(RuleBasedStateMachine):
             return
         lock_state, now = self.bench.lock_state, self.bench.context.now
         live = [entry for _, entry in lock_state.waiters if entry.heartbeat_expires_at > now]
-        if live and not [entry for entry in lock_state.holders.values() if entry.until > now]:
+        if live and not [entry for entry in lock_state.holders.values() if entry.expires_at > now]:
             lock_state.sweep(self.bench.context)
             assert not lock_state.waiters or lock_state.holders
 

@@ -138,7 +138,7 @@ def test_waiters_are_notified_after_the_listening_thread_fails(
             hand_over(holder, client)
             notifications.clear()
             eventually(
-                lambda: "go" in notifications,
+                lambda: "reserved" in notifications,
                 "no notification arrives any more",
                 lambda: hand_over(holder, client),
             )

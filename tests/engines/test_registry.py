@@ -9,5 +9,5 @@ def test_wakeups_for_unknown_claims_fill_no_memory() -> None:
     registry = ClaimRegistry(Threads(), "client")
     for number in range(20_000):
         id_hash = f"{number:032x}"
-        registry.on_notification("go", id_hash, 0.0, Claim("", "job", "", id_hash, Holder("stray"), 15.0))
+        registry.on_notification("reserved", id_hash, 0.0, Claim("", "job", "", id_hash, Holder("stray"), 15.0))
     assert len(registry.pending_releases) == 10_000

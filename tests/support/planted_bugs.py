@@ -62,7 +62,7 @@ def token_reused(_, counter, floor):
 def renew_after_lapse(original, lock_state, context, claim):
     entry = lock_state.entries.get(claim.id_hash)
     if entry is not None and entry.state == HELD and entry.token == claim.token:
-        entry.until = max(entry.until, context.now + claim.ttl)
+        entry.expires_at = max(entry.expires_at, context.now + claim.ttl)
     return original(lock_state, context, claim)
 
 
@@ -74,10 +74,10 @@ def release_without_owner_check(original, lock_state, context, id_hash, min_hold
 
 
 @bug(LockState, "_advance_queue")
-def reservation_end_untold(original, lock_state, context, notifications, attempting=None):
+def reservation_end_not_notified(original, lock_state, context, notifications, attempting=None):
     original(lock_state, context, notifications, attempting)
     if any(entry.state == RESERVED for entry in lock_state.holders.values()):
-        notifications[:] = [notification for notification in notifications if notification.kind != "head"]
+        notifications[:] = [notification for notification in notifications if notification.kind != "recheck"]
 
 
 @bug(LockState, "_pass_over")
@@ -145,7 +145,7 @@ async def wake_up_that_grants(original, engine, claim, deadline):
 
 @bug(ClaimRegistry, "on_notification")
 def waiter_never_woken(original, registry, kind, *args):
-    if kind != "go":
+    if kind != "reserved":
         original(registry, kind, *args)
 
 
@@ -178,8 +178,8 @@ def late_grant_handed_out() -> Iterator[None]:
     """The client returns a grant however late its reply arrived."""
     original = AcquireRequest.register
 
-    def register(request, claim, grant, asked_at, valid_until, loss_epoch):
-        return original(request, claim, grant, asked_at, float(valid_until), loss_epoch)
+    def register(request, claim, grant, asked_at, valid_until, connection_epoch):
+        return original(request, claim, grant, asked_at, float(valid_until), connection_epoch)
 
     ends = SimpleNamespace(**{**vars(timing), "valid_until": lambda *end: _Trusted(timing.valid_until(*end))})
     with patch.object(acquire, "timing", ends), patch.object(AcquireRequest, "register", register):
@@ -190,7 +190,7 @@ PLANTED["late_grant_handed_out"] = late_grant_handed_out
 
 
 @bug(AcquireRequest, "register")
-def counted_from_the_answer(original, request, claim, grant, asked_at, valid_until, loss_epoch):
+def counted_from_the_answer(original, request, claim, grant, asked_at, valid_until, connection_epoch):
     """The client counts the ttl from the reply, not from the request (E8)."""
     now = request.lock._core.runtime.now()
-    return original(request, claim, grant, now, timing.valid_until(now, grant.ttl), loss_epoch)
+    return original(request, claim, grant, now, timing.valid_until(now, grant.ttl), connection_epoch)

@@ -26,15 +26,15 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
 PG_FAKES = """
 create table model.world (now bigint not null);
 insert into model.world values (0);
-create table model.deaf (client text primary key);
-create table model.told (nr serial, client text, word text, id_hash text, after bigint);
+create table model.unreachable (client text primary key);
+create table model.notified (nr serial, client text, word text, id_hash text, after bigint);
 create or replace function model.lh_now_v1() returns bigint language sql volatile as 'select now from model.world';
 create or replace function model.lh_reachable_v1(_client text) returns boolean language sql volatile as
-    'select not exists (select 1 from model.deaf where client = _client)';
+    'select not exists (select 1 from model.unreachable where client = _client)';
 create or replace function model.lh_notify_v1(
     _client text, _notification text, _id_hash text, _after bigint, _namespace text, _name text
 ) returns void language sql volatile as
-    'insert into model.told (client, word, id_hash, after) values (_client, _notification, _id_hash, _after)';
+    'insert into model.notified (client, word, id_hash, after) values (_client, _notification, _id_hash, _after)';
 create or replace function model.lh_prepare_v1(_lock_timeout_ms integer) returns text language sql
     as 'select null::text';
 create function model.look() returns void language plpgsql as $$
@@ -47,17 +47,17 @@ CLOCK_SQL = "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))"
 MY_FAKES = """
 create table world (now bigint not null);
 insert into world values (0);
-create table deaf (client varbinary(64) primary key);
-create table told (client varbinary(64));
+create table unreachable (client varbinary(64) primary key);
+create table notified (client varbinary(64));
 delimiter $$
 create or replace procedure lh_reachable_v1(_client varbinary(64), out _reachable boolean)
 begin
-    set _reachable = not exists (select 1 from deaf where client = _client);
+    set _reachable = not exists (select 1 from unreachable where client = _client);
 end
 $$
 create or replace procedure lh_notify_v1(_client varbinary(64))
 begin
-    insert into told values (_client);
+    insert into notified values (_client);
 end
 $$
 create procedure look()
@@ -84,7 +84,7 @@ class SqlModel:
     lock_state: LockState | None = None
     tokens: dict[int, int] = field(default_factory=dict)  # server token -> model token
 
-    tables = ("lh_grant", "lh_waiter", "lh_queue", "lh_bucket", "deaf", "told")
+    tables = ("lh_grant", "lh_waiter", "lh_queue", "lh_bucket", "unreachable", "notified")
 
     def __post_init__(self) -> None:
         for table in self.tables:
@@ -120,9 +120,9 @@ class SqlModel:
 
     def set_reachable(self, client: str, reachable: bool) -> None:
         (self.unreachable.discard if reachable else self.unreachable.add)(client)
-        self.ask("delete from deaf where client = %s", client)
+        self.ask("delete from unreachable where client = %s", client)
         if not reachable:
-            self.ask("insert into deaf values (%s)", client)
+            self.ask("insert into unreachable values (%s)", client)
 
     def run_model(self, verb, kind="lock", limit=1):
         context = Context(self.now, lambda: self.counter.next(0), lambda client: client not in self.unreachable)
@@ -133,7 +133,7 @@ class SqlModel:
             answer, notifications = verb(lock_state, context)
         except Mismatch as error:
             return str(error), []
-        self.lock_state = None if lock_state.idle else lock_state
+        self.lock_state = None if lock_state.empty else lock_state
         return answer, notifications
 
     def model_token(self, token):
@@ -243,7 +243,7 @@ class PostgresqlModel(SqlModel):
         self.ask("select look()")
 
     def take_notifications(self) -> list[Notification]:
-        rows = self.ask("delete from told returning nr, client, word, id_hash, after")
+        rows = self.ask("delete from notified returning nr, client, word, id_hash, after")
         return [
             Notification(client, notification, id_hash, after / 1e6)
             for _, client, notification, id_hash, after in sorted(rows)
@@ -294,9 +294,9 @@ class MysqlModel(SqlModel):
         self.ask("call look()")
 
     def take_notifications(self) -> list[Notification]:
-        go = self.ask("select client, 'go', id_hash, 0, token from lh_grant where state = 1 and client <> ''")
+        go = self.ask("select client, 'reserved', id_hash, 0, token from lh_grant where state = 1 and client <> ''")
         heads = (
-            "select notified_client, 'head', notified_id_hash, notified_recheck_at - %s, notified_recheck_at "
+            "select notified_client, 'recheck', notified_id_hash, notified_recheck_at - %s, notified_recheck_at "
             "from lh_queue where notified_client <> ''"
         )
         rows = go + self.ask(heads, micros(self.now))
@@ -309,8 +309,8 @@ class MysqlModel(SqlModel):
             for client, notification, id_hash, after, _ in rows
             if (notification, id_hash, _) not in before
         ]
-        woken = {client for (client,) in self.ask("select client from told")}
-        self.ask("delete from told")
+        woken = {client for (client,) in self.ask("select client from notified")}
+        self.ask("delete from notified")
         assert woken == {notification.client for notification in new}  # exactly the clients with new notifications
         return sorted(new)
 
@@ -318,7 +318,7 @@ class MysqlModel(SqlModel):
         last = {
             (notification.kind, notification.id_hash): notification
             for notification in notifications
-            if notification.kind != "lost"
+            if notification.kind != "broken"
         }
         return sorted(last.values())
 

@@ -95,7 +95,7 @@ def test_faulty_engine_without_faults_passes_calls_through(run):
         assert await setup.engine.inspect("", "", False, setup.by()) == []
         await setup.engine.ping(setup.by())
         assert setup.engine.traits is setup.real_engine.traits
-        assert setup.engine.listening == setup.real_engine.listening
+        assert setup.engine.queues_at_once == setup.real_engine.queues_at_once
         setup.engine.after_fork()
         await setup.engine.close()
         assert setup.faults.calls == ["attempt", "renew", "break_", "release", "inspect", "ping"]

@@ -48,14 +48,14 @@ class AcquireRequest(Generic[L]):
         self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
         return self.claim
 
-    def register(self, claim: Claim, grant: Grant, asked_at: float, valid_until: float, loss_epoch: object) -> L:
+    def register(self, claim: Claim, grant: Grant, asked_at: float, valid_until: float, connection_epoch: object) -> L:
         """Make the grant a lease, which the watchdog renews from now on."""
         lock = self.lock
         core, options = lock._core, lock.options
         if options.require:  # the server may have restarted with other settings while this waited
             check_required(options.require, core.traits, core.engine_name)
         lease: L = lock._lease_type(core, claim, grant, asked_at, valid_until, options.max_hold)
-        core.register(lease, loss_epoch)  # type: ignore[arg-type]
+        core.register(lease, connection_epoch)  # type: ignore[arg-type]
         return lease
 
     def register_unguaranteed(self) -> L:
@@ -76,7 +76,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
     now, call_timeout = core.runtime.now, core.options.call_timeout
     deadline = timing.NEVER if wait is None else request.began + wait
     engine = request.get_engine()
-    if wait != 0 and not request.waiting_deadlocks and engine.listening:
+    if wait != 0 and not request.waiting_deadlocks and engine.queues_at_once:
         claim = _with_queue(claim, deadline)
     must_release = sent_before = False
     late_grants = failures = 0
@@ -89,7 +89,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 if options.require:
                     await core.check_traits(options.require, deadline if retries else timing.NEVER)
                 # Read before the request leaves (E8).
-                asked_at, loss_epoch, must_release = now(), core.registry.loss_epoch, True
+                asked_at, connection_epoch, must_release = now(), core.registry.connection_epoch, True
                 latest = timing.call_deadline(asked_at, call_timeout, claim.ttl)
                 if retries:
                     latest = timing.bounded_attempt(asked_at, latest, deadline)
@@ -111,7 +111,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
             if isinstance(reply, Grant):
                 valid_until = timing.valid_until(asked_at, reply.ttl)
                 if now() < valid_until:
-                    return request.register(claim, reply, asked_at, valid_until, loss_epoch)
+                    return request.register(claim, reply, asked_at, valid_until, connection_epoch)
                 request.answered = True
                 engine.forget(without_min_hold(claim))  # granted too late to be trusted
                 # A new id: the release just sent must not hit the next attempt.
@@ -133,7 +133,9 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 )
             remaining = deadline - now()
             if remaining <= 0:
-                raise NotAcquired(claim.name, waited=now() - request.began if wait else 0.0, **_shown(reply)._asdict())
+                raise NotAcquired(
+                    claim.name, waited=now() - request.began if wait else 0.0, **_for_display(reply)._asdict()
+                )
             if claim.queue:
                 request.waited = True
                 # The claim stays queued meanwhile (E7).
@@ -153,7 +155,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
         raise
 
 
-def _shown(busy: Busy) -> Busy:
+def _for_display(busy: Busy) -> Busy:
     """Safe to show: the holder's texts are as the engine has them, and another program may have written them there."""
     if (holder := busy.holder) is not None:
         pid = holder.pid if isinstance(holder.pid, int) else 0

@@ -96,7 +96,7 @@ class BaseClient:
         if core := getattr(self, "_core", None):
             core.stop_when_idle()
 
-    def _sibling(self, url: str) -> BaseClient:
+    def _new_client(self, url: str) -> BaseClient:
         """A client of the same kind for another URL, even if a subclass has other arguments."""
         client = BaseClient.__new__(type(self))
         BaseClient.__init__(client, url, call_timeout=self._options.call_timeout)

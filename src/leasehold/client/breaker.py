@@ -75,8 +75,8 @@ class BreakerEngine:
         return self._engine.traits
 
     @property
-    def listening(self) -> bool:
-        return self._engine.listening
+    def queues_at_once(self) -> bool:
+        return self._engine.queues_at_once
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         self._breaker.refuse_if_open()

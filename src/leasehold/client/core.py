@@ -120,15 +120,15 @@ class ClientCore:
             return self._holder
         return Holder(label or self._label, self._host, self._pid, purpose or "")
 
-    def register(self, lease: BaseLease, loss_epoch: object) -> None:
+    def register(self, lease: BaseLease, connection_epoch: object) -> None:
         """Enter a new lease in the registry and have the watchdog renew it. It is registered as held before its waiter
-        is removed: a late wake-up for an unknown claim would release it. `loss_epoch`: the registry's, as it was
+        is removed: a late wake-up for an unknown claim would release it. `connection_epoch`: the registry's, as it was
         before the attempt."""
         registry, id_hash = self.registry, lease._claim.id_hash
         registry.held[id_hash] = lease_ref = ref(lease)
         self.watchdog.watch(lease, lease_ref)
         registry.remove_waiter(id_hash)
-        if registry.loss_epoch is not loss_epoch:  # too early for `connection_lost` to find this lease
+        if registry.connection_epoch is not connection_epoch:  # too early for `mark_all_at_risk` to find this lease
             lease._mark_at_risk("connection to the engine was lost while the lock was being granted")
         self._refuse_if_ending(lease)
 

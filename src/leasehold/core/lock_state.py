@@ -10,7 +10,7 @@ tests of the SQL and Redis engines compare those engines with it as their model.
 
 Safety, in four sentences. A new holder is admitted only by `_can_admit`, after `_expire_holders` has ended every grant
 that is over (E1). Every token comes from one counter, which only rises (E3). A repeated attempt finds its entry by id
-hash (E2). `until` of a grant only moves forward, and only while it lies in the future, so a client that trusts an
+hash (E2). `expires_at` of a grant only moves forward, and only while it lies in the future, so a client that trusts an
 earlier answer is never overtaken by another holder (E8).
 """
 
@@ -41,7 +41,7 @@ AttemptResult: TypeAlias = "tuple[Grant | Busy, list[Notification]]"
 
 
 class LockState:
-    """The state of one live name; `idle` when it has no claims left."""
+    """The state of one live name; `empty` when it has no claims left."""
 
     __slots__ = (
         "_next_expiry",
@@ -67,7 +67,7 @@ class LockState:
         self._notified_head: tuple[str, float] = ("", 0.0)  # the head that knows when to re-check, and when
 
     @property
-    def idle(self) -> bool:
+    def empty(self) -> bool:
         return not self.entries and not self.holders
 
     # ------------------------------------------------------------------ verbs
@@ -102,7 +102,7 @@ class LockState:
     def renew(self, context: Context, claim: Claim) -> tuple[Alive | Gone, list[Notification]]:
         notifications: list[Notification] = []
         entry = self.entries.get(claim.id_hash)
-        expired = entry is not None and entry.state == HELD and entry.until <= context.now
+        expired = entry is not None and entry.state == HELD and entry.expires_at <= context.now
         self._expire_holders(context.now)
         self._advance_queue(context, notifications)
         entry = self.entries.get(claim.id_hash)
@@ -150,7 +150,7 @@ class LockState:
         if entry is not None and broken:
             # Cooling for a delay protects from a holder that has not noticed the break: a second break must not end it.
             if entry.state == HELD:
-                notifications.append(Notification(entry.client, "lost", entry.id_hash))
+                notifications.append(Notification(entry.client, "broken", entry.id_hash))
             if entry.state == HELD and entry.delay:
                 self._start_cooling(entry, context.now + entry.delay, entry.delay)
             else:
@@ -189,17 +189,23 @@ class LockState:
         that may not have been sent are sent again: a duplicate does no harm.
         """
         all_entries = [*self.entries.values(), *self.holders.values()]
-        self.holders = {p.token: p for p in all_entries if p.token and p.state in (RESERVED, HELD, COOLING)}
-        self.entries = {p.id_hash: p for p in all_entries if p.state != COOLING}
-        self.waiters = sorted((p.ticket, p) for p in self.entries.values() if p.state == WAITING)
+        self.holders = {
+            entry.token: entry for entry in all_entries if entry.token and entry.state in (RESERVED, HELD, COOLING)
+        }
+        self.entries = {entry.id_hash: entry for entry in all_entries if entry.state != COOLING}
+        self.waiters = sorted((entry.ticket, entry) for entry in self.entries.values() if entry.state == WAITING)
         self._next_expiry, self._notified_head = 0.0, ("", 0.0)
-        reserved = [Notification(p.client, "go", p.id_hash) for p in self.entries.values() if p.state == RESERVED]
+        reserved = [
+            Notification(entry.client, "reserved", entry.id_hash)
+            for entry in self.entries.values()
+            if entry.state == RESERVED
+        ]
         return reserved + self.sweep(context)
 
     def holdings(self, namespace: str, name: str, now: float) -> Iterator[Holding]:
         """Holders by token, then the queue by ticket. A passed-over waiter is at the position it would return to."""
         all_entries = {id(entry): entry for entry in (*self.entries.values(), *self.holders.values())}
-        for entry in sorted(all_entries.values(), key=lambda p: (p.token == 0, p.token, p.ticket)):
+        for entry in sorted(all_entries.values(), key=lambda entry: (entry.token == 0, entry.token, entry.ticket)):
             is_holder = entry.state in (RESERVED, HELD, COOLING)
             yield Holding(
                 namespace=namespace,
@@ -211,7 +217,7 @@ class LockState:
                 fingerprint=entry.id_hash[:16],
                 holder=entry.holder,
                 age=now - entry.since,
-                left=max(0.0, (entry.until if is_holder else entry.heartbeat_expires_at) - now),
+                left=max(0.0, (entry.expires_at if is_holder else entry.heartbeat_expires_at) - now),
                 token=entry.token or None,
                 slot=entry.slot,
                 position=None if is_holder else self._position(entry),
@@ -229,7 +235,7 @@ class LockState:
 
     def _change_kind(self, now: float, claim: Claim) -> None:
         self._expire_waiters(now)  # dead waiters must not fix the kind
-        if not self.idle:
+        if not self.empty:
             raise Mismatch(
                 claim.name, wanted=describe_kind(claim.kind, claim.limit), found=describe_kind(self.kind, self.limit)
             )
@@ -241,20 +247,22 @@ class LockState:
             self._expire_waiters(now)
         if now < self._next_expiry:
             return
-        for entry in [entry for entry in self.holders.values() if entry.until <= now]:
-            if entry.state == HELD and entry.until + entry.delay > now:
-                self._start_cooling(entry, entry.until + entry.delay, entry.delay)
+        for entry in [entry for entry in self.holders.values() if entry.expires_at <= now]:
+            if entry.state == HELD and entry.expires_at + entry.delay > now:
+                self._start_cooling(entry, entry.expires_at + entry.delay, entry.delay)
             elif entry.state == RESERVED and entry.heartbeat_expires_at > now:
                 self._pass_over(entry)
             else:
                 self._remove(entry)
-        self._next_expiry = min((entry.until for entry in self.holders.values()), default=NEVER)
+        self._next_expiry = min((entry.expires_at for entry in self.holders.values()), default=NEVER)
 
     def _expire_waiters(self, now: float) -> None:
         """Remove waiters without a recent heartbeat. Runs rarely: `_advance_queue` removes a dead head as well."""
         self._next_waiter_scan = now + WAITER_TTL
         for entry in [
-            p for p in self.entries.values() if p.state in (WAITING, PASSED) and p.heartbeat_expires_at <= now
+            entry
+            for entry in self.entries.values()
+            if entry.state in (WAITING, PASSED) and entry.heartbeat_expires_at <= now
         ]:
             self._remove(entry)
 
@@ -270,29 +278,29 @@ class LockState:
             elif self._can_admit(head.mode):
                 self._make_holder(context, head, RESERVED, context.now + RESERVATION_TTL)
                 if head is not attempting:  # else the reply says so
-                    notifications.append(Notification(head.client, "go", head.id_hash))
+                    notifications.append(Notification(head.client, "reserved", head.id_hash))
             elif unreachable := self._unreachable_reserved(context, attempting):
                 for entry in unreachable:
                     self._pass_over(entry)
             else:
-                self._next_expiry = min(entry.until for entry in self.holders.values())
+                self._next_expiry = min(entry.expires_at for entry in self.holders.values())
                 recheck_at = self._recheck_at(context.now)
                 if head is attempting:  # the reply says when to re-check
                     self._notified_head = (head.id_hash, recheck_at)
                 elif self._notified_head[0] != head.id_hash or recheck_at < self._notified_head[1]:
-                    notifications.append(Notification(head.client, "head", head.id_hash, recheck_at - context.now))
+                    notifications.append(Notification(head.client, "recheck", head.id_hash, recheck_at - context.now))
                     self._notified_head = (head.id_hash, recheck_at)
                 return
 
     def _recheck_at(self, now: float) -> float:
         """When the queue's head must re-check: at the first expiry, or soon if a reservation's client may be dead."""
-        soonest = min(entry.until for entry in self.holders.values())
+        soonest = min(entry.expires_at for entry in self.holders.values())
         reserved = any(entry.state == RESERVED for entry in self.holders.values())
         return min(soonest, now + RESERVATION_PROBE) if reserved else soonest
 
     def _unreachable_reserved(self, context: Context, attempting: QueueEntry | None) -> list[QueueEntry]:
         """Reservations whose client became unreachable and will not claim them. The attempting client is alive."""
-        reserved = [p for p in self.holders.values() if p.state == RESERVED and p is not attempting]
+        reserved = [entry for entry in self.holders.values() if entry.state == RESERVED and entry is not attempting]
         return [entry for entry in reserved if not context.reachable(entry.client)]
 
     def _head(self) -> QueueEntry | None:
@@ -315,26 +323,26 @@ class LockState:
     ) -> Grant:
         """Answer an attempt of a reserved or held entry: the same token, and at least the requested ttl (E2, E8)."""
         if entry.state == RESERVED:
-            entry.state, entry.since, entry.until = HELD, context.now, context.now
+            entry.state, entry.since, entry.expires_at = HELD, context.now, context.now
         entry.delay = claim.delay
         life = self._extend(context.now, entry, claim.ttl)
-        self._next_expiry = min(self._next_expiry, entry.until)
+        self._next_expiry = min(self._next_expiry, entry.expires_at)
         self._advance_queue(context, notifications)
         return Grant(entry.token, life, entry.slot)
 
     def _extend(self, now: float, entry: QueueEntry, ttl: float) -> float:
         """Move the end forward, never back. Returns the life left: exactly `ttl` if the end moved, without a rounding
         error."""
-        if now + ttl < entry.until:
-            return entry.until - now
-        entry.until = now + ttl
+        if now + ttl < entry.expires_at:
+            return entry.expires_at - now
+        entry.expires_at = now + ttl
         return ttl
 
     def _make_holder(self, context: Context, entry: QueueEntry, state: int, until: float) -> None:
         token = context.issue_token()
         slot = self._free_slot() if self.kind == "semaphore" else None
         self._leave_queue(entry)
-        entry.state, entry.until, entry.since, entry.token, entry.slot = state, until, context.now, token, slot
+        entry.state, entry.expires_at, entry.since, entry.token, entry.slot = state, until, context.now, token, slot
         self.holders[token] = entry
         if until < self._next_expiry:
             self._next_expiry = until
@@ -346,7 +354,7 @@ class LockState:
     def _start_cooling(self, entry: QueueEntry, until: float, delay: float) -> None:
         """End a claim, but keep its name or permit occupied until then."""
         self.entries.pop(entry.id_hash, None)
-        entry.state, entry.until, entry.delay = COOLING, until, delay
+        entry.state, entry.expires_at, entry.delay = COOLING, until, delay
         self._next_expiry = min(self._next_expiry, until)
 
     def _pass_over(self, entry: QueueEntry) -> None:
@@ -370,10 +378,10 @@ class LockState:
 
     def _busy(self, now: float, entry: QueueEntry | None) -> Busy:
         position = None if entry is None else self._position(entry)
-        first_ending = min(self.holders.values(), key=lambda p: p.until, default=None)
+        first_ending = min(self.holders.values(), key=lambda entry: entry.expires_at, default=None)
         if first_ending is None:
             return Busy(None, position)
-        ends = self._recheck_at(now) if position == 0 else first_ending.until
+        ends = self._recheck_at(now) if position == 0 else first_ending.expires_at
         return Busy(max(0.0, ends - now), position, first_ending.token, first_ending.holder)
 
     def _position(self, entry: QueueEntry) -> int:

@@ -21,10 +21,10 @@ STATES: Final[tuple[HoldingState, ...]] = ("waiting", "reserved", "held", "cooli
 
 
 class Notification(NamedTuple):
-    """One message to one client: `go` (reserved for this claim), `head` (re-check in `seconds`), `lost` (broken)."""
+    """One message to one client: `reserved` for this claim, `recheck` in `seconds`, or `broken`."""
 
     client: str
-    kind: Literal["go", "head", "lost"]
+    kind: Literal["reserved", "recheck", "broken"]
     id_hash: str
     seconds: float = 0.0
 
@@ -53,8 +53,8 @@ class Context:
 
 @dataclass(slots=True, eq=False)
 class QueueEntry:
-    """One claim of a name. `until` ends its grant, reservation or cooling; `heartbeat_expires_at` ends its position in
-    the queue (E7)."""
+    """One claim of a name. Its grant, reservation or cooling ends at `expires_at`; its position in the queue is lost at
+    `heartbeat_expires_at` (E7)."""
 
     id_hash: str = field(repr=False)
     client: str
@@ -65,6 +65,6 @@ class QueueEntry:
     since: float
     heartbeat_expires_at: float
     state: int = PASSED
-    until: float = 0.0
+    expires_at: float = 0.0
     token: int = 0
     slot: int | None = None

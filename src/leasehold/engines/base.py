@@ -50,7 +50,7 @@ class Engine(Protocol):
     def traits(self) -> Traits: ...
 
     @property
-    def listening(self) -> bool:
+    def queues_at_once(self) -> bool:
         """Whether a claim that may wait joins the queue at its first attempt: once this client has met contention, or
         always."""
 

@@ -61,7 +61,7 @@ class MemoryServer:
                 extra_notifications += self._repair(key)
                 raise
             finally:
-                if not lock_state.holders and lock_state.idle:
+                if not lock_state.holders and lock_state.empty:
                     self.lock_states.pop(key, None)
                 if extra_notifications:
                     self._send_notifications(extra_notifications)
@@ -118,7 +118,7 @@ class MemoryServer:
                 repair_notifications = self._repair(key)
                 raise
             finally:
-                if lock_state.idle:
+                if lock_state.empty:
                     self.lock_states.pop(key, None)
                 if repair_notifications:
                     self._send_notifications(repair_notifications)
@@ -155,7 +155,7 @@ class MemoryServer:
         except BaseException:
             lock_state.repair(context)
             raise
-        if lock_state.idle:
+        if lock_state.empty:
             del self.lock_states[key]
         return [(*key, notification) for notification in notifications]
 
@@ -213,7 +213,7 @@ class MemoryEngine:
         self._runtime, self._registry, self._transport = runtime, registry, transport
 
     @property
-    def listening(self) -> bool:
+    def queues_at_once(self) -> bool:
         return "contended" in self._registry.shared
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:

@@ -62,7 +62,7 @@ class ClaimRegistry:
         self.abandoned_ttl = WAITER_TTL  # how long an abandoned claim may stay at the engine
         # Makes the watchdog run by an instant; safe inside a finaliser.
         self.wake_watchdog: Callable[[float], None] = _no_watchdog
-        self.loss_epoch: object = None  # a new object each time the engine lost its connection
+        self.connection_epoch: object = None  # a new object each time the engine lost its connection
         self._now = runtime.now
 
     def add_waiter(self, claim: Claim, runtime: Runtime) -> Waiter:
@@ -100,7 +100,7 @@ class ClaimRegistry:
         return id_hash in self.waiting or id_hash in self.held or id_hash in self.pending_releases
 
     def on_notification(
-        self, kind: Literal["go", "head", "lost"], id_hash: str, seconds: float, unknown_claim: Claim | None
+        self, kind: Literal["reserved", "recheck", "broken"], id_hash: str, seconds: float, unknown_claim: Claim | None
     ) -> None:
         """Record a notification about a claim. Callable from any thread.
 
@@ -108,29 +108,31 @@ class ClaimRegistry:
         Then `unknown_claim`, a claim built from the message and without an id, is released; otherwise the queue would
         stall until the reservation expires. Engines never end a grant for a claim without an id, because the grant may
         have been taken and handed to another client before this notification arrived."""
-        if kind == "lost":
+        if kind == "broken":
             if (lease_ref := self.held.get(id_hash)) and (lease := lease_ref()):
                 lease._end_lost("broken")
             return
         waiter = self.waiting.get(id_hash)
         if waiter is None:
             if (
-                kind == "go"
+                kind == "reserved"
                 and unknown_claim is not None
                 and not self.knows(id_hash)
                 and len(self.pending_releases) < _MAX_PENDING_RELEASES
             ):
                 self.retry_release(unknown_claim)
             return
-        if kind == "go":
+        if kind == "reserved":
             waiter.woken = True
         else:
             waiter.recheck_at = self._now() + seconds + WAKEUP_SLACK
         waiter.signal.set()
 
-    def connection_lost(self, why: str) -> None:
+    def mark_all_at_risk(self, why: str) -> None:
         """The engine lost its connection: every lease is at risk until the engine answers for it. From any thread."""
-        self.loss_epoch = object()  # first: a lease registered at the same time is found below or sees the new epoch
+        self.connection_epoch = (
+            object()
+        )  # first: a lease registered at the same time is found below or sees the new epoch
         for _, lease_ref in snapshot_items(self.held):
             if lease := lease_ref():
                 lease._mark_at_risk(why)

@@ -165,8 +165,8 @@ class FaultyEngine:
         return self._engine.traits
 
     @property
-    def listening(self) -> bool:
-        return self._engine.listening
+    def queues_at_once(self) -> bool:
+        return self._engine.queues_at_once
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         return await self._call("attempt", claim.id_hash, deadline, lambda: self._engine.attempt(claim, deadline))

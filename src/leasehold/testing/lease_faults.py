@@ -57,7 +57,7 @@ def _expire_at_engine(server: MemoryServer, lease: BaseLease, now: float) -> Non
         lock_state = server.lock_states.get((claim.namespace, claim.name))
         entry = lock_state.entries.get(claim.id_hash) if lock_state is not None else None
         if lock_state is not None and entry is not None:
-            entry.until = min(entry.until, now)
+            entry.expires_at = min(entry.expires_at, now)
             lock_state._next_expiry = min(lock_state._next_expiry, now)
     server.inspect(claim.namespace, claim.name, True)  # expires the grant and wakes the next waiter
 

@@ -295,4 +295,4 @@ class NetworkTransport:
 
     def _wake_waiters(self) -> None:
         for id_hash in list(self.registry.waiting):
-            self.registry.on_notification("head", id_hash, 0.0, None)
+            self.registry.on_notification("recheck", id_hash, 0.0, None)

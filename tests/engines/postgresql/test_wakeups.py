@@ -14,10 +14,10 @@ from leasehold import Client, LeaseLost
 
 def test_malformed_notifications_do_not_stop_the_listener(database, wait_until, background_waiter) -> None:
     payloads = [
-        '["go", [], 0, "", ""]',
-        '["lost", {}, 0, "", ""]',
+        '["reserved", [], 0, "", ""]',
+        '["broken", {}, 0, "", ""]',
         "[" * 7000,
-        f'["head", "x", {"9" * 1000}, "", ""]',
+        f'["recheck", "x", {"9" * 1000}, "", ""]',
         "{}",
         "\x01",
     ]

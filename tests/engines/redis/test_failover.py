@@ -172,7 +172,7 @@ def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> N
         listener = client._core.registry.shared["redis"].subscriptions
         listener.start()
         poll(lambda: listener.active, 10, lambda: "the listener is subscribed")
-        client._core._engine._topology._connections.hang_up()
+        client._core._engine._topology._connections.drop_connections()
         delayed_connect.port = sentinel_setup.primary.port
         clients.append(client)
 

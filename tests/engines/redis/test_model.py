@@ -147,7 +147,7 @@ class ModelComparison:
             answer = verb(state, context)
         except Mismatch as error:
             answer = str(error), []
-        self.state = None if state.idle else state
+        self.state = None if state.empty else state
         return answer
 
     def attempt(self, claim: Claim):
@@ -212,7 +212,7 @@ steps = st.lists(
         st.tuples(st.just("break"), id_hashes),
         time_steps,
         time_steps,
-        st.tuples(st.just("deaf"), id_hashes),
+        st.tuples(st.just("unreachable"), id_hashes),
         st.tuples(st.just("hears"), id_hashes),
     ),
     min_size=15,
@@ -251,7 +251,7 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
     if what == "pass":
         comparison.advance_clock(args[0])
         return
-    if what == "deaf":
+    if what == "unreachable":
         comparison.unsubscribe(args[0])
         return
     if what == "hears":
@@ -280,7 +280,7 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         expected, notifications = [], []
         expired_id_hashes = {} if comparison.state is None else comparison.state.entries
         expired_id_hashes = {
-            p.id_hash for p in expired_id_hashes.values() if p.state == 2 and p.until <= comparison.now
+            p.id_hash for p in expired_id_hashes.values() if p.state == 2 and p.expires_at <= comparison.now
         }
         for current_claim in claims:
             answer, new_notifications = comparison.run_model(
@@ -331,7 +331,7 @@ def test_release_costs_the_same_with_3_as_with_200_waiters(comparison: ModelComp
         first_claim = claim(f"{0:032x}")
         comparison.connection.send(comparison.requests_for(first_claim).release(comparison.name, first_claim))
         costs.append(commands() - before)
-        assert [notification.kind for notification in comparison.read_notifications()] == ["go", "head"]
+        assert [notification.kind for notification in comparison.read_notifications()] == ["reserved", "recheck"]
         comparison.subscriber.sock.sendall(encode_command("UNSUBSCRIBE"))
         while comparison.subscriber.read()[2]:
             continue
@@ -384,7 +384,7 @@ def test_passed_over_waiter_returns_ahead_of_the_head(comparison: ModelCompariso
     holder, first, second = ID_HASHES[:3]
     steps = [
         *[("attempt", id_hash, True, {}, 4.5) for id_hash in (holder, first, second)],
-        ("deaf", first),
+        ("unreachable", first),
         ("renew", [(second, False, 0.0)]),  # the server checks which clients are subscribed
         ("pass", 8.0),
         ("hears", first),

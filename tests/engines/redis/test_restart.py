@@ -75,7 +75,7 @@ class WaitingThread(threading.Thread):
 def recheck_waiters(client) -> None:
     """Make all waiters of this client attempt again now."""
     for id_hash in list(client._core.registry.waiting):
-        client._core.registry.on_notification("head", id_hash, 0.0, None)
+        client._core.registry.on_notification("recheck", id_hash, 0.0, None)
 
 
 @pytest.fixture

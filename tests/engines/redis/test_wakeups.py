@@ -48,7 +48,7 @@ class SilentServer:
 
     def __init__(self, id_hash: str, delay: float) -> None:
         self.client_side, self.server_side = socket.socketpair()
-        message = b"head %d leasehold:{:0}:job " % (delay * 1e6) + bytes.fromhex(id_hash)
+        message = b"recheck %d leasehold:{:0}:job " % (delay * 1e6) + bytes.fromhex(id_hash)
         self.server_side.sendall(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n")
         self.server_side.sendall(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$%d\r\n%b\r\n" % (len(message), message))
 
@@ -202,10 +202,10 @@ def test_client_still_receives_wakeups_after_foreign_messages(server) -> None:
         for channel in server.ask("PUBSUB", "CHANNELS", "*"):
             for message in (
                 b"",
-                b"go",
-                b"head %b %b x" % (b"9" * 400, key),
-                b"go nan %b x" % key,
-                b"go 1 lh1:{%%:1}:%% x",
+                b"reserved",
+                b"recheck %b %b x" % (b"9" * 400, key),
+                b"reserved nan %b x" % key,
+                b"reserved 1 lh1:{%%:1}:%% x",
             ):
                 server.ask("PUBLISH", channel, message)
         waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())

@@ -31,7 +31,7 @@ def test_minority_reservation_makes_waiter_attempt_again_soon(nodes, wait_until)
         engine.attempt = recorded_attempt
         wait_until(lambda: attempted_at, 20)  # its re-check; the next one is due in 5 s
         nodes.all[0].ask(
-            "PUBLISH", f"lh1:c:{registry.client_id}", b"go 0 " + key + b" " + bytes.fromhex(waiter_id_hash)
+            "PUBLISH", f"lh1:c:{registry.client_id}", b"reserved 0 " + key + b" " + bytes.fromhex(waiter_id_hash)
         )
         wait_until(lambda: len(attempted_at) > 1, 20)
         assert attempted_at[1] - attempted_at[0] < 3
@@ -50,7 +50,7 @@ def test_free_minority_does_not_make_waiters_poll(nodes, wait_until) -> None:
         before, began = nodes.all[1].calls()["evalsha"], time.monotonic()
         (waiter_id_hash,) = other._core.registry.waiting
         other._core.registry.on_notification(
-            "head", waiter_id_hash, 0.0, None
+            "recheck", waiter_id_hash, 0.0, None
         )  # it re-checks now and finds this node free
         wait_until(lambda: time.monotonic() > began + 3)
         assert nodes.all[1].calls()["evalsha"] - before < 12

@@ -45,7 +45,7 @@ steps = st.lists(
         st.tuples(st.just("break"), id_hashes),
         st.tuples(st.just("look")),
         st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 3.0, 5.0, 16.0])),
-        st.tuples(st.just("deaf"), id_hashes),
+        st.tuples(st.just("unreachable"), id_hashes),
         st.tuples(st.just("hears"), id_hashes),
     ),
     max_size=40,
@@ -88,7 +88,7 @@ HISTORIES = {
         *(
             *QUEUE_OF_THREE,
             ("release", "a", 0.0, True),
-            ("deaf", "b"),
+            ("unreachable", "b"),
             ("pass", 0.5),
             attempt_step("c"),
             ("hears", "b"),
@@ -224,7 +224,7 @@ def apply_step(model, step, tokens: dict[str, int], kind: str, data) -> None:
     verb, *args = step
     if verb == "pass":
         model.advance_clock(args[0])
-    elif verb == "deaf":
+    elif verb == "unreachable":
         model.set_reachable(f"client {args[0]}", False)
     elif verb == "hears":
         model.set_reachable(f"client {args[0]}", True)

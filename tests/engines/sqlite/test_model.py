@@ -52,7 +52,7 @@ class ModelComparison:
             return str(error)
         if not queued:  # rows are scanned for expired waiters only once there is a waiter
             state._next_waiter_scan = self.now + WAITER_TTL
-        self.state = None if state.idle else state
+        self.state = None if state.empty else state
         return answer
 
     def run_on_rows(self, verb, id_hash="", kind="lock", limit=1, idle=lambda *_: None):
@@ -109,7 +109,7 @@ steps = st.lists(
         st.tuples(st.just("look")),
         st.tuples(st.just("unheard"), id_hashes),
         st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 3.0, 5.0, 16.0])),
-        st.tuples(st.just("deaf"), id_hashes),
+        st.tuples(st.just("unreachable"), id_hashes),
         st.tuples(st.just("hears"), id_hashes),
     ),
     max_size=40,
@@ -135,7 +135,7 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
     what, *args = step
     if what == "pass":
         comparison.now += args[0]
-    elif what == "deaf":
+    elif what == "unreachable":
         comparison.unreachable.add(f"client {args[0]}")
     elif what == "hears":
         comparison.unreachable.discard(f"client {args[0]}")
@@ -225,8 +225,8 @@ def test_release_runs_few_statements_with_a_thousand_waiters() -> None:
     answer, notifications = comparison.run_on_rows(lambda state, context: state.release(context, "m0000", 0.0), "m0000")
     comparison.db.set_trace_callback(None)
     assert answer
-    assert notifications[0] == Notification("c", "go", "m0001")
-    assert notifications[1].kind == "head"
+    assert notifications[0] == Notification("c", "reserved", "m0001")
+    assert notifications[1].kind == "recheck"
     assert notifications[1].id_hash == "m0002"
     assert len(statements) < 20
 

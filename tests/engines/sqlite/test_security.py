@@ -206,7 +206,7 @@ def test_address_in_an_edited_row_leads_to_no_other_socket(url, path, tmp_path) 
             wakeup_socket = client._core._engine._wakeup_socket
             for address in (f"{tmp_path}/victim", "../victim", "app.sock"):
                 assert not wakeup_socket.is_reachable(address)
-                assert not wakeup_socket.send("", "a", Notification(address, "go", "0" * 32))
+                assert not wakeup_socket.send("", "a", Notification(address, "reserved", "0" * 32))
         with pytest.raises(BlockingIOError):
             victim.recv(100)
 

@@ -25,13 +25,13 @@ from leasehold.runtime.base import Runtime
 _ACTIVE_STATES: Final = ("waiting", "held")
 
 
-class Again(Enum):
+class NextStep(Enum):
     """A step that decided nothing, but changed what the next one finds."""
 
-    AGAIN = auto()
+    REREAD = auto()
 
 
-AGAIN: Final = Again.AGAIN
+REREAD: Final = NextStep.REREAD
 
 
 @dataclass(slots=True)
@@ -52,11 +52,11 @@ class EtcdAttempt:
         """`notified`: the claim is probably first in the queue now."""
         while True:
             reply = await self._step(notified)
-            if reply is not AGAIN:
+            if reply is not REREAD:
                 return reply
             notified = False
 
-    async def _step(self, notified: bool) -> Grant | Busy | Again:
+    async def _step(self, notified: bool) -> Grant | Busy | NextStep:
         match self.claim_state.state:
             case Held() as held:
                 return await self._repeat_grant(held)
@@ -69,7 +69,7 @@ class EtcdAttempt:
 
     # --------------------------------------------------------- join the queue
 
-    async def _enqueue(self) -> Grant | Busy | Again:
+    async def _enqueue(self) -> Grant | Busy | NextStep:
         """Join the queue, whether or not the name is free. If another claim of this client waits for the name, this
         one has to wait as well; otherwise the name is probably free."""
         token_base, ttl = await self._get_token_base(), lifetimes.required_ttl(self.claim)
@@ -82,41 +82,41 @@ class EtcdAttempt:
             return await self._enqueue_as_holder(lease, token_base)
         return await self._enqueue_as_waiter(lease, token_base)
 
-    async def _enqueue_as_holder(self, lease: EtcdLease, token_base: TokenBase) -> Grant | Busy | Again:
+    async def _enqueue_as_holder(self, lease: EtcdLease, token_base: TokenBase) -> Grant | Busy | NextStep:
         """The optimistic path: the key is put as that of a holder, on a lease of the holder's ttl. If the name is free,
         this one transaction is all it takes; if not, a second one makes the claim a waiter."""
         enqueued = await self._put_entry("held", lease, token_base)
-        if enqueued is AGAIN:
-            return AGAIN
+        if enqueued is REREAD:
+            return REREAD
         if self._is_free(enqueued):
             return self._grant_reply(token_base, self.claim_state.create_revision)
         self._query_missing_ends(enqueued.oldest, self.claim_state.create_revision)
         return await self._requeue_as_waiter()
 
-    async def _enqueue_as_waiter(self, lease: EtcdLease, token_base: TokenBase) -> Grant | Busy | Again:
+    async def _enqueue_as_waiter(self, lease: EtcdLease, token_base: TokenBase) -> Grant | Busy | NextStep:
         enqueued = await self._put_entry("waiting", lease, token_base)
-        if enqueued is AGAIN:
-            return AGAIN
+        if enqueued is REREAD:
+            return REREAD
         if self._is_free(enqueued):
             return await self._claim_grant(checked=True)
         self._query_missing_ends(enqueued.oldest, self.claim_state.create_revision)
         if not enqueued.conflicts:  # only a delay is left
-            return AGAIN
+            return REREAD
         self._watch_conflict(enqueued.conflicts, self.claim_state.create_revision)
         return Busy(None, self.claim_state.position)
 
-    async def _put_entry(self, state: EntryState, lease: EtcdLease, token_base: TokenBase) -> queue.Enqueued | Again:
+    async def _put_entry(self, state: EntryState, lease: EtcdLease, token_base: TokenBase) -> queue.Enqueued | NextStep:
         """Create the claim's key."""
         claim_state = self.claim_state
         value = self._entry_value(state, token_base.number)
         done = await self._write(queue.enqueue_txn(claim_state.queue_key, value, lease.id, token_base.stored))
         if done is None:
             claim_state.key_lease = None
-            return AGAIN
+            return REREAD
         enqueued = queue.parse_enqueued(claim_state.queue_key, done)
         if enqueued is None:
             await self._resolve_rejected_put(await self._read_queue(), token_base)
-            return AGAIN
+            return REREAD
         # The first `limit` keys ahead hold the name, the others wait. For several readers, `_observe` corrects this.
         position = max(0, enqueued.total - claim_state.queue_key.limit)
         claim_state.state = Queued(queue.txn_revision(done), position)
@@ -125,7 +125,7 @@ class EtcdAttempt:
     def _is_free(self, enqueued: queue.Enqueued) -> bool:
         return queue.may_hold(self.claim_state.queue_key, len(enqueued.conflicts)) and not self._may_be_delayed()
 
-    async def _requeue_as_waiter(self) -> Busy | Again:
+    async def _requeue_as_waiter(self) -> Busy | NextStep:
         """The claim has to wait: attach its key to a waiter's lease (E7) instead of one with the holder's ttl."""
         claim_state = self.claim_state
         if claim_state.prepared_lease is None:
@@ -134,16 +134,16 @@ class EtcdAttempt:
         done = await self._write(queue.requeue_txn(claim_state.queue_key, claim_state.create_revision, value, lease_id))
         if done is None:
             claim_state.prepared_lease = None
-            return AGAIN
+            return REREAD
         view = queue.parse_view(claim_state.queue_key, done)
         if not done.succeeded:
             self._reset_expired()
-            return AGAIN
+            return REREAD
         self._switch_to_prepared_lease()
-        # AGAIN: the entry ahead left meanwhile.
-        return AGAIN if queue.may_hold(claim_state.queue_key, len(view.conflicts)) else self._wait_reply(view)
+        # REREAD: the entry ahead left meanwhile.
+        return REREAD if queue.may_hold(claim_state.queue_key, len(view.conflicts)) else self._wait_reply(view)
 
-    async def _try_acquire(self) -> Grant | Busy | Again:
+    async def _try_acquire(self) -> Grant | Busy | NextStep:
         """Acquire the name now or not at all: no entry stays in the queue."""
         claim_state, token_base, viewed_revision = self.claim_state, await self._get_token_base(), 0
         while True:
@@ -161,7 +161,7 @@ class EtcdAttempt:
                 return self._grant_reply(token_base, claim_state.create_revision)
             view = queue.parse_view(claim_state.queue_key, done)
             if await self._resolve_rejected_put(view, token_base):
-                return AGAIN
+                return REREAD
             if not queue.may_hold(claim_state.queue_key, len(view.conflicts)):
                 break
             viewed_revision = 0 if claim_state.queue_key.is_exclusive else view.revision
@@ -196,13 +196,13 @@ class EtcdAttempt:
 
     # ----------------------------------------------------------------- queued
 
-    async def _retry_queued(self, queued: Queued, notified: bool) -> Grant | Busy | Again:
+    async def _retry_queued(self, queued: Queued, notified: bool) -> Grant | Busy | NextStep:
         claim_state = self.claim_state
         if notified and claim_state.queue_key.is_exclusive and not self._may_be_delayed():
             return await self._claim_grant(checked=False)
         view = await self._read_queue()
         if not self._own_key_exists(view):
-            return AGAIN
+            return REREAD
         self._observe(view)
         if not queue.may_hold(claim_state.queue_key, len(view.conflicts)) or not self._own_key_active(view):
             return self._wait_reply(view)
@@ -214,7 +214,7 @@ class EtcdAttempt:
         """Whether a delay of an earlier entry is left, or may be."""
         return self.claim_state.delays.has_unknown_ends or self.claim_state.delays.left(self.runtime.now()) > 0
 
-    async def _publish_delay(self, queued: Queued, view: QueueView) -> Busy | Again:
+    async def _publish_delay(self, queued: Queued, view: QueueView) -> Busy | NextStep:
         """The claim is first in the queue, but a delay is left. Publish the delay in the claim's own value: waiters
         that arrive now have not seen the entry that vanished, and read the delay from there."""
         claim_state, now = self.claim_state, self.runtime.now()
@@ -223,7 +223,7 @@ class EtcdAttempt:
             value = self._entry_value("waiting", 0, end - now)
             done = await self._write(queue.requeue_txn(claim_state.queue_key, queued.create_revision, value, lease.id))
             if done is None or not done.succeeded:
-                return AGAIN
+                return REREAD
             queued.published_delay_end = end
         return self._wait_reply(view)
 
@@ -241,7 +241,7 @@ class EtcdAttempt:
         for key, since_revision in claim_state.delays.observe(ahead, revision, self.runtime.now()):
             self.client_state.watcher.watch_history(self.claim.id_hash, key, since_revision)
 
-    async def _claim_grant(self, *, checked: bool) -> Grant | Busy | Again:
+    async def _claim_grant(self, *, checked: bool) -> Grant | Busy | NextStep:
         """Become the holder. The lease is obtained before the transaction, so its life counts from before the grant."""
         claim_state, token_base = self.claim_state, await self._get_token_base()
         lease = claim_state.prepared_lease
@@ -253,34 +253,34 @@ class EtcdAttempt:
         )
         if done is None:
             claim_state.prepared_lease = None
-            return AGAIN
+            return REREAD
         if queue.was_put(done):
             self._switch_to_prepared_lease()
             return self._grant_reply(token_base, queue.txn_revision(done))
         view = queue.parse_view(queue_key, done)
         if view.token_base != token_base.stored:
             self.client_state.token_base = view.token_base
-            return AGAIN
+            return REREAD
         if not self._own_key_exists(view):
-            return AGAIN
+            return REREAD
         if not self._own_key_active(view):
             return self._wait_reply(view)
         if queue.may_hold(queue_key, len(view.conflicts)):  # the entry ahead left just now
-            return AGAIN
+            return REREAD
         if not claim_state.has_unconfirmed_write:
             self.client_state.leases.recycle(self.rpc, lease)
             claim_state.prepared_lease = None
         return self._wait_reply(view)
 
-    async def _repeat_grant(self, held: Held) -> Grant | Again:
+    async def _repeat_grant(self, held: Held) -> Grant | NextStep:
         """The claim holds the name already: return the same grant with the life that is left (E2, E8)."""
         claim_state, view = self.claim_state, await self._read_queue()
         if not self._own_key_exists(view) or view.own is None or queue.parse_value(view.own.value).state != "held":
             self._reset_expired()
-            return AGAIN
+            return REREAD
         if claim_state.key_lease is None or claim_state.key_lease.id != view.own.lease:
             claim_state.key_lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
-        return AGAIN if claim_state.key_lease is None else Grant(held.token, self._remaining_ttl())
+        return REREAD if claim_state.key_lease is None else Grant(held.token, self._remaining_ttl())
 
     def _own_key_exists(self, view: QueueView) -> bool:
         if view.own is not None and view.own.create_revision == self.claim_state.create_revision:

@@ -196,7 +196,7 @@ class EtcdClientState:
             return
         if key_watch.reason == "own":
             if event is not None and (event.type == messages.DELETED or _is_cooling(event.kv)):
-                registry.on_notification("lost", id_hash, 0.0, None)
+                registry.on_notification("broken", id_hash, 0.0, None)
             return
         if event is not None and event.type == messages.DELETED:
             self._on_key_deleted(claim_state, event.kv.key if event.kv is not None else key_watch.key, event.prev_kv)
@@ -205,9 +205,9 @@ class EtcdClientState:
         if key_watch.reason == "past" and claim_state.position:
             return  # other entries are still ahead, and the waiter is notified when they end
         if event is None:
-            registry.on_notification("head", id_hash, seconds, None)
+            registry.on_notification("recheck", id_hash, seconds, None)
         else:
-            registry.on_notification("go", id_hash, 0.0, None)
+            registry.on_notification("reserved", id_hash, 0.0, None)
 
     def _on_key_deleted(self, claim_state: ClaimState, key: bytes, previous_kv: messages.KeyValue | None) -> None:
         last_entry = None if previous_kv is None else queue.parse_entry(self.url.root, previous_kv)

@@ -28,7 +28,7 @@ _CLOSE_TIMEOUT: Final = 0.3  # seconds to revoke unused leases; those that are l
 
 
 class EtcdEngine:
-    listening = True  # a watch needs no preparation, so every claim that may wait joins the queue at once
+    queues_at_once = True  # a watch needs no preparation, so every claim that may wait joins the queue at once
 
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, client_state: EtcdClientState) -> None:
         self._runtime, self._registry, self._client_state = runtime, registry, client_state

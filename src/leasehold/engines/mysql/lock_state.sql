@@ -143,7 +143,7 @@ end
 $$
 
 -- Whether the name admits one more claim of this mode, and the lowest free slot.
-create procedure if not exists lh_fits_v1(
+create procedure if not exists lh_can_admit_v1(
     _namespace varbinary(255), _name varbinary(255), _mode varbinary(16), out _fits boolean, out _free_slot integer
 )
 begin
@@ -204,7 +204,7 @@ advance: begin
                 iterate heads;
             end if;
         end if;
-        call lh_fits_v1(_namespace, _name, _mode, _fits, _free_slot);
+        call lh_can_admit_v1(_namespace, _name, _mode, _fits, _free_slot);
         if _fits then
             update lh_bucket set token = greatest(token + 1, _now) where namespace = _namespace and bucket = _bucket;
             select token into _token from lh_bucket where namespace = _namespace and bucket = _bucket;

@@ -57,7 +57,7 @@ begin
                             select 1 from lh_waiter where namespace = _namespace and name = _name and passed = 0)
                         into _has_waiters;
                     if not _has_waiters then
-                        call lh_fits_v1(_namespace, _name, _mode, _fits, _free_slot);
+                        call lh_can_admit_v1(_namespace, _name, _mode, _fits, _free_slot);
                         set _idle = _fits;
                     end if;
                 end if;
@@ -374,9 +374,9 @@ begin
     select coalesce(group_concat(id_hash, '.', token), '') into _go from lh_grant where client = _client and state = 1;
     select coalesce(group_concat(notified_id_hash, '.', notified_recheck_at), '') into _head
         from lh_queue where notified_client = _client;
-    select 'go', id_hash, token, 0, namespace, name from lh_grant where client = _client and state = 1
+    select 'reserved', id_hash, token, 0, namespace, name from lh_grant where client = _client and state = 1
     union all
-    select 'head', notified_id_hash, notified_recheck_at, notified_recheck_at - _now, namespace, name
+    select 'recheck', notified_id_hash, notified_recheck_at, notified_recheck_at - _now, namespace, name
         from lh_queue where notified_client = _client;
     select get_lock(concat('lh.life.', left(sha2(_client, 256), 40)), if(
         exists (

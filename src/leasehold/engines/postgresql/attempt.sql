@@ -101,7 +101,7 @@ begin
             _idle := not exists (
                     select 1 from "leasehold".lh_waiter
                     where namespace = _namespace and name = _name and not passed)
-                and "leasehold".lh_fits_v1(_namespace, _name, _mode);
+                and "leasehold".lh_can_admit_v1(_namespace, _name, _mode);
         end if;
     end if;
     if _idle then  -- no claim waits, and the name admits one more

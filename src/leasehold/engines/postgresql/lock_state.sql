@@ -129,7 +129,7 @@ end
 $lh$;
 
 -- Whether the name admits one more claim of this mode.
-create or replace function "leasehold".lh_fits_v1(_namespace text, _name text, _mode text) returns boolean
+create or replace function "leasehold".lh_can_admit_v1(_namespace text, _name text, _mode text) returns boolean
 language plpgsql as $lh$
 declare
     _count integer;
@@ -196,7 +196,7 @@ begin
                 continue;
             end if;
         end if;
-        if "leasehold".lh_fits_v1(_namespace, _name, _head.mode) then
+        if "leasehold".lh_can_admit_v1(_namespace, _name, _head.mode) then
             update "leasehold".lh_bucket set token = greatest(token + 1, _now)
                 where namespace = _namespace and bucket = _bucket returning token into _token;
             delete from "leasehold".lh_waiter
@@ -207,7 +207,7 @@ begin
                 case _queue_row.kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end,
                 _head.delay, _head.ticket, _now, _head.heartbeat_expires_at, _now + 3000000, true);
             if _head.id_hash <> _caller_id_hash then
-                perform "leasehold".lh_notify_v1(_head.client, 'go', _head.id_hash, 0, _namespace, _name);
+                perform "leasehold".lh_notify_v1(_head.client, 'reserved', _head.id_hash, 0, _namespace, _name);
             end if;
             continue;
         end if;
@@ -231,7 +231,7 @@ begin
                     and (notified_id_hash <> _head.id_hash or notified_recheck_at <> _recheck_at);
         elsif _queue_row.notified_id_hash <> _head.id_hash or _recheck_at < _queue_row.notified_recheck_at then
             perform "leasehold".lh_notify_v1(
-                _head.client, 'head', _head.id_hash, _recheck_at - _now, _namespace, _name);
+                _head.client, 'recheck', _head.id_hash, _recheck_at - _now, _namespace, _name);
             update "leasehold".lh_queue set notified_id_hash = _head.id_hash, notified_recheck_at = _recheck_at
                 where namespace = _namespace and name = _name;
         end if;

@@ -151,7 +151,7 @@ begin
     _broken := found;
     if _broken then
         if _grant.state = 2 then
-            perform "leasehold".lh_notify_v1(_grant.client, 'lost', _grant.id_hash, 0, _namespace, _name);
+            perform "leasehold".lh_notify_v1(_grant.client, 'broken', _grant.id_hash, 0, _namespace, _name);
         end if;
         update "leasehold".lh_grant set state = 3, until = _now + _grant.delay
             where namespace = _namespace and name = _name and token = _token;

@@ -244,7 +244,7 @@ class NodeListener(PubSubListener):
         confirmed_tags, self._just_confirmed = self._just_confirmed, set()
         for id_hash, waiter in snapshot_items(registry.waiting):  # wake-ups may have been lost meanwhile
             if lock_keys(waiter.claim.namespace, waiter.claim.name)[0].partition(":")[2] in confirmed_tags:
-                registry.on_notification("head", id_hash, 0.0, None)
+                registry.on_notification("recheck", id_hash, 0.0, None)
 
     def _on_disconnect(self) -> None:
         for _, channel in snapshot_items(self._channels):

@@ -47,7 +47,7 @@ class Connections(Protocol):
     def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:
         """Send after all requests in flight, without waiting. False: not possible here."""
 
-    def hang_up(self) -> None:
+    def drop_connections(self) -> None:
         """Drop all connections; the next call opens a new one."""
 
     def abort(self) -> None:
@@ -127,9 +127,9 @@ class BlockingPool:
         else:
             stream.close()
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-            self.hang_up()  # the server is gone, and the idle connections with it
+            self.drop_connections()  # the server is gone, and the idle connections with it
 
-    def hang_up(self) -> None:
+    def drop_connections(self) -> None:
         while self._idle:
             try:
                 self._drop(self._idle.pop())
@@ -142,7 +142,7 @@ class BlockingPool:
 
     def close(self) -> None:
         self._max_idle = 0
-        self.hang_up()
+        self.drop_connections()
 
     def after_fork(self) -> None:
         streams, self._all, self._idle = list(self._all.values()), {}, []
@@ -240,7 +240,7 @@ class SharedConnection:
             draining.post(packed, deadline, _ignore_reply)
         return stream is not None and stream.usable and stream.post(packed, deadline, on_reply)
 
-    def hang_up(self) -> None:
+    def drop_connections(self) -> None:
         for stream in (self._stream, *self._draining, *self._idle):
             if stream is not None:
                 stream.close()
@@ -254,7 +254,7 @@ class SharedConnection:
                 stream.shutdown()
 
     def close(self) -> None:
-        self.hang_up()
+        self.drop_connections()
 
     def after_fork(self) -> None:
         for stream in (self._stream, *self._draining, *self._idle, *self._in_use):

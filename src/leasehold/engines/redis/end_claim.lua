@@ -15,7 +15,7 @@ local function break_grant(token, id_hash)  -- whichever claim owns it; id_hash,
     local matches = entry.token == token or entry.id_hash == id_hash
     -- A delay protects against a holder that does not know of the break yet: a second break must not cut it short.
     if matches and (entry.state == HELD or (entry.state == COOLING and entry.delay == 0)) then
-      if entry.state == HELD then notify(entry.client, 'lost', entry.id_hash, 0) end
+      if entry.state == HELD then notify(entry.client, 'broken', entry.id_hash, 0) end
       if entry.state == HELD and entry.delay > 0 then
         start_cooling(entry, now + entry.delay, entry.delay)
       else

@@ -53,7 +53,7 @@ class RedisEngine:
         return _TRAITS_WITHOUT_PERSISTENCE if self._topology.survives == "nothing" else TRAITS
 
     @property
-    def listening(self) -> bool:
+    def queues_at_once(self) -> bool:
         """Whether this client has met contention: then its claims queue at their first attempt."""
         return "contended" in self._registry.shared
 

@@ -231,7 +231,7 @@ local function notify_recheck(first, is_attempting)
   if is_attempting then  -- the reply of this script tells it
     notified_head, notified_recheck_at, changed = first.id_hash, at, true
   elseif notified_head ~= first.id_hash or at < notified_recheck_at then
-    notify(first.client, 'head', first.id_hash, at - now)
+    notify(first.client, 'recheck', first.id_hash, at - now)
     notified_head, notified_recheck_at, changed = first.id_hash, at, true
   end
 end
@@ -249,7 +249,7 @@ local function advance_queue(attempting)
       pass_over(first)
     elseif can_admit(first.shared) then
       make_holder(first, RESERVED, now + RESERVATION)
-      if not is_attempting then notify(first.client, 'go', first.id_hash, 0) end
+      if not is_attempting then notify(first.client, 'reserved', first.id_hash, 0) end
     elseif not pass_over_unreachable(attempting) then
       return notify_recheck(first, is_attempting)
     end

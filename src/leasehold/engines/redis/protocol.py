@@ -305,7 +305,7 @@ def _add_entry(lock_state: LockState, packed_entry: Any) -> None:
         since=since / MICROS,
         heartbeat_expires_at=heartbeat_expires_at / MICROS,
         state=state,
-        until=expires_at / MICROS,
+        expires_at=expires_at / MICROS,
         token=token,
         slot=None if slot < 0 else slot,
     )

@@ -1,4 +1,4 @@
-"""Wake-ups: one subscription per client, for its waiters (`go`, `head`) and its holders (`lost`).
+"""Wake-ups: one subscription per client, for its waiters (`reserved`, `recheck`) and its holders (`broken`).
 
 The listener has a thread of its own, even under asyncio: a holder is notified of a break even while the loop is
 blocked. A client is reachable if the server counts a subscriber, and the script that decides reads that count. After a
@@ -35,7 +35,7 @@ from leasehold.runtime.net.event_loop import LoopStream
 _log = logging.getLogger("leasehold.redis")
 
 _SUBSCRIBE_TIMEOUT: Final = 1.0  # seconds that an attempt waits for the subscription
-_NOTIFICATION_KINDS: Final[dict[bytes, Literal["go", "lost"]]] = {b"go": "go", b"lost": "lost"}
+_NOTIFICATION_KINDS: Final[dict[bytes, Literal["reserved", "broken"]]] = {b"reserved": "reserved", b"broken": "broken"}
 _MAX_STALE_RECHECKS: Final = 64  # entries of former waiters that may be kept
 
 
@@ -295,14 +295,14 @@ class PubSubListener(BaseSubscription):
         self.active, self._succeeded, self._failing = True, True, False
         self.wake_waiters()
         for id_hash, _ in snapshot_items(registry.waiting):  # wake-ups may have been lost meanwhile
-            registry.on_notification("head", id_hash, 0.0, None)
+            registry.on_notification("recheck", id_hash, 0.0, None)
 
     def _on_notification(self, registry: ClaimRegistry, message: bytes) -> None:
         """A message from a script: kind, microseconds, key, id hash."""
         with suppress(ValueError, OverflowError):  # not our format
             kind, after, key, raw = message.split(b" ", 3)
             id_hash = raw.hex()
-            if kind == b"head":
+            if kind == b"recheck":
                 self._recheck_timer.schedule(
                     registry, id_hash, self._runtime.now() + int(after) / MICROS + WAKEUP_SLACK
                 )

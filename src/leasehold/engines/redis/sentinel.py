@@ -205,7 +205,7 @@ class SentinelTopology:
             and not self._sentinels.stale
             and is_error_reply(rejected.error, WRONG_SERVER_ERRORS)
         ):
-            connections.hang_up()  # no primary any more: it will say so on each new connection
+            connections.drop_connections()  # no primary any more: it will say so on each new connection
         self._sentinels.stale = True
         return await rediscover(self, self._runtime, tag, rejected, tries, deadline)
 
@@ -265,7 +265,7 @@ class SentinelPubSub(PubSubListener):
         def on_switch(text: str) -> None:
             if (subscription := self_ref()) is not None and (registry := registry_ref()) is not None:
                 subscription.drop_connection()
-                registry.connection_lost(text)
+                registry.mark_all_at_risk(text)
 
         sentinels.switch_callbacks.append(on_switch)
 

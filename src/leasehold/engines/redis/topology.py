@@ -138,7 +138,7 @@ class SingleServer:
         return (self._connections,)
 
     def mark_stale(self, connections: Connections) -> None:
-        connections.hang_up()  # another server may have this address by now
+        connections.drop_connections()  # another server may have this address by now
 
     def is_replaced(self, connections: Connections) -> bool:
         return False

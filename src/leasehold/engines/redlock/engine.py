@@ -83,7 +83,7 @@ class RedlockEngine:
         return TRAITS if all(settings.survives == "restart" for settings in known) else _TRAITS_WITHOUT_PERSISTENCE
 
     @property
-    def listening(self) -> bool:
+    def queues_at_once(self) -> bool:
         return "contended" in self._registry.shared
 
     # ---------------------------------------------------------------- attempt

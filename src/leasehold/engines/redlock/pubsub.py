@@ -85,10 +85,10 @@ class NodeSubscriptions(PubSubListener):
             return
         reserved_by.add(index)
         if len(reserved_by) >= max(self._quorum, sum(subscription.active for subscription in self._node_subscriptions)):
-            registry.on_notification("go", id_hash, 0.0, None)
+            registry.on_notification("reserved", id_hash, 0.0, None)
         else:
             registry.on_notification(
-                "head", id_hash, _SPLIT_VOTE_DELAY if len(reserved_by) < self._quorum else _MAJORITY_DELAY, None
+                "recheck", id_hash, _SPLIT_VOTE_DELAY if len(reserved_by) < self._quorum else _MAJORITY_DELAY, None
             )
 
     def check_node_subscribed(self, index: int, subscribed: bool) -> None:
@@ -181,7 +181,7 @@ class NodeSubscriptions(PubSubListener):
             subscription.active, subscription.failures = True, 0
             self._update_majority()
             for id_hash, _ in snapshot_items(registry.waiting):  # wake-ups may have been lost meanwhile
-                registry.on_notification("head", id_hash, 0.0, None)
+                registry.on_notification("recheck", id_hash, 0.0, None)
         elif reply[0] == b"message" and len(reply) == 3 and isinstance(reply[2], bytes):
             self._on_node_notification(registry, index, reply[2], runtime.now())
 
@@ -212,14 +212,16 @@ class NodeSubscriptions(PubSubListener):
         with suppress(ValueError, OverflowError):  # not our format
             kind, after, key, raw = message.split(b" ", 3)
             id_hash, seconds, name_id = raw.hex(), int(after) / MICROS, parse_key(key.decode())
-            if kind == b"go" and name_id is not None and not registry.knows(id_hash):
-                registry.on_notification("go", id_hash, 0.0, Claim(*name_id, "", id_hash, Holder("stray"), WAITER_TTL))
-            elif kind == b"go":
+            if kind == b"reserved" and name_id is not None and not registry.knows(id_hash):
+                registry.on_notification(
+                    "reserved", id_hash, 0.0, Claim(*name_id, "", id_hash, Holder("stray"), WAITER_TTL)
+                )
+            elif kind == b"reserved":
                 self.on_node_reservation(id_hash, index)
-            elif kind == b"head":
+            elif kind == b"recheck":
                 self._schedule_majority_recheck(registry, id_hash, index, now + seconds, now)
-            elif kind == b"lost":
-                registry.on_notification("lost", id_hash, 0.0, None)
+            elif kind == b"broken":
+                registry.on_notification("broken", id_hash, 0.0, None)
 
     def _schedule_majority_recheck(
         self, registry: ClaimRegistry, id_hash: str, index: int, recheck_at: float, now: float
@@ -231,5 +233,5 @@ class NodeSubscriptions(PubSubListener):
                 return
             if len(recheck_times) >= self._quorum:
                 registry.on_notification(
-                    "head", id_hash, max(0.0, sorted(recheck_times.values())[self._quorum - 1] - now), None
+                    "recheck", id_hash, max(0.0, sorted(recheck_times.values())[self._quorum - 1] - now), None
                 )

@@ -25,13 +25,13 @@ class AbandonedSessions:
         # Earlier sessions will not be compensated any more: a caller that gives up calls `compensate` as soon as its
         # call has failed.
         for earlier in self._unanswered.values():
-            self._hang_up(earlier)
+            self._disconnect(earlier)
         self._unanswered.clear()
         if id_hash:
             session.transition(UNANSWERED)
             self._unanswered[id_hash] = session
         else:
-            self._hang_up(session)
+            self._disconnect(session)
 
     def compensate(self, id_hash: str, statement: bytes, values: Sequence[Value]) -> None:
         """Send a release behind the claim's attempt, if that has no answer yet. Never waits."""
@@ -39,8 +39,8 @@ class AbandonedSessions:
             session.send_compensation(statement, values)
             self._track(session)
 
-    def _hang_up(self, session: SqlSession) -> None:
-        session.hang_up()
+    def _disconnect(self, session: SqlSession) -> None:
+        session.disconnect()
         self._track(session)
 
     def _track(self, session: SqlSession) -> None:

@@ -70,7 +70,7 @@ def add_entry(lock_state: LockState, entry: QueueEntry) -> None:
     """Add a queue entry to the collections that its state belongs in."""
     if entry.token:
         lock_state.holders[entry.token] = entry
-        lock_state._next_expiry = min(lock_state._next_expiry, entry.until)
+        lock_state._next_expiry = min(lock_state._next_expiry, entry.expires_at)
     if entry.state != COOLING:
         lock_state.entries[entry.id_hash] = entry
     if entry.state == WAITING:

@@ -145,7 +145,7 @@ class SqlListener(ABC):
         """Make all waiters attempt again."""
         if (registry := self._registry_ref()) is not None:
             for id_hash, _ in snapshot_items(registry.waiting):
-                registry.on_notification("head", id_hash, 0.0, None)
+                registry.on_notification("recheck", id_hash, 0.0, None)
 
     def _close_liveness_session(self) -> None:
         with self._mutex:
@@ -207,7 +207,7 @@ def deliver_notification(
     """Pass a notification on to the registry; ignore one that Leasehold would not send."""
     if not (isinstance(id_hash, str) and isinstance(namespace, str) and isinstance(name, str)):
         return
-    if kind == "go" or kind == "head" or kind == "lost":
+    if kind == "reserved" or kind == "recheck" or kind == "broken":
         registry.on_notification(
             kind, id_hash, seconds, Claim(namespace, name, "", id_hash, Holder("stray"), WAITER_TTL)
         )

@@ -146,9 +146,9 @@ class SqlSession(ABC):
     def send_compensation(self, statement: bytes, values: Sequence[Value]) -> None:
         """Send a release behind the unanswered attempt, which it cannot overtake, and hang up."""
         self._send_last(statement, values)
-        self.hang_up()
+        self.disconnect()
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close our side, without waiting."""
         self._draining = self._close_our_side()
         self.transition(CLOSED if self._draining is None else DRAINING)

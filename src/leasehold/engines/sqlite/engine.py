@@ -78,7 +78,7 @@ class SqliteEngine:
         self.traits = TRAITS if connection.durable else replace(TRAITS, survives="nothing")
 
     @property
-    def listening(self) -> bool:
+    def queues_at_once(self) -> bool:
         return "contended" in self._registry.shared
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
@@ -299,7 +299,7 @@ class SqliteEngine:
             if (
                 not notification.client
                 or self._wakeup_socket.send(namespace, name, notification)
-                or notification.kind != "go"
+                or notification.kind != "reserved"
             ):
                 continue
             # The waiter died after the transaction reserved the name for it. If it cannot be passed over now, the

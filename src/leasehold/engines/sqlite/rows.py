@@ -107,7 +107,7 @@ class RowLockState(LockState):
             self.kind, self.limit = first[9], first[10]
             for row in rows:
                 self._load_holder(row)
-            self._next_expiry = min(entry.until for entry in self.holders.values())
+            self._next_expiry = min(entry.expires_at for entry in self.holders.values())
         self._loaded_up_to = _ALL_LOADED  # every waiter with a ticket up to this one is in `waiters`
         if first[3] is not None:
             self._queue_row = first[3:8]
@@ -145,7 +145,7 @@ class RowLockState(LockState):
                 continue
             if len(new) == 15:
                 if row is None or len(row) != 15 or row[13] != new[13]:
-                    granted_ttl = entry.until - self._now
+                    granted_ttl = entry.expires_at - self._now
                 db.execute(REPLACE_GRANT, (*key, granted_ttl, self.kind, self.limit, *new))
             else:
                 queued = True
@@ -184,7 +184,7 @@ class RowLockState(LockState):
         if self.holders.get(entry.token) is entry:
             return (
                 *(entry.token, entry.id_hash, entry.state, entry.client, *entry.holder, entry.mode, entry.delay),
-                *(entry.ticket, entry.since, entry.heartbeat_expires_at, entry.until, entry.slot),
+                *(entry.ticket, entry.since, entry.heartbeat_expires_at, entry.expires_at, entry.slot),
             )
         if self.entries.get(entry.id_hash) is entry:
             passed = int(entry.state == PASSED)
@@ -197,8 +197,8 @@ class RowLockState(LockState):
     # --------------------------- where a queue in a table needs other code
 
     @property
-    def idle(self) -> bool:
-        return super().idle and (
+    def empty(self) -> bool:
+        return super().empty and (
             self._queue_row is None or not self._db.execute(_EXISTS_WAITER, self._key).fetchone()[0]
         )
 

@@ -141,7 +141,7 @@ class WakeupSocket:
             self.address = address
         if rebound:  # waiters may have missed a wake-up, and are queued with an address that no longer works
             for id_hash, _ in snapshot_items(registry.waiting):
-                registry.on_notification("head", id_hash, 0.0, None)
+                registry.on_notification("recheck", id_hash, 0.0, None)
 
     def _open_folder(self) -> Folder:
         """The folder of the sockets, created if it is missing, with the group of the database if that is shared."""
@@ -282,6 +282,6 @@ def _dispatch(registry: ClaimRegistry, message: bytes) -> None:
         delay = float(seconds)
     except ValueError:
         return  # not a message of ours
-    if kind in ("go", "head", "lost"):
+    if kind in ("reserved", "recheck", "broken"):
         unknown_claim = Claim(namespace, name, "", id_hash, Holder("stray"), WAITER_TTL)
-        registry.on_notification(cast(Literal["go", "head", "lost"], kind), id_hash, delay, unknown_claim)
+        registry.on_notification(cast(Literal["reserved", "recheck", "broken"], kind), id_hash, delay, unknown_claim)

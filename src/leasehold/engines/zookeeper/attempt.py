@@ -52,13 +52,13 @@ class NodeState(Enum):
     FIRST = auto()  # the claim holds the name: its node was written in the pipeline that read the queue
 
 
-class Again(Enum):
+class NextStep(Enum):
     """A step that decided nothing, but changed what the next one finds."""
 
-    AGAIN = auto()
+    REREAD = auto()
 
 
-AGAIN: Final = Again.AGAIN
+REREAD: Final = NextStep.REREAD
 
 
 class ZookeeperAttempt:
@@ -83,7 +83,7 @@ class ZookeeperAttempt:
         await self._read_known_node(woken)
         while True:
             reply = await self._step()
-            if reply is not AGAIN:
+            if reply is not REREAD:
                 return reply
 
     async def _read_known_node(self, woken: bool) -> None:
@@ -113,13 +113,13 @@ class ZookeeperAttempt:
         # A queued claim keeps its position (E2).
         return NodeState.BEHIND if self._claim.queue or own_node.waits else NodeState.BEHIND_UNQUEUED
 
-    async def _step(self) -> Grant | Busy | Again:
+    async def _step(self) -> Grant | Busy | NextStep:
         match self._state():
             case NodeState.NONE:
                 return await self._join()
             case NodeState.DELETED:
                 self._forget_node()
-                return AGAIN
+                return REREAD
             case NodeState.PAST_THE_LAST_SEQUENCE:
                 return await self._leave_exhausted_queue()
             case NodeState.OF_ANOTHER_KIND:
@@ -130,7 +130,7 @@ class ZookeeperAttempt:
                 return await self._give_up()
             case NodeState.FIRST_IF_REWRITTEN:
                 await self._refresh(write=True)
-                return AGAIN
+                return REREAD
             case NodeState.FIRST:
                 return await self._grant()
 
@@ -167,7 +167,7 @@ class ZookeeperAttempt:
         self._leader_time_ms = stat.mtime
         self._session.leader_clock_offset = stat.mtime / 1000 - self._runtime.now()
 
-    async def _join(self) -> Busy | Again:
+    async def _join(self) -> Busy | NextStep:
         """Create the claim's node and read the queue in one pipeline. Until that is answered, the node may or may not
         exist."""
         if busy := await self._drain_exhausted_queue():
@@ -199,7 +199,7 @@ class ZookeeperAttempt:
         self._record_write(own_node, sent, claim.ttl, False, stat)
         self._is_fresh = True
         self._parse_queue(replies[len(parent_creates) + 1 :])
-        return AGAIN
+        return REREAD
 
     async def _refresh(self, write: bool) -> None:
         own_node, claim, sent = self._node, self._claim, self._runtime.now()
@@ -219,8 +219,8 @@ class ZookeeperAttempt:
 
     # -------------------------------------------------------------- replies
 
-    async def _grant(self) -> Grant | Again:
-        """AGAIN: the slots changed meanwhile."""
+    async def _grant(self) -> Grant | NextStep:
+        """REREAD: the slots changed meanwhile."""
         own_node, claim = self._node, self._claim
         if claim.kind == "semaphore" and own_node.slot is None:
             data, version = self._slots
@@ -229,7 +229,7 @@ class ZookeeperAttempt:
                 (reply,) = await self._pipeline(SetData(self._parent, new_data, version))
                 if reply.get(BadVersionError, NoNodeError) is None:
                     await self._refresh(write=True)
-                    return AGAIN
+                    return REREAD
             own_node.slot = slot
         token = own_node.token or self._token_base + own_node.created_zxid
         if token >= nodes.TOKEN_BOUND:
@@ -238,7 +238,7 @@ class ZookeeperAttempt:
         left = self._session.trusted_until(own_node) - self._asked_at
         return Grant(own_node.token, max(0.0, min(left, claim.ttl)), own_node.slot)
 
-    async def _check_mismatch(self) -> Again:
+    async def _check_mismatch(self) -> NextStep:
         """Raises `Mismatch` if two reads show a queue of another kind: a claim that is itself about to be refused fixes
         no kind. A holder that has expired does not either."""
         if await self._delete_expired(self._queue.holders) is not None:
@@ -249,9 +249,9 @@ class ZookeeperAttempt:
                 raise Mismatch(self._claim.name, wanted=wanted, found=self._queue.describe_kind())
             self._mismatch_seen = True
         await self._refresh(write=False)
-        return AGAIN
+        return REREAD
 
-    async def _give_up(self) -> Busy | Again:
+    async def _give_up(self) -> Busy | NextStep:
         """The claim does not wait: delete its node, and report the holder."""
         holders = self._queue.holders
         deleted, *holder_replies = await self._pipeline(Delete(self._node.path, -1), *self._holder_reads(holders))
@@ -259,8 +259,8 @@ class ZookeeperAttempt:
         self._forget_node()
         return await self._busy_reply(holders, holder_replies, None)
 
-    async def _stay_queued(self) -> Busy | Again:
-        """Watch the node that is in the way. AGAIN: a node is gone meanwhile."""
+    async def _stay_queued(self) -> Busy | NextStep:
+        """Watch the node that is in the way. REREAD: a node is gone meanwhile."""
         session, claim, own_node, queue = self._session, self._claim, self._node, self._queue
         index = queue.index(own_node.name)
         assert index is not None
@@ -285,17 +285,17 @@ class ZookeeperAttempt:
         watched_value = watch_reply.get(NoNodeError)
         if watched_value is None or (is_semaphore_head and NodeQueue(watched_value).nodes != queue.nodes):
             await self._refresh(write=False)
-            return AGAIN
+            return REREAD
         return await self._busy_reply(holders, holder_replies, position)
 
-    async def _leave_exhausted_queue(self) -> Again:
+    async def _leave_exhausted_queue(self) -> NextStep:
         """The queue is out of sequence numbers: no claim joins it any more, and it is recreated once it is empty."""
         deleted, parent = await self._pipeline(Delete(self._node.path, -1), Exists(self._parent, None))
         deleted.get(NoNodeError)
         self._forget_node()
         if stat := parent.get(NoNodeError):
             self._session.draining[self._parent] = stat.czxid
-        return AGAIN
+        return REREAD
 
     async def _drain_exhausted_queue(self) -> Busy | None:
         session, parent = self._session, self._parent
@@ -323,13 +323,13 @@ class ZookeeperAttempt:
 
     async def _busy_reply(
         self, holders: list[ClaimNode], holder_replies: list[Reply], position: int | None
-    ) -> Busy | Again:
-        """Report what is in the way. AGAIN: a holder is gone now."""
+    ) -> Busy | NextStep:
+        """Report what is in the way. REREAD: a holder is gone now."""
         left = await self._delete_expired(holders, holder_replies) if not position else float("inf")
         if left is None:
             if self._own_node is not None:
                 await self._refresh(write=False)
-            return AGAIN
+            return REREAD
         data, stat = holder_replies[0].get(NoNodeError) or (b"", None)
         if stat is None:
             return Busy(None if position else 0.0, position)

@@ -74,7 +74,7 @@ class NodeWatch:
         if session := self._session():
             session.on_watch_fired(self)
             for id_hash in list(self.id_hashes):
-                session.registry.on_notification("go", id_hash, 0.0, None)
+                session.registry.on_notification("reserved", id_hash, 0.0, None)
 
 
 class ZookeeperSession:
@@ -303,7 +303,7 @@ class ZookeeperSession:
         if state == KazooState.LOST:
             self._on_session_ended()
         if not self._connected:
-            self.registry.connection_lost("the connection to ZooKeeper was lost")
+            self.registry.mark_all_at_risk("the connection to ZooKeeper was lost")
         if state == KazooState.SUSPENDED:
             _log.warning("lost the connection to ZooKeeper at %s; reconnecting", self.url.servers)
         self._wake()

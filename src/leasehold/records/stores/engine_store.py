@@ -31,7 +31,7 @@ class EngineStore:
         core = client._core
         if url is None and isinstance(core.engine_unless_closed(), cls.engine_type):
             return cls(core)
-        own_client = client._sibling(core.config.url if url is None else url)
+        own_client = client._new_client(core.config.url if url is None else url)
         return cls(own_client._core, own_client)
 
     def _engine(self) -> Any:

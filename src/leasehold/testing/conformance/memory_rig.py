@@ -40,7 +40,7 @@ class MemoryRig(Rig):
 
     def advance_clock(self, seconds: float) -> None:
         self._offset += seconds
-        for _, machine in self._machines:
+        for _, machine in self._client_paths:
             assert isinstance(machine, MemoryMachine)
             machine.wake_sleepers()
 
@@ -108,7 +108,7 @@ class MemoryMachine(ClientPath):
             self.rig.server.notify_callbacks.update(self._listeners)
             for registry in self._registries:
                 for id_hash in list(registry.waiting):
-                    registry.on_notification("head", id_hash, 0.0, None)
+                    registry.on_notification("recheck", id_hash, 0.0, None)
 
 
 @dataclass(eq=False)

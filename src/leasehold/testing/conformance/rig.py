@@ -84,7 +84,7 @@ class Rig(ABC):
     can_lose_minority: ClassVar[bool] = False  # and restart_lost_members
 
     def __init__(self) -> None:
-        self._machines: list[tuple[object, ClientPath]] = []
+        self._client_paths: list[tuple[object, ClientPath]] = []
 
     # ----------------------------------------- what an engine author writes
 
@@ -133,52 +133,52 @@ class Rig(ABC):
     def runtime(self, name: RuntimeName) -> Threads | Loop:
         return Threads(self.clock) if name == "blocking" else Loop(self.clock)
 
-    def join(self, who: object, machine: ClientPath) -> None:
+    def join(self, who: object, path: ClientPath) -> None:
         """Remember which client or driver uses this path, for `cut(who)`, `restore(who)` and `kill_session(who)`."""
-        self._machines.append((who, machine))
+        self._client_paths.append((who, path))
 
     def client(self, faults: Faults | None = None, **arguments: Unpack[ClientArguments]) -> Client:
         """A blocking client with a path of its own, through `faults` if any."""
-        machine, runtime = self.client_path(), Threads(self.clock)
-        client = Client(machine.url, engine=_opener(machine, faults), runtime=runtime, **arguments)
-        self.join(client, machine)
+        path, runtime = self.client_path(), Threads(self.clock)
+        client = Client(path.url, engine=_opener(path, faults), runtime=runtime, **arguments)
+        self.join(client, path)
         return client
 
     def async_client(self, faults: Faults | None = None, **arguments: Unpack[ClientArguments]) -> AsyncClient:
         """An asyncio client with a path of its own, through `faults` if any."""
-        machine, runtime = self.client_path(), Loop(self.clock)
-        client = AsyncClient(machine.url, engine=_opener(machine, faults), runtime=runtime, **arguments)
-        self.join(client, machine)
+        path, runtime = self.client_path(), Loop(self.clock)
+        client = AsyncClient(path.url, engine=_opener(path, faults), runtime=runtime, **arguments)
+        self.join(client, path)
         return client
 
     def cut(self, who: object) -> None:
-        self._machine_of(who).cut()
+        self._path_of(who).cut()
 
     def restore(self, who: object) -> None:
-        self._machine_of(who).restore()
+        self._path_of(who).restore()
 
     def kill_session(self, who: object) -> None:
-        self._machine_of(who).kill_session()
+        self._path_of(who).kill_session()
 
-    def _machine_of(self, who: object) -> ClientPath:
-        return next(machine for owner, machine in self._machines if owner is who)
+    def _path_of(self, who: object) -> ClientPath:
+        return next(path for owner, path in self._client_paths if owner is who)
 
     def restore_all(self) -> None:
         """Undo the faults that a case has left."""
         if self.can_pause:
             self.resume()
         if self.can_cut:
-            for _, machine in self._machines:
-                machine.restore()
+            for _, path in self._client_paths:
+                path.restore()
 
     def close(self) -> None:
         """Release the resources of this rig. A server shared by rigs stays up."""
-        for _, machine in self._machines:
-            machine.close()
+        for _, path in self._client_paths:
+            path.close()
 
 
-def _opener(machine: ClientPath, faults: Faults | None) -> Opener:
-    return machine.opener if faults is None else faulty(machine.opener, faults)
+def _opener(path: ClientPath, faults: Faults | None) -> Opener:
+    return path.opener if faults is None else faulty(path.opener, faults)
 
 
 # By name, because an engine may have several rigs: one server, a cluster. A string is imported on first use, so that a
