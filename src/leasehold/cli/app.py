@@ -22,6 +22,7 @@ from leasehold.cli.console import discard_stdout, global_options, say, write_std
 from leasehold.cli.deadlocks import deadlocks
 from leasehold.cli.demo.command import demo
 from leasehold.cli.docs import docs
+from leasehold.cli.doctor.command import doctor
 from leasehold.cli.elect import elect
 from leasehold.cli.get import get
 from leasehold.cli.help import WIDTH, Group
@@ -74,6 +75,7 @@ for command in (
     release,
     schema,
     rebase,
+    doctor,
     demo,
     bench,
     docs,

@@ -62,6 +62,7 @@ class MemberHealth:
     round_trip: float | None = None
     role: str | None = None  # leader, follower, learner, primary, replica, standalone
     version: str | None = None
+    server_id: str | None = None  # different for every server, whatever its addresses
     storage: tuple[Storage, ...] = ()
     replicas: int | None = None  # connected to this server
     replication_lag: float | None = None  # of the replica that is furthest behind

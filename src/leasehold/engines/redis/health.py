@@ -175,6 +175,7 @@ def _parse_info(member: str, fields: Mapping[str, str], settings: Mapping[str, s
         round_trip=trip.seconds,
         role=role,
         version=server_text(version) if version else None,
+        server_id=server_text(fields["run_id"]) if "run_id" in fields else None,
         storage=() if used is None else (Storage("maxmemory", used, limit or None),),
         replicas=parse_int(fields.get("connected_slaves")),
         replication_lag=_lag(role, fields),

@@ -1,0 +1,102 @@
+"""How `leasehold doctor` judges what it has read: a row per planted fault, and a healthy set-up without findings."""
+
+from dataclasses import replace
+
+import pytest
+
+from leasehold.cli.doctor import host
+from leasehold.cli.doctor.findings import Finding, worst
+from leasehold.cli.doctor.servers import check_servers
+from leasehold.cli.doctor.trial import describe_promises
+from leasehold.engines.probe import Finding as Setting
+from leasehold.engines.probe import Health, MemberHealth, Storage
+from leasehold.model import Traits
+
+MEMBER = MemberHealth("127.0.0.1:1", up=True, round_trip=0.001, role="primary", version="7", server_id="a")
+HEALTHY = Health("redis", up=True, members=(MEMBER,), has_leader=True, voting=1, reachable=1)
+NODES = tuple(replace(MEMBER, member=f"127.0.0.{n}:1", server_id=str(n)) for n in range(1, 4))
+REDLOCK = Health("redlock", up=True, members=NODES, voting=3, reachable=3)
+
+
+def with_member(health=HEALTHY, **changes):
+    return replace(health, members=(replace(health.members[0], **changes), *health.members[1:]))
+
+
+def unsafe(health, scheme="redis"):
+    return [each for each in check_servers(health, scheme) if each.severity != "ok"]
+
+
+@pytest.mark.parametrize("health", [HEALTHY, REDLOCK, replace(HEALTHY, engine="etcd", voting=3, reachable=3)])
+def test_healthy_servers_have_no_findings(health):
+    assert unsafe(health) == []
+
+
+@pytest.mark.parametrize(
+    ("health", "check", "severity"),
+    [
+        (replace(HEALTHY, up=False, error="refused"), "reachable", "danger"),
+        (replace(HEALTHY, alarms=("NOSPACE",)), "alarm", "danger"),
+        (with_member(REDLOCK, up=False, error="refused"), "members", "warning"),
+        (replace(HEALTHY, voting=3, reachable=2), "quorum", "warning"),
+        (replace(HEALTHY, voting=4, reachable=4), "quorum", "note"),
+        (with_member(findings=(Setting("maxmemory-policy", "allkeys-lru", "mend"),)), "settings", "danger"),
+        (with_member(findings=(Setting("appendonly", "no", "mend"),)), "settings", "warning"),
+        (with_member(findings=(Setting("fsync", "off", "mend"),)), "settings", "danger"),
+        (with_member(storage=(Storage("quota", 85, 100),)), "storage", "warning"),
+        (with_member(storage=(Storage("quota", 96, 100),)), "storage", "danger"),
+        (with_member(evictions=1), "evictions", "danger"),
+        (with_member(replication_lag=11.0), "replication", "warning"),
+        (with_member(connections_ratio=0.95), "connections", "warning"),
+        (with_member(clock_offset=-3.0, clock_error=0.01), "clock offset", "note"),
+        (with_member(REDLOCK, clock_offset=3.0, clock_error=0.01), "clock offset", "danger"),
+        (with_member(replace(HEALTHY, engine="etcd"), disk_seconds=0.5), "disk", "warning"),
+        (with_member(notes=("INFO is not allowed",)), "visibility", "note"),
+        (replace(REDLOCK, members=NODES[:2], voting=None), "nodes", "danger"),
+        (with_member(REDLOCK, server_id="2"), "nodes", "danger"),
+        (with_member(REDLOCK, member="127.0.0.2:9"), "nodes", "warning"),
+        (with_member(member="10.0.0.5:6379"), "encryption", "warning"),
+    ],
+)
+def test_planted_fault_is_found_once_with_a_fix(health, check, severity):
+    (finding,) = unsafe(health)
+    assert (finding.check, finding.severity) == (check, severity)
+    assert finding.fix
+
+
+@pytest.mark.parametrize("member", ["localhost:6379", "127.0.0.1:6379", "[::1]:6379", "/run/redis.sock"])
+def test_local_servers_need_no_encryption(member):
+    assert unsafe(with_member(member=member)) == []
+
+
+def test_redis_without_a_log_is_the_red_flag_of_a_single_redis():
+    (finding,) = unsafe(with_member(findings=(Setting("appendonly", "no", "mend"),)))
+    assert finding.red_flag == "single-redis-as-truth"
+
+
+def test_engine_without_tokens_is_the_red_flag_of_no_owner_check():
+    *_, finding = describe_promises(Traits(fencing=False, survives="restart"))
+    assert (finding.severity, finding.red_flag) == ("warning", "no-owner-check")
+
+
+@pytest.mark.parametrize(("state", "severity"), [(0, "ok"), (5, "note"), (None, "note")])
+def test_host_clock_is_judged_by_the_kernels_answer(state, severity):
+    assert host.check_clock(state).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("path", "severity"),
+    [
+        ("/srv/locks.db", "ok"),
+        ("/srv/share/locks.db", "danger"),
+        ("/srv/shared/locks.db", "ok"),
+        ("/mnt/a b/x", "danger"),
+    ],
+)
+def test_file_on_a_network_file_system_is_a_danger(path, severity):
+    mounts = ["/dev/sda / ext4 rw 0 0", "nas:/x /srv/share nfs4 rw 0 0", "nas:/y /mnt/a\\040b cifs rw 0 0", "broken"]
+    assert host.check_file_system(path, mounts).severity == severity
+
+
+def test_worst_finding_decides():
+    assert worst([]) == "ok"
+    assert worst([Finding("a", "note", ""), Finding("b", "danger", ""), Finding("c", "warning", "")]) == "danger"

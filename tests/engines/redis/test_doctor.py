@@ -1,0 +1,38 @@
+"""`leasehold doctor` on real Redis servers: healthy, unsafe, without rights."""
+
+from tests.support.doctor import examine, unsafe
+
+
+def url(server, user: str = "") -> str:
+    return f"redis://{user}127.0.0.1:{server.port}/0"
+
+
+def test_durable_server_has_nothing_above_a_note(start_redis):
+    assert unsafe(url(start_redis("--appendonly", "yes", "--appendfsync", "always"))) == {}
+
+
+def test_server_without_a_log_that_evicts_is_a_danger(start_redis):
+    server = start_redis("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru")
+    for number in range(300):
+        server.ask("SET", f"key-{number}", "x" * 10_000)
+    found = examine(url(server))
+    assert {"single-redis-as-truth"} == {each.red_flag for each in found if "appendonly" in each.found}
+    assert {each.check for each in found if each.severity == "danger"} >= {"settings", "evictions", "storage"}
+
+
+def test_user_without_rights_is_told_which_one_is_missing(start_redis):
+    server = start_redis("--appendonly", "yes", "--appendfsync", "always")
+    server.ask("ACL", "SETUSER", "locks", "on", ">secret", "+ping", "+info", "+time", "+config|get", "+client")
+    found = unsafe(url(server, "locks:secret@"))
+    assert set(found) == {"rights"}
+    assert "may not" in found["rights"]
+    assert "secret" not in str(found)
+
+
+def test_replica_is_a_danger_and_no_lock_is_tried(start_redis, wait_until):
+    primary, replica = start_redis(), start_redis()
+    replica.ask("REPLICAOF", "127.0.0.1", primary.port)
+    wait_until(lambda: replica.info("replication")["master_link_status"] == "up")
+    found = examine(url(replica))
+    assert "this server is a replica" in {each.check: each for each in found}["reachable"].found
+    assert "lock" not in {each.check for each in found}
