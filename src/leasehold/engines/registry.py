@@ -59,6 +59,9 @@ class ClaimRegistry:
         # The client's engine instances. A task left in an old event loop may keep one alive.
         self.engines: WeakSet[object] = WeakSet()
         self.closed = False  # the client is closed
+        # Whether an engine may send a release behind an attempt that was not answered in time. Not if the claim may be
+        # repeated through another instance: the release might arrive last, and end the repeated grant.
+        self.undo_unanswered = True
         self.abandoned_ttl = WAITER_TTL  # how long an abandoned claim may stay at the engine
         # Makes the watchdog run by an instant; safe inside a finaliser.
         self.wake_watchdog: Callable[[float], None] = _no_watchdog

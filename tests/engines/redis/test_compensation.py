@@ -14,6 +14,9 @@ from harness.servers.process import poll
 from harness.servers.proxy import Proxy
 from leasehold import AsyncClient, Client, Unavailable
 from leasehold.engines.redis.protocol import lock_keys
+from leasehold.model import Alive
+from leasehold.runtime.base import run_sync
+from tests.support.bare_engine import BareEngineDriver
 from tests.support.redis_servers import url
 
 
@@ -117,6 +120,25 @@ def test_late_attempt_is_followed_by_its_release(delayed_server) -> None:
             lambda: "the release is confirmed on another connection",
         )
         check_attempt_is_undone(server, proxy)
+
+
+def test_repetition_through_another_instance_is_not_released(delayed_server) -> None:
+    """A server's caller repeats an unanswered attempt at another server, with the same id."""
+    server, proxy, proxy_url = delayed_server
+    first, second = BareEngineDriver(proxy_url), BareEngineDriver(url(server))
+    first.registry.undo_unanswered = False
+    first.release(first.acquire(first.claim("warm")))
+    proxy.hold()
+    claim = first.claim("job")
+    with pytest.raises(Unavailable):
+        run_sync(first.engine.attempt(claim, first.deadline(0.3)))
+    held = second.acquire(claim)
+    run_sync(first.engine.close())
+    assert proxy.garbled_is_closed.wait(30)
+    proxy.deliver()
+    assert proxy.sent_after_garbling.count(b"EVALSHA") == 1, "only the attempt was sent"
+    assert isinstance(second.renew(held), Alive)
+    run_sync(second.engine.close())
 
 
 def test_repeated_attempt_is_not_released_by_its_first_connection(delayed_server) -> None:

@@ -72,9 +72,9 @@ class RedisEngine:
         elif not subscription.active:
             subscription.start()
         packed = self._requests.attempt(keys, claim)
+        compensation = partial(self._compensation, claim) if self._registry.undo_unanswered else None
         try:
             if self.executor.min_replicas:
-                compensation = partial(self._compensation, claim)
                 call = ScriptCall(
                     keys.tag,
                     self._scripts.attempt,
@@ -90,7 +90,7 @@ class RedisEngine:
                 self._scripts.attempt,
                 packed,
                 deadline,
-                lambda: self._compensation(claim),
+                compensation,
                 retry_until=retry_until,
             )
             if reply.__class__ is CoroutineType:

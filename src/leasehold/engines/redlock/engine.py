@@ -170,6 +170,8 @@ class RedlockEngine:
         return self._requests.undo_attempt(attempt.keys, attempt.claim, attempt.number, ticket)
 
     def _compensation(self, attempt: NumberedAttempt) -> bytes:
+        if not self._registry.undo_unanswered:
+            return b""
         return as_eval(self._scripts.release, self._undo_request(attempt))
 
     def _is_decided(self, replies: Any) -> bool:
