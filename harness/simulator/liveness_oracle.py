@@ -64,10 +64,12 @@ class LivenessOracle:
                 continue
             # A waiter that was passed over does not block others.
             transport, passed_over = transports.get(entry.client), entry.state == PASSED
+            free_since = _free_since(lock_state, entry, now)
             if transport is None or not self._is_healthy(transport):
+                if not passed_over and free_since is None:
+                    return  # others wait behind it until its heartbeats end (E7): the name is not yet free for it
                 ahead += not passed_over
                 continue
-            free_since = _free_since(lock_state, entry, now)
             if free_since is not None:
                 key = (name, entry.id_hash, ahead)
                 since = self._stuck_since[key] = before.get(key, self._server.world.time)

@@ -37,7 +37,7 @@ def test_every_seed_has_no_findings(first, request):
     assert {report.family for report in reports if report.passed_over} <= {"mishaps", "outages", "storm"}
 
 
-@pytest.mark.parametrize("seed", [69, 622, 1536])
+@pytest.mark.parametrize("seed", [69, 622, 1536, 22275])
 def test_formerly_failing_seed_has_no_findings(seed):
     assert not simulate(seed).findings
 
