@@ -103,6 +103,32 @@ def passed_over_waiter_is_dropped(patch: Patch) -> None:
     patch(LockState, "_pass_over", LockState._remove)
 
 
+@planted_bugs.bug("E7", "declined_reservation_goes_to_the_next_waiter")
+def declined_claim_keeps_its_reservation(patch: Patch) -> None:
+    patch(LockState, "decline", lambda self, context, id_hash, client: (True, []))
+
+
+@planted_bugs.bug("E7", "decline_ends_neither_a_grant_nor_a_position")
+def decline_ends_the_claim(patch: Patch) -> None:
+    patch(LockState, "decline", lambda self, context, id_hash, client: self.release(context, id_hash, 0.0))
+
+
+@planted_bugs.bug("E4", "disowned_claim_lives_on")
+def disowned_claim_is_still_waited_for(patch: Patch) -> None:
+    patch(MemoryEngine, "disown", lambda self, claim: self._registry.remove_waiter(claim.id_hash))
+
+
+@planted_bugs.bug("E4", "disowned_claim_lives_on")
+def disowned_claim_is_released(patch: Patch) -> None:
+    original = MemoryEngine.disown
+
+    def disown(self, claim):
+        original(self, claim)
+        self._transport.post("release", (claim,))
+
+    patch(MemoryEngine, "disown", disown)
+
+
 test_conformance_suite_catches_planted_bug = planted_bugs.test()
 
 

@@ -70,15 +70,15 @@ def test_unreachable_waiter_is_passed_over_on_release(bench) -> None:
     assert bench.state("b") == PASSED
 
 
-def test_reservation_moves_on_when_notification_failed(bench) -> None:
+def test_declined_reservation_goes_to_the_next_waiter(bench) -> None:
     for who in "abc":
         bench.attempt(who)
     bench.release("a")
-    assert bench.lock_state.notification_failed(bench.context, "b") == (False, [])  # b is reachable again
+    assert bench.lock_state.decline(bench.context, "b", "elsewhere") == (False, [])  # another client serves it now
     bench.unreachable.add("b")
-    assert bench.lock_state.notification_failed(bench.context, "b") == (True, [Notification("c", "reserved", "c")])
+    assert bench.lock_state.decline(bench.context, "b", "b") == (True, [Notification("c", "reserved", "c")])
     assert bench.state("b") == PASSED
-    assert bench.lock_state.notification_failed(bench.context, "b") == (False, [])
+    assert bench.lock_state.decline(bench.context, "b", "b") == (False, [])
 
 
 def test_waiter_that_dies_with_reservation_is_passed_over_at_probe(bench) -> None:

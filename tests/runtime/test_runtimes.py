@@ -263,3 +263,64 @@ def test_calls_of_closed_loop_finish_before_next_loop_is_bound() -> None:
     for task in tasks:
         task._log_destroy_pending = False
     runtime.close()
+
+
+def test_spawned_work_runs_without_its_caller_and_logs_errors(caplog) -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        done.append("ran")
+
+    async def broken() -> None:
+        done.append("failed")
+        raise ValueError("injected")
+
+    async def in_loop() -> None:
+        runtime = Loop()
+        runtime.spawn(work(), "some work")
+        runtime.spawn(broken(), "broken work")
+        assert not done, "it does not run before its caller goes on"
+        while runtime._tasks:
+            await asyncio.sleep(0)
+
+    asyncio.run(in_loop())
+    runtime = Threads()
+    runtime.spawn(work(), "some work")
+    runtime.spawn(broken(), "broken work")
+    deadline = time.monotonic() + 10
+    while len(caplog.records) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert sorted(done) == ["failed", "failed", "ran", "ran"]
+    assert [record.getMessage() for record in caplog.records] == ["unexpected error in broken work"] * 2
+
+
+def test_spawn_after_the_loop_has_ended_drops_the_work() -> None:
+    runtime = Loop()
+
+    async def bind() -> None:
+        runtime.bind()
+
+    async def work() -> None:
+        raise AssertionError("there is no loop to run this")
+
+    asyncio.run(bind())
+    late = work()
+    runtime.spawn(late, "late work")
+    assert late.cr_frame is None, "closed: no warning that it was never awaited"
+
+
+def test_spawn_outside_the_loop_runs_in_the_loop() -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        done.append(threading.get_ident())
+
+    async def main() -> None:
+        runtime = Loop()
+        runtime.bind()
+        await asyncio.to_thread(runtime.spawn, work(), "from a finaliser")
+        while not done:
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert done == [threading.get_ident()]

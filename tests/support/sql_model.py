@@ -191,6 +191,9 @@ class SqlModel:
         """The extra argument of a release on MySQL: the token."""
         return ()
 
+    def decline(self, id_hash: str, client: str):
+        return self.call("decline", "ns", 5, "name", id_hash, client, 1000) == [("t",)]
+
     def break_(self, token: int):
         return self.call("break", "ns", 5, "name", self.server_token(token), 1000) == [("t",)]
 

@@ -97,6 +97,9 @@ class BreakerEngine:
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         return await self._counted(self._engine.release(claim, deadline))
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        return await self._counted(self._engine.decline(claim, deadline))
+
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         replies = await self._engine.renew(claims, deadline)  # raises nothing: it answers per claim (E5)
         if replies and isinstance(replies[0], Unavailable) and all(isinstance(r, Unavailable) for r in replies):
@@ -110,6 +113,9 @@ class BreakerEngine:
 
     def forget(self, claim: Claim) -> None:
         self._engine.forget(claim)
+
+    def disown(self, claim: Claim) -> None:
+        self._engine.disown(claim)
 
     def after_fork(self) -> None:
         self._engine.after_fork()

@@ -158,16 +158,16 @@ class LockState:
         self._advance_queue(context, notifications)
         return broken, notifications
 
-    def notification_failed(self, context: Context, id_hash: str) -> tuple[bool, list[Notification]]:
-        """Pass a waiter over if the notification of its reservation failed. For engines that notify after deciding."""
+    def decline(self, context: Context, id_hash: str, client: str) -> tuple[bool, list[Notification]]:
+        """Pass a waiter over whose reservation cannot be notified, unless another client serves the claim by now."""
         notifications: list[Notification] = []
         self._expire_holders(context.now)
         entry = self.entries.get(id_hash)
-        passed_over = entry is not None and entry.state == RESERVED and not context.reachable(entry.client)
-        if entry is not None and passed_over:
+        declined = entry is not None and entry.state == RESERVED and entry.client == client
+        if entry is not None and declined:
             self._pass_over(entry)
         self._advance_queue(context, notifications)
-        return passed_over, notifications
+        return declined, notifications
 
     def sweep(self, context: Context) -> list[Notification]:
         """End what is over and reserve for the next waiters, without a request from any client."""

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Six verbs keyed by the claim; `ping`; `forget`, a release that does not wait; and what ends an instance."""
+    """Six verbs keyed by the claim; `ping`; `forget`, a release that does not wait; `decline` and `disown`, for servers
+    between engine and clients; and what ends an instance."""
 
     @property
     def traits(self) -> Traits: ...
@@ -70,6 +71,12 @@ class Engine(Protocol):
         before may have ended it. A claim without an id, made from a wake-up for an unknown claim, gives up a queue
         position or a reservation, never a grant."""
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        """Refuse a reservation whose client cannot be notified: the next waiter gets it at once. True: this call gave
+        it on. The claim is passed over: it does not block the queue, and keeps its position (E7). On engines without
+        reservations (etcd, ZooKeeper) a claim that is first in the queue leaves it. False: the claim has no
+        reservation, or another instance notifies its client by now. Never ends a grant."""
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         """End the grant with this token, whatever its claim. A successor has another token, so it is never broken."""
 
@@ -82,6 +89,10 @@ class Engine(Protocol):
 
     def forget(self, claim: Claim) -> None:
         """Send the release of a claim whose outcome is unknown, or leave it pending in the registry. Never waits."""
+
+    def disown(self, claim: Claim) -> None:
+        """Drop what this instance knows of a claim, and send nothing: the claim lives on, served by another instance
+        or by none. A `wait` for it returns. A pending release stays."""
 
     def after_fork(self) -> None:
         """In a forked child: drop every connection without closing its session, replace every mutex. Sends nothing."""

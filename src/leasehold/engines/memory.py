@@ -76,6 +76,9 @@ class MemoryServer:
     def release(self, claim: Claim) -> bool:
         return self._apply(claim[:2], LockState.release, False, claim.id_hash, claim.min_hold, bool(claim.id))
 
+    def decline(self, claim: Claim, client: str) -> bool:
+        return self._apply(claim[:2], LockState.decline, False, claim.id_hash, client)
+
     def break_(self, namespace: str, name: str, token: int) -> bool:
         return self._apply((namespace, name), LockState.break_, False, token)
 
@@ -245,6 +248,10 @@ class MemoryEngine:
         ended = self._transport.call("release", (claim,), deadline)
         return ended if isinstance(ended, bool) else cast("bool | None", await ended)
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        args = (claim, self._registry.client_id)
+        return bool(await maybe_await(self._transport.call("decline", args, deadline)))
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         return bool(await maybe_await(self._transport.call("break_", (namespace, name, token), deadline)))
 
@@ -260,6 +267,9 @@ class MemoryEngine:
         self._registry.remove_waiter(claim.id_hash)
         if self._transport.post("release", (claim,)):
             self._registry.pending_releases.pop(claim.id_hash, None)
+
+    def disown(self, claim: Claim) -> None:
+        self._registry.disown_waiter(claim.id_hash)
 
     def after_fork(self) -> None:
         self._registry.shared.pop("notify", None)

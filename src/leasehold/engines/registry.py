@@ -81,6 +81,12 @@ class ClaimRegistry:
     def remove_waiter(self, id_hash: str) -> None:
         self.waiting.pop(id_hash, None)
 
+    def disown_waiter(self, id_hash: str) -> None:
+        """Remove a waiter whose claim another client serves from now on, and let its `wait` return."""
+        if (waiter := self.waiting.pop(id_hash, None)) is not None:
+            waiter.cancelled = True
+            waiter.signal.set()
+
     def retry_release(self, claim: Claim, wake_now: bool = True) -> PendingRelease:
         """Make the watchdog retry the release until the engine has answered or the claim has expired.
         `wake_now=False`: the caller has sent a release, and wakes the watchdog itself if the engine does not answer."""

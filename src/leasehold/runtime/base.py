@@ -18,6 +18,8 @@ from leasehold.core.timing import backoff
 T = TypeVar("T")
 P = ParamSpec("P")
 
+_log = logging.getLogger("leasehold.runtime")
+
 _RESTART_PAUSE = 0.05  # seconds before a thread that failed starts again; doubled after each failure in a row
 _MAX_RESTART_PAUSE = 2.0
 _STABLE_AFTER = 5.0  # a thread that ran this long did not fail in a row
@@ -116,6 +118,10 @@ class Runtime(Protocol):
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         """Run `start(runtime)` on its own thread, with a blocking runtime (simulated: as a task of this process)."""
 
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> object:
+        """Start `work` and return at once: as a task of the running loop, or on a short thread of its own. Its errors
+        are logged. If it cannot start, because the loop or the program has ended, it is dropped."""
+
     def close(self) -> None:
         """End helper threads. The runtime may be used again."""
 
@@ -150,6 +156,15 @@ def restarting(
             await runtime.sleep(backoff(failures, _RESTART_PAUSE, _MAX_RESTART_PAUSE, 0.5 + runtime.random() / 2))
 
     return run
+
+
+async def logging_errors(work: Coroutine[Any, Any, None], name: str) -> None:
+    """What `spawn` runs: no caller is left to see an error."""
+    try:
+        await work
+    except Exception as error:
+        with suppress(Exception):  # as in `log_unexpected`
+            _log.error("unexpected error in %s", name, exc_info=error)
 
 
 def log_unexpected(log: logging.Logger, thread: str, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from leasehold.errors import ConfigError
-from leasehold.runtime.base import Runtime
+from leasehold.runtime.base import Runtime, logging_errors
 from leasehold.runtime.threads import ThreadMutex, Threads, boot_clock, check_signal
 
 T = TypeVar("T")
@@ -103,6 +103,7 @@ class Loop:
         self._threads = Threads(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: ThreadPoolExecutor | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._owner_ids: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
     def _task(self) -> asyncio.Task[Any] | None:
@@ -193,6 +194,20 @@ class Loop:
     def start_thread(self, start: Callable[[Runtime], Coroutine[Any, Any, None]], name: str) -> None:
         self._threads.start_thread(start, name)
 
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            self._start_task(asyncio.get_running_loop(), work, name)
+        except RuntimeError:  # not inside a loop: a finaliser on another thread, or the loop has ended
+            if self._loop is None or self._loop.is_closed():
+                work.close()
+            else:
+                _call_soon(self._loop, partial(self._start_task, self._loop, work, name))
+
+    def _start_task(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = loop.create_task(logging_errors(work, name), name=name)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
     def close(self) -> None:
         self._end_worker(wait=False)
 
@@ -204,3 +219,4 @@ class Loop:
     def after_fork(self) -> None:
         self._loop = self._worker = None
         self._owner_ids.clear()
+        self._tasks.clear()

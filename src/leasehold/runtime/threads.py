@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from leasehold.errors import ConfigError
-from leasehold.runtime.base import Runtime, run_sync
+from leasehold.runtime.base import Runtime, logging_errors, run_sync
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -150,6 +150,12 @@ class Threads:
             run_sync(start(self))
 
         threading.Thread(target=run, name=name, daemon=True).start()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            threading.Thread(target=run_sync, args=(logging_errors(work, name),), name=name, daemon=True).start()
+        except RuntimeError:  # the interpreter ends, or has no thread left
+            work.close()
 
     def close(self) -> None:
         """Nothing to do: threads started here end on their own."""

@@ -30,8 +30,8 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
-Verb: TypeAlias = Literal["attempt", "renew", "release", "break_", "inspect", "ping", "wait", "forget"]
-CALL_VERBS: Final[frozenset[Verb]] = frozenset({"attempt", "renew", "release", "break_", "inspect", "ping"})
+Verb: TypeAlias = Literal["attempt", "renew", "release", "decline", "break_", "inspect", "ping", "wait", "forget"]
+CALL_VERBS: Final[frozenset[Verb]] = frozenset({"attempt", "renew", "release", "decline", "break_", "inspect", "ping"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,9 @@ class FaultyEngine:
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         return await self._call("release", claim.id_hash, deadline, lambda: self._engine.release(claim, deadline))
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        return await self._call("decline", claim.id_hash, deadline, lambda: self._engine.decline(claim, deadline))
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         subject = f"{namespace}\0{name}"
         return await self._call(
@@ -213,6 +216,9 @@ class FaultyEngine:
         else:
             self._registry.remove_waiter(claim.id_hash)
             self._registry.retry_release(claim)
+
+    def disown(self, claim: Claim) -> None:
+        self._engine.disown(claim)
 
     def after_fork(self) -> None:
         self._engine.after_fork()

@@ -210,6 +210,7 @@ steps = st.lists(
         renewals,
         st.tuples(st.just("release"), id_hashes, st.sampled_from([0.0, 4.0]), st.sampled_from([True, True, False])),
         st.tuples(st.just("break"), id_hashes),
+        st.tuples(st.just("decline"), id_hashes, st.sampled_from([True, True, False])),
         time_steps,
         time_steps,
         st.tuples(st.just("unreachable"), id_hashes),
@@ -305,6 +306,12 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         expected, notifications = comparison.run_model(
             lambda state, context: state.release(context, id_hash, min_hold, held)
         )
+    elif what == "decline":
+        id_hash, own = args
+        client = id_hash if own else ID_HASHES[0]
+        request = comparison.requests_for(claim(client)).decline(comparison.name, claim(id_hash))
+        actual = bool(comparison.connection.send(request))
+        expected, notifications = comparison.run_model(lambda state, context: state.decline(context, id_hash, client))
     else:
         token = tokens.get(args[0], 7)
         actual = bool(comparison.connection.send(comparison.requests.break_(comparison.name, token)))

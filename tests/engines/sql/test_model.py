@@ -43,6 +43,8 @@ steps = st.lists(
         st.tuples(st.just("renew"), id_hashes, st.booleans()),
         st.tuples(st.just("release"), id_hashes, st.sampled_from([0.0, 4.0]), st.booleans()),
         st.tuples(st.just("break"), id_hashes),
+        st.tuples(st.just("decline"), id_hashes, id_hashes),
+        st.tuples(st.just("decline"), id_hashes.map(lambda id_hash: (id_hash, id_hash))).map(lambda s: (s[0], *s[1])),
         st.tuples(st.just("look")),
         st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 3.0, 5.0, 16.0])),
         st.tuples(st.just("unreachable"), id_hashes),
@@ -58,6 +60,10 @@ def attempt_step(id_hash: str, queue: bool = True, ttl: float = 10.0, **shape) -
 
 QUEUE_OF_THREE = (attempt_step("a"), attempt_step("b"), attempt_step("c"))
 HISTORIES = {
+    "a declined reservation goes to the next waiter": (
+        *(*QUEUE_OF_THREE, ("release", "a", 0.0, True), ("decline", "b", "c"), ("decline", "b", "b")),
+        *(("decline", "b", "b"), attempt_step("b"), attempt_step("c"), ("decline", "c", "c"), attempt_step("b")),
+    ),
     "a turn nobody takes lapses, and its owner comes back": (
         *(
             *QUEUE_OF_THREE,
@@ -251,6 +257,13 @@ def apply_step(model, step, tokens: dict[str, int], kind: str, data) -> None:
         answer = model.renew(new_claim)
         model.sweep()  # the server's renewal does not advance the queue; the model's does
         assert_agreement(model, answer, lambda lock_state, context: renew_in_model(lock_state, context, new_claim))
+    elif verb == "decline":
+        id_hash, client = args[0], f"client {args[1]}"
+        assert_agreement(
+            model,
+            model.decline(id_hash, client),
+            lambda lock_state, context: lock_state.decline(context, id_hash, client),
+        )
     elif verb == "release":
         id_hash, min_hold, held = args
         assert_agreement(

@@ -107,7 +107,7 @@ steps = st.lists(
         st.tuples(st.just("release"), id_hashes, st.sampled_from([0.0, 4.0])),
         st.tuples(st.just("break"), id_hashes),
         st.tuples(st.just("look")),
-        st.tuples(st.just("unheard"), id_hashes),
+        st.tuples(st.just("decline"), id_hashes),
         st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 3.0, 5.0, 16.0])),
         st.tuples(st.just("unreachable"), id_hashes),
         st.tuples(st.just("hears"), id_hashes),
@@ -143,10 +143,11 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         assert comparison.run_on_rows(lambda state, context: state.sweep(context)) == comparison.run_model(
             lambda state, context: state.sweep(context)
         )
-    elif what == "unheard":
+    elif what == "decline":
         (id_hash,) = args
-        actual = comparison.run_on_rows(lambda state, context: state.notification_failed(context, id_hash), id_hash)
-        assert actual == comparison.run_model(lambda state, context: state.notification_failed(context, id_hash))
+        client = f"client {id_hash}"
+        actual = comparison.run_on_rows(lambda state, context: state.decline(context, id_hash, client), id_hash)
+        assert actual == comparison.run_model(lambda state, context: state.decline(context, id_hash, client))
     elif what == "attempt":
         id_hash, queue, shape, ttl = args
         if kind == "semaphore" or (kind == "either" and data.draw(st.booleans())):

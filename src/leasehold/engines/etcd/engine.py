@@ -12,7 +12,7 @@ from leasehold.engines.etcd.attempt import EtcdAttempt, read_token_base
 from leasehold.engines.etcd.client_state import EtcdClientState
 from leasehold.engines.etcd.inspect import list_holdings
 from leasehold.engines.etcd.leases import MIN_TTL
-from leasehold.engines.etcd.release import EtcdRelease, break_grant, send_release
+from leasehold.engines.etcd.release import EtcdRelease, break_grant, decline_first, send_release
 from leasehold.engines.etcd.renew import EtcdRenewal
 from leasehold.engines.etcd.rpc import RpcClient
 from leasehold.engines.etcd.url import parse_url
@@ -92,6 +92,12 @@ class EtcdEngine:
         except messages.MalformedReply as error:
             raise _to_unavailable(error) from error
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        try:
+            return await decline_first(self._client_state, self.rpc, claim, deadline)
+        except messages.MalformedReply as error:
+            raise _to_unavailable(error) from error
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         try:
             return await break_grant(self._client_state, self.rpc, namespace, name, token, deadline)
@@ -136,6 +142,13 @@ class EtcdEngine:
         elif claim_state is not None:
             self._registry.retry_release(claim)  # first: if this method is interrupted, the release is still pending
             send_release(self._client_state, self.rpc, claim, claim_state)
+
+    def disown(self, claim: Claim) -> None:
+        """The claim's etcd leases are neither renewed nor revoked: its key lives on until they expire."""
+        self._registry.disown_waiter(claim.id_hash)
+        claim_state = self._client_state.claim_states.get(claim.id_hash)
+        if claim_state is not None and claim.id_hash not in self._registry.pending_releases:
+            self._client_state.remove_claim(claim, claim_state)
 
     def after_fork(self) -> None:
         self.rpc.after_fork()

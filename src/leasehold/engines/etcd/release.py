@@ -170,6 +170,20 @@ def send_release(client_state: EtcdClientState, rpc: RpcClient, claim: Claim, cl
         client_state.leases.revoke_nowait(rpc, claim_state.key_lease)
 
 
+async def decline_first(client_state: EtcdClientState, rpc: RpcClient, claim: Claim, deadline: float) -> bool:
+    """Remove a waiter that is first in the queue: its key, if it has not become that of a grant meanwhile."""
+    root, prefix = client_state.url.root, queue.claim_prefix(client_state.url.root, claim)
+    listed = await rpc.call(messages.RANGE, messages.RangeRequest(prefix, queue.range_end(prefix)), deadline)
+    for kv in listed.kvs:
+        entry = queue.parse_entry(root, kv)
+        if entry is None or entry.value.id_hash != claim.id_hash:
+            continue
+        if entry.value.state == "waiting" and _is_holder(root, entry, listed.kvs):
+            delete = RequestOp(delete=messages.DeleteRangeRequest(kv.key))
+            return bool((await rpc.call(messages.TXN, queue.if_unchanged_txn(kv, delete), deadline)).succeeded)
+    return False
+
+
 async def start_cooling(
     client_state: EtcdClientState,
     rpc: RpcClient,

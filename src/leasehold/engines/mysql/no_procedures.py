@@ -26,6 +26,7 @@ _PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
     "attempt": _ATTEMPT,
     "attempt_free": _ATTEMPT,
     "release": (*_KEY, "min_hold", "held", "lock_timeout_ms", "token"),
+    "decline": (*_KEY, "client", "lock_timeout_ms"),
     "break": ("namespace", "bucket", "name", "token", "lock_timeout_ms"),
     "inspect": ("namespace", "prefix", "exact"),
 }

@@ -116,6 +116,16 @@ delete from {db}.lh_queue where {here} and not exists (select 1 from {db}.lh_wai
 select @lh_ended;
 commit
 
+-- :decline  end the reservation now: {expire} turns it back into a queue position, passed over
+start transaction;
+{lock_bucket}
+select max(token) into @lh_own_token from {db}.lh_grant
+    where {here} and id_hash = {id_hash} and state = 1 and client = {client} and until > @lh_now;
+update {db}.lh_grant set until = @lh_now where {here} and token = @lh_own_token;
+{expire}
+select if(@lh_own_token is null, 'f', 't');
+commit
+
 -- :break  a grant cools for its delay because its holder may not know yet: a repeated break must not cut that short.
 -- The row is locked before the bucket: a transaction that checked its lease may have it, and no other caller must wait
 start transaction;

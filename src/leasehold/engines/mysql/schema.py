@@ -20,7 +20,7 @@ _MAX_NAME_LENGTH: Final = 64  # characters
 _DELIMITER: Final = "delimiter "
 
 # What an account that uses locks must be allowed to do, and nothing else. `inspect` and `break` are for operators.
-_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "listen", "check", "in_transaction")
+_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "decline", "listen", "check", "in_transaction")
 _OPERATOR_VERBS: Final = ("inspect", "break")
 
 

@@ -309,6 +309,29 @@ begin
 end
 $$
 
+-- Refuse a reservation whose client cannot be notified: pass the claim over and reserve for the next waiter, unless
+-- another client serves the claim by now. Never ends a grant.
+create procedure if not exists lh_decline_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _client varbinary(64),
+    _lock_timeout_ms integer
+)
+begin
+    declare _now, _last_token, _token bigint;
+    declare exit handler for sqlexception begin rollback; resignal; end;
+    call lh_begin_v1(_lock_timeout_ms);
+    call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
+    call lh_expire_grants_v1(_namespace, _name, _now);
+    select max(token) into _token from lh_grant
+        where namespace = _namespace and name = _name and id_hash = _id_hash and state = 1 and client = _client;
+    if _token is not null then
+        call lh_pass_over_v1(_namespace, _name, _token);
+    end if;
+    call lh_advance_if_queued_v1(_namespace, _bucket, _name, _now);
+    call lh_end_v1(0);
+    select if(_token is null, 'f', 't');
+end
+$$
+
 -- For operators: end the grant that has this token, whichever client holds it.
 create procedure if not exists lh_break_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _token bigint, _lock_timeout_ms integer

@@ -24,6 +24,7 @@ _VERBS: Final = {
     "renew": 6,
     "heartbeat": 5,
     "release": 7,
+    "decline": 6,
     "break": 5,
     "inspect": 3,
 }

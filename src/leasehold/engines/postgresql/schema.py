@@ -20,7 +20,7 @@ _MAX_NAME_BYTES: Final = 63  # bytes; PostgreSQL cuts off the rest
 _QUOTE: Final = "$lh$"  # delimits the function bodies
 
 # What a role that uses locks must be allowed to do, and nothing else. `inspect` and `break` are for operators.
-_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "check")
+_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "decline", "check")
 _OPERATOR_VERBS: Final = ("inspect", "break")
 
 

@@ -133,6 +133,29 @@ begin
 end
 $lh$;
 
+-- Refuse a reservation whose client cannot be notified: pass the claim over and reserve for the next waiter, unless
+-- another client serves the claim by now. Never ends a grant.
+create or replace function "leasehold".lh_decline_v1(
+    _namespace text, _bucket integer, _name text, _id_hash text, _client text, _lock_timeout_ms integer
+) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
+declare
+    _now bigint := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms);
+    _grant "leasehold".lh_grant;
+    _declined boolean;
+begin
+    perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
+    select * into _grant from "leasehold".lh_grant
+        where namespace = _namespace and name = _name and id_hash = _id_hash and state = 1 and client = _client;
+    _declined := found;
+    if _declined then
+        perform "leasehold".lh_pass_over_v1(_grant);
+    end if;
+    perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
+    return _declined;
+end
+$lh$;
+
 -- For operators: end the grant that has this token, whichever client holds it. Its holder is notified.
 create or replace function "leasehold".lh_break_v1(
     _namespace text, _bucket integer, _name text, _token bigint, _lock_timeout_ms integer

@@ -192,6 +192,13 @@ class RedisEngine:
             raise Unavailable(str(error), engine="redis") from error
         return None if reply is REPEATED_RELEASE else protocol.decode_bool(reply)
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        keys = self._requests.name_keys(claim.namespace, claim.name)
+        reply = self.executor.execute(
+            keys.tag, self._scripts.decline, self._requests.decline(keys, claim), deadline, retries_left=0
+        )
+        return protocol.decode_bool(await maybe_await(reply))
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         keys = self._requests.name_keys(namespace, name)
         packed, connections = self._requests.break_(keys, token), self._topology.connections(keys.tag)
@@ -261,6 +268,10 @@ class RedisEngine:
             self._compensation(claim), self._runtime.now() + self._call_timeout, on_reply
         ):
             self._registry.wake_watchdog(self._runtime.now())
+
+    def disown(self, claim: Claim) -> None:
+        self._registry.disown_waiter(claim.id_hash)
+        self._never_executed.discard(claim.id_hash)
 
     def after_fork(self) -> None:
         self._topology.after_fork()

@@ -81,7 +81,7 @@ class RedisRequests:
     """The encoded requests of one engine instance."""
 
     def __init__(self, pubsub_commands: PubSubCommands, client: str) -> None:
-        names = ("attempt", "renew", "release", "break", "inspect")
+        names = ("attempt", "renew", "release", "decline", "break", "inspect")
         self.scripts = RedisScripts(*(load(name, pubsub_commands) for name in names))
         self._pubsub_commands = pubsub_commands
         self.set_client(client)
@@ -152,6 +152,10 @@ class RedisRequests:
             parts.append(b"$16\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % fields)
         return b"".join(parts)
 
+    def decline(self, keys: NameKeys, claim: Claim) -> bytes:
+        arguments = encode_arguments(bytes.fromhex(claim.id_hash), self._client)
+        return self._encode_prefix(self.scripts.decline, 2) + keys.encoded + arguments
+
     def break_(self, keys: NameKeys, token: int) -> bytes:
         return self._encode_prefix(self.scripts.break_, 1) + keys.encoded + encode_arguments(token)
 
@@ -163,6 +167,7 @@ class RedisScripts(NamedTuple):
     attempt: Script
     renew: Script
     release: Script
+    decline: Script
     break_: Script
     inspect: Script
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from leasehold.config import EngineConfig
 from leasehold.core.timing import WAITER_TTL
-from leasehold.engines.redis.protocol import NameKeys, as_eval
+from leasehold.engines.redis.protocol import NameKeys, as_eval, decode_bool
 from leasehold.engines.redis.server import encode_command
 from leasehold.engines.redlock import protocol, quorum
 from leasehold.engines.redlock.broadcast import Broadcaster
@@ -266,6 +266,15 @@ class RedlockEngine:
             self._nodes[index].add_missed_release(claim.id_hash, self._scripts.release, packed)
             self._subscriptions.probe_node_soon(index)
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        packed = self._requests.decline(self._requests.name_keys(claim.namespace, claim.name), claim)
+        result = await self._broadcaster.run_round(
+            self._scripts.decline, [packed], deadline, WAITER_TTL, lambda replies: len(replies) >= self._quorum
+        )
+        if len(result.replies) < self._quorum:
+            raise self._broadcaster.no_majority_error(result, f"could not decline {claim.name}")
+        return any(result.decode_first(decode_bool).values())
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         keys = self._requests.name_keys(namespace, name)
         replies = await self._break(name, self._requests.break_(keys, token), None, deadline)
@@ -316,6 +325,10 @@ class RedlockEngine:
         sent = [self._broadcaster.fanout.post(n, packed, deadline, partial(on_reply, n)) for n in list(unanswered)]
         if not all(sent):  # the watchdog retries
             self._registry.wake_watchdog(self._runtime.now())
+
+    def disown(self, claim: Claim) -> None:
+        self._registry.disown_waiter(claim.id_hash)
+        self._remove_waiter(claim.id_hash)
 
     def _remove_waiter(self, id_hash: str) -> None:
         self._registry.remove_waiter(id_hash)

@@ -34,6 +34,7 @@ class RedlockScripts(NamedTuple):
     rejoin: Script
     release: Script
     break_: Script
+    decline: Script
     inspect: Script
 
 
@@ -45,7 +46,9 @@ class RedlockRequests:
             load(script_name, PubSubCommands(), _HERE)
             for script_name in ("attempt", "confirm", "renew", "rejoin", "release", "break")
         ]
-        self.scripts = RedlockScripts._make([*own_scripts, load("inspect", PubSubCommands())])
+        self.scripts = RedlockScripts._make(
+            [*own_scripts, *(load(shared, PubSubCommands()) for shared in ("decline", "inspect"))]
+        )
         self.set_client(client)
 
     def set_client(self, client: str) -> None:
@@ -119,6 +122,10 @@ class RedlockRequests:
             + keys.encoded
             + encode_arguments(bytes.fromhex(claim.id_hash), *values)
         )
+
+    def decline(self, keys: NameKeys, claim: Claim) -> bytes:
+        arguments = encode_arguments(bytes.fromhex(claim.id_hash), self._client)
+        return encode_prefix(self.scripts.decline, 2) + keys.encoded + arguments
 
     def break_(self, keys: NameKeys, token: int, id_hash: bytes = b"") -> bytes:
         return encode_prefix(self.scripts.break_, 2) + keys.encoded + encode_arguments(token, id_hash)

@@ -168,6 +168,12 @@ class SqlEngine:
         with self._decoding():
             return not rows or rows[0][0] == "t"
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        values = (*key(claim), self._listener.address, self._lock_timeout_ms(deadline))
+        rows = await self._connection.call("decline", values, deadline)
+        with self._decoding():
+            return rows[0][0] == "t"
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         values = (namespace, bucket(name), name, token, self._lock_timeout_ms(deadline))
         rows = await self._connection.call("break", values, deadline)
@@ -192,6 +198,10 @@ class SqlEngine:
         self._connection.compensate(
             claim.id_hash, self._release_args(claim, self._runtime.now() + _COMPENSATION_TIMEOUT)
         )
+
+    def disown(self, claim: Claim) -> None:
+        self._registry.disown_waiter(claim.id_hash)
+        self._never_applied.discard(claim.id_hash)
 
     def _release_args(self, claim: Claim, deadline: float) -> tuple[Any, ...]:
         return (*key(claim), micros(claim.min_hold), bool(claim.id), self._lock_timeout_ms(deadline))

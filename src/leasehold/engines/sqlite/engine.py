@@ -121,6 +121,9 @@ class SqliteEngine:
         except ConfigError as error:  # the file was usable when the claim was granted, and may become so again
             raise Unavailable(str(error), engine="sqlite") from error
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        return await self._run_with_retry(deadline, self._decline, claim)
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         return await self._run_with_retry(deadline, self._break, namespace, name, token)
 
@@ -148,6 +151,10 @@ class SqliteEngine:
                 self._registry.retry_release(claim)
         else:  # a loop must not wait for the disk; the watchdog's thread may
             self._registry.retry_release(claim)
+
+    def disown(self, claim: Claim) -> None:
+        self._registry.disown_waiter(claim.id_hash)
+        self._refused.discard(claim.id_hash)
 
     def after_fork(self) -> None:
         self._connection.after_fork()
@@ -263,6 +270,15 @@ class SqliteEngine:
         self._send_notifications(notifications, deadline)
         return ended
 
+    def _decline(self, claim: Claim, deadline: float) -> bool:
+        notifications: Notifications = []
+        verb = partial(LockState.decline, id_hash=claim.id_hash, client=self._wakeup_socket.address)
+        declined = self._connection.run_transaction(
+            lambda db: self._apply(db, notifications, (claim.namespace, claim.name, claim.id_hash), verb), deadline
+        )
+        self._send_notifications(notifications, deadline)
+        return declined
+
     def _break(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         notifications: Notifications = []
         verb = partial(LockState.break_, token=token)
@@ -305,7 +321,7 @@ class SqliteEngine:
             # The waiter died after the transaction reserved the name for it. If it cannot be passed over now, the
             # reservation expires in 3 s.
             with suppress(DatabaseLocked, LeaseholdError):
-                verb = partial(LockState.notification_failed, id_hash=notification.id_hash)
+                verb = partial(LockState.decline, id_hash=notification.id_hash, client=notification.client)
                 self._connection.run_transaction(
                     partial(
                         self._apply, notifications=notifications, key=(namespace, name, notification.id_hash), verb=verb

@@ -92,6 +92,25 @@ class ZookeeperEngine:
         except ConfigError as error:  # ZooKeeper permitted this when the claim was granted, and may permit it again
             raise Unavailable(str(error), engine="zookeeper") from error
 
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        """Delete the node if it is first and still waits: then the next waiter is notified. Compares its version."""
+
+        async def once() -> bool:
+            parent = queue_path(self.session, claim.namespace, claim.name)
+            _, children = await self._pipeline(deadline, Sync(parent), GetChildren(parent, None))
+            for node in NodeQueue(children.get(NoNodeError) or ()).holders:
+                if node.id_hash != claim.id_hash:
+                    continue
+                path = f"{parent}/{node.name}"
+                (reply,) = await self._pipeline(deadline, GetData(path, None))
+                data, stat = reply.get(NoNodeError) or (b"", None)
+                if stat is not None and nodes.parse_data(data).waits:
+                    (deleted,) = await self._pipeline(deadline, Delete(path, stat.version))
+                    return deleted.get(NoNodeError, BadVersionError) is not None
+            return False
+
+        return await self._retry_until(deadline, once)
+
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         async def once() -> bool:
             parent = queue_path(self.session, namespace, name)
@@ -168,6 +187,11 @@ class ZookeeperEngine:
             self.session.delete_nowait(
                 claim.id_hash, own_node, lambda: self._registry.pending_releases.pop(claim.id_hash, None)
             )
+
+    def disown(self, claim: Claim) -> None:
+        """The claim's node lives on until its ttl or this client's session ends."""
+        self._registry.disown_waiter(claim.id_hash)
+        self.session.forget_node(claim.id_hash)
 
     def after_fork(self) -> None:
         self.session.after_fork()

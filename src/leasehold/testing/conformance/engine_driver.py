@@ -113,6 +113,9 @@ class EngineDriver:
     async def release(self, claim: Claim) -> bool:
         return bool(await self.engine.release(claim, self.deadline()))
 
+    async def decline(self, claim: Claim) -> bool:
+        return await self.engine.decline(claim, self.deadline())
+
     async def break_(self, claim: Claim) -> bool:
         return await self.engine.break_(claim.namespace, claim.name, claim.token, self.deadline())
 

@@ -4,6 +4,7 @@ from leasehold.testing.conformance.case import CASES
 from leasehold.testing.conformance.cases import (
     acquire,
     client_api,
+    instances,
     lease_loss,
     lost_messages,
     multilock_election,
@@ -18,6 +19,7 @@ __all__ = [
     "CASES",
     "acquire",
     "client_api",
+    "instances",
     "lease_loss",
     "lost_messages",
     "multilock_election",
