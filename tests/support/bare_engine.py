@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from leasehold import engines
 from leasehold.config import EngineConfig
 from leasehold.core.names import hash_id
 from leasehold.engines.registry import ClaimRegistry
-from leasehold.model import Busy, Claim, Grant, Holder
+from leasehold.model import Busy, Claim, Grant, Holder, Holding
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
 
@@ -40,3 +41,9 @@ class BareEngineDriver:
 
     def renew(self, claim: Claim) -> Any:
         return run_sync(self.engine.renew([claim], self.deadline()))[0]
+
+    def break_(self, claim: Claim) -> bool:
+        return run_sync(self.engine.break_(claim.namespace, claim.name, claim.token, self.deadline()))
+
+    def inspect(self) -> Sequence[Holding]:
+        return run_sync(self.engine.inspect("", "", False, self.deadline()))

@@ -119,25 +119,47 @@ class EtcdAttempt:
             return REREAD
         # The first `limit` keys ahead hold the name, the others wait. For several readers, `_observe` corrects this.
         position = max(0, enqueued.total - claim_state.queue_key.limit)
-        claim_state.state = Queued(queue.txn_revision(done), position)
+        claim_state.state = Queued(revision := queue.txn_revision(done), revision, position)
         return enqueued
 
     def _is_free(self, enqueued: queue.Enqueued) -> bool:
         return queue.may_hold(self.claim_state.queue_key, len(enqueued.conflicts)) and not self._may_be_delayed()
+
+    async def _rewrite(self, value: bytes, lease: EtcdLease) -> QueueView | NextStep:
+        """Write a waiter's key anew, on this lease, if it is as this client has seen it last."""
+        claim_state, queued = self.claim_state, self.claim_state.state
+        assert isinstance(queued, Queued)
+        done = await self._write(
+            queue.requeue_txn(claim_state.queue_key, queued.create_revision, queued.mod_revision, value, lease.id)
+        )
+        if done is None:
+            if lease is claim_state.prepared_lease:
+                claim_state.prepared_lease = None
+            return REREAD
+        view = queue.parse_view(claim_state.queue_key, done)
+        if done.succeeded:
+            queued.mod_revision = queue.txn_revision(done)
+            return view
+        if self._own_key_exists(view):
+            self._see_own_key(view.own)
+        return REREAD
+
+    def _see_own_key(self, own: messages.KeyValue | None) -> None:
+        """Take over what a read shows of the claim's key: the answer to the last write may have been lost."""
+        claim_state = self.claim_state
+        if own is None or not isinstance(claim_state.state, Queued):
+            return
+        claim_state.state.mod_revision = own.mod_revision
+        if claim_state.prepared_lease is not None and claim_state.prepared_lease.id == own.lease:
+            self._switch_to_prepared_lease()
 
     async def _requeue_as_waiter(self) -> Busy | NextStep:
         """The claim has to wait: attach its key to a waiter's lease (E7) instead of one with the holder's ttl."""
         claim_state = self.claim_state
         if claim_state.prepared_lease is None:
             claim_state.prepared_lease = await self._get_lease(lifetimes.WAITER_LEASE_TTL)
-        value, lease_id = self._entry_value("waiting", 0), claim_state.prepared_lease.id
-        done = await self._write(queue.requeue_txn(claim_state.queue_key, claim_state.create_revision, value, lease_id))
-        if done is None:
-            claim_state.prepared_lease = None
-            return REREAD
-        view = queue.parse_view(claim_state.queue_key, done)
-        if not done.succeeded:
-            self._reset_expired()
+        view = await self._rewrite(self._entry_value("waiting", 0), claim_state.prepared_lease)
+        if view is REREAD:
             return REREAD
         self._switch_to_prepared_lease()
         # REREAD: the entry ahead left meanwhile.
@@ -157,8 +179,8 @@ class EtcdAttempt:
                 claim_state.key_lease = None
                 continue
             if queue.was_put(done):
-                claim_state.state = Queued(queue.txn_revision(done))
-                return self._grant_reply(token_base, claim_state.create_revision)
+                claim_state.state = Queued(revision := queue.txn_revision(done), revision)
+                return self._grant_reply(token_base, revision)
             view = queue.parse_view(claim_state.queue_key, done)
             if await self._resolve_rejected_put(view, token_base):
                 return REREAD
@@ -184,7 +206,7 @@ class EtcdAttempt:
             self.client_state.assign_new_key(self.claim, claim_state)
             return True
         if view.own is not None:  # an earlier request succeeded, but its reply was lost (E2)
-            claim_state.state = Queued(view.own.create_revision)
+            claim_state.state = Queued(view.own.create_revision, view.own.mod_revision)
             if claim_state.key_lease is None or claim_state.key_lease.id != view.own.lease:
                 claim_state.key_lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
             return True
@@ -203,6 +225,7 @@ class EtcdAttempt:
         view = await self._read_queue()
         if not self._own_key_exists(view):
             return REREAD
+        self._see_own_key(view.own)
         self._observe(view)
         if not queue.may_hold(claim_state.queue_key, len(view.conflicts)) or not self._own_key_active(view):
             return self._wait_reply(view)
@@ -220,9 +243,7 @@ class EtcdAttempt:
         claim_state, now = self.claim_state, self.runtime.now()
         lease, end = claim_state.key_lease, claim_state.delays.known_end
         if end > max(queued.published_delay_end, now) and lease is not None:
-            value = self._entry_value("waiting", 0, end - now)
-            done = await self._write(queue.requeue_txn(claim_state.queue_key, queued.create_revision, value, lease.id))
-            if done is None or not done.succeeded:
+            if await self._rewrite(self._entry_value("waiting", 0, end - now), lease) is REREAD:
                 return REREAD
             queued.published_delay_end = end
         return self._wait_reply(view)
@@ -247,10 +268,14 @@ class EtcdAttempt:
         lease = claim_state.prepared_lease
         if lease is None:
             lease = claim_state.prepared_lease = await self._get_lease(lifetimes.required_ttl(self.claim))
-        queue_key, value = claim_state.queue_key, self._entry_value("held", token_base.number)
-        done = await self._write(
-            queue.grant_txn(queue_key, claim_state.create_revision, value, lease.id, token_base.stored, checked)
+        queue_key, queued, value = (
+            claim_state.queue_key,
+            claim_state.state,
+            self._entry_value("held", token_base.number),
         )
+        assert isinstance(queued, Queued)
+        revisions = (queued.create_revision, queued.mod_revision)
+        done = await self._write(queue.grant_txn(queue_key, *revisions, value, lease.id, token_base.stored, checked))
         if done is None:
             claim_state.prepared_lease = None
             return REREAD
@@ -261,10 +286,18 @@ class EtcdAttempt:
         if view.token_base != token_base.stored:
             self.client_state.token_base = view.token_base
             return REREAD
-        if not self._own_key_exists(view):
+        if not self._own_key_exists(view) or view.own is None:
             return REREAD
         if not self._own_key_active(view):
             return self._wait_reply(view)
+        if view.own.mod_revision != queued.mod_revision:
+            is_granted = view.own.lease == lease.id and queue.parse_value(view.own.value)[1:3] == (
+                "held",
+                token_base.number,
+            )
+            self._see_own_key(view.own)
+            # Granted by this very transaction, whose first answer was lost.
+            return self._grant_reply(token_base, view.own.mod_revision) if is_granted else REREAD
         if queue.may_hold(queue_key, len(view.conflicts)):  # the entry ahead left just now
             return REREAD
         if not claim_state.has_unconfirmed_write:

@@ -39,6 +39,7 @@ class Queued:
     """The claim has a key in the queue, and no grant."""
 
     create_revision: int  # of the key: the claim's place in the order of creation
+    mod_revision: int  # of the last write to the key that this client has seen
     position: int | None = None  # how many waiters are ahead, as last read
     published_delay_end: float = 0.0  # the end of the delay that the claim's own value shows
 

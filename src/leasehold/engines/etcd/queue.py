@@ -21,7 +21,9 @@ E2  A key is created only if it is absent, so a repeated request finds the key o
 E3  Revisions rise, and the token base is only ever replaced by a higher one. The transaction that grants compares it.
 E8  A key is deleted with its lease, and the lease outlives the ttl that the holder was given.
 
-Every transaction that changes a key compares its create or mod revision, so it never hits a successor.
+Every transaction that changes a key compares its create or mod revision, so it never hits a successor. One that writes
+a claim's state compares the mod revision that the client has seen: a grant that was broken meanwhile, and whose key is
+kept for its delay, must not return.
 """
 
 from __future__ import annotations
@@ -296,7 +298,13 @@ def try_acquire_txn(
 
 
 def grant_txn(
-    queue_key: QueueKey, create_revision: int, value: bytes, lease_id: int, token_base: bytes, checked: bool
+    queue_key: QueueKey,
+    create_revision: int,
+    mod_revision: int,
+    value: bytes,
+    lease_id: int,
+    token_base: bytes,
+    checked: bool,
 ) -> TxnRequest:
     """Turn a queued claim into a grant: a new value, on a lease of the holder's ttl. `checked`: an earlier read showed
     that the claim may hold the name; otherwise this transaction compares it, which works for exclusive claims only."""
@@ -315,7 +323,7 @@ def grant_txn(
     )
     return TxnRequest(
         (
-            _if_created_at(queue_key.key, create_revision),
+            _if_unchanged(queue_key.key, mod_revision),
             _if_value(queue_key.token_base_key, token_base),
             *extra_compares,
         ),
@@ -324,11 +332,13 @@ def grant_txn(
     )
 
 
-def requeue_txn(queue_key: QueueKey, create_revision: int, value: bytes, lease_id: int) -> TxnRequest:
+def requeue_txn(
+    queue_key: QueueKey, create_revision: int, mod_revision: int, value: bytes, lease_id: int
+) -> TxnRequest:
     """Write a new value and attach the key to another lease. The queue is read whether or not that succeeds."""
     view_ops = _view_ops(queue_key, create_revision)
     return TxnRequest(
-        (_if_created_at(queue_key.key, create_revision),),
+        (_if_unchanged(queue_key.key, mod_revision),),
         (*view_ops, RequestOp(put=PutRequest(queue_key.key, value, lease_id))),
         view_ops,
     )
@@ -353,7 +363,7 @@ def dequeue_txn(queue_key: QueueKey, create_revision: int) -> TxnRequest:
 
 def if_unchanged_txn(kv: KeyValue, operation: RequestOp) -> TxnRequest:
     """Run an operation on a key if the key has not changed since it was read."""
-    return TxnRequest((Compare(messages.EQUAL, messages.MOD, kv.key, mod_revision=kv.mod_revision),), (operation,))
+    return TxnRequest((_if_unchanged(kv.key, kv.mod_revision),), (operation,))
 
 
 def _if_absent(key: bytes) -> Compare:
@@ -362,6 +372,11 @@ def _if_absent(key: bytes) -> Compare:
 
 def _if_created_at(key: bytes, create_revision: int) -> Compare:
     return Compare(messages.EQUAL, messages.CREATE, key, create_revision)
+
+
+def _if_unchanged(key: bytes, mod_revision: int) -> Compare:
+    """A mod revision belongs to one key and one write, so this compares the create revision as well."""
+    return Compare(messages.EQUAL, messages.MOD, key, mod_revision=mod_revision)
 
 
 def _if_value(key: bytes, value: bytes) -> Compare:
