@@ -260,7 +260,7 @@ def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
     lease = client.lock("a", ttl=60).acquire()
     id_hash = lease._claim.id_hash
     lease_document.detach(lease)  # the document is for another process: this client forgets the claim
-    probe.registry(client).on_notification("go", id_hash, 0.0, Claim("", "a", "", id_hash, Holder("stray"), 15.0))
+    probe.registry(client).on_notification("reserved", id_hash, 0.0, Claim("", "a", "", id_hash, Holder("stray"), 15.0))
     wait_until(lambda: not probe.pending_releases(client))
     assert [holding.state for holding in client.inspect()] == ["held"]
 
@@ -268,7 +268,7 @@ def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
 def test_late_wakeup_does_not_release_held_lease(bench) -> None:
     client = bench.client()
     lease = client.lock("a").acquire()
-    probe.registry(client).on_notification("go", lease._claim.id_hash, 0.0, lease._claim)
+    probe.registry(client).on_notification("reserved", lease._claim.id_hash, 0.0, lease._claim)
     probe.registry(client).on_notification("head", "nobody", 1.0, None)
     assert not probe.pending_releases(client)
     lease.verify()

@@ -137,7 +137,7 @@ def renewal_may_shorten_the_ttl(patch: Patch) -> None:
     def renew(self, context, claim):
         answer = original(self, context, claim)
         if (entry := self.entries.get(claim.id_hash)) and entry.state == HELD:
-            entry.until = self._next_expiry = context.now + claim.ttl
+            entry.expires_at = self._next_expiry = context.now + claim.ttl
         return answer
 
     patch(LockState, "renew", renew)
@@ -148,9 +148,9 @@ def repeated_grant_reports_the_full_ttl(patch: Patch) -> None:
     original = LockState._grant_entry
 
     def grant_entry(self, context, entry, claim, notifications):
-        until = entry.until if entry.state == HELD else context.now + claim.ttl
+        until = entry.expires_at if entry.state == HELD else context.now + claim.ttl
         grant = original(self, context, entry, claim, notifications)
-        entry.until = self._next_expiry = until
+        entry.expires_at = self._next_expiry = until
         return grant
 
     patch(LockState, "_grant_entry", grant_entry)

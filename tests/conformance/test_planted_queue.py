@@ -92,7 +92,7 @@ def renewal_of_waiter_takes_the_grant(patch: Patch) -> None:
     def renew(self, context, claim):
         answer = original(self, context, claim)
         if (entry := self.entries.get(claim.id_hash)) and entry.state == RESERVED:
-            entry.state, entry.until = HELD, context.now + claim.ttl
+            entry.state, entry.expires_at = HELD, context.now + claim.ttl
         return answer
 
     patch(LockState, "renew", renew)

@@ -27,7 +27,7 @@ def renewal_revives_expired_grant(patch: Patch) -> None:
 
     def renew(self, context, claim):
         if (entry := self.entries.get(claim.id_hash)) and entry.state == HELD:
-            entry.until = max(entry.until, context.now + claim.ttl)
+            entry.expires_at = max(entry.expires_at, context.now + claim.ttl)
         return original(self, context, claim)
 
     patch(LockState, "renew", renew)
