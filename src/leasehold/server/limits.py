@@ -1,0 +1,134 @@
+"""How much a server admits at once, and what it refuses first.
+
+Under load the server refuses, in this order: new attempts, then `inspect` and events, then releases. It never refuses a
+renewal, because a lease may depend on it: a refused attempt costs its caller a retry, a refused renewal a lock.
+
+Bulkheads keep one API key, one namespace or one name from using up the whole server: attempts and reads, and waiters,
+are counted for each of them. Renewals and releases are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import ceil
+from typing import Final, Literal, TypeAlias
+
+from leasehold.server.auth import Caller
+from leasehold.server.problems import Overloaded, Problem, TooMany
+from leasehold.server.settings import LimitSettings
+
+Class: TypeAlias = Literal["attempt", "read", "release", "renew"]
+
+# The share of `limits.calls` above which calls of a class are refused.
+SHARES: Final[dict[Class, float]] = {"attempt": 0.8, "read": 0.9, "release": 1.0}
+_IN_BULKHEADS: Final = frozenset({"attempt", "read"})
+
+
+class Limits:
+    """The counters of one worker. Every method is for the event loop's thread."""
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self.settings = settings
+        self.calls = 0  # under way
+        self.waiters = 0
+        self.refused: dict[str, int] = {}  # limit -> refusals, for metrics
+        self._most = {kind: ceil(settings.calls * share) for kind, share in SHARES.items()}
+        self._calls = Bulkheads(
+            "calls", settings.calls_per_key, settings.calls_per_namespace, settings.calls_per_name, self.refused
+        )
+        self._waiters = Bulkheads(
+            "waiters", settings.waiters_per_key, settings.waiters_per_namespace, settings.waiters_per_name, self.refused
+        )
+
+    def call(self, caller: Caller, kind: Class, namespace: str = "", name: str = "") -> Admitted:
+        """A call of the engine, until the `with` ends. Raises Overloaded or TooMany before anything is sent."""
+        most = self._most.get(kind)  # None: never refused
+        if most is not None and self.calls >= most:
+            raise self._refuse("calls", Overloaded(f"{self.calls} calls are under way at this server: retry"))
+        counted = self._calls.enter(caller, namespace, name) if kind in _IN_BULKHEADS else ()
+        self.calls += 1
+        return Admitted(self, "calls", self._calls, counted)
+
+    def waiter(self, caller: Caller, namespace: str = "", name: str = "") -> Admitted:
+        """A waiter in a queue, until the `with` ends. Raises TooMany if this key has too many, else Overloaded."""
+        counted = self._waiters.enter(caller, namespace, name)
+        if self.waiters >= self.settings.waiters:
+            self._waiters.leave(counted)
+            raise self._refuse("waiters", Overloaded(f"{self.waiters} waiters are queued at this server: retry"))
+        self.waiters += 1
+        return Admitted(self, "waiters", self._waiters, counted)
+
+    def _refuse(self, limit: str, problem: Problem) -> Problem:
+        self.refused[limit] = self.refused.get(limit, 0) + 1
+        return problem
+
+
+class Admitted:
+    """A call or waiter that is counted until `end`, which `with` calls, or which may be called several times."""
+
+    __slots__ = ("_bulkheads", "_counted", "_limits", "_what")
+
+    def __init__(
+        self, limits: Limits, what: Literal["calls", "waiters"], bulkheads: Bulkheads, counted: tuple[Hashable, ...]
+    ) -> None:
+        self._limits: Limits | None = limits
+        self._what, self._bulkheads, self._counted = what, bulkheads, counted
+
+    def end(self) -> None:
+        limits, self._limits = self._limits, None
+        if limits is not None:
+            setattr(limits, self._what, getattr(limits, self._what) - 1)
+            self._bulkheads.leave(self._counted)
+
+    def __enter__(self) -> Admitted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+class Bulkheads:
+    """How many calls or waiters each key, namespace and name has. What has none is not kept."""
+
+    def __init__(self, what: str, per_key: int, per_namespace: int, per_name: int, refused: dict[str, int]) -> None:
+        self._what, self._refused = what, refused
+        self._per_key, self._per_namespace, self._per_name = per_key, per_namespace, per_name
+        self._counts: dict[Hashable, int] = {}
+
+    def enter(self, caller: Caller, namespace: str, name: str) -> tuple[Hashable, ...]:
+        """Count one more, and return what `leave` takes. Raises TooMany or Overloaded, and then counts nothing."""
+        counts = self._counts
+        entered: list[Hashable] = []
+        if self._per_key and caller.limited:
+            who = caller.who
+            if counts.get(who, 0) >= self._per_key:
+                self._note("key")
+                raise TooMany(f"{who} has {self._per_key} {self._what} at this server, which is its limit: retry")
+            entered.append(who)
+        if self._per_namespace:
+            if counts.get((namespace,), 0) >= self._per_namespace:
+                self._note("namespace")
+                raise Overloaded(f"this namespace has {self._per_namespace} {self._what} at this server: retry")
+            entered.append((namespace,))
+        if self._per_name and name:
+            if counts.get((namespace, name), 0) >= self._per_name:
+                self._note("name")
+                raise Overloaded(f"this name has {self._per_name} {self._what} at this server: retry")
+            entered.append((namespace, name))
+        for each in entered:
+            counts[each] = counts.get(each, 0) + 1
+        return tuple(entered)
+
+    def leave(self, counted: tuple[Hashable, ...]) -> None:
+        for each in counted:
+            if self._counts[each] > 1:
+                self._counts[each] -= 1
+            else:
+                del self._counts[each]
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def _note(self, per: str) -> None:
+        limit = f"{self._what}_per_{per}"
+        self._refused[limit] = self._refused.get(limit, 0) + 1

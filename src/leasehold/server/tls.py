@@ -1,0 +1,83 @@
+"""The server's TLS: certificates that are replaced without a restart, and the names in client certificates."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from leasehold.errors import ConfigError
+from leasehold.server.settings import TLSFiles
+from leasehold.server.watched import Watched
+
+_NAMES: Final = ("DNS", "URI")
+
+
+class Certificates:
+    """`context` is for the listening sockets. Every handshake uses the files that were read last.
+
+    A certificate and its key are read into a new context, which replaces the one before only if both are good. So a
+    bad pair never reaches a handshake, and an authority that is no longer in the file is no longer trusted."""
+
+    def __init__(self, tls: TLSFiles) -> None:
+        self._tls = tls
+        paths = [tls.cert, tls.key, *([tls.client_ca] if tls.client_ca else [])]
+        self._watched = Watched("the TLS certificate", paths, self._read)
+        self._current: ssl.SSLContext | None = None
+        self._watched.load()
+        self.context = self._new_context()
+        self.context.sni_callback = self._choose
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Read the files again if one has changed; `force`: in any case. If that fails, nothing changes."""
+        self._watched.refresh(force=force)
+
+    def _read(self, _paths: Sequence[Path]) -> Callable[[], None]:
+        context = self._new_context()
+
+        def apply() -> None:
+            self._current = context
+
+        return apply
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        try:
+            context.load_cert_chain(self._tls.cert, self._tls.key, password=_no_password)
+        except ssl.SSLError as error:
+            raise ConfigError(
+                f"the certificate {self._tls.cert} cannot be used with the key {self._tls.key}: {_reason(error)}"
+            ) from None
+        if self._tls.client_ca is not None:
+            # Optional, so that health checks and callers with an API key need none. Calls of the lock API do.
+            context.verify_mode = ssl.CERT_OPTIONAL
+            # A resumed session would not be verified again, after its authority is no longer trusted.
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+            try:
+                context.load_verify_locations(self._tls.client_ca)
+            except ssl.SSLError as error:
+                raise ConfigError(
+                    f"{self._tls.client_ca} has no authority for client certificates: {_reason(error)}"
+                ) from None
+        return context
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        if self._current is not None:
+            connection.context = self._current
+
+
+def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The names of a verified certificate, as `getpeercert()` returns it: DNS and URI of its subjectAltName."""
+    return tuple(value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind in _NAMES)
+
+
+def _no_password() -> str:
+    raise ConfigError("the private key of the certificate is encrypted: store it without a passphrase, mode 0600")
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "it is not valid PEM").lower().replace("_", " ")

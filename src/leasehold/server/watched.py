@@ -1,0 +1,67 @@
+"""Files that a running server reads again when they change: the key file, certificates."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from leasehold.core.texts import server_text
+from leasehold.errors import ConfigError
+
+logger = logging.getLogger("leasehold.server.files")
+
+# Reads the files and returns what puts them in force. Nothing has changed if it raises.
+Read: TypeAlias = Callable[[Sequence[Path]], Callable[[], None]]
+_Version: TypeAlias = tuple[tuple[int, int, int, int] | None, ...]
+
+
+class Watched:
+    """Some files that belong together. What cannot be read leaves in force what was read before."""
+
+    def __init__(self, what: str, paths: Sequence[Path], read: Read) -> None:
+        self._what, self._paths, self._read = what, tuple(paths), read
+        self._version: _Version | None = None
+
+    def load(self) -> None:
+        """Read them for the first time. Raises ConfigError."""
+        version = self._current_version()
+        try:
+            self._read(self._paths)()
+        except OSError as error:
+            raise ConfigError(f"{self._what} cannot be read: {_text(error)}") from None
+        self._version = version
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Read them again if they have changed. Never raises: the timer that calls this must go on."""
+        version = self._current_version()
+        if version == self._version and not force:
+            return
+        self._version = version  # also after a failure, which is then logged once
+        try:
+            self._read(self._paths)()
+        except (OSError, ConfigError) as error:
+            logger.error("%s cannot be read, so the old content stays in force: %s", self._what, _text(error))
+        except Exception:  # a bug: the server must go on with what it has
+            logger.exception("%s cannot be read, so the old content stays in force", self._what)
+        else:
+            logger.info("%s has been read again", self._what)
+
+    def _current_version(self) -> _Version:
+        return tuple(_version(path) for path in self._paths)
+
+
+def _version(path: Path) -> tuple[int, int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return server_text(f"{error.filename}: {error.strerror}")
+    return server_text(error)
