@@ -33,6 +33,7 @@ from leasehold.cli.renew import renew
 from leasehold.cli.run.command import run
 from leasehold.cli.run.signals import Interrupted, raise_on_signals
 from leasehold.cli.schema import schema
+from leasehold.cli.serve import serve
 from leasehold.cli.watch import watch
 from leasehold.errors import LeaseholdError, NotAcquired
 
@@ -73,6 +74,7 @@ for command in (
     acquire,
     renew,
     release,
+    serve,
     schema,
     rebase,
     doctor,

@@ -1,0 +1,14 @@
+"""The lock server: one engine over HTTP, for programs in any language.
+
+service.py     the verbs over one engine, routes for wake-ups, long-polls, drain; knows nothing of HTTP
+app.py         the application: which path does what, who may call it, how an answer leaves
+api.py         the HTTP API: one function for each path       schemas.py   its bodies and answers, typed
+calls.py       what remote engines use: verbs in batches, a stream of wake-ups
+messages.py    requests and responses, without ASGI           problems.py  every error as problem+json (RFC 9457)
+settings.py    flags over environment over configuration file over defaults
+keys.py        the file of API keys       auth.py    who calls, and what the caller may do
+limits.py      how much is admitted at once, and what is refused first
+tls.py         certificates               watched.py files that are read again when they change
+protocol.py    uvicorn's HTTP protocol, with limits
+run.py         runs the application on uvicorn: sockets, signals, drain
+"""

@@ -1,0 +1,259 @@
+"""The application: which path does what, who may call it, and how an answer leaves.
+
+A request on its way: path known? -> key known? -> body read and typed -> may it? -> room? -> engine asked -> answered.
+`App.answer` knows nothing of ASGI; the shell that does is `App.__call__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from leasehold.model import Claim
+from leasehold.server import api, calls, problems, schemas
+from leasehold.server.auth import Authenticator, certificate_names
+from leasehold.server.limits import Admitted, Limits
+from leasehold.server.messages import EventStream, Request, Response, problem_response, read_query
+from leasehold.server.problems import Problem, invalid
+from leasehold.server.service import Service, Slot
+
+Handler: TypeAlias = Callable[["App", Request], Awaitable[Response | EventStream]]
+Scope: TypeAlias = dict[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
+Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
+
+_log = logging.getLogger("leasehold.server")
+
+_MAX_BODY: Final = 65_536  # bytes
+_MAX_BATCH_BODY: Final = 1_048_576  # of requests with many claims
+_MAX_BODY_SECONDS: Final = 20.0
+_MAX_SEND_SECONDS: Final = 20.0  # a client that does not read its stream for so long is gone
+_CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Route(NamedTuple):
+    """What answers a path, and what the OpenAPI document says about it."""
+
+    handler: Handler
+    summary: str
+    body: type[msgspec.Struct] | None = None
+    answer: type[msgspec.Struct] | None = None
+    problems: tuple[str, ...] = ()
+    max_body: int = _MAX_BODY
+    needs_key: bool = True
+
+
+_ENGINE: Final = ("engine-unavailable", "internal")
+_READ: Final = ("invalid", "unauthorized", "forbidden", "too-many", "overloaded", *_ENGINE)
+_WRITE: Final = (*_READ, "slow", "too-large")
+_PROBE: Final = ("draining", "engine-unavailable")
+
+# path -> method -> route
+ROUTES: Final[dict[str, dict[str, Route]]] = {
+    "/v1/acquire": {
+        "POST": Route(
+            api.acquire,
+            "Acquire a lock, or wait in its queue",
+            schemas.AcquireBody,
+            schemas.Lease,
+            ("busy", "mismatch", "unsupported", "draining", *_WRITE),
+        )
+    },
+    "/v1/renew": {"POST": Route(api.renew, "Renew a lease", schemas.LeaseBody, schemas.Renewed, ("lost", *_WRITE))},
+    "/v1/renew-many": {
+        "POST": Route(
+            api.renew_many,
+            "Renew up to 500 leases",
+            schemas.RenewManyBody,
+            schemas.RenewedMany,
+            _WRITE,
+            _MAX_BATCH_BODY,
+        )
+    },
+    "/v1/release": {"POST": Route(api.release, "Release a lock", schemas.ReleaseBody, schemas.Released, _WRITE)},
+    "/v1/break": {
+        "POST": Route(api.break_, "End the lease with this token", schemas.BreakBody, schemas.Broken, _WRITE)
+    },
+    "/v1/locks": {"GET": Route(api.locks, "List holders and waiters", None, schemas.Locks, _READ)},
+    "/v1/traits": {"GET": Route(api.traits, "What the engine of this server promises", problems=("unauthorized",))},
+    "/v1/calls": {"POST": Route(calls.calls, "Verbs of a remote engine", problems=_WRITE, max_body=_MAX_BATCH_BODY)},
+    "/v1/stream": {"GET": Route(calls.stream, "Wake-ups of a remote engine", problems=("unauthorized", "draining"))},
+    "/healthz": {"GET": Route(api.healthz, "Whether the process lives", needs_key=False)},
+    "/readyz": {"GET": Route(api.readyz, "Whether the server can serve", None, schemas.Ready, _PROBE, 0, False)},
+}
+
+
+class App:
+    """The ASGI application of one worker."""
+
+    def __init__(self, service: Service, authenticator: Authenticator, limits: Limits) -> None:
+        self.service, self.authenticator, self.limits = service, authenticator, limits
+
+    async def answer(self, request: Request) -> Response | EventStream:
+        """Raises no error: each becomes a problem document."""
+        self._read_ids(request)
+        try:
+            answer = await self._dispatch(request)
+        except Exception as error:
+            answer = problem_response(self.explain(request, error))
+        echoed = [(b"x-request-id", request.request_id.encode())]
+        if request.trace:
+            echoed.append((b"traceparent", request.trace.encode()))
+        return answer._replace(headers=(*answer.headers, *echoed))
+
+    async def _dispatch(self, request: Request) -> Response | EventStream:
+        request.arrived = self.service.runtime.now()
+        methods = ROUTES.get(request.path)
+        if methods is None:
+            raise Problem("not-found", 404, f"there is no {request.path[:200]!r} here: see /openapi.json")
+        route = methods.get("GET" if request.method == "HEAD" else request.method)
+        if route is None:
+            known = ", ".join(methods)
+            raise Problem("method-not-allowed", 405, f"{request.path} has {known}, not {request.method[:20]!r}")
+        if route.needs_key:
+            self._identify(request)
+        request.within, request.has_within = self._read_within(request)
+        request.arguments = read_query(request.query)
+        if request.method == "POST":
+            request.body = await request.read_body(route.max_body)
+        return await route.handler(self, request)
+
+    def _identify(self, request: Request) -> None:
+        caller = self.authenticator.identify(request.header(b"authorization"), request.certificate_names)
+        if caller is None:
+            raise Problem(
+                "unauthorized", 401, "send a valid API key: the header is Authorization: Bearer lh_WHO_SECRET"
+            )
+        client = request.header(b"leasehold-client")
+        if client and not _CLIENT_ID.fullmatch(client):
+            raise invalid("Leasehold-Client has 1 to 64 letters, digits, '.', '_' or '-'", 400)
+        request.caller, request.client = caller, (caller.who, client.decode())
+
+    def _read_within(self, request: Request) -> tuple[float, bool]:
+        """How long the caller waits for the engine: its `Leasehold-Within`, else `call_timeout`."""
+        text = request.header(b"leasehold-within")
+        if not text:
+            return self.service.call_timeout, False
+        try:
+            within = float(text)
+        except ValueError:
+            within = -1.0
+        if not 0 < within < 1e9:
+            raise invalid("Leasehold-Within must be a number of seconds above 0", 400)
+        return within, True
+
+    def _read_ids(self, request: Request) -> None:
+        given, trace = request.header(b"x-request-id"), request.header(b"traceparent")
+        known = _REQUEST_ID.fullmatch(given)
+        request.request_id = given.decode() if known else self.service.runtime.random_bytes(8).hex()
+        request.trace = trace.decode() if _TRACEPARENT.fullmatch(trace) else ""
+
+    # ------------------------------------------------------ used by the routes
+
+    def deadline(self, request: Request) -> float:
+        """When a call of the engine for this request must have its answer."""
+        return request.arrived + min(request.within, self.service.call_timeout)
+
+    def admit_attempt(self, request: Request, claim: Claim) -> Callable[[bool], Admitted]:
+        """Counts attempts of a claim. Only the first may be refused: later ones may have a reservation."""
+
+        def admit(first: bool) -> Admitted:
+            return self.limits.call(request.caller, "attempt" if first else "renew", claim.namespace, claim.name)
+
+        return admit
+
+    def admit_waiter(self, request: Request, claim: Claim) -> Slot:
+        """Counts a waiter. A repetition goes on with what its earlier request has."""
+        slot = self.service.take_slot(claim.id_hash)
+        return slot or self.limits.waiter(request.caller, claim.namespace, claim.name)
+
+    def explain(self, request: Request, error: Exception) -> Problem:
+        """The problem that an error becomes. What the engine said is logged: it may contain an address, which callers
+        must not see."""
+        problem = problems.problem_for(error)
+        if problem.kind == "internal":
+            _log.error("%s %s failed (request %s)", request.method, request.path, request.request_id, exc_info=error)
+        elif problem is not error and problem.kind == "engine-unavailable":
+            _log.info("%s %s: %s (request %s)", request.method, request.path, error, request.request_id)
+        return problem
+
+    # ------------------------------------------------------------------- ASGI
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"this application serves http, not {scope['type']}")
+
+        async def hung_up() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                continue
+
+        async def read_body(limit: int) -> bytes:
+            return await _read_body(receive, limit)
+
+        request = Request(
+            scope["method"],
+            scope["path"],
+            scope["headers"],
+            scope["query_string"],
+            read_body,
+            hung_up,
+            certificate_names(scope),
+        )
+        answer = await self.answer(request)
+        if isinstance(answer, EventStream):
+            await _send_events(answer, hung_up, send)
+        else:
+            await _send_response(answer, send)
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    parts, size, more = [], 0, True
+    try:
+        async with asyncio.timeout(_MAX_BODY_SECONDS):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Problem("slow", 408, "the connection ended before the body did")
+                part: bytes = message.get("body", b"")
+                parts.append(part)
+                size, more = size + len(part), message.get("more_body", False)
+                if size > limit:
+                    raise Problem("too-large", 413, f"the body has more than {limit} bytes")
+    except TimeoutError:
+        raise Problem("slow", 408, f"the body did not arrive within {_MAX_BODY_SECONDS:g} s") from None
+    return b"".join(parts)
+
+
+async def _send_response(response: Response, send: Send) -> None:
+    headers = [
+        (b"content-type", response.media_type.encode()),
+        (b"content-length", b"%d" % len(response.body)),
+        (b"cache-control", b"no-store"),
+        *response.headers,
+    ]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+async def _send_events(events: EventStream, hung_up: Callable[[], Awaitable[None]], send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+    watch = asyncio.ensure_future(hung_up())
+    watch.add_done_callback(lambda _done: events.close())
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *events.headers]})
+        while (data := await events.next_events()) is not None:
+            async with asyncio.timeout(_MAX_SEND_SECONDS):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    except TimeoutError:
+        _log.info("a client did not read its stream for %g s", _MAX_SEND_SECONDS)
+    finally:
+        watch.cancel()
+        events.close()

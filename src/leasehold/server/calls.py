@@ -1,0 +1,175 @@
+"""What remote engines use: the verbs of the engine interface in batches, and a stream of wake-ups.
+
+The shapes are those of `engines/remote/wire.py`. A call is checked in full before any call of its request is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from leasehold.config import check_seconds
+from leasehold.core.names import check_name, check_namespace, check_prefix
+from leasehold.core.timing import HEARTBEAT_INTERVAL
+from leasehold.engines.remote import wire
+from leasehold.errors import LeaseholdError
+from leasehold.model import Alive, Busy, Claim, Gone
+from leasehold.server import problems
+from leasehold.server.messages import EventStream, Request, Response, checked, encode, json_response, problem_member
+from leasehold.server.problems import Problem, invalid
+
+if TYPE_CHECKING:
+    from leasehold.server.app import App
+
+Answer: TypeAlias = "Coroutine[Any, Any, wire.Json]"
+Call: TypeAlias = wire.Json
+
+
+async def calls(app: App, request: Request) -> Response:
+    """The answers in the order of the calls, which run side by side: a slow one holds up its own request only."""
+    try:
+        given = msgspec.json.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise invalid("the body is not JSON", 400) from None
+    if not isinstance(given, list) or not 0 < len(given) <= wire.MAX_CALLS:
+        raise invalid(f"the body must be a list of 1 to {wire.MAX_CALLS} calls")
+    if len(given) == 1:
+        return json_response([await _answer(app, request, given[0])])
+    return json_response(await asyncio.gather(*[_answer(app, request, call) for call in given]))
+
+
+async def _answer(app: App, request: Request, call: object) -> wire.Json:
+    """The answer to one call. Its problem is no problem of the others."""
+    try:
+        with checked():
+            if not isinstance(call, dict):
+                raise invalid("a call must be a JSON object")
+            do = call.get("do")
+            if not isinstance(do, str) or do not in _VERBS:
+                raise invalid(f"do must be one of {', '.join(_VERBS)}")
+            deadline = app.deadline(request)
+            if (within := call.get("within")) is not None:
+                deadline = min(deadline, request.arrived + check_seconds("within", within))
+            answer = _VERBS[do](app, request, call, deadline)
+        return await answer
+    except Exception as error:
+        return {"problem": problem_member(app.explain(request, error))}
+
+
+def _claim(app: App, request: Request, call: Call) -> Claim:
+    claim = wire.claim_from_json(call.get("claim"), app.service.runtime.now())
+    request.allow("lock", claim.namespace, claim.name)
+    return claim
+
+
+def _attempt(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    claim = _claim(app, request, call)
+
+    async def run() -> wire.Json:
+        slot = app.admit_waiter(request, claim) if claim.queue else None
+        with app.admit_attempt(request, claim)(True):
+            reply = await app.service.attempt(claim, request.client, deadline, slot)
+        answer = wire.answer_to_json(reply)
+        if isinstance(reply, Busy):
+            answer["heard"] = app.service.hears(request.client)
+        return answer
+
+    return run()
+
+
+def _renew(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    given = call.get("claims")
+    if not isinstance(given, list) or len(given) > wire.MAX_CALLS:
+        raise invalid(f"claims must be a list of at most {wire.MAX_CALLS}")
+    claims = [wire.claim_from_json(each, app.service.runtime.now()) for each in given]
+    permitted = [request.caller.may("lock", claim.namespace, claim.name) for claim in claims]
+
+    async def run() -> wire.Json:
+        asked = [claim for claim, may in zip(claims, permitted, strict=True) if may]
+        with app.limits.call(request.caller, "renew"):
+            replies = iter(await app.service.renew(asked, request.client, deadline) if asked else ())
+        return {"renewed": [_renewed(request, next(replies) if may else None) for may in permitted]}
+
+    return run()
+
+
+def _renewed(request: Request, reply: Alive | Gone | LeaseholdError | None) -> wire.Json:
+    if reply is None:
+        reply = Problem("forbidden", 403, f"{request.caller.who} may not lock this name")
+    if isinstance(reply, LeaseholdError):
+        return {"problem": problem_member(problems.problem_for(reply))}
+    return wire.answer_to_json(reply)
+
+
+def _release(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    claim = _claim(app, request, call)
+
+    async def run() -> wire.Json:
+        with app.limits.call(request.caller, "release"):
+            return {"value": await app.service.release(claim, deadline)}
+
+    return run()
+
+
+def _break(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    namespace, name = check_namespace(call.get("namespace", "")), check_name(call.get("name", ""))
+    token = wire.integer_from_json(call.get("token"), "token")
+    request.allow("break", namespace, name)
+
+    async def run() -> wire.Json:
+        with app.limits.call(request.caller, "release"):
+            return {"value": await app.service.break_(namespace, name, token, deadline)}
+
+    return run()
+
+
+def _inspect(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    namespace, prefix = check_namespace(call.get("namespace", "")), check_prefix(call.get("prefix", ""))
+    exact = call.get("exact", False) is True
+    request.allow_reading(namespace, prefix, exact)
+
+    async def run() -> wire.Json:
+        with app.limits.call(request.caller, "read", namespace):
+            found = await app.service.inspect(namespace, prefix, exact, deadline)
+        return {"value": [wire.holding_to_json(holding) for holding in found]}
+
+    return run()
+
+
+def _ping(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    async def run() -> wire.Json:
+        await app.service.ping(deadline)
+        return {"value": wire.traits_to_json(app.service.engine.traits)}
+
+    return run()
+
+
+_VERBS: Final[dict[str, Callable[[App, Request, Call, float], Answer]]] = {
+    "attempt": _attempt,
+    "renew": _renew,
+    "release": _release,
+    "break": _break,
+    "inspect": _inspect,
+    "ping": _ping,
+}
+
+
+async def stream(app: App, request: Request) -> EventStream:
+    """The wake-ups of one client. A comment every 5 s shows both ends that the connection lives."""
+    client = request.client
+    if not client[1]:
+        raise invalid("the header Leasehold-Client is missing: it says whose wake-ups the stream has", 400)
+    opened = app.service.open_stream(client)
+
+    async def next_events() -> bytes | None:
+        notifications = await opened.take(HEARTBEAT_INTERVAL)
+        if notifications:
+            return b"data: %s\n\n" % encode([wire.notification_to_json(each) for each in notifications])
+        if opened.closed or not app.authenticator.still(request.caller):
+            return None
+        return b": alive\n\n"
+
+    return EventStream(next_events, lambda: app.service.close_stream(client, opened))

@@ -1,0 +1,170 @@
+"""Runs the application on uvicorn: sockets, signals, drain, and files that are read again when they change.
+
+SIGTERM and SIGINT drain: streams and long-polls end at once, so that their clients go on at another server, requests
+under way are answered, and then the process ends with exit status 0. SIGHUP reads the key file and the certificates
+again, and never ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+import uvloop
+
+from leasehold.config import EngineConfig
+from leasehold.errors import ConfigError
+from leasehold.server.app import App
+from leasehold.server.auth import Authenticator
+from leasehold.server.limits import Limits
+from leasehold.server.service import Service
+from leasehold.server.settings import Settings, split_address
+from leasehold.server.tls import Certificates
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
+_DRAIN_SECONDS: Final = 10.0
+_REFRESH_INTERVAL: Final = 2.0  # seconds between two looks at the key file and the certificates
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with the drain before its shutdown: that waits for open streams, so they must end first. It
+    would also raise the signal again at the end, and then the exit status would be that of a killed process."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, on_started: Callable[[], None], on_hangup: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._service, self._on_started, self._on_hangup = service, on_started, on_hangup
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        yield  # the handlers stay: a second signal must not interrupt what follows
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._service.drain()  # first: closing connections must not look like callers that hang up
+        self.should_exit = True
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Serve until a signal ends it. `say` gets the line for each address, once it is served. Raises ConfigError."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until its handler is set
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, say))
+
+
+def check(settings: Settings) -> None:
+    """Read what `serve` would read. Connects to no server. Raises ConfigError."""
+    Authenticator.open(settings)
+    if settings.tls is not None:
+        Certificates(settings.tls)
+    Service(EngineConfig.parse(settings.engine, settings.call_timeout))
+
+
+async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
+    authenticator = Authenticator.open(settings)
+    certificates = None if settings.tls is None else Certificates(settings.tls)
+    service = Service(EngineConfig.parse(settings.engine, settings.call_timeout))
+
+    def refresh(force: bool = False) -> None:
+        authenticator.refresh(force=force)
+        if certificates is not None:
+            certificates.refresh(force=force)
+
+    async def refresh_often() -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_INTERVAL)
+            refresh()
+
+    def on_started() -> None:
+        for sock in sockets:
+            say(f"listening on {shown_address(sock, certificates is not None)}")
+
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen(address)) for address in settings.listen]
+        config = _uvicorn_config(App(service, authenticator, Limits(settings.limits)), settings)
+        config.load()
+        if certificates is not None:
+            config.ssl = certificates.context
+        await service.start()
+        refreshing = asyncio.get_running_loop().create_task(refresh_often())
+        try:
+            await Server(config, service, on_started, lambda: refresh(force=True)).serve(sockets)
+        finally:
+            refreshing.cancel()
+            await service.stop()
+
+
+def _uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
+        # Longer than any attempt lasts: uvicorn then cancels requests, and an attempt must not be cancelled.
+        timeout_graceful_shutdown=round(max(_DRAIN_SECONDS, settings.call_timeout + 5)),
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+    )
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket for an address of the settings. Raises ConfigError."""
+    try:
+        if address.startswith("unix:"):
+            return _listen_unix(address.removeprefix("unix:"))
+        host, port = split_address(address)
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return _bind(socket.socket(family, kind, protocol), where)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """A socket file that a server left behind is replaced; one that another server serves is not."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except OSError:
+            pass  # binding says what is wrong
+    return _bind(socket.socket(socket.AF_UNIX), path)
+
+
+def _bind(sock: socket.socket, where: Any) -> socket.socket:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def shown_address(sock: socket.socket, tls: bool) -> str:
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

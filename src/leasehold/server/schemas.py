@@ -1,0 +1,201 @@
+"""Bodies and answers of the HTTP API, typed: they check what arrives, and the OpenAPI document is made from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from leasehold.config import DAY
+from leasehold.core.names import MAX_NAME_BYTES
+from leasehold.core.timing import MIN_DRIFT
+from leasehold.engines.remote.wire import MAX_ID, MIN_ID
+from leasehold.model import HoldingState, Kind, Mode
+
+MAX_LEASES = 500  # of one renew-many
+MAX_HOLDINGS = 1000  # of one page of locks
+
+Name = Annotated[
+    str, Meta(min_length=1, max_length=MAX_NAME_BYTES, description="What is locked: any text of 1 to 255 bytes.")
+]
+Namespace = Annotated[
+    str, Meta(max_length=MAX_NAME_BYTES, description="The same name in two namespaces is two independent locks.")
+]
+Id = Annotated[
+    str,
+    Meta(
+        pattern=rf"^[A-Za-z0-9._-]{{{MIN_ID},{MAX_ID}}}$",
+        description="The secret that owns the claim: a new one for each acquire, such as a UUID. Repeating a request "
+        "with the same id is harmless. If it is left out, the server makes one, and a lost answer leaves the name "
+        "locked until the ttl is over.",
+    ),
+]
+Label = Annotated[str, Meta(max_length=200)]
+Ttl = Annotated[float, Meta(gt=MIN_DRIFT, le=DAY, description="Seconds that the lease lives unrenewed.")]
+Seconds = Annotated[float, Meta(ge=0, le=DAY)]
+Token = Annotated[int, Meta(ge=1, lt=2**63, description="The fencing token of the lease.")]
+
+
+class Body(Struct, forbid_unknown_fields=True):
+    """A request. A member that the server does not know is refused: it would be ignored silently otherwise."""
+
+
+class AcquireBody(Body):
+    name: Name
+    namespace: Namespace = ""
+    id: Id | None = None
+    ttl: Ttl = 30.0
+    wait: Annotated[
+        float,
+        Meta(ge=0, le=1e9, description="Seconds to wait in the queue, at most 60: to wait longer, repeat with the id."),
+    ] = 0.0
+    holder: Annotated[Label, Meta(description="Who asks, display only. Default: the name of the API key.")] | None = (
+        None
+    )
+    purpose: Annotated[Label, Meta(description="What the lock is for, display only.")] | None = None
+    mode: Mode = "exclusive"
+    limit: (
+        Annotated[int, Meta(ge=1, lt=2**31, description="A semaphore: so many holders at a time. Left out: a lock.")]
+        | None
+    ) = None
+    delay: Annotated[
+        Seconds, Meta(description="Extra seconds that the engine keeps the name after the lease is lost.")
+    ] = 0.0
+    min_hold: Annotated[
+        Seconds, Meta(description="Keep the name taken for at least so many seconds, even if released earlier.")
+    ] = 0.0
+
+
+class LeaseBody(Body):
+    """A lease to renew."""
+
+    name: Name
+    id: Id
+    token: Token
+    namespace: Namespace = ""
+    ttl: Ttl = 30.0
+
+
+class RenewManyBody(Body):
+    leases: Annotated[list[LeaseBody], Meta(min_length=1, max_length=MAX_LEASES)]
+
+
+class ReleaseBody(Body):
+    name: Name
+    id: Id
+    namespace: Namespace = ""
+
+
+class BreakBody(Body):
+    name: Name
+    token: Token
+    namespace: Namespace = ""
+    reason: Annotated[str, Meta(max_length=500, description="For the audit log and for events.")] = ""
+
+
+class Lease(Struct):
+    """A granted lease. Trust it for `waited + ttl` seconds, less 1 %, from when the request was sent."""
+
+    id: str
+    namespace: str
+    name: str
+    token: Annotated[int, Meta(description="The fencing token: rises with every grant of the name.")]
+    ttl: float
+    slot: Annotated[int | None, Meta(description="Which of the semaphore's permits it is.")]
+    waited: Annotated[float, Meta(description="Seconds from the request's arrival to the attempt that was granted.")]
+    fingerprint: Annotated[str, Meta(description="What may be shown of the id.")]
+
+
+class Renewed(Struct):
+    ttl: Annotated[float, Meta(description="Seconds of life left, from when the request was sent.")]
+
+
+class Problem(Struct):
+    """An RFC 9457 problem. Extension members depend on its type."""
+
+    type: Annotated[str, Meta(examples=["https://leasehold.dev/problems/busy"])]
+    title: str
+    status: int
+    detail: str
+    done: Annotated[
+        bool, Meta(description="False: the engine was never asked, so nothing is owed: ask another server at once.")
+    ] = True
+    name: str | None = None
+    holder: str | None = None
+    purpose: str | None = None
+    token: int | None = None
+    left: float | None = None
+    position: int | None = None
+    waited: float | None = None
+    reason: Literal["expired", "broken", "unknown"] | None = None
+    wanted: str | None = None
+    found: str | None = None
+    missing: list[str] | None = None
+    id: str | None = None
+
+
+class Renewal(Struct, omit_defaults=True):
+    """The answer for one lease: `ttl` if it was renewed, else the members of a problem."""
+
+    ttl: float | None = None
+    type: str | None = None
+    title: str | None = None
+    status: int | None = None
+    detail: str | None = None
+    name: str | None = None
+    reason: Literal["expired", "broken", "unknown"] | None = None
+
+
+class RenewedMany(Struct):
+    leases: Annotated[list[Renewal], Meta(description="One for each lease, in the same order.")]
+
+
+class Released(Struct):
+    released: Annotated[
+        bool | None,
+        Meta(description="false: the lease was over before; null: over, and the engine cannot tell which ended it."),
+    ]
+
+
+class Broken(Struct):
+    broken: Annotated[bool, Meta(description="false: no grant has this token any more.")]
+
+
+class Waiter(Struct):
+    name: str
+    holder: str
+    purpose: str | None
+    position: int | None
+    mode: Mode
+    waiting_for: Annotated[float, Meta(description="Seconds in the queue.")]
+    fingerprint: str
+
+
+class Holding(Struct):
+    """One grant, and the waiters of its name."""
+
+    name: str
+    holder: str
+    purpose: str | None
+    token: int | None
+    acquired_at: Annotated[float | None, Meta(description="Unix time by the server's clock; null: not known.")]
+    expires_in: Annotated[float, Meta(description="Seconds until it ends unless renewed.")]
+    state: HoldingState
+    mode: Mode
+    kind: Kind
+    limit: int
+    slot: int | None
+    fingerprint: str
+    host: str | None
+    pid: int | None
+    queue: list[Waiter]
+
+
+class Locks(Struct):
+    holdings: list[Holding]
+    queue: Annotated[list[Waiter], Meta(description="The waiters of all names of this page, also of names not held.")]
+    cursor: Annotated[str | None, Meta(description="Pass it to get the next page; null: this is the last.")]
+
+
+class Ready(Struct):
+    ready: bool

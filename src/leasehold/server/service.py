@@ -1,0 +1,630 @@
+"""The verbs over one engine, without HTTP. Every caller of the process shares that engine.
+
+The service keeps nothing that matters. Claims' ids are made by callers, and every verb but `break` is idempotent by id:
+what is noted here is which client to wake for which claim, and the claim's next attempt makes that anew, at any server.
+
+Three rules:
+1. The service never ends a grant by itself. A caller whose connection broke may have repeated its request at another
+   server, and may have been told there that it holds the name. So an attempt under way is never cancelled (engines send
+   a release behind one), and only a queue position is given up for a caller that left. The exception is a claim whose
+   id was made here and never sent: no caller can know it.
+2. A release waits for the attempts of the same claim that are under way here, so that it cannot overtake them (E6). It
+   ends a long-poll of the claim first: its next attempt would take the name again.
+3. A route lives for 15 s after its claim was last heard of, as the queue entry does (E7): a dead client keeps nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from leasehold import engines
+from leasehold.config import EngineConfig
+from leasehold.core import timing
+from leasehold.core.breaker import MAX_UNANSWERED, PROBE_INTERVAL, Breaker
+from leasehold.engines.base import Engine
+from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.remote.wire import Hello, Lost, Moved, Notification, Wakeup
+from leasehold.errors import ConfigError, LeaseholdError, NotSent, Reentered, Unavailable, Unsupported
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Reason
+from leasehold.runtime.loop import Loop
+from leasehold.server.problems import Draining, invalid
+
+T = TypeVar("T")
+# The caller's name and its client id. Both: a client id is public, and a caller must not read another one's wake-ups.
+ClientKey: TypeAlias = tuple[str, str]
+
+
+class Slot(Protocol):
+    """A place among the waiters that the server admits."""
+
+    def end(self) -> None: ...
+
+
+_log = logging.getLogger("leasehold.server")
+
+_TICK: Final = 1.0  # seconds between two runs of the background work
+_MAX_BATCH: Final = 500  # heartbeats in one call
+_MAX_UNSENT: Final = 10_000  # notifications for a client that does not read them; then it must connect again
+_POLLING_GRACE: Final = 1.0  # seconds that a client without a stream has to attempt again: it polls about every 0.2 s
+_READY_FOR: Final = 1.0  # seconds that an answer to `ping` stays good for /readyz
+_LAST_RELEASES: Final = 2.0  # seconds that `stop` gives to pending releases
+
+
+class Stream:
+    """The notifications for one client, until they are sent."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._unsent: list[Notification] = []
+        self._changed = asyncio.Event()
+
+    def push(self, notification: Notification) -> None:
+        self._unsent.append(notification)
+        if len(self._unsent) > _MAX_UNSENT:
+            self.closed = True
+        self._changed.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._changed.set()
+
+    async def take(self, seconds: float) -> list[Notification]:
+        """What is to be sent, as soon as there is anything; nothing after `seconds`, or if the stream is closed."""
+        if not self._unsent and not self.closed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+        self._changed.clear()
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+
+class Route:
+    """A queued claim, and the client to wake for it. Without a client: a long-poll's claim, kept for a repetition."""
+
+    __slots__ = ("claim", "client", "expires_at", "heard", "slot", "task", "woken")
+
+    def __init__(self, claim: Claim, client: ClientKey | None) -> None:
+        self.claim, self.client = claim, client
+        self.expires_at = 0.0
+        self.heard = False  # the client had a stream here when it attempted
+        self.woken = False  # it was notified since its last attempt
+        self.task: asyncio.Task[None] | None = None  # waits for the wake-up
+        self.slot: Slot | None = None
+
+
+class HeldRoute:
+    """A held claim, and the client to notify if an operator breaks it. For the registry it is a lease."""
+
+    __slots__ = ("__weakref__", "client", "expires_at", "on_lost")
+
+    def __init__(self, client: ClientKey, on_lost: Callable[[], None]) -> None:
+        self.client, self.on_lost = client, on_lost
+        self.expires_at = 0.0
+
+    def _end_lost(self, reason: Reason) -> bool:  # from any thread
+        self.on_lost()
+        return True
+
+    def _mark_at_risk(self, why: str) -> None:
+        """Nothing: the client's own renewals tell it."""
+
+
+class LongPoll:
+    """A request that waits in the queue for its caller. `end` may be called at any time, and stops the waiting."""
+
+    __slots__ = ("_wait", "admit", "claim", "ended", "own_id", "slot")
+
+    def __init__(self, claim: Claim, own_id: bool, admit: Callable[[bool], AbstractContextManager[object]]) -> None:
+        self.claim, self.own_id = claim, own_id
+        self.admit = admit  # counts an attempt; raises if the first is one too many
+        self.slot: Slot | None = None  # of the limit on waiters
+        self.ended = ""  # why; empty while it runs
+        self._wait: asyncio.Task[None] | None = None
+
+    def end(self, why: str) -> None:
+        self.ended = self.ended or why
+        self.recheck()
+
+    def recheck(self) -> None:
+        """Let the poll attempt again now. Cancels only `wait`, which is a hint (E4), never an attempt."""
+        if self._wait is not None:
+            self._wait.cancel()
+
+    async def wait(self, waiting: Coroutine[Any, Any, None]) -> None:
+        self._wait = asyncio.get_running_loop().create_task(waiting)
+        try:
+            if not self.ended:
+                await asyncio.wait({self._wait})
+        finally:
+            task, self._wait = self._wait, None
+            task.cancel()
+        if task.done() and not task.cancelled():
+            task.result()
+
+    async def stopped(self) -> None:
+        """Return when the poll is not inside the engine's `wait`: a claim has one waiter at a time."""
+        if self._wait is not None:
+            await asyncio.wait({self._wait})
+
+
+class Service:
+    def __init__(self, config: EngineConfig) -> None:
+        if config.scheme in ("http", "https"):
+            raise ConfigError("a server cannot serve another server: give it the URL of that server's engine")
+        self.config, self.call_timeout = config, config.call_timeout
+        self.runtime = Loop()
+        self.registry = ClaimRegistry(self.runtime, self.runtime.random_bytes(8).hex())
+        self.engine: Engine = engines.opener(config.scheme)(config, self.runtime, self.registry)
+        if self.engine.traits.liveness != "ttl":
+            raise ConfigError(
+                f"a server cannot serve {config.scheme}://: that engine ends grants with its session, which would be "
+                "the server's own, so a restart of the server would end every caller's lease"
+            )
+        self.breaker = Breaker()
+        self.draining = False
+        self.streams: dict[ClientKey, Stream] = {}
+        self.routes: dict[str, Route] = {}  # by id hash
+        self.held: dict[str, HeldRoute] = {}
+        self.polls: dict[str, LongPoll] = {}
+        self._routes_of: dict[ClientKey, set[str]] = {}
+        self._attempts: dict[str, set[asyncio.Task[Any]]] = {}  # under way, by id hash
+        self._ping: asyncio.Task[None] | None = None
+        self._pinged_at = -timing.NEVER
+
+    async def start(self) -> None:
+        """Run in this loop from now on. The engine need not answer yet; a wrong setting of it raises ConfigError."""
+        self.runtime.bind()
+        self._loop = asyncio.get_running_loop()
+        self._awake = asyncio.Event()
+        self.registry.wake_watchdog = lambda _at: self.call_soon(self._awake.set)
+        try:
+            await self.ping(self.runtime.now() + self.call_timeout)
+        except Unavailable as error:
+            _log.warning("the engine does not answer yet: %s", error)
+        self._background = self._loop.create_task(self._work_in_background())
+
+    async def stop(self) -> None:
+        """Close the engine. Grants and positions stay where they are; pending releases get a last chance."""
+        self.drain()
+        self._background.cancel()
+        for route in self.routes.values():
+            if route.task is not None:
+                route.task.cancel()
+        under_way = [task for tasks in self._attempts.values() for task in tasks]
+        if under_way:  # not cancelled (rule 1): each has a deadline
+            await asyncio.wait(under_way, timeout=self.call_timeout + 1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_RELEASES):
+                await self._retry_releases()
+        self.registry.closed = True
+        await self.engine.close()
+        self.runtime.close()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call it in the loop. From any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def drain(self) -> None:
+        """Refuse new attempts, end streams and long-polls. Callers go on elsewhere: the engine has their positions."""
+        self.draining = True
+        for stream in list(self.streams.values()):
+            stream.push(Moved())
+            stream.close()
+        for poll in list(self.polls.values()):
+            poll.end("draining")
+
+    # ----------------------------------------------------------------- verbs
+
+    async def attempt(self, claim: Claim, client: ClientKey, deadline: float, slot: Slot | None = None) -> Grant | Busy:
+        """One attempt of a remote engine. If it queues, the client's stream gets the wake-up, and the claim keeps the
+        slot while it is noted here."""
+        try:
+            self._admit(claim)
+            await self._end_poll(claim.id_hash)
+        except BaseException:
+            _end(slot)
+            raise
+        return await self._attempt(claim, deadline, lambda reply: self._route(claim, client, reply, slot), slot)
+
+    async def acquire(self, poll: LongPoll, wait: float, latest: float) -> tuple[Grant | Busy, float]:
+        """Attempt, wait in the queue for at most `wait` seconds, attempt again. Also says how long after the call the
+        attempt was made that got the answer: the caller may count the ttl from so much later (E8).
+
+        `latest`: no attempt lasts longer. A poll that ends without a grant leaves its position for a repetition if the
+        caller made the id, and nothing if the id was made here."""
+        began = self.runtime.now()
+        wait_deadline = began + wait
+        claim = poll.claim = poll.claim._replace(queue=wait > 0, wait_deadline=wait_deadline)
+        granted = registered = False
+        try:
+            self._admit(claim)
+            while claim.id_hash in self.polls or claim.id_hash in self.routes:  # of an earlier request with this id
+                await self._end_poll(claim.id_hash)
+                await self._stop_route(claim.id_hash)
+            while True:
+                asked = self.runtime.now()
+                deadline = timing.call_deadline(asked, self.call_timeout, claim.ttl)
+                with poll.admit(not registered):
+                    self.polls[claim.id_hash], registered = poll, True
+                    reply = await self._attempt(claim, min(deadline, max(latest, asked)))
+                granted = isinstance(reply, Grant)
+                left = wait_deadline - self.runtime.now()
+                if isinstance(reply, Grant) or left <= 0 or poll.ended:
+                    return reply, asked - began
+                seconds = min(left, timing.recheck_interval(reply.position))
+                await poll.wait(self.engine.wait(claim, reply, seconds))
+                if poll.ended:
+                    return reply, asked - began
+        finally:
+            if registered and self.polls.get(claim.id_hash) is poll:  # else a later request goes on with the claim
+                del self.polls[claim.id_hash]
+                self._leave(poll, granted)
+            _end(poll.slot)
+
+    async def _end_poll(self, id_hash: str) -> None:
+        """A later request with the same id replaces the poll. Returns when the poll has left the engine's `wait`: a
+        claim has one waiter at a time."""
+        if (poll := self.polls.pop(id_hash, None)) is not None:
+            poll.end("superseded")
+            await poll.stopped()
+
+    def _leave(self, poll: LongPoll, granted: bool) -> None:
+        """The poll is over. Its queue entry must neither stay for ever nor take a reservation that no caller claims."""
+        claim = poll.claim
+        if granted and not (poll.ended == "hung up" and not poll.own_id):
+            self.registry.remove_waiter(claim.id_hash)
+        elif not poll.own_id and poll.ended != "draining":
+            self.engine.forget(claim._replace(min_hold=0.0))  # made here and never sent: no caller can repeat it
+        elif claim.queue and poll.ended not in ("draining", "released"):
+            self._watch(claim, None, Busy(), poll.slot)
+            poll.slot = None
+        else:
+            self.registry.remove_waiter(claim.id_hash)
+
+    async def renew(
+        self, claims: Sequence[Claim], client: ClientKey | None, deadline: float
+    ) -> list[Alive | Gone | Unavailable]:
+        """Always passed to the engine: a lease may depend on it."""
+        try:
+            replies = list(await self.engine.renew(claims, deadline))
+        except LeaseholdError as error:  # E5: any failure is no answer
+            replies = [error if isinstance(error, Unavailable) else Unavailable(str(error))] * len(claims)
+        if replies and all(isinstance(reply, Unavailable) for reply in replies):
+            self._on_silence(replies[0])
+        else:
+            self.breaker.on_answer()
+        for claim, reply in zip(claims, replies, strict=True):
+            if isinstance(reply, Gone):
+                self._forget_routes(claim.id_hash)
+            elif isinstance(reply, Alive):
+                if claim.token:
+                    self._hold(claim, client, reply.ttl)
+                elif (route := self.routes.get(claim.id_hash)) is not None and route.client == client:
+                    route.expires_at = self.runtime.now() + timing.WAITER_TTL
+        return replies
+
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
+        """Give up a claim, after its attempts under way (rule 2). Raises Unavailable if those outlast the deadline."""
+        if claim.id and (poll := self.polls.get(claim.id_hash)) is not None:
+            poll.end("released")
+        while under_way := self._attempts.get(claim.id_hash):
+            left = deadline - self.runtime.now()
+            if left <= 0:
+                raise Unavailable("an attempt of the same claim is still under way")
+            await asyncio.wait(set(under_way), timeout=left)
+        if claim.id:
+            self._forget_routes(claim.id_hash)
+        return await self._counted(self.engine.release(claim, deadline))
+
+    async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
+        self._refuse_if_open()
+        return await self._counted(self.engine.break_(namespace, name, token, deadline))
+
+    async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
+        self._refuse_if_open()
+        return await self._counted(self.engine.inspect(namespace, prefix, exact, deadline))
+
+    async def ping(self, deadline: float) -> None:
+        """One round trip, as a probe of the breaker."""
+        await self._counted(self.engine.ping(deadline))
+        self._pinged_at = self.runtime.now()
+
+    async def check_ready(self) -> None:
+        """Raise unless this server can serve. Many callers, who need no key, cause one ping a second."""
+        if self.draining:
+            raise Draining(done=False)
+        if self.runtime.now() < self._pinged_at + _READY_FOR:
+            return
+        if self._ping is None or self._ping.done():
+            self._ping = self._loop.create_task(self.ping(self.runtime.now() + _READY_FOR))
+            self._ping.add_done_callback(_log_failure)
+        await asyncio.shield(self._ping)
+
+    # --------------------------------------------------------------- attempts
+
+    def _admit(self, claim: Claim) -> None:
+        """Raise if the engine must not be asked."""
+        if not claim.id:
+            raise invalid("an attempt needs the claim's id")
+        traits, missing = self.engine.traits, []
+        if claim.mode == "shared" and not traits.shared:
+            missing.append("shared")
+        if traits.max_limit is not None and claim.limit > traits.max_limit:
+            missing.append(f"a limit above {traits.max_limit}")
+        if (claim.min_hold or claim.delay) and not traits.outlives:
+            missing.append("outlives")
+        if missing:
+            raise Unsupported(f"the engine does not support {missing[0]}", missing=tuple(missing))
+        if self.draining:
+            raise Draining(done=False)
+        self._refuse_if_open()
+
+    async def _attempt(
+        self,
+        claim: Claim,
+        deadline: float,
+        on_reply: Callable[[Grant | Busy], None] | None = None,
+        slot: Slot | None = None,
+    ) -> Grant | Busy:
+        """Ask the engine, in a task of its own: if the caller is cancelled, the attempt still runs to its end (rule 1).
+        What follows from the reply happens in that task as well, before a release may pass."""
+
+        async def attempt() -> Grant | Busy:
+            reply = await self._counted(self.engine.attempt(claim, deadline))
+            if on_reply is not None:
+                on_reply(reply)
+            return reply
+
+        def done(task: asyncio.Task[Grant | Busy]) -> None:
+            under_way.discard(task)
+            if not under_way and self._attempts.get(claim.id_hash) is under_way:
+                del self._attempts[claim.id_hash]
+            if task.cancelled() or task.exception() is not None:  # retrieved, even if the caller is gone
+                _end(slot)
+
+        task = self._loop.create_task(attempt())
+        under_way = self._attempts.setdefault(claim.id_hash, set())
+        under_way.add(task)
+        task.add_done_callback(done)
+        return await asyncio.shield(task)
+
+    def _refuse_if_open(self) -> None:
+        if retry_in := self.breaker.retry_in(self.runtime.now()):
+            raise NotSent("the circuit breaker is open", retry_in=retry_in)
+
+    async def _counted(self, call: Awaitable[T]) -> T:
+        """The answer of the engine, counted by the breaker."""
+        try:
+            answer = await call
+        except Reentered:
+            raise
+        except Unavailable as error:
+            self._on_silence(error)
+            raise
+        except LeaseholdError:  # a refusal is an answer
+            self._on_answer()
+            raise
+        self._on_answer()
+        return answer
+
+    def _on_answer(self) -> None:
+        if self.breaker.on_answer():
+            _log.warning("the engine answers again: the circuit breaker is closed")
+
+    def _on_silence(self, error: object) -> None:
+        if self.breaker.on_silence(self.runtime.now()):
+            _log.warning(
+                "the engine did not answer %d calls in a row: the circuit breaker is open, new attempts are refused, "
+                "and one call in %g s is sent; last: %s",
+                MAX_UNANSWERED,
+                PROBE_INTERVAL,
+                error,
+            )
+
+    # --------------------------------------------------------------- wake-ups
+
+    def open_stream(self, client: ClientKey) -> Stream:
+        """The client's stream; an earlier one of the same client ends. Raises Draining."""
+        if self.draining:
+            raise Draining(done=False)
+        if (earlier := self.streams.get(client)) is not None:
+            earlier.close()
+        stream = self.streams[client] = Stream()
+        stream.push(Hello(self.engine.traits))
+        return stream
+
+    def close_stream(self, client: ClientKey, stream: Stream) -> None:
+        """The client is gone, or moved: what it was woken for and did not claim goes to the next waiter."""
+        stream.close()
+        if self.streams.get(client) is not stream:
+            return
+        del self.streams[client]
+        if not self.draining:
+            for id_hash in list(self._routes_of.get(client, ())):
+                route = self.routes[id_hash]
+                if route.woken:
+                    self._start(route, self._decline(route))
+
+    def hears(self, client: ClientKey) -> bool:
+        """Whether this server can wake the client."""
+        return client in self.streams
+
+    def _notify(self, client: ClientKey, notification: Notification) -> bool:
+        if (stream := self.streams.get(client)) is None:
+            return False
+        stream.push(notification)
+        return True
+
+    def _route(self, claim: Claim, client: ClientKey, reply: Grant | Busy, slot: Slot | None) -> None:
+        """Note what an attempt of a remote engine means for wake-ups."""
+        if isinstance(reply, Busy) and claim.queue and claim.id_hash not in self.polls:
+            self._watch(claim, client, reply, slot)
+            return
+        _end(slot)
+        if isinstance(reply, Grant):
+            self._remove_route(claim.id_hash)
+            self.registry.remove_waiter(claim.id_hash)
+            self._hold(claim, client, reply.ttl)
+
+    def _watch(self, claim: Claim, client: ClientKey | None, busy: Busy, slot: Slot | None) -> None:
+        """Wait for the claim's wake-up, in a task."""
+        route = self.routes.get(claim.id_hash)
+        if route is None:
+            route = self.routes[claim.id_hash] = Route(claim, client)
+        elif route.client is not None and route.client != client:
+            self._unlink(route)
+        if route.slot is not slot:
+            _end(route.slot)
+        route.claim, route.client, route.slot, route.woken = claim, client, slot, False
+        route.heard = client is not None and client in self.streams
+        route.expires_at = self.runtime.now() + timing.WAITER_TTL
+        if client is not None:
+            self._routes_of.setdefault(client, set()).add(claim.id_hash)
+        self._start(route, self._wake(route, busy))
+
+    def _start(self, route: Route, work: Coroutine[Any, Any, None]) -> None:
+        """The route's one task. An earlier one is cancelled first: its `wait` ends before the next one begins."""
+        if route.task is not None:
+            route.task.cancel()
+        route.task = self._loop.create_task(work)
+        route.task.add_done_callback(_log_failure)
+
+    async def _wake(self, route: Route, busy: Busy) -> None:
+        """Wait with the engine's own `wait`, so that any engine works: if it ends early, the client should attempt."""
+        while (left := route.expires_at - self.runtime.now()) > 0:
+            ends_at = self.runtime.now() + left
+            await self.engine.wait(route.claim, busy, left)
+            if self.runtime.now() < ends_at:
+                break
+        else:
+            return
+        claim, client = route.claim, route.client
+        if client is not None:
+            if self._notify(client, Wakeup(claim.namespace, claim.name, claim.id_hash)):
+                route.woken = True
+                return
+            if not route.heard:
+                await self.runtime.sleep(_POLLING_GRACE)  # its next attempt ends this task
+        await self._decline(route)
+
+    async def _decline(self, route: Route) -> None:
+        """Let the next waiter have the claim's reservation: no client would claim it. The claim keeps its position."""
+        decline = getattr(self.engine, "decline", None)
+        if decline is not None:
+            with suppress(LeaseholdError):  # the reservation expires in 3 s
+                await decline(route.claim, self.runtime.now() + self.call_timeout)
+
+    def _hold(self, claim: Claim, client: ClientKey | None, ttl: float) -> None:
+        """Note which client to notify of a break, until the grant would end unrenewed."""
+        if client is None:
+            return
+        held = self.held.get(claim.id_hash)
+        if held is None or held.client != client:
+            lost = Lost(claim.id_hash)
+            held = HeldRoute(client, lambda: self.call_soon(self._notify, client, lost))
+            self.held[claim.id_hash] = held
+            self.registry.held[claim.id_hash] = lambda: held
+        held.expires_at = self.runtime.now() + ttl
+
+    async def _stop_route(self, id_hash: str) -> None:
+        """Remove a route, and return when its task has left the engine's `wait`."""
+        route = self.routes.get(id_hash)
+        self._remove_route(id_hash)
+        if route is not None and route.task is not None and not route.task.done():
+            await asyncio.wait({route.task})
+
+    def _remove_route(self, id_hash: str) -> None:
+        if (route := self.routes.pop(id_hash, None)) is not None:
+            if route.task is not None:
+                route.task.cancel()
+            _end(route.slot)
+            self._unlink(route)
+
+    def take_slot(self, id_hash: str) -> Slot | None:
+        """The slot of a claim that is known here, for a repetition of its request."""
+        known = self.routes.get(id_hash) or self.polls.get(id_hash)
+        if known is None:
+            return None
+        slot, known.slot = known.slot, None
+        return slot
+
+    def _unlink(self, route: Route) -> None:
+        if route.client is not None and (known := self._routes_of.get(route.client)) is not None:
+            known.discard(route.claim.id_hash)
+            if not known:
+                del self._routes_of[route.client]
+
+    def _forget_routes(self, id_hash: str) -> None:
+        """Nothing is noted of the claim any more. The engine is not asked."""
+        self._remove_route(id_hash)
+        if id_hash not in self.polls:
+            self.registry.remove_waiter(id_hash)
+        if self.held.pop(id_hash, None) is not None:
+            self.registry.held.pop(id_hash, None)
+
+    # ------------------------------------------------------------- background
+
+    async def _work_in_background(self) -> None:
+        next_heartbeat = self.runtime.now() + timing.HEARTBEAT_INTERVAL
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK):
+                    await self._awake.wait()
+            self._awake.clear()
+            try:
+                self._drop_expired_routes()
+                await self._retry_releases()
+                if self.runtime.now() >= next_heartbeat:
+                    next_heartbeat = self.runtime.now() + timing.HEARTBEAT_INTERVAL
+                    await self._send_heartbeats()
+            except Exception as error:
+                _log.error("unexpected error in the server's background work; continuing", exc_info=error)
+                await asyncio.sleep(_TICK)
+
+    def _drop_expired_routes(self) -> None:
+        now = self.runtime.now()
+        for id_hash in [id_hash for id_hash, route in self.routes.items() if route.expires_at <= now]:
+            self._remove_route(id_hash)
+            if id_hash not in self.polls:
+                self.registry.remove_waiter(id_hash)
+        for id_hash in [id_hash for id_hash, held in self.held.items() if held.expires_at <= now]:
+            del self.held[id_hash]
+            self.registry.held.pop(id_hash, None)
+
+    async def _retry_releases(self) -> None:
+        """Retry what `forget` could not send: for claims whose id was made here, and wake-ups for unknown claims."""
+        for id_hash, pending in snapshot_items(self.registry.pending_releases):
+            if self.runtime.now() < pending.retry_until:
+                try:
+                    await self._counted(self.engine.release(pending.claim, self.runtime.now() + self.call_timeout))
+                except LeaseholdError as error:
+                    _log.info("the release of %s is still pending: %s", pending.claim.name, error)
+                    return
+            if self.registry.pending_releases.get(id_hash) is pending:
+                del self.registry.pending_releases[id_hash]
+
+    async def _send_heartbeats(self) -> None:
+        """Long-polls stay in the queue (E7). Those that the engine may have passed over attempt again at once."""
+        polls = [poll for poll in self.polls.values() if poll.claim.queue and not poll.ended]
+        for start in range(0, len(polls), _MAX_BATCH):
+            batch = polls[start : start + _MAX_BATCH]
+            replies = await self.renew([poll.claim for poll in batch], None, self.runtime.now() + self.call_timeout)
+            for poll, reply in zip(batch, replies, strict=True):
+                if isinstance(reply, Gone) or (isinstance(reply, Alive) and not reply.position):
+                    poll.recheck()
+
+
+def _end(slot: Slot | None) -> None:
+    if slot is not None:
+        slot.end()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, LeaseholdError):
+        _log.error("unexpected error while a claim waited", exc_info=error)
