@@ -1,0 +1,142 @@
+"""What a server refuses under load, and in which order."""
+
+import pytest
+
+from leasehold.server.auth import ANYONE, Caller
+from leasehold.server.limits import Limits
+from leasehold.server.problems import Overloaded, TooMany
+from leasehold.server.settings import LimitSettings
+
+WEB, CRON = Caller("web", ()), Caller("cron", ())
+
+
+def fill(limits, count, kind="renew"):
+    return [limits.call(ANYONE, kind) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("under_way", "refused"),
+    [
+        (7, set()),
+        (8, {"attempt"}),
+        (9, {"attempt", "read"}),
+        (10, {"attempt", "read", "release"}),
+        (1000, {"attempt", "read", "release"}),
+    ],
+)
+def test_attempts_are_refused_first_and_renewals_never(under_way, refused):
+    limits = Limits(LimitSettings(calls=10))
+    fill(limits, under_way)
+    for kind in ("attempt", "read", "release", "renew"):
+        if kind in refused:
+            with pytest.raises(Overloaded) as error:
+                limits.call(WEB, kind)
+            assert error.value.status == 503
+            assert error.value.fields["done"] is False
+            assert error.value.retry_after
+        else:
+            limits.call(WEB, kind).end()
+    assert limits.calls == under_way
+
+
+def test_one_call_is_admitted_when_the_limit_is_one():
+    limits = Limits(LimitSettings(calls=1))
+    with limits.call(WEB, "attempt"), pytest.raises(Overloaded):
+        limits.call(CRON, "attempt")
+    limits.call(CRON, "attempt").end()
+
+
+def test_call_that_fails_is_no_longer_counted():
+    limits = Limits(LimitSettings())
+    with pytest.raises(ZeroDivisionError), limits.call(WEB, "attempt", "shop", "x"):
+        raise ZeroDivisionError
+    assert limits.calls == 0
+    assert len(limits._calls) == 0, "nothing is kept for a name without calls"
+
+
+def test_waiters_of_all_callers_are_limited():
+    limits = Limits(LimitSettings(waiters=2))
+    first, _ = limits.waiter(WEB), limits.waiter(CRON)
+    with pytest.raises(Overloaded) as error:
+        limits.waiter(ANYONE)
+    assert (error.value.status, error.value.kind, error.value.fields) == (503, "overloaded", {"done": False})
+    first.end()
+    first.end()
+    assert limits.waiters == 1, "an end that is repeated counts once"
+    limits.waiter(ANYONE)
+    with pytest.raises(Overloaded):
+        limits.waiter(ANYONE)
+
+
+def test_waiters_per_key_leave_room_for_other_keys():
+    limits = Limits(LimitSettings(waiters_per_key=2))
+    waiting = [limits.waiter(WEB, "", str(n)) for n in range(2)]
+    with pytest.raises(TooMany) as error:
+        limits.waiter(WEB, "", "x")
+    assert (error.value.status, error.value.kind) == (429, "too-many")
+    assert error.value.retry_after
+    limits.waiter(CRON)
+    waiting[0].end()
+    limits.waiter(WEB)
+
+
+def test_waiters_of_anyone_have_no_limit_per_key():
+    limits = Limits(LimitSettings(waiters_per_key=1))
+    for n in range(5):
+        limits.waiter(ANYONE, "", str(n))
+
+
+def test_limit_per_key_is_reported_before_the_limit_of_all():
+    limits = Limits(LimitSettings(waiters=1, waiters_per_key=1))
+    limits.waiter(WEB)
+    with pytest.raises(TooMany):
+        limits.waiter(WEB)
+    with pytest.raises(Overloaded):
+        limits.waiter(CRON)
+
+
+@pytest.mark.parametrize("what", ["calls", "waiters"])
+@pytest.mark.parametrize(
+    ("per", "same", "other"), [("name", ("s", "a"), ("s", "b")), ("namespace", ("s", "c"), ("t", "a"))]
+)
+def test_bulkhead_of_name_and_namespace_leaves_room_for_others(what, per, same, other):
+    limits = Limits(LimitSettings(**{f"{what}_per_{per}": 2}))
+
+    def enter(namespace, name):
+        return limits.call(WEB, "attempt", namespace, name) if what == "calls" else limits.waiter(WEB, namespace, name)
+
+    entered = [enter("s", "a") for _ in range(2)]
+    with pytest.raises(Overloaded, match=f"this {per} has 2 {what}"):
+        enter(*same)
+    enter(*other).end()
+    entered[0].end()
+    enter(*same).end()
+    assert limits.refused == {f"{what}_per_{per}": 1}
+
+
+def test_bulkhead_of_key_applies_to_attempts_and_reads_only():
+    limits = Limits(LimitSettings(calls_per_key=1))
+    limits.call(WEB, "attempt", "", "x")
+    for kind in ("attempt", "read"):
+        with pytest.raises(TooMany):
+            limits.call(WEB, kind, "", "y")
+    for kind in ("release", "renew"):
+        limits.call(WEB, kind, "", "x").end()
+    limits.call(CRON, "attempt", "", "x").end()
+
+
+def test_zero_means_no_bulkhead():
+    zero = {f"{what}_per_{per}": 0 for what in ("calls", "waiters") for per in ("key", "name", "namespace")}
+    limits = Limits(LimitSettings(**zero))
+    for _ in range(1500):
+        limits.call(WEB, "attempt", "", "x")
+        limits.waiter(WEB, "", "x")
+    assert (limits.calls, limits.waiters) == (1500, 1500)
+
+
+def test_refused_waiter_leaves_no_count_behind():
+    limits = Limits(LimitSettings(waiters=0))
+    with pytest.raises(Overloaded):
+        limits.waiter(WEB, "s", "x")
+    assert len(limits._waiters) == 0
+    assert limits.waiters == 0
