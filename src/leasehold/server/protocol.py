@@ -1,0 +1,322 @@
+"""HTTP/1.1 as uvicorn speaks it, with the limits that a server on a network needs.
+
+uvicorn alone accepts headers without end, waits for half a request as long as the caller likes, and leaves the body's
+size to the application. Here a request must arrive in time and within its size, its framing must have one meaning, and
+a web page in a browser cannot send it. The names in a verified client certificate are in the scope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from leasehold.server.auth import CERTIFICATE_NAMES
+from leasehold.server.problems import MEDIA_TYPE, Overloaded, Problem, document
+from leasehold.server.settings import Settings, is_local, split_address
+from leasehold.server.tls import names_in
+
+BATCH_PATHS: Final = frozenset({b"/v1/calls", b"/v1/renew-many"})
+MAX_HEADERS: Final = 100
+MAX_PIPELINED: Final = 16  # requests that wait behind one that is being answered
+LINGER: Final = 1.0  # seconds in which a refused caller can read why, before the connection is closed
+_MAX_DISCARDED: Final = 1024 * 1024  # bytes of a refused caller that are read and dropped
+
+# Headers that must not be repeated: two parsers could choose different ones.
+_ONCE: Final = frozenset(
+    {
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"leasehold-client",
+        b"leasehold-within",
+        b"origin",
+        b"transfer-encoding",
+    }
+)
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a connection may do. `hosts`: values of the header Host that are accepted; None accepts all."""
+
+    connections: int
+    hosts: frozenset[str] | None = None
+    head_bytes: int = 16 * 1024
+    head_seconds: float = 5.0
+    body_bytes: int = 64 * 1024
+    batch_bytes: int = 1024 * 1024  # of a body with many calls
+    body_seconds: float = 20.0
+    write_seconds: float = 20.0  # in which a caller must read something of its answer
+
+    @classmethod
+    def of(cls, settings: Settings) -> Rules:
+        """Without authentication on loopback, a web page could reach the server under a host name of its own (DNS
+        rebinding). So only names of this machine are accepted there."""
+        hosts = None
+        if not settings.authenticates and all(is_local(address) for address in settings.listen):
+            own = {split_address(each)[0] for each in settings.listen if not each.startswith("unix:")}
+            hosts = _LOOPBACK_NAMES | own
+        return cls(settings.limits.connections, hosts)
+
+
+def protocol_for(rules: Rules) -> Callable[..., Protocol]:
+    """What `uvicorn.Config(http=...)` takes."""
+    return partial(Protocol, rules=rules)
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection. After a refusal it reads nothing more and is closed."""
+
+    def __init__(self, *args: Any, rules: Rules, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._rules = rules
+        self._problem: Problem | None = None  # why the parser was stopped
+        self._answering: RequestResponseCycle | None = None
+        self._refused = False
+        self._discarded = 0
+        self._in_head = self._in_body = False
+        self._unread = 0  # bytes since the last complete head or message
+        self._head_bytes = self._body_bytes = self._body_limit = 0
+        self._timer: asyncio.TimerHandle | None = None  # for the rest of a head or body
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._names: tuple[str, ...] = ()
+        self._names_until = 0.0
+
+    # -- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._rules.connections:
+            self._refuse(Overloaded(f"this server has {self._rules.connections} connections open: retry"))
+            return
+        if (connection := transport.get_extra_info("ssl_object")) is not None:
+            certificate = connection.getpeercert()
+            self._names = names_in(certificate)
+            self._names_until = ssl.cert_time_to_seconds(certificate["notAfter"]) if self._names else 0.0
+        self._expect_more(self._rules.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._hang_up(self._answering)
+        self._unset_keepalive_if_required()
+        self._expect_nothing()
+        self._stop_write_timer()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._discarded += len(data)
+            if self._discarded > _MAX_DISCARDED:
+                self.transport.abort()
+            return
+        self._unset_keepalive_if_required()
+        self._unread += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # The request is answered as if it had not asked for it. What follows is of an unknown protocol.
+            self._stop_after_answer()
+            return
+        except httptools.HttpParserError:
+            self._refuse(self._problem or Problem("invalid", 400, "this is not a valid HTTP/1.1 request"))
+            return
+        if self._in_body:
+            if self._unread > 2 * self._body_limit + self._rules.head_bytes:  # chunks of a byte, endless trailers
+                self._refuse(self._too_large(self._body_limit))
+            else:
+                self._expect_more(self._rules.body_seconds)
+        elif self._in_head or self._unread:
+            if self._unread > self._rules.head_bytes:
+                self._refuse(self._head_too_large())
+            else:
+                self._expect_more(self._rules.head_seconds)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._rules.write_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # -- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        if self._names and time.time() < self._names_until:
+            self.scope["extensions"] = {CERTIFICATE_NAMES: self._names}  # type: ignore[dict-item]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # a trailer: it must not be taken for a header
+        self._head_bytes += len(name) + len(value) + 4
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._expect_nothing()
+        self._in_head, self._unread, self._body_bytes = False, 0, 0
+        is_batch = self.url.partition(b"?")[0] in BATCH_PATHS
+        self._body_limit = self._rules.batch_bytes if is_batch else self._rules.body_bytes
+        self._problem = self._head_problem()
+        if self._problem is not None:
+            raise self._problem  # stops the parser
+        super().on_headers_complete()  # raises for a path that cannot be parsed
+        self._in_body = True
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._body_limit:
+            self._problem = self._too_large(self._body_limit)
+            raise self._problem
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._expect_nothing()
+        self._in_body, self._unread = False, 0
+        super().on_message_complete()
+
+    # -- what is refused
+
+    def _head_problem(self) -> Problem | None:
+        if self._head_bytes + len(self.url) > self._rules.head_bytes or len(self.headers) > MAX_HEADERS:
+            return self._head_too_large()
+        found: dict[bytes, bytes] = {}
+        for name, value in self.headers:
+            if name in _ONCE:
+                if name in found:
+                    return Problem("invalid", 400, f"the header {name.decode('ascii')} is given twice")
+                found[name] = value
+            elif name == b"sec-fetch-site":
+                found[name] = value
+        return self._framing_problem(found) or self._browser_problem(found)
+
+    def _framing_problem(self, found: dict[bytes, bytes]) -> Problem | None:
+        """Two readings of where the body ends would let one caller speak for the next (request smuggling)."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            return Problem("invalid", 400, f"more than {MAX_PIPELINED} requests wait on this connection")
+        length, encoding = found.get(b"content-length"), found.get(b"transfer-encoding")
+        is_newest = self.parser.get_http_version() == "1.1"
+        if encoding is not None and (length is not None or encoding.lower() != b"chunked" or not is_newest):
+            return Problem(
+                "invalid", 400, "a body has either Content-Length or Transfer-Encoding: chunked, in HTTP/1.1"
+            )
+        if length is not None and not (length.isdigit() and len(length) < 16):
+            return Problem("invalid", 400, "Content-Length must be a number of bytes")
+        if is_newest and b"host" not in found:
+            return Problem("invalid", 400, "the header Host is missing")
+        if length is not None and int(length) > self._body_limit:
+            return self._too_large(self._body_limit)
+        return None
+
+    def _browser_problem(self, found: dict[bytes, bytes]) -> Problem | None:
+        host = found.get(b"host", b"").decode("latin-1").lower()
+        if self._rules.hosts is not None and _without_port(host) not in self._rules.hosts:
+            return Problem("forbidden", 403, "this server without authentication is reached as localhost only")
+        origin = found.get(b"origin")
+        if found.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") or (
+            origin is not None and urlsplit(origin.decode("latin-1").lower()).netloc != host
+        ):
+            return Problem("forbidden", 403, "web pages of other origins may not call this server")
+        return None
+
+    def _head_too_large(self) -> Problem:
+        return Problem(
+            "too-large",
+            431,
+            f"the head of a request has at most {self._rules.head_bytes} bytes and {MAX_HEADERS} headers",
+        )
+
+    def _too_large(self, limit: int) -> Problem:
+        return Problem("too-large", 413, f"the body of this request has at most {limit} bytes")
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer with the problem, unless another answer is on its way, and close the connection."""
+        self._refused = True
+        self._expect_nothing()
+        if self._in_body and self._answering is self.cycle:  # the request that is being answered is itself refused
+            started = self.cycle.response_started
+            self._hang_up(self.cycle)
+            if started:
+                self.transport.close()
+                return
+        elif self._in_body or self._answering is not None:
+            self._stop_after_answer()
+            return
+        body = json.dumps(document(problem)).encode()
+        head = [STATUS_LINE[problem.status], f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n".encode()]
+        if problem.retry_after is not None:
+            head.append(b"retry-after: %d\r\n" % max(1, round(problem.retry_after)))
+        self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", body]))
+        # A connection that is closed with unread data is reset, and the caller might not get to read the answer.
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER, self.transport.abort)
+
+    def _stop_after_answer(self) -> None:
+        """Read nothing more, and close the connection when the request under way has been answered."""
+        self._refused = True
+        self._expect_nothing()
+        self.pipeline.clear()
+        if self._answering is None:
+            self.transport.close()
+        else:
+            self._answering.keep_alive = False
+
+    # -- the request that is being answered; `self.cycle` is the newest, which may wait in `self.pipeline`
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self._answering = None
+        super().on_response_complete()
+
+    def _hang_up(self, cycle: RequestResponseCycle | None) -> None:
+        """Tell the application that this caller is gone: it learns it from `receive`, and sends nothing more."""
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    # -- time
+
+    def _expect_more(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(seconds, self._too_slow, seconds)
+
+    def _expect_nothing(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self, seconds: float) -> None:
+        self._timer = None
+        what = "body" if self._in_body else "head"
+        self._refuse(Problem("slow", 408, f"the {what} of the request did not arrive within {seconds:g} s"))
+
+
+def _without_port(host: str) -> str:
+    name, separator, port = host.rpartition(":")
+    if separator and port.isdigit():
+        host = name
+    return host.removeprefix("[").removesuffix("]")
