@@ -1,96 +1,20 @@
 """HTTP as strangers speak it: endless, slow, ambiguous, or sent by a web page."""
 
-import asyncio
 import contextlib
 import json
 import resource
 import socket
-import threading
 import time
 
 import pytest
-import uvicorn
 
-from leasehold.server.protocol import LINGER, MAX_HEADERS, MAX_PIPELINED, Rules, protocol_for
+from leasehold.server.protocol import LINGER, MAX_HEADERS, MAX_PIPELINED, Rules
 from leasehold.server.settings import read
+from tests.support.echo_server import poll, serving
 from tests.support.timing import check_elapsed
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 QUICK = {"head_seconds": 0.3, "body_seconds": 0.6, "write_seconds": 0.6}  # far below the 5 s and 20 s of a server
-
-
-class Echo:
-    """Answers with the path, the headers and the body. `/slow` waits until `gate` is set or the caller is gone."""
-
-    def __init__(self):
-        self.requests, self.gate, self.hung_up = [], threading.Event(), threading.Event()
-
-    async def __call__(self, scope, receive, send):
-        self.requests.append(scope["path"])
-        if scope["path"] == "/endless":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while True:
-                await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
-                await asyncio.sleep(0)
-        body, more = b"", scope["path"] != "/early"
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                self.hung_up.set()
-                return
-            body += message["body"]
-            more = message["more_body"]
-        if scope["path"] == "/slow":
-            gone = asyncio.ensure_future(receive())
-            while not self.gate.is_set() and not gone.done():
-                await asyncio.sleep(0.01)
-            if gone.done():
-                self.hung_up.set()
-                return
-            gone.cancel()
-        answer = {
-            "path": scope["path"],
-            "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]],
-            "body": len(body),
-        }
-        sent = json.dumps(answer).encode()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(sent))]})
-        await send({"type": "http.response.body", "body": sent})
-
-
-@contextlib.contextmanager
-def serving(loop="uvloop", **rules):
-    app = Echo()
-    config = uvicorn.Config(
-        app,
-        http=protocol_for(Rules(**{"connections": 100, **rules})),
-        loop=loop,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    sock = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    app.port, app.server = sock.getsockname()[1], server
-    thread = threading.Thread(target=server.run, args=([sock],))
-    thread.start()
-    try:
-        poll(lambda: server.started)
-        yield app
-    finally:
-        app.gate.set()
-        server.should_exit = server.force_exit = True
-        thread.join(timeout=60)
-        assert not thread.is_alive()
-
-
-def poll(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

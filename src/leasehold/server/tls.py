@@ -33,7 +33,9 @@ class Certificates:
         """Read the files again if one has changed; `force`: in any case. If that fails, nothing changes."""
         self._watched.refresh(force=force)
 
-    def _read(self, _paths: Sequence[Path]) -> Callable[[], None]:
+    def _read(self, paths: Sequence[Path]) -> Callable[[], None]:
+        for path in paths:
+            path.open("rb").close()  # an error of OpenSSL would not name the file
         context = self._new_context()
 
         def apply() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from leasehold.core.texts import server_text
+from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
 
 logger = logging.getLogger("leasehold.server.files")
@@ -63,5 +63,5 @@ def _version(path: Path) -> tuple[int, int, int, int] | None:
 
 def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
-        return server_text(f"{error.filename}: {error.strerror}")
-    return server_text(error)
+        return escape(f"{error.filename}: {error.strerror}")
+    return escape(str(error))
