@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from leasehold.core.names import check_name, check_namespace, check_prefix, hash_id
+from leasehold.core.timing import NEVER
 from leasehold.engines.remote import wire
 from leasehold.errors import LeaseholdError
 from leasehold.model import Alive, Busy, Claim, Gone, Holder, Holding
@@ -68,8 +69,9 @@ async def acquire(app: App, request: Request) -> Response:
         poll.slot = app.admit_waiter(request, claim)
     hang_up = asyncio.ensure_future(request.hung_up())
     hang_up.add_done_callback(lambda done: None if done.cancelled() else poll.end("hung up"))
+    latest = request.arrived + request.within if request.has_within else NEVER
     try:
-        reply, waited = await service.acquire(poll, wait, request.arrived + request.within)
+        reply, waited = await service.acquire(poll, wait, latest)
     finally:
         hang_up.cancel()
     waited = floor(waited * 1000) / 1000  # never rounded up: callers add it to the ttl (E8)

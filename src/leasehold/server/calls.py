@@ -85,6 +85,8 @@ def _renew(app: App, request: Request, call: Call, deadline: float) -> Answer:
     if not isinstance(given, list) or len(given) > wire.MAX_CALLS:
         raise invalid(f"claims must be a list of at most {wire.MAX_CALLS}")
     claims = [wire.claim_from_json(each, app.service.runtime.now()) for each in given]
+    if not all(claim.id for claim in claims):
+        raise invalid("a renewal needs the claim's id")
     permitted = [request.caller.may("lock", claim.namespace, claim.name) for claim in claims]
 
     async def run() -> wire.Json:
@@ -110,6 +112,16 @@ def _release(app: App, request: Request, call: Call, deadline: float) -> Answer:
     async def run() -> wire.Json:
         with app.limits.call(request.caller, "release"):
             return {"value": await app.service.release(claim, deadline)}
+
+    return run()
+
+
+def _decline(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    claim = _claim(app, request, call)
+
+    async def run() -> wire.Json:
+        with app.limits.call(request.caller, "release"):
+            return {"value": await app.service.decline(claim, deadline)}
 
     return run()
 
@@ -151,6 +163,7 @@ _VERBS: Final[dict[str, Callable[[App, Request, Call, float], Answer]]] = {
     "attempt": _attempt,
     "renew": _renew,
     "release": _release,
+    "decline": _decline,
     "break": _break,
     "inspect": _inspect,
     "ping": _ping,

@@ -19,7 +19,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from leasehold import engines
 from leasehold.config import EngineConfig
@@ -51,6 +52,8 @@ _MAX_BATCH: Final = 500  # heartbeats in one call
 _MAX_UNSENT: Final = 10_000  # notifications for a client that does not read them; then it must connect again
 _POLLING_GRACE: Final = 1.0  # seconds that a client without a stream has to attempt again: it polls about every 0.2 s
 _READY_FOR: Final = 1.0  # seconds that an answer to `ping` stays good for /readyz
+_MIN_CALL_SECONDS: Final = 0.25  # the least that an engine gets for a call, whatever the caller's deadline
+_TELLING_SECONDS: Final = 1.0  # no answer in less time than this says nothing about the engine
 _LAST_RELEASES: Final = 2.0  # seconds that `stop` gives to pending releases
 
 
@@ -97,21 +100,39 @@ class Route:
         self.slot: Slot | None = None
 
 
-class HeldRoute:
-    """A held claim, and the client to notify if an operator breaks it. For the registry it is a lease."""
+class Held:
+    """A claim granted through this server, and the client to notify if an operator breaks it. For the registry it is a
+    lease."""
 
-    __slots__ = ("__weakref__", "client", "expires_at", "on_lost")
+    __slots__ = ("_notify", "claim", "client", "expires_at")
 
-    def __init__(self, client: ClientKey, on_lost: Callable[[], None]) -> None:
-        self.client, self.on_lost = client, on_lost
+    def __init__(self, claim: Claim, client: ClientKey | None, notify: Callable[[], None]) -> None:
+        self.claim, self.client, self._notify = claim, client, notify
         self.expires_at = 0.0
 
     def _end_lost(self, reason: Reason) -> bool:  # from any thread
-        self.on_lost()
+        self._notify()
         return True
 
     def _mark_at_risk(self, why: str) -> None:
         """Nothing: the client's own renewals tell it."""
+
+
+class Registry(ClaimRegistry):
+    """A server's claims. A reservation for a claim that is not known here is declined, not released: its client may
+    wait at another server and keeps its position then."""
+
+    def __init__(self, runtime: Loop, client_id: str, decline: Callable[[Claim], None]) -> None:
+        super().__init__(runtime, client_id)
+        self._decline = decline
+
+    def on_notification(
+        self, kind: Literal["go", "head", "lost"], id_hash: str, seconds: float, unknown_claim: Claim | None
+    ) -> None:
+        if kind == "go" and unknown_claim is not None and not self.knows(id_hash):
+            self._decline(unknown_claim)
+        else:
+            super().on_notification(kind, id_hash, seconds, unknown_claim)
 
 
 class LongPoll:
@@ -158,7 +179,7 @@ class Service:
             raise ConfigError("a server cannot serve another server: give it the URL of that server's engine")
         self.config, self.call_timeout = config, config.call_timeout
         self.runtime = Loop()
-        self.registry = ClaimRegistry(self.runtime, self.runtime.random_bytes(8).hex())
+        self.registry = Registry(self.runtime, self.runtime.random_bytes(8).hex(), self._decline_unknown)
         self.engine: Engine = engines.opener(config.scheme)(config, self.runtime, self.registry)
         if self.engine.traits.liveness != "ttl":
             raise ConfigError(
@@ -169,7 +190,7 @@ class Service:
         self.draining = False
         self.streams: dict[ClientKey, Stream] = {}
         self.routes: dict[str, Route] = {}  # by id hash
-        self.held: dict[str, HeldRoute] = {}
+        self.held: dict[str, Held] = {}
         self.polls: dict[str, LongPoll] = {}
         self._routes_of: dict[ClientKey, set[str]] = {}
         self._attempts: dict[str, set[asyncio.Task[Any]]] = {}  # under way, by id hash
@@ -236,8 +257,8 @@ class Service:
         """Attempt, wait in the queue for at most `wait` seconds, attempt again. Also says how long after the call the
         attempt was made that got the answer: the caller may count the ttl from so much later (E8).
 
-        `latest`: no attempt lasts longer. A poll that ends without a grant leaves its position for a repetition if the
-        caller made the id, and nothing if the id was made here."""
+        `latest`: the caller does not wait longer for an attempt. A poll that ends without a grant leaves its position
+        for a repetition if the caller made the id, and nothing if the id was made here."""
         began = self.runtime.now()
         wait_deadline = began + wait
         claim = poll.claim = poll.claim._replace(queue=wait > 0, wait_deadline=wait_deadline)
@@ -252,7 +273,9 @@ class Service:
                 deadline = timing.call_deadline(asked, self.call_timeout, claim.ttl)
                 with poll.admit(not registered):
                     self.polls[claim.id_hash], registered = poll, True
-                    reply = await self._attempt(claim, min(deadline, max(latest, asked)))
+                    reply = await self._attempt(
+                        claim, min(deadline, latest), lambda reply: self._note_grant(claim, reply)
+                    )
                 granted = isinstance(reply, Grant)
                 left = wait_deadline - self.runtime.now()
                 if isinstance(reply, Grant) or left <= 0 or poll.ended:
@@ -280,6 +303,7 @@ class Service:
         if granted and not (poll.ended == "hung up" and not poll.own_id):
             self.registry.remove_waiter(claim.id_hash)
         elif not poll.own_id and poll.ended != "draining":
+            self._unhold(claim.id_hash)
             self.engine.forget(claim._replace(min_hold=0.0))  # made here and never sent: no caller can repeat it
         elif claim.queue and poll.ended not in ("draining", "released"):
             self._watch(claim, None, Busy(), poll.slot)
@@ -291,17 +315,16 @@ class Service:
         self, claims: Sequence[Claim], client: ClientKey | None, deadline: float
     ) -> list[Alive | Gone | Unavailable]:
         """Always passed to the engine: a lease may depend on it."""
-        try:
-            replies = list(await self.engine.renew(claims, deadline))
-        except LeaseholdError as error:  # E5: any failure is no answer
-            replies = [error if isinstance(error, Unavailable) else Unavailable(str(error))] * len(claims)
+        deadline = self._bounded(deadline)
+        began = self.runtime.now()
+        replies = list(await self.engine.renew(claims, deadline))  # raises nothing (E5)
         if replies and all(isinstance(reply, Unavailable) for reply in replies):
-            self._on_silence(replies[0])
+            self._on_silence(replies[0], began, deadline)
         else:
-            self.breaker.on_answer()
+            self._on_answer()
         for claim, reply in zip(claims, replies, strict=True):
             if isinstance(reply, Gone):
-                self._forget_routes(claim.id_hash)
+                self._disown(claim)
             elif isinstance(reply, Alive):
                 if claim.token:
                     self._hold(claim, client, reply.ttl)
@@ -311,6 +334,7 @@ class Service:
 
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         """Give up a claim, after its attempts under way (rule 2). Raises Unavailable if those outlast the deadline."""
+        deadline = self._bounded(deadline)
         if claim.id and (poll := self.polls.get(claim.id_hash)) is not None:
             poll.end("released")
         while under_way := self._attempts.get(claim.id_hash):
@@ -319,20 +343,25 @@ class Service:
                 raise Unavailable("an attempt of the same claim is still under way")
             await asyncio.wait(set(under_way), timeout=left)
         if claim.id:
-            self._forget_routes(claim.id_hash)
-        return await self._counted(self.engine.release(claim, deadline))
+            self._remove_route(claim.id_hash)
+            self._unhold(claim.id_hash)
+        return await self._counted(partial(self.engine.release, claim), deadline)
+
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        """A remote engine refuses a reservation: it has no client to notify of it."""
+        return await self._counted(partial(self.engine.decline, claim), deadline)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         self._refuse_if_open()
-        return await self._counted(self.engine.break_(namespace, name, token, deadline))
+        return await self._counted(partial(self.engine.break_, namespace, name, token), deadline)
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         self._refuse_if_open()
-        return await self._counted(self.engine.inspect(namespace, prefix, exact, deadline))
+        return await self._counted(partial(self.engine.inspect, namespace, prefix, exact), deadline)
 
     async def ping(self, deadline: float) -> None:
         """One round trip, as a probe of the breaker."""
-        await self._counted(self.engine.ping(deadline))
+        await self._counted(self.engine.ping, deadline)
         self._pinged_at = self.runtime.now()
 
     async def check_ready(self) -> None:
@@ -376,7 +405,7 @@ class Service:
         What follows from the reply happens in that task as well, before a release may pass."""
 
         async def attempt() -> Grant | Busy:
-            reply = await self._counted(self.engine.attempt(claim, deadline))
+            reply = await self._counted(partial(self.engine.attempt, claim), deadline)
             if on_reply is not None:
                 on_reply(reply)
             return reply
@@ -398,14 +427,15 @@ class Service:
         if retry_in := self.breaker.retry_in(self.runtime.now()):
             raise NotSent("the circuit breaker is open", retry_in=retry_in)
 
-    async def _counted(self, call: Awaitable[T]) -> T:
-        """The answer of the engine, counted by the breaker."""
+    async def _counted(self, verb: Callable[[float], Awaitable[T]], deadline: float) -> T:
+        """The engine's answer, counted by the breaker."""
+        began, deadline = self.runtime.now(), self._bounded(deadline)
         try:
-            answer = await call
+            answer = await verb(deadline)
         except Reentered:
             raise
         except Unavailable as error:
-            self._on_silence(error)
+            self._on_silence(error, began, deadline)
             raise
         except LeaseholdError:  # a refusal is an answer
             self._on_answer()
@@ -413,12 +443,20 @@ class Service:
         self._on_answer()
         return answer
 
+    def _bounded(self, deadline: float) -> float:
+        """A caller's patience is short at its own cost: an engine's connection that is given up costs every caller."""
+        return max(deadline, self.runtime.now() + _MIN_CALL_SECONDS)
+
     def _on_answer(self) -> None:
         if self.breaker.on_answer():
             _log.warning("the engine answers again: the circuit breaker is closed")
 
-    def _on_silence(self, error: object) -> None:
-        if self.breaker.on_silence(self.runtime.now()):
+    def _on_silence(self, error: object, began: float, deadline: float) -> None:
+        """Count it, unless the call ended at a deadline that says little about the engine."""
+        now = self.runtime.now()
+        if now >= deadline and deadline - began < min(self.call_timeout, _TELLING_SECONDS):
+            return
+        if self.breaker.on_silence(now):
             _log.warning(
                 "the engine did not answer %d calls in a row: the circuit breaker is open, new attempts are refused, "
                 "and one call in %g s is sent; last: %s",
@@ -449,7 +487,7 @@ class Service:
             for id_hash in list(self._routes_of.get(client, ())):
                 route = self.routes[id_hash]
                 if route.woken:
-                    self._start(route, self._decline(route))
+                    self._start(route, self._decline(route.claim))
 
     def hears(self, client: ClientKey) -> bool:
         """Whether this server can wake the client."""
@@ -471,6 +509,10 @@ class Service:
             self._remove_route(claim.id_hash)
             self.registry.remove_waiter(claim.id_hash)
             self._hold(claim, client, reply.ttl)
+
+    def _note_grant(self, claim: Claim, reply: Grant | Busy) -> None:
+        if isinstance(reply, Grant):
+            self._hold(claim, None, reply.ttl)
 
     def _watch(self, claim: Claim, client: ClientKey | None, busy: Busy, slot: Slot | None) -> None:
         """Wait for the claim's wake-up, in a task."""
@@ -511,26 +553,35 @@ class Service:
                 return
             if not route.heard:
                 await self.runtime.sleep(_POLLING_GRACE)  # its next attempt ends this task
-        await self._decline(route)
+        await self._decline(claim)
 
-    async def _decline(self, route: Route) -> None:
+    async def _decline(self, claim: Claim) -> None:
         """Let the next waiter have the claim's reservation: no client would claim it. The claim keeps its position."""
-        decline = getattr(self.engine, "decline", None)
-        if decline is not None:
-            with suppress(LeaseholdError):  # the reservation expires in 3 s
-                await decline(route.claim, self.runtime.now() + self.call_timeout)
+        with suppress(LeaseholdError):  # then the reservation expires in 3 s
+            await self.engine.decline(claim, self.runtime.now() + self.call_timeout)
+
+    def _decline_unknown(self, claim: Claim) -> None:  # from any thread
+        self.call_soon(lambda: self.runtime.spawn(self._decline(claim), "decline of an unknown claim"))
 
     def _hold(self, claim: Claim, client: ClientKey | None, ttl: float) -> None:
-        """Note which client to notify of a break, until the grant would end unrenewed."""
-        if client is None:
-            return
+        """Note a grant until it would end unrenewed: whom to notify of a break, and what to disown then."""
         held = self.held.get(claim.id_hash)
-        if held is None or held.client != client:
-            lost = Lost(claim.id_hash)
-            held = HeldRoute(client, lambda: self.call_soon(self._notify, client, lost))
-            self.held[claim.id_hash] = held
-            self.registry.held[claim.id_hash] = lambda: held
+        if held is None or (client is not None and held.client != client):
+            held = self._new_held(claim, client)
         held.expires_at = self.runtime.now() + ttl
+
+    def _new_held(self, claim: Claim, client: ClientKey | None) -> Held:
+        def notify() -> None:
+            if client is not None:
+                self.call_soon(self._notify, client, Lost(claim.id_hash))
+
+        held = self.held[claim.id_hash] = Held(claim, client, notify)
+        self.registry.held[claim.id_hash] = lambda: held
+        return held
+
+    def _unhold(self, id_hash: str) -> None:
+        if self.held.pop(id_hash, None) is not None:
+            self.registry.held.pop(id_hash, None)
 
     async def _stop_route(self, id_hash: str) -> None:
         """Remove a route, and return when its task has left the engine's `wait`."""
@@ -560,13 +611,12 @@ class Service:
             if not known:
                 del self._routes_of[route.client]
 
-    def _forget_routes(self, id_hash: str) -> None:
-        """Nothing is noted of the claim any more. The engine is not asked."""
-        self._remove_route(id_hash)
-        if id_hash not in self.polls:
-            self.registry.remove_waiter(id_hash)
-        if self.held.pop(id_hash, None) is not None:
-            self.registry.held.pop(id_hash, None)
+    def _disown(self, claim: Claim) -> None:
+        """Note nothing of the claim any more. The engine is not asked: the claim may live on, at another server."""
+        self._remove_route(claim.id_hash)
+        self._unhold(claim.id_hash)
+        if claim.id_hash not in self.polls and claim.id_hash not in self._attempts:
+            self.engine.disown(claim)
 
     # ------------------------------------------------------------- background
 
@@ -578,7 +628,7 @@ class Service:
                     await self._awake.wait()
             self._awake.clear()
             try:
-                self._drop_expired_routes()
+                self._disown_expired()
                 await self._retry_releases()
                 if self.runtime.now() >= next_heartbeat:
                     next_heartbeat = self.runtime.now() + timing.HEARTBEAT_INTERVAL
@@ -587,22 +637,19 @@ class Service:
                 _log.error("unexpected error in the server's background work; continuing", exc_info=error)
                 await asyncio.sleep(_TICK)
 
-    def _drop_expired_routes(self) -> None:
+    def _disown_expired(self) -> None:
         now = self.runtime.now()
-        for id_hash in [id_hash for id_hash, route in self.routes.items() if route.expires_at <= now]:
-            self._remove_route(id_hash)
-            if id_hash not in self.polls:
-                self.registry.remove_waiter(id_hash)
-        for id_hash in [id_hash for id_hash, held in self.held.items() if held.expires_at <= now]:
-            del self.held[id_hash]
-            self.registry.held.pop(id_hash, None)
+        noted: list[Route | Held] = [*self.routes.values(), *self.held.values()]
+        for claim in [each.claim for each in noted if each.expires_at <= now]:
+            self._disown(claim)
 
     async def _retry_releases(self) -> None:
         """Retry what `forget` could not send: for claims whose id was made here, and wake-ups for unknown claims."""
         for id_hash, pending in snapshot_items(self.registry.pending_releases):
             if self.runtime.now() < pending.retry_until:
                 try:
-                    await self._counted(self.engine.release(pending.claim, self.runtime.now() + self.call_timeout))
+                    release = partial(self.engine.release, pending.claim)
+                    await self._counted(release, self.runtime.now() + self.call_timeout)
                 except LeaseholdError as error:
                     _log.info("the release of %s is still pending: %s", pending.claim.name, error)
                     return
