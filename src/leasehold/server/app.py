@@ -29,9 +29,6 @@ Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger("leasehold.server")
 
-_MAX_BODY: Final = 65_536  # bytes
-_MAX_BATCH_BODY: Final = 1_048_576  # of requests with many claims
-_MAX_BODY_SECONDS: Final = 20.0
 _MAX_SEND_SECONDS: Final = 20.0  # a client that does not read its stream for so long is gone
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
@@ -46,7 +43,6 @@ class Route(NamedTuple):
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     problems: tuple[str, ...] = ()
-    max_body: int = _MAX_BODY
     needs_key: bool = True
 
 
@@ -74,7 +70,6 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
             schemas.RenewManyBody,
             schemas.RenewedMany,
             _WRITE,
-            _MAX_BATCH_BODY,
         )
     },
     "/v1/release": {"POST": Route(api.release, "Release a lock", schemas.ReleaseBody, schemas.Released, _WRITE)},
@@ -83,10 +78,10 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
     },
     "/v1/locks": {"GET": Route(api.locks, "List holders and waiters", None, schemas.Locks, _READ)},
     "/v1/traits": {"GET": Route(api.traits, "What the engine of this server promises", problems=("unauthorized",))},
-    "/v1/calls": {"POST": Route(calls.calls, "Verbs of a remote engine", problems=_WRITE, max_body=_MAX_BATCH_BODY)},
+    "/v1/calls": {"POST": Route(calls.calls, "Verbs of a remote engine", problems=_WRITE)},
     "/v1/stream": {"GET": Route(calls.stream, "Wake-ups of a remote engine", problems=("unauthorized", "draining"))},
     "/healthz": {"GET": Route(api.healthz, "Whether the process lives", needs_key=False)},
-    "/readyz": {"GET": Route(api.readyz, "Whether the server can serve", None, schemas.Ready, _PROBE, 0, False)},
+    "/readyz": {"GET": Route(api.readyz, "Whether the server can serve", None, schemas.Ready, _PROBE, needs_key=False)},
 }
 
 
@@ -122,7 +117,7 @@ class App:
         request.within, request.has_within = self._read_within(request)
         request.arguments = read_query(request.query)
         if request.method == "POST":
-            request.body = await request.read_body(route.max_body)
+            request.body = await request.read_body()
         return await route.handler(self, request)
 
     def _identify(self, request: Request) -> None:
@@ -194,15 +189,12 @@ class App:
             while (await receive())["type"] != "http.disconnect":
                 continue
 
-        async def read_body(limit: int) -> bytes:
-            return await _read_body(receive, limit)
-
         request = Request(
             scope["method"],
             scope["path"],
             scope["headers"],
             scope["query_string"],
-            read_body,
+            lambda: _read_body(receive),
             hung_up,
             certificate_names(scope),
         )
@@ -213,22 +205,16 @@ class App:
             await _send_response(answer, send)
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
-    parts, size, more = [], 0, True
-    try:
-        async with asyncio.timeout(_MAX_BODY_SECONDS):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Problem("slow", 408, "the connection ended before the body did")
-                part: bytes = message.get("body", b"")
-                parts.append(part)
-                size, more = size + len(part), message.get("more_body", False)
-                if size > limit:
-                    raise Problem("too-large", 413, f"the body has more than {limit} bytes")
-    except TimeoutError:
-        raise Problem("slow", 408, f"the body did not arrive within {_MAX_BODY_SECONDS:g} s") from None
-    return b"".join(parts)
+async def _read_body(receive: Receive) -> bytes:
+    """The protocol bounds its size and time, and then hangs up."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem("slow", 408, "the connection ended before the body did")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
 
 async def _send_response(response: Response, send: Send) -> None:

@@ -26,7 +26,7 @@ async def _never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def _no_body(_limit: int) -> bytes:
+async def _no_body() -> bytes:
     return b""
 
 
@@ -36,7 +36,7 @@ class Request:
     path: str
     headers: Headers = ()
     query: bytes = b""
-    read_body: Callable[[int], Awaitable[bytes]] = _no_body  # of at most so many bytes
+    read_body: Callable[[], Awaitable[bytes]] = _no_body
     hung_up: Callable[[], Awaitable[None]] = _never  # returns when the caller is gone
     certificate_names: Sequence[str] = ()  # of the client certificate
     # Filled in by the application, in this order.

@@ -24,6 +24,7 @@ from leasehold.errors import ConfigError
 from leasehold.server.app import App
 from leasehold.server.auth import Authenticator
 from leasehold.server.limits import Limits
+from leasehold.server.protocol import Rules, protocol_for
 from leasehold.server.service import Service
 from leasehold.server.settings import Settings, split_address
 from leasehold.server.tls import Certificates
@@ -113,7 +114,7 @@ async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
 def _uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol_for(Rules.of(settings)),  # type: ignore[arg-type]  # it wants a class, and only calls it
         ws="none",
         lifespan="off",
         log_config=None,
