@@ -34,6 +34,9 @@ ALLOWED = {
     # pure decisions
     "core": {"errors", "model"},
     "config": {"core", "errors", "events", "model"},
+    # the trace of a call, and the log lines of events
+    "tracing": set(),
+    "log_lines": {"events", "tracing"},
     # the only home of threads and event loops
     "runtime": {"core", "errors", "model"},
     # the engine interface and the engines: never the client
@@ -48,6 +51,7 @@ ALLOWED = {
         "engines.registry",
         "errors",
         "events",
+        "log_lines",
         "model",
         "runtime.base",
     },
@@ -85,7 +89,7 @@ ALLOWED = {
         "records",
     },
     # adapters on the event hook: they know events, not the client
-    "telemetry": {"__init__", "errors", "events"},
+    "telemetry": {"__init__", "config", "engines", "errors", "events", "log_lines", "runtime", "tracing"},
     # the engine over HTTP: of what clients use, only the engines
     "server": {
         "config",
@@ -109,6 +113,7 @@ ALLOWED = {
         "errors",
         "events",
         "files",
+        "log_lines",
         "runtime.base",
     },
     "environment": {"config", "core", "errors"},

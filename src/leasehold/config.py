@@ -39,6 +39,7 @@ DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks 
 # Seconds, or a text such as "30s", "10m" or "1h30m".
 Duration: TypeAlias = float | str | timedelta
 OnUnavailable: TypeAlias = Literal["raise", "wait", "run"]
+MAX_GROUP: Final = 80  # characters
 DAY: Final = 86_400.0  # the longest ttl, unless `max_ttl` is given: a mistyped one would block a name for as long
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?", re.ASCII)
 _UNITS: Final = (86_400, 3_600, 60, 1, 0.001)
@@ -179,6 +180,7 @@ class LockArguments(TypedDict, total=False):
     reentrant: bool  # the same thread or task may acquire it again
     require: Collection[str]  # traits the engine must promise, or the lock is refused
     on_unavailable: OnUnavailable  # if the engine does not answer: raise, wait, or run without any guarantee
+    group: str | None  # the label `group` of its metrics; None: the name without its ids
 
 
 def refuse_unknown(where: str, names: Collection[str]) -> None:
@@ -231,6 +233,7 @@ class LockOptions:
     reentrant: bool = False
     require: frozenset[str] = frozenset()
     on_unavailable: OnUnavailable = "raise"
+    group: str | None = None
 
     def __post_init__(self) -> None:
         check_ttl(self.ttl, timing.NEVER)
@@ -243,6 +246,7 @@ class LockOptions:
                 raise ConfigError(f"min_hold ({self.min_hold} s) must not exceed max_hold ({self.max_hold} s)")
         _check_label("holder", self.holder)
         _check_label("purpose", self.purpose)
+        _check_label("group", self.group, MAX_GROUP)
         if self.on_unavailable not in get_args(OnUnavailable):
             known = ", ".join(get_args(OnUnavailable))
             raise ConfigError(f"on_unavailable must be one of {known}, not {_shorten(self.on_unavailable)}")
@@ -357,11 +361,11 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _check_label(what: str, text: str | None) -> None:
+def _check_label(what: str, text: str | None, max_length: int = 200) -> None:
     if text is None:
         return
-    if not isinstance(text, str) or len(text) > 200 or not text.isprintable():
-        raise ConfigError(f"{what} must be printable text of at most 200 characters, not {text!r}")
+    if not isinstance(text, str) or len(text) > max_length or not text.isprintable():
+        raise ConfigError(f"{what} must be printable text of at most {max_length} characters, not {_shorten(text)}")
 
 
 def default_holder() -> str:

@@ -70,9 +70,9 @@ class NotAcquired(LeaseholdError, TimeoutError):
         self.host = holder.host if holder else None
         self.pid = holder.pid if holder else None
         self.purpose = holder.purpose if holder else None
-        super().__init__(self._situation() + ("" if waited > 0 else "; pass wait=SECONDS to queue for it"))
+        super().__init__(self.situation() + ("" if waited > 0 else "; pass wait=SECONDS to queue for it"))
 
-    def _situation(self) -> str:
+    def situation(self) -> str:
         """Who holds the name, with everything an operator needs to find that process; without advice."""
         who = f"is held by {self.holder}" if self.holder else "is not free"
         facts = []
@@ -88,9 +88,12 @@ class NotAcquired(LeaseholdError, TimeoutError):
         if self.waited > 0:
             text += f"; gave up after {self.waited:.1f} s"
             if self.position is not None:
-                ahead = f"{self.position} ahead" if self.position else "next"
-                text += f" at position {self.position} in the queue ({ahead})"
+                text += f" {describe_position(self.position)}"
         return text
+
+
+def describe_position(position: int) -> str:
+    return f"at position {position} in the queue ({f'{position} ahead' if position else 'next'})"
 
 
 class LeaseLost(LeaseholdError):

@@ -3,14 +3,16 @@
     client = leasehold.Client(url, on_event=print)
 
 Events of the caller's own calls arrive on the caller's thread. Events of the watchdog arrive on the callback thread, so
-that a slow hook cannot delay a renewal. If a hook raises, the exception is logged and otherwise ignored.
+that a slow hook cannot delay a renewal. If a hook raises, the exception is logged and otherwise ignored. A hook that is
+slow is reported once; `leasehold.telemetry.background` runs it on a thread of its own.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from time import perf_counter
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from leasehold.model import Mode
 
@@ -39,8 +41,12 @@ EventKind: TypeAlias = Literal[
 # What refused a token: the kind of a fence, or the record of `once`.
 FenceKind: TypeAlias = Literal["sql", "redis", "etcd", "zookeeper", "file", "object", "http", "local", "once"]
 
+SLOW_SECONDS: Final = 0.05
+_SLOW_CALLS: Final = 3  # one slow call may be the fault of a busy machine
+
 _log = logging.getLogger("leasehold.events")
-_failures = 0
+_failures = _dropped = 0
+_slow_calls: dict[str, int] = {}  # by hook
 
 
 class Event(NamedTuple):
@@ -67,21 +73,50 @@ class Event(NamedTuple):
     seen: int | None = None  # the highest token that the fence has seen
     actor: str | None = None  # who broke the lock
     why: str | None = None  # and the reason that was given
+    group: str | None = None  # for metrics, if the lock was built with one
 
 
 Hook: TypeAlias = Callable[[Event], None]
 
 
-def call_hook(hook: Hook, event: Event) -> None:
+def call_hook(hook: Hook, event: Event, may_be_slow: bool = False) -> None:
     """Call the hook. An exception that it raises is logged and never reaches the lock."""
     global _failures
+    began = perf_counter()
     try:
         hook(event)
     except Exception:
         _failures += 1
         _log.exception("the on_event hook failed on %s of %s", event.kind, event.name)
+    if perf_counter() - began > SLOW_SECONDS and not may_be_slow:
+        _on_slow_call(hook, perf_counter() - began)
 
 
 def hook_failures() -> int:
     """How many calls of hooks failed in this process. Close enough for metrics: two at the same instant may be one."""
     return _failures
+
+
+def count_dropped_event() -> None:
+    """An event was dropped because a hook is too slow."""
+    global _dropped
+    _dropped += 1
+
+
+def dropped_events() -> int:
+    """How many events were dropped in this process; as exact as `hook_failures`."""
+    return _dropped
+
+
+def _on_slow_call(hook: Hook, seconds: float) -> None:
+    """Log it once for each hook."""
+    name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
+    calls = _slow_calls[name] = _slow_calls.get(name, 0) + 1
+    if calls == _SLOW_CALLS:
+        _log.warning(
+            "the on_event hook %s is slow (%.3f s, for the %drd time) and delays the code that acquires locks: "
+            "pass on_event=leasehold.telemetry.background(hook)",
+            name,
+            seconds,
+            calls,
+        )

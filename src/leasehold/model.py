@@ -41,6 +41,7 @@ class Claim(NamedTuple):
     queue: bool = False  # if the name is not free: join the queue, or keep the position in it
     token: int = 0  # of the claim's grant; 0 before it is granted
     wait_deadline: float = inf  # when a queued claim's `wait` is over, by `runtime.now()`; never sent to the engine
+    group: str | None = None  # of the lock in metrics; never sent to the engine
 
     @property
     def fingerprint(self) -> str:

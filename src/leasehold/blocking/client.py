@@ -123,6 +123,7 @@ class Client(BaseClient):
         require    promises that the engine must make, such as {"fencing", "fair"}
         on_unavailable  if the engine does not answer: "raise" raises `Unavailable` (default), "wait" retries until
                    `wait` is over, "run" returns a lease that is not `guaranteed`: nothing excludes other holders then
+        group      the label `group` of its metrics (default: the name without its ids)
 
         Raises `ConfigError` for a bad value, `TypeError` for an unknown option, `Unsupported` if the engine cannot do
         what the options ask for.

@@ -104,7 +104,7 @@ class _ConsoleHandler(logging.Handler):
 def _not_reported_by_command(record: logging.LogRecord) -> bool:
     """Drop two lines of `ClientCore`: the loss of a lease, which the command reports itself with what it did about it,
     and the first retry of a release: if the retries fail, too, the next line says so."""
-    return not str(record.msg).endswith(("is lost: %s", "retrying in the background: %s"))
+    return getattr(record, "leasehold", {}).get("event") not in ("lost", "release_pending")
 
 
 def use_color() -> bool | None:

@@ -158,4 +158,4 @@ def duration(seconds: float) -> str:
 
 def busy_text(busy: NotAcquired) -> str:
     """The text of the error without its advice, which is for Python."""
-    return busy._situation()
+    return busy.situation()

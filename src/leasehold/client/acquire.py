@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from leasehold import log_lines
 from leasehold.config import check_required
 from leasehold.core import timing
 from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
-from leasehold.errors import NotAcquired, NotSent, Reentered, SelfDeadlock, Unavailable
+from leasehold.errors import NotAcquired, NotSent, Reentered, SelfDeadlock, Unavailable, describe_position
 from leasehold.model import Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ L = TypeVar("L")
 # `_replace`. For values that every acquire builds.
 fast_tuple: Final = tuple.__new__
 _QUEUE_INDEX = Claim._fields.index("queue")
+_log = logging.getLogger("leasehold.waiting")
+_FIRST_REPORT: Final = 10.0
+_REPORT_INTERVAL: Final = 60.0
 _MAX_LATE_GRANTS = 3  # an engine slower than the ttl stays slow: retrying for ever would only load it
 
 
@@ -38,11 +43,38 @@ class AcquireRequest(Generic[L]):
     get_engine: Callable[[], Engine]  # raises to end the wait, as when the client is closed
     waited: bool = False  # the claim had to wait in the queue
     answered: bool = False  # the engine answered at least once
+    reports: int = 0  # lines logged while it waits
 
     def may_run(self, error: Unavailable) -> bool:
         """Whether the caller may go on without a grant. Never after an answer: the name was held by another claim, or
         the engine works and is slow."""
         return self.lock.options.on_unavailable == "run" and not self.answered and not isinstance(error, Reentered)
+
+    def until_report(self, now: float) -> float:
+        """Seconds until it is time to log that the caller still waits: after 10 seconds, and then every minute."""
+        if not _log.isEnabledFor(logging.INFO):
+            return timing.NEVER
+        return max(0.0, self.began + _FIRST_REPORT + self.reports * _REPORT_INTERVAL - now)
+
+    def report_waiting(self, now: float, reply: Busy | Unavailable) -> None:
+        """Log that the caller still waits, if it is time to."""
+        if self.until_report(now) > 0:
+            return
+        claim, waited = self.claim, now - self.began
+        self.reports = int((waited - _FIRST_REPORT) // _REPORT_INTERVAL) + 1
+        fields: dict[str, Any] = {"seconds": waited, "group": claim.group, "fingerprint": claim.fingerprint}
+        if isinstance(reply, Unavailable):
+            text = f"{claim.name}: the engine does not answer; waiting for {waited:.0f} s: {reply}"
+            fields.update(reason=str(reply), error="Unavailable")
+        else:
+            shown = _shown(reply)
+            text = f"{NotAcquired(claim.name, **shown._asdict()).situation()}; waiting for {waited:.0f} s"
+            if shown.position is not None:
+                text += f", {describe_position(shown.position)}"
+            holder = None if shown.holder is None else shown.holder.label
+            fields.update(position=shown.position, token=shown.token, holder=holder)
+        fields.update(event="waiting", namespace=claim.namespace, lock=claim.name, engine=self.lock._core.engine_name)
+        _log.info("%s", text, extra=log_lines.extra(**fields))
 
     def with_new_id(self, claim: Claim) -> Claim:
         self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
@@ -104,6 +136,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
                     engine.forget(without_min_hold(claim))
                     must_release, claim = False, request.with_new_id(claim)
                 claim, failures = _with_queue(claim, deadline), failures + 1
+                request.report_waiting(now(), error)
                 pause = max(timing.outage_pause(failures, core.runtime.random()), error.retry_in or 0.0)
                 await _pause(core, claim, pause)
                 engine = request.get_engine()
@@ -140,7 +173,9 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 request.waited = True
                 # The claim stays queued meanwhile (E7).
                 try:
-                    await engine.wait(claim, reply, min(remaining, timing.recheck_interval(reply.position)))
+                    request.report_waiting(now(), reply)
+                    seconds = min(remaining, timing.recheck_interval(reply.position), request.until_report(now()))
+                    await engine.wait(claim, reply, seconds)
                 except Unavailable:
                     if not retries:
                         raise
@@ -173,7 +208,7 @@ async def _pause(core: ClientCore, claim: Claim, seconds: float) -> None:
 
 
 def _with_queue(claim: Claim, wait_deadline: float) -> Claim:
-    return fast_tuple(Claim, (*claim[:_QUEUE_INDEX], True, *claim[_QUEUE_INDEX + 1 : -1], wait_deadline))
+    return fast_tuple(Claim, (*claim[:_QUEUE_INDEX], True, claim.token, wait_deadline, claim.group))
 
 
 def without_min_hold(claim: Claim) -> Claim:

@@ -26,6 +26,10 @@ class CallbackThread:
         self._mutex = self._runtime.mutex()
         self._stops_when_idle = False
 
+    def __len__(self) -> int:
+        """How many callbacks wait for the thread."""
+        return len(self._queue)
+
     def submit(self, fn: Callable[..., object], *args: object) -> None:
         with self._mutex:
             self._queue.append((fn, args))

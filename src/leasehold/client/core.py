@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from leasehold import log_lines
 from leasehold.client.acquire import fast_tuple, without_min_hold
 from leasehold.client.breaker import BreakerEngine, SharedBreaker
 from leasehold.client.callbacks import CallbackThread
@@ -23,7 +24,7 @@ from leasehold.core.names import owner_of
 from leasehold.engines.base import Engine, Opener
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.errors import ConfigError, NotAcquired, Reentered, Unavailable
-from leasehold.events import Event, EventKind, FenceKind, call_hook
+from leasehold.events import Event, EventKind, FenceKind, Hook, call_hook, count_dropped_event
 from leasehold.model import Claim, Holder, Reason, Traits
 from leasehold.runtime.base import Runtime
 
@@ -31,9 +32,18 @@ if TYPE_CHECKING:
     from leasehold.client.lease import BaseLease
 
 _log = logging.getLogger("leasehold")
+_is_logged = _log.isEnabledFor
 
 _POLL_INTERVAL = 0.005  # how often close() checks whether other threads have finished
 _CLOSED_TEXT = "this client is closed: make a new one"
+_MAX_EVENTS = 10_000  # that wait for the callback thread
+
+
+def _deliver(hook: Hook | None, event: Event, logged: bool) -> None:
+    if logged:
+        log_lines.log_event(event)
+    if hook is not None:
+        call_hook(hook, event)
 
 
 class ClientCore:
@@ -159,7 +169,6 @@ class ClientCore:
 
     def retry_release(self, claim: Claim, error: Unavailable) -> None:
         self.registry.retry_release(claim)
-        _log.warning("the release of %s could not be confirmed; retrying in the background: %s", claim.name, error)
         self.emit("release_pending", claim, reason=str(error), error="Unavailable")
 
     def forget(self, claim: Claim) -> None:
@@ -171,55 +180,72 @@ class ClientCore:
         self,
         kind: EventKind,
         claim: Claim,
-        *,
         token: int | None = None,
         since: float | None = None,
-        reason: str | None = None,
+        slot: int | None = None,
         queued: bool | None = None,
-        error: str | None = None,
         ttl: float | None = None,
         left: float | None = None,
-        slot: int | None = None,
+        *,
+        reason: str | None = None,
+        error: str | None = None,
         fence: FenceKind | None = None,
         seen: int | None = None,
         actor: str | None = None,
         why: str | None = None,
         on_callback_thread: bool = False,
     ) -> None:
-        """Pass an event to the client's hook. `on_callback_thread`: not on this thread, which may be the watchdog's."""
-        hook = self.options.on_event
-        if hook is None:
+        """Log an event, and pass it to the client's hook. `on_callback_thread`: not on this thread, which may be the
+        watchdog's. If the hook is so slow there that events pile up, they are dropped and counted."""
+        hook, logged = self.options.on_event, _is_logged(log_lines.LEVELS[kind])
+        if hook is None and not logged:
             return
+        # One step for all fields: reading them one by one takes longer than building the event.
+        namespace, name, _, id_hash, holder, _, mode, _, _, _, _, _, _, _, group = claim
+        label, _, _, purpose = holder
+        runtime = self.runtime
         event = fast_tuple(
             Event,
             (
                 kind,
                 self.config.scheme,
-                claim.namespace,
-                claim.name,
-                self.runtime.wall(),
+                namespace,
+                name,
+                runtime.wall(),
                 token,
-                claim.id_hash[:16] or None,
-                claim.holder.label,
-                None if since is None else self.runtime.now() - since,
+                id_hash[:16] or None,
+                label,
+                None if since is None else runtime.now() - since,
                 reason,
                 queued,
                 error,
                 ttl,
                 left,
-                claim.mode,
+                mode,
                 slot,
-                claim.holder.purpose or None,
+                purpose or None,
                 fence,
                 seen,
                 actor,
                 why,
+                group,
             ),
         )
         if on_callback_thread:
-            self.callbacks.submit(call_hook, hook, event)
-        else:
+            if len(self.callbacks) < _MAX_EVENTS:
+                self.callbacks.submit(_deliver, hook, event, logged)
+            else:
+                count_dropped_event()
+            return
+        if logged:
+            log_lines.log_event(event)
+        if hook is not None:
             call_hook(hook, event)
+
+    @property
+    def reports(self) -> bool:
+        """Whether acquires, renewals and releases are reported: to a hook, or to the log at DEBUG."""
+        return self.options.on_event is not None or _is_logged(logging.DEBUG)
 
     def report_not_acquired(self, claim: Claim, began: float, queued: bool, error: BaseException) -> None:
         if isinstance(error, NotAcquired):
@@ -233,9 +259,6 @@ class ClientCore:
         self.emit("released", claim, token=token, on_callback_thread=True)
 
     def report_lost(self, lease: BaseLease, reason: Reason) -> None:
-        level = logging.INFO if reason == "max_hold" else logging.WARNING
-        text = "the lease of %s (token %s, %s) is lost: %s"
-        self.callbacks.submit(_log.log, level, text, lease.name, lease._token, lease.fingerprint, reason)
         self.emit(
             "lost",
             lease._claim,
@@ -247,7 +270,6 @@ class ClientCore:
         )
 
     def report_at_risk(self, lease: BaseLease, error: Unavailable) -> None:
-        self.callbacks.submit(_log.warning, "the lease of %s (token %d) is at risk: %s", lease.name, lease.token, error)
         self.emit(
             "at_risk",
             lease._claim,
@@ -263,7 +285,6 @@ class ClientCore:
 
     def _report_breaker(self, opened: bool, text: str) -> None:
         """On the callback thread: the caller may be the watchdog."""
-        self.callbacks.submit(_log.log, logging.WARNING if opened else logging.INFO, "%s: %s", self.engine_name, text)
         claim = Claim(self.options.namespace, "", "", "", self._holder, 0.0)
         kind: EventKind = "breaker_opened" if opened else "breaker_closed"
         self.emit(kind, claim, reason=text, on_callback_thread=True)

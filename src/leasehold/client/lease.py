@@ -288,7 +288,7 @@ class BaseLease:
             if self._release_started:
                 core.forget(without_min_hold(self._claim))
             raise
-        core.emit("released", self._claim, token=self.token, since=self._grant_asked_at, slot=self.slot)
+        core.emit("released", self._claim, self._token, self._grant_asked_at, self.slot)
 
     def _drop_hold(self, held_lock: HeldLock | None) -> bool:
         """Under the mutex: one hold less. True: it was the last hold of a live lease; the caller must release it."""
@@ -348,8 +348,8 @@ class BaseLease:
             core.in_flight.discard(self._claim.id_hash)
         if answered and not ended and lost_reason is None:
             self._on_missing_grant(ended)
-        if core.options.on_event is not None and self._final_state is RELEASED:
-            core.emit("released", self._claim, token=self.token, since=self._grant_asked_at, slot=self.slot)
+        if core.reports and self._final_state is RELEASED:
+            core.emit("released", self._claim, self._token, self._grant_asked_at, self.slot)
         return bool(ended) and lost_reason is None
 
     def _end_unguaranteed(self, held_lock: HeldLock | None) -> bool:
@@ -479,7 +479,7 @@ class BaseLease:
                 self._renewal_failed = self._renewal_attempted = False
         if not in_time:  # a caller may have read LOST already: it must not change back
             self._end_lost(self._expiry_reason())
-        elif core.options.on_event is not None:
+        elif core.reports:
             core.emit(
                 "renewed",
                 claim,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
 
-_log = logging.getLogger("leasehold")
-
-_UNGUARANTEED_TEXT = (
-    'the engine did not answer, so the work under %s runs WITHOUT its lock (on_unavailable="run"): another holder may '
-    "run at the same time: %s"
-)
 REENTRANT_ADVICE = "pass the lease down, or build the lock with reentrant=True"
 
 
@@ -76,7 +69,7 @@ class BaseLock(Generic[L]):
         self._core: ClientCore = client._core
         self._namespace = self._core.options.namespace
         # The fields that follow `holder` in every claim of this lock, built once: each acquire makes a claim.
-        self._claim_fields = (options.ttl, *shape, options.delay, options.min_hold, False, 0, NEVER)
+        self._claim_fields = (options.ttl, *shape, options.delay, options.min_hold, False, 0, NEVER, options.group)
         self._refuse_unsupported()
         self._core.watchdog.shortest_ttl = min(self._core.watchdog.shortest_ttl, options.ttl)
 
@@ -146,45 +139,40 @@ class BaseLock(Generic[L]):
         request: AcquireRequest[L] = AcquireRequest(
             self, claim, began, wait, waiting_deadlocks, get_engine or core.engine_unless_closed
         )
-        reports = core.options.on_event is not None or self.options.on_unavailable == "run"
+        reports = core.reports or self.options.on_unavailable == "run"
         core.in_flight.add(claim.id_hash)
         try:
-            return await (self._acquire_and_report(request) if reports else acquire(request))
+            if reports:
+                core.emit("attempted", claim)
+            lease = await acquire(request)
+        except BaseException as error:
+            if reports and (unguaranteed := self._on_not_acquired(request, error)) is not None:
+                return unguaranteed
+            raise
+        else:
+            if reports:
+                self._report_granted(lease, began, request.waited)
+            return lease
         finally:
             core.in_flight.discard(claim.id_hash)
 
-    async def _acquire_and_report(self, request: AcquireRequest[L]) -> L:
-        """Acquire, with events; and go on without a grant if the engine does not answer and `request.may_run`."""
-        core, began = self._core, request.began
-        core.emit("attempted", request.claim)
-        try:
-            lease = await acquire(request)
-        except BaseException as error:
-            if isinstance(error, Unavailable) and request.may_run(error):
-                lease = request.register_unguaranteed()
-                _log.warning(_UNGUARANTEED_TEXT, self.name, str(error))  # its traceback would keep the lease alive
-                core.emit("unguaranteed", lease._claim, since=began, reason=str(error))
-                return lease
-            core.report_not_acquired(request.claim, began, request.waited, error)
-            raise
-        self._report_granted(lease, began, request.waited)
-        return lease
+    def _on_not_acquired(self, request: AcquireRequest[L], error: BaseException) -> L | None:
+        """Report that an acquire failed. A lease without a grant, if the engine did not answer and the lock's
+        `on_unavailable` lets the caller go on."""
+        if isinstance(error, Unavailable) and request.may_run(error):
+            lease = request.register_unguaranteed()
+            self._core.emit("unguaranteed", lease._claim, since=request.began, reason=str(error))
+            return lease
+        self._core.report_not_acquired(request.claim, request.began, request.waited, error)
+        return None
 
     def _report_granted(self, lease: L, began: float, waited: bool) -> None:
         emit, claim, validity = self._core.emit, lease._claim, lease._validity
         if waited:
             emit("waited", claim, token=lease.token, since=began, queued=True, slot=lease.slot)
-        left = validity.left(self._core.runtime.now())
-        emit(
-            "granted",
-            claim,
-            token=lease.token,
-            since=began,
-            queued=waited,
-            ttl=validity.ttl,
-            left=left,
-            slot=lease.slot,
-        )
+        now = self._core.runtime.now()
+        left = validity.valid_until - now if lease._max_hold_at == NEVER else validity.left(now)
+        emit("granted", claim, lease._token, began, lease.slot, waited, validity.ttl, left)
 
     def _may_reenter(self, held_lock: HeldLock) -> bool:
         """Whether a reentrant lock gets the lease that its thread or task already has. In blocking mode all tasks of a

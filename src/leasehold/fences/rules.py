@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from typing import Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
+from leasehold import log_lines
 from leasehold.errors import ConfigError, StaleToken
 from leasehold.events import Event, FenceKind, Hook, call_hook
 
@@ -124,7 +125,9 @@ def report_refusal(stale: StaleToken, fence: FenceKind, lease: LeaseLike | None 
     client_hook = None
     if (report_to_client := getattr(lease, "_report_stale_token", None)) is not None:
         client_hook = report_to_client(stale, fence)
-    if _hook is not None and _hook != client_hook:
+    wants_event = _hook is not None and _hook != client_hook
+    logs = report_to_client is None and log_lines.is_logged("stale_token")  # a client has logged it
+    if wants_event or logs:
         event = Event(
             kind="stale_token",
             engine="",
@@ -137,7 +140,10 @@ def report_refusal(stale: StaleToken, fence: FenceKind, lease: LeaseLike | None 
             fence=fence,
             seen=stale.highest,
         )
-        call_hook(_hook, event)
+        if logs:
+            log_lines.log_event(event)
+        if _hook is not None and wants_event:
+            call_hook(_hook, event)
 
 
 def parse_highest_token(text: bytes | str, where: str) -> int:

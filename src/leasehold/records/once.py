@@ -175,9 +175,8 @@ class Once:
             found = await self._records.read(self._record_key)
             highest = core.load(found.data).token if found is not None else 0
             stale = StaleToken(f"the record of {self._key}", token=run.token, highest=highest)
-            if self._core.options.on_event is not None:
-                claim = self._lock._new_claim()
-                self._core.emit("stale_token", claim, token=run.token, reason=str(stale), fence="once", seen=highest)
+            claim = self._lock._new_claim()
+            self._core.emit("stale_token", claim, token=run.token, reason=str(stale), fence="once", seen=highest)
             raise stale
         self._finished_run = run
 
@@ -196,7 +195,7 @@ class Once:
         return run.result
 
     def _emit(self, kind: Literal["ran", "replayed"], token: int, since: float | None = None) -> None:
-        if self._core.options.on_event is not None:
+        if self._core.reports:
             self._core.emit(kind, self._lock._new_claim(), token=token, since=since)
 
 

@@ -14,11 +14,21 @@ from leasehold.errors import ConfigError
 from leasehold.events import Event, Hook, call_hook
 
 if TYPE_CHECKING:
+    from leasehold.telemetry.event_queue import background
+    from leasehold.telemetry.families import metrics_text
+    from leasehold.telemetry.logs import JSONFormatter
+    from leasehold.telemetry.metrics import Metrics
     from leasehold.telemetry.prometheus import Prometheus
 
-_MODULES = {"Prometheus": "leasehold.telemetry.prometheus"}
+_MODULES = {
+    "JSONFormatter": "logs",
+    "Metrics": "metrics",
+    "Prometheus": "prometheus",
+    "background": "event_queue",
+    "metrics_text": "families",
+}
 
-__all__ = ["Prometheus", "fan"]
+__all__ = ["JSONFormatter", "Metrics", "Prometheus", "background", "fan", "metrics_text"]
 
 
 def fan(*hooks: Hook) -> Hook:
@@ -36,5 +46,5 @@ def fan(*hooks: Hook) -> Hook:
 
 def __getattr__(name: str) -> object:
     if module := _MODULES.get(name):
-        return getattr(import_module(module), name)
+        return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,43 @@
+"""The trace that a call belongs to, in the W3C format `traceparent`, without any tracing package.
+
+`telemetry.otel` sets it around each acquire. The client of a lock server sends it along, the server reads it, and log
+lines show its trace id. `leasehold run` takes it from and gives it to its environment.
+"""
+
+from __future__ import annotations
+
+import re
+from contextvars import ContextVar
+from typing import Final
+
+HEADER: Final = "traceparent"
+VARIABLES: Final = ("TRACEPARENT", "TRACESTATE", "BAGGAGE")  # of the environment, as OpenTelemetry names them
+
+# Of the acquire or request that runs in this thread or task.
+current: ContextVar[str | None] = ContextVar("leasehold_traceparent", default=None)
+
+_FORMAT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+
+_of_leases: dict[str, str] = {}  # fingerprint -> trace id
+
+
+def trace_id(traceparent: str | None) -> str | None:
+    """The trace id; None if there is none or it is malformed."""
+    found = _FORMAT.fullmatch(traceparent) if traceparent else None
+    if found is None or (found[0].startswith("00") and len(found[0]) != 55):  # version 00 has no further fields
+        return None
+    return found[1]
+
+
+def remember(fingerprint: str, trace: str) -> None:
+    """A lease belongs to this trace. For log lines of the watchdog, which runs in no trace."""
+    _of_leases[fingerprint] = trace
+
+
+def forget(fingerprint: str) -> None:
+    _of_leases.pop(fingerprint, None)
+
+
+def find(fingerprint: str | None) -> str | None:
+    """The trace id of a lease, or of the running call."""
+    return (_of_leases.get(fingerprint) if fingerprint else None) or trace_id(current.get())
