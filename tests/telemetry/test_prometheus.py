@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import leasehold
 from leasehold import Client, ConfigError, Event, StaleToken, Unavailable, fences, telemetry
 from leasehold.engines.memory import MemoryEngine, MemoryServer
-from leasehold.telemetry import Prometheus, fan, prometheus
+from leasehold.telemetry import Metrics, Prometheus, fan, metrics_text
+from leasehold.telemetry import metrics as metrics_module
 from leasehold.testing.clock import Clock, ClockThreads
 from tests.support.client_fixtures import BreakableTransport
 from tests.support.paths import ROOT
@@ -30,15 +31,22 @@ def hook():
 
 
 @pytest.fixture
-def metrics(hook):
-    """The value of a sample: `metrics("leasehold_held", group="a")`; 0 if there is none."""
+def metrics_of():
+    """The sum of samples: `metrics_of(hook)("leasehold_held", group="a")`; 0 if there is none."""
 
-    def value(name: str, **labels: str) -> float:
-        samples = [sample for family in hook.collect() for sample in family.samples]
-        found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
-        return sum(found)
+    def reader(hook):
+        def value(name: str, **labels: str) -> float:
+            samples = [sample for family in hook.families() for sample in family.samples]
+            return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
-    return value
+        return value
+
+    return reader
+
+
+@pytest.fixture
+def metrics(hook, metrics_of):
+    return metrics_of(hook)
 
 
 def event(kind: str, **fields: object) -> Event:
@@ -100,15 +108,16 @@ def scripted_run(clock: Clock, hook: Prometheus) -> None:
         still_held = first.lock("nightly-report").acquire()
         clock.advance(7)
         text = generate_latest(SimpleNamespace(collect=hook.collect)).decode()
+        assert metrics_text(hook) == text  # without prometheus-client
         still_held.release()
     return text
 
 
 def test_metrics_of_a_scripted_run_are_these_to_the_letter(hook, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(prometheus, "time", SimpleNamespace(time=clock.wall))
-    monkeypatch.setattr(prometheus, "__version__", "VERSION")
-    monkeypatch.setattr(prometheus.platform, "python_version", lambda: "PYTHON")
+    monkeypatch.setattr(metrics_module, "time", SimpleNamespace(time=clock.wall))
+    monkeypatch.setattr(metrics_module, "__version__", "VERSION")
+    monkeypatch.setattr(metrics_module.platform, "python_version", lambda: "PYTHON")
     text = scripted_run(clock, hook)
     # Differences of large floats have noise in their last digits.
     text = re.sub(r" (\d+\.\d{6,}(?:e-\d+)?)$", lambda found: f" {round(float(found[1]), 3)}", text, flags=re.MULTILINE)
@@ -146,6 +155,7 @@ def test_families_have_the_documented_types_and_labels():
         "leasehold_conflicts": ("counter", set()),
         "leasehold_build_info": ("gauge", {"version", "python"}),
         "leasehold_hook_errors": ("counter", set()),
+        "leasehold_events_dropped": ("counter", set()),
         "leasehold_groups_overflowed": ("counter", set()),
     }
     assert all(family.documentation for family in families.values())
@@ -186,6 +196,36 @@ def test_group_can_be_chosen_by_a_function():
     chosen(event("conflict", name="orders"))
     (family,) = [family for family in chosen.collect() if family.name == "leasehold_conflicts"]
     assert family.samples[0].labels["group"] == "o"
+
+
+def test_group_of_a_lock_goes_before_every_rule(metrics_of):
+    hook = Metrics(group=lambda name: name[0])
+    with Client("memory://", on_event=hook) as client:
+        for name in ("orders/1", "orders/2"):
+            with client.lock(name, group="checkout"):
+                pass
+        with client.lock("orders/2"), client.rwlock("orders/3").read(group="checkout"):
+            pass
+    values = metrics_of(hook)
+    assert values("leasehold_acquires_total", group="checkout") == 3
+    assert values("leasehold_hold_seconds_count", group="checkout", end="released") == 3
+    assert values("leasehold_acquires_total", group="o") == values("leasehold_acquires_total") - 3 == 1
+
+
+@pytest.mark.parametrize("group", ["x" * 81, "a\nb", 3])
+def test_invalid_group_of_a_lock_is_refused(group):
+    with Client("memory://") as client, pytest.raises(ConfigError, match="group must be printable text of at most 80"):
+        client.lock("a", group=group)
+
+
+def test_groups_of_locks_stay_below_the_cap(metrics_of):
+    hook = Metrics()
+    for number in range(1000):
+        hook(event("conflict", group=f"g{number}"))
+        hook(event("conflict", group=f"g{number}"))
+    values = metrics_of(hook)
+    assert values("leasehold_conflicts_total", group="other") == 2 * (1000 - 30)
+    assert values("leasehold_groups_overflowed_total") == 1000 - 30
 
 
 # ---------------------------------------------------------------------- gauges

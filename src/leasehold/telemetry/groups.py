@@ -62,18 +62,18 @@ class Groups:
     def __init__(self, rule: Callable[[str], str] = group_of, limit: int = 30) -> None:
         self._rule, self._limit = rule, limit
         self._known: set[Group] = set()
-        self._by_name: dict[tuple[str, str], Group] = {}
+        self._by_name: dict[tuple[str, str, str | None], Group] = {}
         self.overflowed = 0  # names that were put into `other`
         self._mutex = threading.RLock()  # reentrant: a signal handler may acquire a lock
 
-    def find(self, namespace: str, name: str) -> Group:
-        """The group of a name, for ever the same."""
-        found = self._by_name.get((namespace, name))
+    def find(self, namespace: str, name: str, given: str | None = None) -> Group:
+        """The group of a name, for ever the same. `given`: the one that the lock was built with."""
+        found = self._by_name.get((namespace, name, given))
         if found is None:
-            found = self._choose(Group(namespace, self._rule(name)))
+            found = self._choose(Group(namespace, self._rule(name) if given is None else given))
             if len(self._by_name) >= _MAX_NAMES:  # names without end: forget them, the groups stay
                 self._by_name.clear()
-            self._by_name[namespace, name] = found
+            self._by_name[namespace, name, given] = found
         return found
 
     def _choose(self, wanted: Group) -> Group:

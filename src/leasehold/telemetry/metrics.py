@@ -1,0 +1,295 @@
+"""Metrics from events, as a hook:
+
+    metrics = leasehold.telemetry.Metrics()
+    client = leasehold.Client(url, on_event=metrics)
+    page = leasehold.telemetry.metrics_text(metrics)
+
+One hook serves all clients and fences of a process. What is under way (leases held, at risk, the oldest token) is
+computed when the metrics are read, from the leases that are live then, so no gauge drifts. docs/operations/metrics.md
+says what each metric means. `Prometheus` registers the same metrics with prometheus-client.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from leasehold import __version__
+from leasehold.events import Event, dropped_events, hook_failures
+from leasehold.telemetry.families import Counter, Family, Histogram, Series, counter, gauge
+from leasehold.telemetry.groups import Groups, group_of
+
+ACQUIRE_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+RENEW_BUCKETS: Final = tuple(seconds for seconds in ACQUIRE_BUCKETS if seconds <= 5)
+HOLD_BUCKETS: Final = (0.001, 0.01, 0.1, 0.5, 1, 5, 15, 30, 60, 300, 900, 3600, 14400, 86400)
+MARGIN_BUCKETS: Final = (0.05, 0.1, 0.2, 0.33, 0.4, 0.5, 0.6, 0.7, 1)
+
+LABELS: Final = ("engine", "namespace", "group")
+_CANCELLED: Final = frozenset({"CancelledError", "KeyboardInterrupt", "SystemExit", "GeneratorExit"})
+_MAX_NAMES = 8192  # remembered with their row
+_MAX_ENDED = 1024
+
+_HOOKS: weakref.WeakSet[Metrics] = weakref.WeakSet()  # for the handler at fork
+
+_Labels = tuple[str, str, str]
+_new_tuple: Final = tuple.__new__  # a fraction of the cost of calling the class, for what every grant builds
+
+
+class _Live(NamedTuple):
+    """A lease that is held."""
+
+    labels: _Labels
+    since: float
+
+
+class _Row:
+    """The series of one group that every acquire and release needs, so that no labels are looked up for them. Each is
+    made on first use: a group that only sees refused tokens has no histograms of acquires."""
+
+    def __init__(self, hook: Metrics, labels: _Labels) -> None:
+        self._hook, self.labels = hook, labels
+        self.attempts = self.ended_without_grant = 0
+        self.mutex = threading.RLock()  # reentrant: a signal handler may acquire a lock
+
+    @cached_property
+    def direct(self) -> Series:
+        return self._hook._acquire_seconds.series(*self.labels, "direct")
+
+    @cached_property
+    def queued(self) -> Series:
+        return self._hook._acquire_seconds.series(*self.labels, "queued")
+
+    @cached_property
+    def released(self) -> Series:
+        return self._hook._hold_seconds.series(*self.labels, "released")
+
+    def granted(self, path: str) -> int:
+        """How many acquires were granted."""
+        series = self._hook._acquire_seconds.find(*self.labels, path)
+        return 0 if series is None else series.count
+
+    @property
+    def acquiring(self) -> int:
+        """Acquires under way. The ends are read first: an acquire that ends meanwhile must not make this negative."""
+        ended = self.granted("direct") + self.granted("queued") + self.ended_without_grant
+        return self.attempts - ended
+
+    @property
+    def labels_by_name(self) -> dict[str, str]:
+        return dict(zip(LABELS, self.labels, strict=True))
+
+
+class Metrics:
+    """A hook that keeps metrics.
+
+    group       function from a lock's name to the label `group`; by default the name without its ids. A lock that was
+                built with `group=` has that one
+    max_groups  after this many pairs of namespace and group, new ones are counted as `other`
+    """
+
+    def __init__(self, *, group: Callable[[str], str] = group_of, max_groups: int = 30) -> None:
+        self._rule, self._max_groups = group, max_groups
+        self._failures_before, self._dropped_before = hook_failures(), dropped_events()
+        self._start()
+        _HOOKS.add(self)
+
+    def _start(self) -> None:
+        """Count from zero. Also in a forked child: what is held and counted so far is the parent's, and a thread of the
+        parent may have had the lock of a metric."""
+        self._groups = Groups(self._rule, self._max_groups)
+        self._not_granted = _counter("acquires", "Acquires that ended.", "outcome", "path")
+        self._acquire_seconds = _histogram("acquire_seconds", "Seconds until the grant.", ACQUIRE_BUCKETS, "path")
+        self._hold_seconds = _histogram("hold_seconds", "Seconds that ended leases were held.", HOLD_BUCKETS, "end")
+        self._renewals = _counter("renewals", "Renewals that were sent.", "outcome")
+        self._renew_seconds = _histogram("renew_seconds", "Seconds until a renewal was confirmed.", RENEW_BUCKETS)
+        self._margin = _histogram(
+            "renew_margin_ratio", "Share of the ttl that was left when a renewal was confirmed.", MARGIN_BUCKETS
+        )
+        self._lost = _counter("leases_lost", "Leases lost.", "reason")
+        self._pending = _counter("releases_owed", "Releases that got no answer and are retried.")
+        self._stale = _counter("stale_tokens", "Tokens that a fence refused.", "fence")
+        self._breaks = Counter("leasehold_breaks", "Locks broken by operators.", LABELS[:2])
+        self._once = _counter("once", "Calls of once.", "outcome")
+        self._conflicts = _counter("conflicts", "Optimistic updates that met another writer.")
+        self._rows: dict[_Labels, _Row] = {}
+        self._by_name: dict[tuple[Any, ...], _Row] = {}  # by engine, namespace and name
+        self._live: dict[str | None, _Live] = {}  # by fingerprint
+        self._at_risk: set[str | None] = set()  # fingerprints; an event may come late, so only those in `_live` count
+        self._ended: set[str | None] = set()  # lost before `granted` arrived, which comes from another thread
+        self._handlers: dict[str, Callable[[Event, _Row], None]] = {
+            "attempted": self._on_attempted,
+            "granted": self._on_granted,
+            "busy": self._on_not_granted,
+            "failed": self._on_not_granted,
+            "unguaranteed": self._on_not_granted,
+            "renewed": self._on_renewed,
+            "renew_failed": lambda _, row: self._renewals.inc(*row.labels, "failed"),
+            "at_risk": lambda event, _: self._at_risk.add(event.fingerprint),
+            "lost": self._on_lost,
+            "released": self._on_released,
+            "release_pending": lambda _, row: self._pending.inc(*row.labels),
+            "broken": lambda _, row: self._breaks.inc(*row.labels[:2]),
+            "stale_token": lambda event, row: self._stale.inc(*row.labels, event.fence or ""),
+            "ran": lambda event, row: self._once.inc(*row.labels, event.kind),
+            "replayed": lambda event, row: self._once.inc(*row.labels, event.kind),
+            "conflict": lambda _, row: self._conflicts.inc(*row.labels),
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Count an event. Never waits for I/O."""
+        handler = self._handlers.get(event[0])
+        if handler is not None:
+            row = self._by_name.get(event[1:4])
+            if row is None or event.group is not None:
+                row = self._find_row(event)
+            handler(event, row)
+
+    def group(self, event: Event) -> str:
+        """The label `group` of an event."""
+        return self._groups.find(event.namespace, event.name, event.group).group
+
+    def _find_row(self, event: Event) -> _Row:
+        labels = (event.engine, *self._groups.find(event.namespace, event.name, event.group))
+        row = self._rows.get(labels) or self._rows.setdefault(labels, _Row(self, labels))
+        if event.group is None:
+            if len(self._by_name) >= _MAX_NAMES:  # names without end: forget them, the rows stay
+                self._by_name.clear()
+            self._by_name[event[1:4]] = row
+        return row
+
+    # ------------------------------------------------------------- acquiring
+
+    def _on_attempted(self, _event: Event, row: _Row) -> None:
+        with row.mutex:
+            row.attempts += 1
+
+    def _on_granted(self, event: Event, row: _Row) -> None:
+        (row.queued if event.queued else row.direct).observe(event.seconds or 0.0)
+        self._live[event.fingerprint] = _new_tuple(_Live, (row.labels, event.at))
+        if self._ended and event.fingerprint in self._ended:
+            self._ended.discard(event.fingerprint)
+            self._live.pop(event.fingerprint, None)
+
+    def _on_not_granted(self, event: Event, row: _Row) -> None:
+        with row.mutex:
+            row.ended_without_grant += 1
+        self._not_granted.inc(*row.labels, outcome_of(event), "queued" if event.queued else "direct")
+
+    # --------------------------------------------------------------- leases
+
+    def _on_renewed(self, event: Event, row: _Row) -> None:
+        self._renewals.inc(*row.labels, "ok")
+        self._renew_seconds.series(*row.labels).observe(event.seconds or 0.0)
+        if event.left is not None and event.ttl:
+            self._margin.series(*row.labels).observe(event.left / event.ttl)
+        self._at_risk.discard(event.fingerprint)
+
+    def _on_lost(self, event: Event, row: _Row) -> None:
+        self._lost.inc(*row.labels, event.reason or "")
+        live = self._end(event)
+        if live is not None:
+            self._hold_seconds.series(*row.labels, "lost").observe(_held_seconds(event, live))
+        else:
+            if len(self._ended) >= _MAX_ENDED:
+                self._ended.clear()
+            self._ended.add(event.fingerprint)
+
+    def _on_released(self, event: Event, row: _Row) -> None:
+        live = self._end(event)
+        if live is not None:  # else it was lost before
+            row.released.observe(_held_seconds(event, live))
+
+    def _end(self, event: Event) -> _Live | None:
+        if self._at_risk:
+            self._at_risk.discard(event.fingerprint)
+        return self._live.pop(event.fingerprint, None)
+
+    # -------------------------------------------------------------- reading
+
+    def families(self) -> Iterable[Family]:
+        """All metrics, computed now."""
+        rows = [row for row in list(self._rows.values()) if row.attempts]
+        yield self._acquires(rows)
+        yield self._acquire_seconds.family()
+        acquiring = [(row.labels_by_name, row.acquiring) for row in rows]
+        yield gauge("leasehold_acquiring", "Acquires under way.", *acquiring)
+        for metric in (
+            *(self._hold_seconds, self._renewals, self._renew_seconds, self._margin, self._lost, self._pending),
+            *(self._stale, self._breaks, self._once, self._conflicts),
+        ):
+            yield metric.family()
+        yield from self._live_families(rows)
+        build_info = {"version": __version__, "python": platform.python_version()}
+        yield gauge("leasehold_build_info", "The version.", (build_info, 1))
+        failures, dropped = hook_failures() - self._failures_before, dropped_events() - self._dropped_before
+        yield counter("leasehold_hook_errors", "Calls of event hooks that failed.", ({}, failures))
+        yield counter("leasehold_events_dropped", "Events dropped because a hook is too slow.", ({}, dropped))
+        yield counter("leasehold_groups_overflowed", "Names counted as other.", ({}, self._groups.overflowed))
+
+    def _acquires(self, rows: list[_Row]) -> Family:
+        """Every grant is in the histogram `acquire_seconds`, so it is not counted a second time."""
+        name, _, text, refused = self._not_granted.family()
+        granted = [
+            ({**row.labels_by_name, "outcome": "granted", "path": path}, count)
+            for row in rows
+            for path in ("direct", "queued")
+            if (count := row.granted(path))
+        ]
+        return counter(name, text, *granted, *((sample.labels, sample.value) for sample in refused))
+
+    def _live_families(self, rows: list[_Row]) -> Iterable[Family]:
+        held, at_risk, age = [], [], []
+        now, leases = time.time(), self._live.copy()
+        for fingerprint in self._at_risk.copy():
+            if fingerprint not in leases:  # released or lost
+                self._at_risk.discard(fingerprint)
+        by_labels: dict[_Labels, list[str | None]] = {row.labels: [] for row in rows}
+        for fingerprint, live in leases.items():
+            by_labels.setdefault(live.labels, []).append(fingerprint)
+        for labels, own in by_labels.items():
+            named = dict(zip(LABELS, labels, strict=True))
+            held.append((named, len(own)))
+            at_risk.append((named, sum(fingerprint in self._at_risk for fingerprint in own)))
+            if own:
+                age.append((named, max(0.0, now - min(leases[fingerprint].since for fingerprint in own))))
+        yield gauge("leasehold_held", "Leases held.", *held)
+        yield gauge("leasehold_at_risk", "Leases held that are at risk.", *at_risk)
+        yield gauge("leasehold_token_age_seconds", "Age of the oldest token in use.", *age)
+
+
+def outcome_of(event: Event) -> str:
+    """The label `outcome` of the end of an acquire."""
+    if event.kind == "granted":
+        return "granted"
+    if event.kind == "busy":
+        return "timeout" if event.queued else "busy"
+    if event.kind == "unguaranteed" or event.error == "Unavailable":
+        return "unavailable"
+    return "cancelled" if event.error in _CANCELLED else "error"
+
+
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"leasehold_{name}", text, (*LABELS, *labels))
+
+
+def _histogram(name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+    return Histogram(f"leasehold_{name}", text, bounds, (*LABELS, *labels))
+
+
+def _held_seconds(event: Event, live: _Live) -> float:
+    return max(0.0, event.at - live.since) if event.seconds is None else event.seconds
+
+
+def _after_fork_in_child() -> None:
+    for hook in list(_HOOKS):
+        hook._start()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
