@@ -1,6 +1,7 @@
 """The lock server: one engine over HTTP, for programs in any language.
 
-service.py     the verbs over one engine, routes for wake-ups, long-polls, drain; knows nothing of HTTP
+service.py     the verbs over one engine, wake-ups, long-polls, drain; knows nothing of HTTP
+routes.py      what it notes of claims: whom to wake or notify, which requests wait
 app.py         the application: which path does what, who may call it, how an answer leaves
 api.py         the HTTP API: one function for each path       schemas.py   its bodies and answers, typed
 calls.py       what remote engines use: verbs in batches, a stream of wake-ups
@@ -10,5 +11,7 @@ keys.py        the file of API keys       auth.py    who calls, and what the cal
 limits.py      how much is admitted at once, and what is refused first
 tls.py         certificates               watched.py files that are read again when they change
 protocol.py    uvicorn's HTTP protocol, with limits
+feed.py        what happens through this server, for callers that watch it
+metrics.py     the metrics of the server itself               openapi.py   the OpenAPI document, made from the routes
 run.py         runs the application on uvicorn: sockets, signals, drain
 """

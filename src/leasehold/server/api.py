@@ -26,7 +26,7 @@ from leasehold.server.messages import (
     read_body,
 )
 from leasehold.server.problems import Draining, Problem, invalid
-from leasehold.server.service import LongPoll
+from leasehold.server.routes import LongPoll
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
@@ -72,14 +72,22 @@ async def acquire(app: App, request: Request) -> Response:
     latest = request.arrived + request.within if request.has_within else NEVER
     try:
         reply, waited = await service.acquire(poll, wait, latest)
+    except LeaseholdError as error:
+        app.report("failed", request, claim, reason=problems.problem_for(error).kind, error=type(error).__name__)
+        raise
     finally:
         hang_up.cancel()
+    request.waited = waited
     waited = floor(waited * 1000) / 1000  # never rounded up: callers add it to the ttl (E8)
     if isinstance(reply, Busy):
+        app.report("busy", request, claim, queued=wait > 0, reason=reply.holder.label if reply.holder else None)
         if poll.ended == "draining":
             detail = "this server is about to end: ask another one with the same id, the position is kept"
             raise Draining(detail, id=claim.id)
         raise problems.busy(claim.name, reply, waited)
+    app.report(
+        "granted", request, claim, token=reply.token, seconds=waited, queued=waited > 0, ttl=reply.ttl, slot=reply.slot
+    )
     return json_response(
         schemas.Lease(
             id=claim.id,
@@ -99,6 +107,7 @@ async def renew(app: App, request: Request) -> Response:
     claim = _claim(request, body, body.id, body.ttl)._replace(token=body.token)
     with app.limits.call(request.caller, "renew"):
         (reply,) = await app.service.renew([claim], None, app.deadline(request))
+    app.report_renewal(request, claim, reply)
     if isinstance(reply, Gone):
         raise problems.lost(claim.name, reply)
     if isinstance(reply, LeaseholdError):
@@ -117,7 +126,10 @@ async def renew_many(app: App, request: Request) -> Response:
         except Problem as problem:
             refused[number] = problem
     with app.limits.call(request.caller, "renew"):
-        replies = iter(await app.service.renew(claims, None, app.deadline(request)) if claims else ())
+        answered = await app.service.renew(claims, None, app.deadline(request)) if claims else []
+    for claim, reply in zip(claims, answered, strict=True):
+        app.report_renewal(request, claim, reply)
+    replies = iter(answered)
     return json_response(
         {
             "leases": [
@@ -140,6 +152,8 @@ async def release(app: App, request: Request) -> Response:
     claim = _claim(request, body, body.id, _RELEASE_TTL)
     with app.limits.call(request.caller, "release"):
         released = await app.service.release(claim, app.deadline(request))
+    if released:
+        app.report("released", request, claim)
     return json_response(schemas.Released(released))
 
 
@@ -150,6 +164,8 @@ async def break_(app: App, request: Request) -> Response:
     request.allow("break", namespace, name)
     with app.limits.call(request.caller, "release"):
         broken = await app.service.break_(namespace, name, body.token, app.deadline(request))
+    if broken:
+        app.report_break(request, namespace, name, body.token, body.reason)
     return json_response(schemas.Broken(broken))
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from leasehold.model import Claim
-from leasehold.server import api, calls, problems, schemas
+from leasehold.errors import LeaseholdError
+from leasehold.events import Event, EventKind, Hook, call_hook
+from leasehold.model import Alive, Claim, Gone
+from leasehold.server import api, calls, feed, metrics, openapi, problems, schemas
 from leasehold.server.auth import Authenticator, certificate_names
 from leasehold.server.limits import Admitted, Limits
 from leasehold.server.messages import EventStream, Request, Response, problem_response, read_query
-from leasehold.server.problems import Problem, invalid
-from leasehold.server.service import Service, Slot
+from leasehold.server.problems import Draining, Problem, invalid
+from leasehold.server.routes import Slot, Stream
+from leasehold.server.service import Service
 
 Handler: TypeAlias = Callable[["App", Request], Awaitable[Response | EventStream]]
 Scope: TypeAlias = dict[str, Any]
@@ -77,9 +80,12 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
         "POST": Route(api.break_, "End the lease with this token", schemas.BreakBody, schemas.Broken, _WRITE)
     },
     "/v1/locks": {"GET": Route(api.locks, "List holders and waiters", None, schemas.Locks, _READ)},
+    "/v1/events": {"GET": Route(feed.events, "Watch what happens through this server", problems=("draining", *_READ))},
     "/v1/traits": {"GET": Route(api.traits, "What the engine of this server promises", problems=("unauthorized",))},
     "/v1/calls": {"POST": Route(calls.calls, "Verbs of a remote engine", problems=_WRITE)},
     "/v1/stream": {"GET": Route(calls.stream, "Wake-ups of a remote engine", problems=("unauthorized", "draining"))},
+    "/metrics": {"GET": Route(metrics.metrics, "Metrics for Prometheus", problems=("unauthorized",))},
+    "/openapi.json": {"GET": Route(openapi.openapi, "This description", needs_key=False)},
     "/healthz": {"GET": Route(api.healthz, "Whether the process lives", needs_key=False)},
     "/readyz": {"GET": Route(api.readyz, "Whether the server can serve", None, schemas.Ready, _PROBE, needs_key=False)},
 }
@@ -88,8 +94,18 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
 class App:
     """The ASGI application of one worker."""
 
-    def __init__(self, service: Service, authenticator: Authenticator, limits: Limits) -> None:
+    def __init__(
+        self, service: Service, authenticator: Authenticator, limits: Limits, hooks: Sequence[Hook] = ()
+    ) -> None:
         self.service, self.authenticator, self.limits = service, authenticator, limits
+        self.feed = feed.Feed()
+        self.metrics = metrics.ServerMetrics(self)
+        self._hooks: tuple[Hook, ...] = (self.feed, *hooks)
+
+    def drain(self) -> None:
+        """The server is about to end: callers go on at another one."""
+        self.service.drain()
+        self.feed.close()
 
     async def answer(self, request: Request) -> Response | EventStream:
         """Raises no error: each becomes a problem document."""
@@ -98,6 +114,7 @@ class App:
             answer = await self._dispatch(request)
         except Exception as error:
             answer = problem_response(self.explain(request, error))
+        self._measure(request, answer)
         echoed = [(b"x-request-id", request.request_id.encode())]
         if request.trace:
             echoed.append((b"traceparent", request.trace.encode()))
@@ -150,7 +167,52 @@ class App:
         request.request_id = given.decode() if known else self.service.runtime.random_bytes(8).hex()
         request.trace = trace.decode() if _TRACEPARENT.fullmatch(trace) else ""
 
+    def _measure(self, request: Request, answer: Response | EventStream) -> None:
+        path = request.path if request.path in ROUTES else "other"
+        method = request.method if request.method in ("GET", "HEAD", "POST") else "other"
+        status = answer.status if isinstance(answer, Response) else 200
+        self.metrics.requests.inc(path, method, str(status))
+        if isinstance(answer, Response):
+            seconds = self.service.runtime.now() - request.arrived - request.waited
+            self.metrics.request_seconds.series(path).observe(max(0.0, seconds))
+
     # ------------------------------------------------------ used by the routes
+
+    def report(self, kind: EventKind, request: Request, claim: Claim, **fields: Any) -> None:
+        """Pass an event to the hooks: metrics, the audit log, callers that watch."""
+        event = Event(
+            kind,
+            self.service.config.scheme,
+            claim.namespace,
+            claim.name,
+            self.service.runtime.wall(),
+            fingerprint=claim.fingerprint,
+            holder=claim.holder.label,
+            mode=claim.mode,
+            purpose=claim.holder.purpose or None,
+            **fields,
+        )
+        for hook in self._hooks:
+            call_hook(hook, event)
+
+    def report_renewal(self, request: Request, claim: Claim, reply: Alive | Gone | LeaseholdError) -> None:
+        if isinstance(reply, Alive):
+            self.report("renewed", request, claim, token=claim.token, ttl=reply.ttl)
+        elif isinstance(reply, Gone):
+            self.report("lost", request, claim, token=claim.token, reason=reply.reason)
+        else:
+            self.report("renew_failed", request, claim, token=claim.token, error=type(reply).__name__)
+
+    def report_break(self, request: Request, namespace: str, name: str, token: int, reason: str) -> None:
+        engine, now = self.service.config.scheme, self.service.runtime.wall()
+        event = Event("broken", engine, namespace, name, now, token=token, actor=request.caller.who, why=reason or None)
+        for hook in self._hooks:
+            call_hook(hook, event)
+
+    def watch(self, namespace: str, prefix: str) -> Stream[Event]:
+        if self.service.draining:
+            raise Draining(done=False)
+        return self.feed.watch(namespace, prefix)
 
     def deadline(self, request: Request) -> float:
         """When a call of the engine for this request must have its answer."""

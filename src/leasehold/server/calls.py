@@ -75,6 +75,8 @@ def _attempt(app: App, request: Request, call: Call, deadline: float) -> Answer:
         answer = wire.answer_to_json(reply)
         if isinstance(reply, Busy):
             answer["heard"] = app.service.hears(request.client)
+        else:
+            app.report("granted", request, claim, token=reply.token, ttl=reply.ttl, slot=reply.slot, queued=claim.queue)
         return answer
 
     return run()
@@ -92,7 +94,11 @@ def _renew(app: App, request: Request, call: Call, deadline: float) -> Answer:
     async def run() -> wire.Json:
         asked = [claim for claim, may in zip(claims, permitted, strict=True) if may]
         with app.limits.call(request.caller, "renew"):
-            replies = iter(await app.service.renew(asked, request.client, deadline) if asked else ())
+            answered = await app.service.renew(asked, request.client, deadline) if asked else []
+        for claim, reply in zip(asked, answered, strict=True):
+            if claim.token:
+                app.report_renewal(request, claim, reply)
+        replies = iter(answered)
         return {"renewed": [_renewed(request, next(replies) if may else None) for may in permitted]}
 
     return run()
@@ -111,7 +117,10 @@ def _release(app: App, request: Request, call: Call, deadline: float) -> Answer:
 
     async def run() -> wire.Json:
         with app.limits.call(request.caller, "release"):
-            return {"value": await app.service.release(claim, deadline)}
+            released = await app.service.release(claim, deadline)
+        if released:
+            app.report("released", request, claim)
+        return {"value": released}
 
     return run()
 
@@ -133,7 +142,10 @@ def _break(app: App, request: Request, call: Call, deadline: float) -> Answer:
 
     async def run() -> wire.Json:
         with app.limits.call(request.caller, "release"):
-            return {"value": await app.service.break_(namespace, name, token, deadline)}
+            broken = await app.service.break_(namespace, name, token, deadline)
+        if broken:
+            app.report_break(request, namespace, name, token, "")
+        return {"value": broken}
 
     return run()
 

@@ -14,7 +14,7 @@ from leasehold.errors import ConfigError
 from leasehold.server import problems
 from leasehold.server.auth import ANYONE, Caller, Verb
 from leasehold.server.problems import Problem, invalid
-from leasehold.server.service import ClientKey
+from leasehold.server.routes import ClientKey
 
 S = TypeVar("S", bound=msgspec.Struct)
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case
@@ -49,6 +49,7 @@ class Request:
     has_within: bool = False
     arguments: dict[str, str] = field(default_factory=dict)  # of the query
     body: bytes = b""
+    waited: float = 0.0  # seconds in a queue
 
     def header(self, name: bytes) -> bytes:
         return next((value for key, value in self.headers if key == name), b"")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ from leasehold.server.protocol import Rules, protocol_for
 from leasehold.server.service import Service
 from leasehold.server.settings import Settings, split_address
 from leasehold.server.tls import Certificates
+from leasehold.telemetry.logs import JSONFormatter
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
@@ -40,10 +42,10 @@ class Server(uvicorn.Server):
     would also raise the signal again at the end, and then the exit status would be that of a killed process."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, on_started: Callable[[], None], on_hangup: Callable[[], None]
+        self, config: uvicorn.Config, app: App, on_started: Callable[[], None], on_hangup: Callable[[], None]
     ) -> None:
         super().__init__(config)
-        self._service, self._on_started, self._on_hangup = service, on_started, on_hangup
+        self._app, self._on_started, self._on_hangup = app, on_started, on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -58,15 +60,26 @@ class Server(uvicorn.Server):
         yield  # the handlers stay: a second signal must not interrupt what follows
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._service.drain()  # first: closing connections must not look like callers that hang up
+        self._app.drain()  # first: closing connections must not look like callers that hang up
         self.should_exit = True
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it. `say` gets the line for each address, once it is served. Raises ConfigError."""
+    _prepare_logs(settings)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until its handler is set
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, say))
+
+
+def _prepare_logs(settings: Settings) -> None:
+    """Log lines go to stderr: JSON for machines, or text for people. The level stays as it is."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JSONFormatter() if settings.log == "json" else text)
+    for name in ("leasehold", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = [handler], False
 
 
 def check(settings: Settings) -> None:
@@ -98,14 +111,15 @@ async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
 
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(listen(address)) for address in settings.listen]
-        config = _uvicorn_config(App(service, authenticator, Limits(settings.limits)), settings)
+        app = App(service, authenticator, Limits(settings.limits))
+        config = _uvicorn_config(app, settings)
         config.load()
         if certificates is not None:
             config.ssl = certificates.context
         await service.start()
         refreshing = asyncio.get_running_loop().create_task(refresh_often())
         try:
-            await Server(config, service, on_started, lambda: refresh(force=True)).serve(sockets)
+            await Server(config, app, on_started, lambda: refresh(force=True)).serve(sockets)
         finally:
             refreshing.cancel()
             await service.stop()

@@ -33,7 +33,7 @@ Id = Annotated[
 Label = Annotated[str, Meta(max_length=200)]
 Ttl = Annotated[float, Meta(gt=MIN_DRIFT, le=DAY, description="Seconds that the lease lives unrenewed.")]
 Seconds = Annotated[float, Meta(ge=0, le=DAY)]
-Token = Annotated[int, Meta(ge=1, lt=2**63, description="The fencing token of the lease.")]
+Token = Annotated[int, Meta(ge=1, le=2**63 - 1, description="The fencing token of the lease.")]
 
 
 class Body(Struct, forbid_unknown_fields=True):
@@ -55,7 +55,9 @@ class AcquireBody(Body):
     purpose: Annotated[Label, Meta(description="What the lock is for, display only.")] | None = None
     mode: Mode = "exclusive"
     limit: (
-        Annotated[int, Meta(ge=1, lt=2**31, description="A semaphore: so many holders at a time. Left out: a lock.")]
+        Annotated[
+            int, Meta(ge=1, le=2**31 - 1, description="A semaphore: so many holders at a time. Left out: a lock.")
+        ]
         | None
     ) = None
     delay: Annotated[

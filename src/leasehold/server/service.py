@@ -18,159 +18,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from leasehold import engines
 from leasehold.config import EngineConfig
 from leasehold.core import timing
 from leasehold.core.breaker import MAX_UNANSWERED, PROBE_INTERVAL, Breaker
 from leasehold.engines.base import Engine
-from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.registry import snapshot_items
 from leasehold.engines.remote.wire import Hello, Lost, Moved, Notification, Wakeup
 from leasehold.errors import ConfigError, LeaseholdError, NotSent, Reentered, Unavailable, Unsupported
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Reason
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.loop import Loop
 from leasehold.server.problems import Draining, invalid
+from leasehold.server.routes import ClientKey, Held, LongPoll, Registry, Route, Slot, Stream
 
 T = TypeVar("T")
-# The caller's name and its client id. Both: a client id is public, and a caller must not read another one's wake-ups.
-ClientKey: TypeAlias = tuple[str, str]
-
-
-class Slot(Protocol):
-    """A place among the waiters that the server admits."""
-
-    def end(self) -> None: ...
 
 
 _log = logging.getLogger("leasehold.server")
 
 _TICK: Final = 1.0  # seconds between two runs of the background work
 _MAX_BATCH: Final = 500  # heartbeats in one call
-_MAX_UNSENT: Final = 10_000  # notifications for a client that does not read them; then it must connect again
 _POLLING_GRACE: Final = 1.0  # seconds that a client without a stream has to attempt again: it polls about every 0.2 s
 _READY_FOR: Final = 1.0  # seconds that an answer to `ping` stays good for /readyz
 _MIN_CALL_SECONDS: Final = 0.25  # the least that an engine gets for a call, whatever the caller's deadline
 _TELLING_SECONDS: Final = 1.0  # no answer in less time than this says nothing about the engine
 _LAST_RELEASES: Final = 2.0  # seconds that `stop` gives to pending releases
-
-
-class Stream:
-    """The notifications for one client, until they are sent."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._unsent: list[Notification] = []
-        self._changed = asyncio.Event()
-
-    def push(self, notification: Notification) -> None:
-        self._unsent.append(notification)
-        if len(self._unsent) > _MAX_UNSENT:
-            self.closed = True
-        self._changed.set()
-
-    def close(self) -> None:
-        self.closed = True
-        self._changed.set()
-
-    async def take(self, seconds: float) -> list[Notification]:
-        """What is to be sent, as soon as there is anything; nothing after `seconds`, or if the stream is closed."""
-        if not self._unsent and not self.closed:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._changed.wait()
-        self._changed.clear()
-        unsent, self._unsent = self._unsent, []
-        return unsent
-
-
-class Route:
-    """A queued claim, and the client to wake for it. Without a client: a long-poll's claim, kept for a repetition."""
-
-    __slots__ = ("claim", "client", "expires_at", "heard", "slot", "task", "woken")
-
-    def __init__(self, claim: Claim, client: ClientKey | None) -> None:
-        self.claim, self.client = claim, client
-        self.expires_at = 0.0
-        self.heard = False  # the client had a stream here when it attempted
-        self.woken = False  # it was notified since its last attempt
-        self.task: asyncio.Task[None] | None = None  # waits for the wake-up
-        self.slot: Slot | None = None
-
-
-class Held:
-    """A claim granted through this server, and the client to notify if an operator breaks it. For the registry it is a
-    lease."""
-
-    __slots__ = ("_notify", "claim", "client", "expires_at")
-
-    def __init__(self, claim: Claim, client: ClientKey | None, notify: Callable[[], None]) -> None:
-        self.claim, self.client, self._notify = claim, client, notify
-        self.expires_at = 0.0
-
-    def _end_lost(self, reason: Reason) -> bool:  # from any thread
-        self._notify()
-        return True
-
-    def _mark_at_risk(self, why: str) -> None:
-        """Nothing: the client's own renewals tell it."""
-
-
-class Registry(ClaimRegistry):
-    """A server's claims. A reservation for a claim that is not known here is declined, not released: its client may
-    wait at another server and keeps its position then."""
-
-    def __init__(self, runtime: Loop, client_id: str, decline: Callable[[Claim], None]) -> None:
-        super().__init__(runtime, client_id)
-        self._decline = decline
-
-    def on_notification(
-        self, kind: Literal["go", "head", "lost"], id_hash: str, seconds: float, unknown_claim: Claim | None
-    ) -> None:
-        if kind == "go" and unknown_claim is not None and not self.knows(id_hash):
-            self._decline(unknown_claim)
-        else:
-            super().on_notification(kind, id_hash, seconds, unknown_claim)
-
-
-class LongPoll:
-    """A request that waits in the queue for its caller. `end` may be called at any time, and stops the waiting."""
-
-    __slots__ = ("_wait", "admit", "claim", "ended", "own_id", "slot")
-
-    def __init__(self, claim: Claim, own_id: bool, admit: Callable[[bool], AbstractContextManager[object]]) -> None:
-        self.claim, self.own_id = claim, own_id
-        self.admit = admit  # counts an attempt; raises if the first is one too many
-        self.slot: Slot | None = None  # of the limit on waiters
-        self.ended = ""  # why; empty while it runs
-        self._wait: asyncio.Task[None] | None = None
-
-    def end(self, why: str) -> None:
-        self.ended = self.ended or why
-        self.recheck()
-
-    def recheck(self) -> None:
-        """Let the poll attempt again now. Cancels only `wait`, which is a hint (E4), never an attempt."""
-        if self._wait is not None:
-            self._wait.cancel()
-
-    async def wait(self, waiting: Coroutine[Any, Any, None]) -> None:
-        self._wait = asyncio.get_running_loop().create_task(waiting)
-        try:
-            if not self.ended:
-                await asyncio.wait({self._wait})
-        finally:
-            task, self._wait = self._wait, None
-            task.cancel()
-        if task.done() and not task.cancelled():
-            task.result()
-
-    async def stopped(self) -> None:
-        """Return when the poll is not inside the engine's `wait`: a claim has one waiter at a time."""
-        if self._wait is not None:
-            await asyncio.wait({self._wait})
 
 
 class Service:
@@ -188,12 +64,13 @@ class Service:
             )
         self.breaker = Breaker()
         self.draining = False
-        self.streams: dict[ClientKey, Stream] = {}
+        self.streams: dict[ClientKey, Stream[Notification]] = {}
         self.routes: dict[str, Route] = {}  # by id hash
         self.held: dict[str, Held] = {}
         self.polls: dict[str, LongPoll] = {}
         self._routes_of: dict[ClientKey, set[str]] = {}
         self._attempts: dict[str, set[asyncio.Task[Any]]] = {}  # under way, by id hash
+        self.measure: Callable[[str, str, float], None] = lambda _call, _outcome, _seconds: None
         self._ping: asyncio.Task[None] | None = None
         self._pinged_at = -timing.NEVER
 
@@ -320,8 +197,10 @@ class Service:
         replies = list(await self.engine.renew(claims, deadline))  # raises nothing (E5)
         if replies and all(isinstance(reply, Unavailable) for reply in replies):
             self._on_silence(replies[0], began, deadline)
+            self.measure("renew", "unavailable", self.runtime.now() - began)
         else:
             self._on_answer()
+            self.measure("renew", "ok", self.runtime.now() - began)
         for claim, reply in zip(claims, replies, strict=True):
             if isinstance(reply, Gone):
                 self._disown(claim)
@@ -345,23 +224,23 @@ class Service:
         if claim.id:
             self._remove_route(claim.id_hash)
             self._unhold(claim.id_hash)
-        return await self._counted(partial(self.engine.release, claim), deadline)
+        return await self._counted("release", partial(self.engine.release, claim), deadline)
 
     async def decline(self, claim: Claim, deadline: float) -> bool:
         """A remote engine refuses a reservation: it has no client to notify of it."""
-        return await self._counted(partial(self.engine.decline, claim), deadline)
+        return await self._counted("decline", partial(self.engine.decline, claim), deadline)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         self._refuse_if_open()
-        return await self._counted(partial(self.engine.break_, namespace, name, token), deadline)
+        return await self._counted("break", partial(self.engine.break_, namespace, name, token), deadline)
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         self._refuse_if_open()
-        return await self._counted(partial(self.engine.inspect, namespace, prefix, exact), deadline)
+        return await self._counted("inspect", partial(self.engine.inspect, namespace, prefix, exact), deadline)
 
     async def ping(self, deadline: float) -> None:
         """One round trip, as a probe of the breaker."""
-        await self._counted(self.engine.ping, deadline)
+        await self._counted("ping", self.engine.ping, deadline)
         self._pinged_at = self.runtime.now()
 
     async def check_ready(self) -> None:
@@ -405,7 +284,7 @@ class Service:
         What follows from the reply happens in that task as well, before a release may pass."""
 
         async def attempt() -> Grant | Busy:
-            reply = await self._counted(partial(self.engine.attempt, claim), deadline)
+            reply = await self._counted("attempt", partial(self.engine.attempt, claim), deadline)
             if on_reply is not None:
                 on_reply(reply)
             return reply
@@ -427,19 +306,25 @@ class Service:
         if retry_in := self.breaker.retry_in(self.runtime.now()):
             raise NotSent("the circuit breaker is open", retry_in=retry_in)
 
-    async def _counted(self, verb: Callable[[float], Awaitable[T]], deadline: float) -> T:
-        """The engine's answer, counted by the breaker."""
+    async def _counted(self, name: str, verb: Callable[[float], Awaitable[T]], deadline: float) -> T:
+        """The engine's answer, counted by the breaker and measured."""
         began, deadline = self.runtime.now(), self._bounded(deadline)
+        outcome = "error"
         try:
             answer = await verb(deadline)
+            outcome = "ok"
         except Reentered:
             raise
         except Unavailable as error:
+            outcome = "unavailable"
             self._on_silence(error, began, deadline)
             raise
         except LeaseholdError:  # a refusal is an answer
+            outcome = "refused"
             self._on_answer()
             raise
+        finally:
+            self.measure(name, outcome, self.runtime.now() - began)
         self._on_answer()
         return answer
 
@@ -467,17 +352,17 @@ class Service:
 
     # --------------------------------------------------------------- wake-ups
 
-    def open_stream(self, client: ClientKey) -> Stream:
+    def open_stream(self, client: ClientKey) -> Stream[Notification]:
         """The client's stream; an earlier one of the same client ends. Raises Draining."""
         if self.draining:
             raise Draining(done=False)
         if (earlier := self.streams.get(client)) is not None:
             earlier.close()
-        stream = self.streams[client] = Stream()
+        stream = self.streams[client] = Stream[Notification]()
         stream.push(Hello(self.engine.traits))
         return stream
 
-    def close_stream(self, client: ClientKey, stream: Stream) -> None:
+    def close_stream(self, client: ClientKey, stream: Stream[Notification]) -> None:
         """The client is gone, or moved: what it was woken for and did not claim goes to the next waiter."""
         stream.close()
         if self.streams.get(client) is not stream:
@@ -649,7 +534,7 @@ class Service:
             if self.runtime.now() < pending.retry_until:
                 try:
                     release = partial(self.engine.release, pending.claim)
-                    await self._counted(release, self.runtime.now() + self.call_timeout)
+                    await self._counted("release", release, self.runtime.now() + self.call_timeout)
                 except LeaseholdError as error:
                     _log.info("the release of %s is still pending: %s", pending.claim.name, error)
                     return

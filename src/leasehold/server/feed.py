@@ -1,0 +1,76 @@
+"""What happened through this server, for callers that watch it. For what happens through all servers, collect their
+audit logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from leasehold.core.names import check_namespace, check_prefix
+from leasehold.core.timing import HEARTBEAT_INTERVAL
+from leasehold.events import Event
+from leasehold.server.messages import EventStream, Request, checked, encode, known_arguments
+from leasehold.server.routes import Stream
+
+if TYPE_CHECKING:
+    from leasehold.server.app import App
+
+_LEFT_OUT: Final = frozenset({"attempted", "renewed"})  # too many, and they say little
+_MEMBERS: Final = tuple(field for field in Event._fields if field not in ("kind", "engine", "group", "fence", "seen"))
+
+
+class _Watcher(NamedTuple):
+    namespace: str
+    prefix: str
+    stream: Stream[Event]
+
+
+class Feed:
+    """A hook that passes events on to those who watch."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[int, _Watcher] = {}
+
+    def __call__(self, event: Event) -> None:
+        for watcher in self._watchers.values():
+            if watcher.namespace == event.namespace and event.name.startswith(watcher.prefix):
+                watcher.stream.push(event)
+
+    def watch(self, namespace: str, prefix: str) -> Stream[Event]:
+        stream = Stream[Event]()
+        self._watchers[id(stream)] = _Watcher(namespace, prefix, stream)
+        return stream
+
+    def forget(self, stream: Stream[Event]) -> None:
+        stream.close()
+        self._watchers.pop(id(stream), None)
+
+    def close(self) -> None:
+        for watcher in self._watchers.values():
+            watcher.stream.close()
+
+    def __len__(self) -> int:
+        return len(self._watchers)
+
+
+async def events(app: App, request: Request) -> EventStream:
+    """Server-sent events: `event` is the kind, `data` what happened. A comment every 5 s shows that it lives."""
+    arguments = known_arguments(request, "namespace", "prefix")
+    with checked():
+        namespace = check_namespace(arguments.get("namespace", ""))
+        prefix = check_prefix(arguments.get("prefix", ""))
+    request.allow_reading(namespace, prefix, exact=False)
+    with app.limits.call(request.caller, "read", namespace):
+        stream = app.watch(namespace, prefix)
+
+    async def next_events() -> bytes | None:
+        found = await stream.take(HEARTBEAT_INTERVAL)
+        if found:
+            return b"".join(_encode(event) for event in found if event.kind not in _LEFT_OUT) or b": alive\n\n"
+        return None if stream.closed or not app.authenticator.still(request.caller) else b": alive\n\n"
+
+    return EventStream(next_events, lambda: app.feed.forget(stream))
+
+
+def _encode(event: Event) -> bytes:
+    members = {name: value for name in _MEMBERS if (value := getattr(event, name)) is not None}
+    return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), encode(members))

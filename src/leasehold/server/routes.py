@@ -1,0 +1,140 @@
+"""What a server notes of claims: whom to wake or notify, and which requests wait. Nothing here decides who holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from leasehold.engines.registry import ClaimRegistry
+from leasehold.model import Claim, Reason
+from leasehold.runtime.loop import Loop
+
+T = TypeVar("T")
+# The caller's name and its client id. Both: a client id is public, and a caller must not read another one's wake-ups.
+ClientKey: TypeAlias = tuple[str, str]
+
+_MAX_UNSENT: Final = 10_000
+
+
+class Slot(Protocol):
+    """A place among the waiters that the server admits."""
+
+    def end(self) -> None: ...
+
+
+class Stream(Generic[T]):
+    """What is to be sent to one reader. A reader that is too slow must connect again, and look what it has missed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._unsent: list[T] = []
+        self._changed = asyncio.Event()
+
+    def push(self, item: T) -> None:
+        if not self.closed:
+            self._unsent.append(item)
+            self.closed = len(self._unsent) > _MAX_UNSENT
+            self._changed.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._changed.set()
+
+    async def take(self, seconds: float) -> list[T]:
+        """What is to be sent, as soon as there is anything; nothing after `seconds`, or if the stream is closed."""
+        if not self._unsent and not self.closed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+        self._changed.clear()
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+
+class Route:
+    """A queued claim, and the client to wake for it. Without a client: a long-poll's claim, kept for a repetition."""
+
+    __slots__ = ("claim", "client", "expires_at", "heard", "slot", "task", "woken")
+
+    def __init__(self, claim: Claim, client: ClientKey | None) -> None:
+        self.claim, self.client = claim, client
+        self.expires_at = 0.0
+        self.heard = False  # the client had a stream here when it attempted
+        self.woken = False  # it was notified since its last attempt
+        self.task: asyncio.Task[None] | None = None  # waits for the wake-up
+        self.slot: Slot | None = None
+
+
+class Held:
+    """A claim granted through this server, and the client to notify if an operator breaks it. For the registry it is a
+    lease."""
+
+    __slots__ = ("_notify", "claim", "client", "expires_at")
+
+    def __init__(self, claim: Claim, client: ClientKey | None, notify: Callable[[], None]) -> None:
+        self.claim, self.client, self._notify = claim, client, notify
+        self.expires_at = 0.0
+
+    def _end_lost(self, reason: Reason) -> bool:  # from any thread
+        self._notify()
+        return True
+
+    def _mark_at_risk(self, why: str) -> None:
+        """Nothing: the client's own renewals tell it."""
+
+
+class Registry(ClaimRegistry):
+    """A server's claims. A reservation for a claim that is not known here is declined, not released: its client may
+    wait at another server and keeps its position then."""
+
+    def __init__(self, runtime: Loop, client_id: str, decline: Callable[[Claim], None]) -> None:
+        super().__init__(runtime, client_id)
+        self._decline = decline
+
+    def on_notification(
+        self, kind: Literal["go", "head", "lost"], id_hash: str, seconds: float, unknown_claim: Claim | None
+    ) -> None:
+        if kind == "go" and unknown_claim is not None and not self.knows(id_hash):
+            self._decline(unknown_claim)
+        else:
+            super().on_notification(kind, id_hash, seconds, unknown_claim)
+
+
+class LongPoll:
+    """A request that waits in the queue for its caller. `end` may be called at any time, and stops the waiting."""
+
+    __slots__ = ("_wait", "admit", "claim", "ended", "own_id", "slot")
+
+    def __init__(self, claim: Claim, own_id: bool, admit: Callable[[bool], AbstractContextManager[object]]) -> None:
+        self.claim, self.own_id = claim, own_id
+        self.admit = admit  # counts an attempt; raises if the first is one too many
+        self.slot: Slot | None = None  # of the limit on waiters
+        self.ended = ""  # why; empty while it runs
+        self._wait: asyncio.Task[None] | None = None
+
+    def end(self, why: str) -> None:
+        self.ended = self.ended or why
+        self.recheck()
+
+    def recheck(self) -> None:
+        """Let the poll attempt again now. Cancels only `wait`, which is a hint (E4), never an attempt."""
+        if self._wait is not None:
+            self._wait.cancel()
+
+    async def wait(self, waiting: Coroutine[Any, Any, None]) -> None:
+        self._wait = asyncio.get_running_loop().create_task(waiting)
+        try:
+            if not self.ended:
+                await asyncio.wait({self._wait})
+        finally:
+            task, self._wait = self._wait, None
+            task.cancel()
+        if task.done() and not task.cancelled():
+            task.result()
+
+    async def stopped(self) -> None:
+        """Return when the poll is not inside the engine's `wait`: a claim has one waiter at a time."""
+        if self._wait is not None:
+            await asyncio.wait({self._wait})
