@@ -5,7 +5,9 @@ probe.py       the health of an engine's servers: values, and what all probes sh
 registry.py    a client's claims by state: shared by its two engine instances, the client and the watchdog
 memory.py      locks within one process; the reference
 sqlite/  redis/  redlock/  etcd/  zookeeper/  postgresql/  mysql/     one folder per engine
+remote/        a Leasehold server over HTTP, with any engine behind it
 sql/           what PostgreSQL and MySQL share
+tls.py         TLS for URLs that name certificate files
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ BUILT_IN: Final[dict[str, str]] = {
     "redis+sentinel": "leasehold.engines.redis",
     "redis+cluster": "leasehold.engines.redis",
     "redlock": "leasehold.engines.redlock",
+    "http": "leasehold.engines.remote",
+    "https": "leasehold.engines.remote",
 }
 
 

@@ -6,7 +6,6 @@ etcds://host1,host2?ca=ca.pem&cert=client.pem&key=client.key
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 from contextlib import suppress
@@ -16,6 +15,7 @@ from urllib.parse import unquote
 
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd.queue import key_root
+from leasehold.engines.tls import check_readable, client_context
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
 
@@ -42,7 +42,7 @@ class EtcdUrl:
 
 def parse_url(config: EngineConfig) -> EtcdUrl:
     """Checks without connecting: a bad URL raises ConfigError when the client is created."""
-    options = config.accept(ca=_check_readable, cert=_check_readable, key=_check_readable)
+    options = config.accept(ca=check_readable, cert=check_readable, key=check_readable)
     # Not config.target, which is decoded: a password may contain the characters that separate the parts of a URL.
     after_scheme = config.url.partition("://")[2].partition("?")[0]
     authority, _, prefix = after_scheme.partition("/")
@@ -58,7 +58,10 @@ def parse_url(config: EngineConfig) -> EtcdUrl:
     )
     if len(set(endpoints)) < len(endpoints):
         raise ConfigError("an endpoint is given twice in this etcd URL")
-    return EtcdUrl(endpoints, key_root(prefix), unquote(user), unquote(password), _tls_context(config.scheme, options))
+    tls = client_context(config.scheme, "etcds", options)
+    if tls is not None:
+        tls.set_alpn_protocols(["h2"])
+    return EtcdUrl(endpoints, key_root(prefix), unquote(user), unquote(password), tls)
 
 
 def _parse_endpoint(text: str) -> Endpoint:
@@ -70,29 +73,6 @@ def _parse_endpoint(text: str) -> Endpoint:
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
         raise ConfigError("the port of an etcd URL must be a number from 1 to 65535")
     return Endpoint(unquote(host.strip("[]")), int(port))
-
-
-def _check_readable(path: str) -> str:
-    if not os.access(path, os.R_OK):
-        raise ValueError("this file cannot be read")
-    return path
-
-
-def _tls_context(scheme: str, options: dict[str, str]) -> ssl.SSLContext | None:
-    if scheme != "etcds":
-        if options:
-            raise ConfigError(f"the URL options {', '.join(sorted(options))} need TLS: use etcds:// instead of etcd://")
-        return None
-    if "key" in options and "cert" not in options:
-        raise ConfigError("key= is the private key of a client certificate: pass the certificate, too, with cert=")
-    try:
-        context = ssl.create_default_context(cafile=options.get("ca"))
-        if "cert" in options:
-            context.load_cert_chain(options["cert"], options.get("key"), _refuse_passphrase)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the certificates of this etcds:// URL cannot be used: {error}") from error
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 async def resolve(host: str, runtime: Runtime, deadline: float) -> list[str]:
@@ -123,8 +103,3 @@ async def resolve(host: str, runtime: Runtime, deadline: float) -> list[str]:
     if isinstance(result[0], OSError):
         raise result[0]
     return result[0]
-
-
-def _refuse_passphrase() -> str:
-    """Without this, OpenSSL would prompt on the terminal and wait for ever."""
-    raise ValueError("the private key is encrypted")

@@ -14,8 +14,8 @@ does not know are ignored, so a newer server may add some.
     answers    [{"grant": [token, ttl, slot]}
                 {"busy": [left, position, token, holder], "heard": true}   false: this server cannot wake this client
                 {"renewed": [{"alive": [ttl, position]}, {"gone": "expired"}, {"problem": PROBLEM}]}
-                {"value": true}      release (true, false, null) and break
-                {"value": [HOLDING, ...]}    inspect      {"value": TRAITS}    ping      {"value": null}    decline
+                {"value": true}      release (true, false, null), break and decline
+                {"value": [HOLDING, ...]}    inspect      {"value": TRAITS}    ping
                 {"problem": PROBLEM}]
     stream     GET /v1/stream: events whose data is a list of
                {"hello": {"traits": TRAITS}}   {"wakeup": id_hash, "namespace": "", "name": "orders/42"}

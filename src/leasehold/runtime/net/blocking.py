@@ -206,6 +206,13 @@ class SocketStream(BaseConnection):
         self._set_timeout(seconds)
         return self.read(self._clock() + seconds)
 
+    def quiet(self) -> bool:
+        """Whether nothing has arrived since the last reply. Else the server closed the connection or is out of step:
+        do not use it again."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return not poll.poll(0)
+
     def _raise_closed(self) -> NoReturn:
         raise ConnectionResetError("the server closed the connection")
 

@@ -1,0 +1,170 @@
+"""The remote engine: the verbs of the engine interface, asked of a Leasehold server over HTTP.
+
+Its safety rests on three facts. The engine behind the servers decides; nothing is decided here (E1, E3). Every verb but
+`break_` is idempotent by the claim's id, so it may be sent again, to the same server or to another, within its deadline
+(E2, E6). Only a complete answer to this very request counts; anything else is `Unavailable` (E5, E9).
+
+A release that must not wait (`forget`) is left to the watchdog. A server lets a release wait for an attempt of the same
+claim that it is still carrying out, so that the release does not overtake it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from leasehold.config import EngineConfig
+from leasehold.core.timing import HEARTBEAT_INTERVAL
+from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
+from leasehold.engines.remote import wire
+from leasehold.engines.remote.connections import BlockingPool, LoopConnections
+from leasehold.engines.remote.listener import Listener
+from leasehold.engines.remote.servers import Call, Connections, Failover, Reply, Servers
+from leasehold.engines.remote.url import parse_url
+from leasehold.engines.remote.wire import Json
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
+from leasehold.runtime.base import Runtime
+
+T = TypeVar("T")
+
+_POLL_INTERVAL: Final = 0.2  # seconds between the attempts of a queue's head that cannot be woken, on average
+
+
+class Shared(NamedTuple):
+    """What the engine instances of a client share."""
+
+    servers: Servers
+    listener: Listener
+
+
+class RemoteEngine:
+    def __init__(self, runtime: Runtime, registry: ClaimRegistry, shared: Shared, scheme: str) -> None:
+        self._runtime, self._registry, self._scheme = runtime, registry, scheme
+        self._servers, self._listener = shared
+        self._connections: Connections = (BlockingPool if runtime.blocking else LoopConnections)(
+            runtime, registry, scheme
+        )
+        self._failover = Failover(self._servers, self._connections, runtime, scheme)
+        self._unheard: set[str] = set()  # id hashes of waiters that their server cannot wake
+        registry.engines.add(self)
+
+    @property
+    def traits(self) -> Traits:
+        return self._servers.traits
+
+    @property
+    def listening(self) -> bool:
+        """Whether this client has met contention: then its claims queue at their first attempt."""
+        return "contended" in self._registry.shared
+
+    # ---------------------------------------------------------------- verbs
+
+    async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+        listener, retry_until = self._listener, None
+        if claim.queue:
+            self._registry.shared["contended"] = True
+            if not listener.active:
+                await listener.wait_active(self._runtime, deadline)
+            waiter = self._registry.add_waiter(claim, self._runtime)  # before the request (E4)
+            retry_until = lambda: 0.0 if waiter.cancelled else claim.wait_deadline  # noqa: E731  # close() cancels
+        elif not listener.active:
+            listener.start()
+        body = {"do": "attempt", "claim": self._claim(claim)}
+        answer = await self._ask(Call(body, deadline, retry_until=retry_until), wire.attempt_from_json)
+        if isinstance(answer, Grant):
+            self._unheard.discard(claim.id_hash)
+            if not listener.active:  # for `traits.break_notice`
+                await listener.wait_active(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
+            return answer
+        (self._unheard.discard if answer.heard else self._unheard.add)(claim.id_hash)
+        return answer.busy
+
+    async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
+        if waiter := self._registry.waiting.get(claim.id_hash):
+            if not self._listener.active or claim.id_hash in self._unheard:  # only the head of the queue polls often
+                pause = min(_POLL_INTERVAL * (1 + (busy.position or 0)), HEARTBEAT_INTERVAL)
+                seconds = min(seconds, pause * (0.5 + self._runtime.random()))
+            # The server re-checks when the holder's grant ends, and then wakes the head of the queue.
+            await wait_for_wakeup(self._runtime, waiter, Busy(None, busy.position), seconds)
+
+    async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
+        body = {"do": "renew", "claims": [self._claim(claim) for claim in claims]}
+        try:
+            answers = await self._ask(
+                Call(body, deadline), lambda answer: wire.renewed_from_json(answer, len(claims), self._scheme)
+            )
+        except LeaseholdError as error:
+            return [self._unavailable(error)] * len(claims)
+        return [answer if isinstance(answer, (Alive, Gone)) else self._unavailable(answer) for answer in answers]
+
+    async def release(self, claim: Claim, deadline: float) -> bool | None:
+        self._registry.remove_waiter(claim.id_hash)
+        self._unheard.discard(claim.id_hash)
+        try:
+            reply = await self._failover.ask(Call({"do": "release", "claim": self._claim(claim)}, deadline))
+            ended = wire.flag_from_json(reply.answer)
+        except ConfigError as error:  # the grant was permitted, so this may pass
+            raise self._unavailable(error) from error
+        return None if reply.repeated and not ended else ended
+
+    async def decline(self, claim: Claim, deadline: float) -> bool:
+        return bool(
+            await self._ask(Call({"do": "decline", "claim": self._claim(claim)}, deadline), wire.flag_from_json)
+        )
+
+    async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
+        body = {"do": "break", "namespace": namespace, "name": name, "token": token}
+        return bool(await self._ask(Call(body, deadline, repeatable=False), wire.flag_from_json))
+
+    async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
+        body = {"do": "inspect", "namespace": namespace, "prefix": prefix, "exact": exact}
+        return await self._ask(Call(body, deadline), wire.holdings_from_json)
+
+    async def ping(self, deadline: float) -> None:
+        self._servers.traits = await self._ask(Call({"do": "ping"}, deadline), wire.traits_answer_from_json)
+
+    def forget(self, claim: Claim) -> None:
+        self._registry.retry_release(claim)  # first: an interrupt must not lose it
+        self.disown(claim)
+
+    def disown(self, claim: Claim) -> None:
+        self._registry.remove_waiter(claim.id_hash)
+        self._unheard.discard(claim.id_hash)
+
+    def after_fork(self) -> None:
+        self._connections.after_fork()
+        self._listener.after_fork()
+
+    async def close(self) -> None:
+        self._connections.close()
+        if self._registry.remove_engine(self):
+            self._listener.close()
+
+    # --------------------------------------------------------------- asking
+
+    def _claim(self, claim: Claim) -> Json:
+        return wire.claim_to_json(claim, self._runtime.now())
+
+    async def _ask(self, call: Call, read: Callable[[object], T]) -> T:
+        reply: Reply = await self._failover.ask(call)
+        try:
+            return read(reply.answer)
+        except wire.Malformed as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: LeaseholdError) -> Unavailable:
+        if isinstance(error, Unavailable):
+            return error
+        text = f"the server did not answer as a Leasehold server does: {error}"
+        return Unavailable(text if isinstance(error, wire.Malformed) else str(error), engine=self._scheme)
+
+
+def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> RemoteEngine:
+    """Open an engine instance for a URL with the scheme http or https."""
+    shared = registry.shared.get("remote")
+    if not isinstance(shared, Shared):  # the client's first engine instance
+        servers = Servers(parse_url(config), registry.client_id)
+        shared = Shared(servers, Listener(servers, runtime, registry, config.call_timeout))
+        registry.shared["remote"] = shared
+    return RemoteEngine(runtime, registry, shared, config.scheme)

@@ -1,0 +1,278 @@
+"""The servers of a URL, which of them a client uses, and how a call reaches one that answers.
+
+A client keeps to one server, chosen by its client id: its calls and its stream of wake-ups go there, because a server
+wakes only the clients whose stream it has. Every verb except `break` may be repeated, at the same server or at another:
+the engine behind the servers knows a claim by its id (E2, E6). So `Failover.ask` tries the servers in turn:
+
+| what happens                                    | next                                                              |
+|-------------------------------------------------|-------------------------------------------------------------------|
+| an answer                                       | return it; if another server gave it, the client moves there      |
+| no connection, or it broke, or no valid answer  | the next server, at once; the client moves                        |
+| silence                                         | the next server, after this one's share of the deadline; moves    |
+| refused, `done: false`: the engine was not asked | the next server, at once                                         |
+| any other `Unavailable`, also inside a renewal  | the next server, once a second: that server alone may have lost   |
+|                                                 | its engine. Else raise: all servers ask the same engine           |
+| another error                                   | raise it: the engine, or the server, has decided                  |
+
+When all servers have failed, a waiter starts again after a pause, until its `wait` or the deadline ends. A `break` goes
+to the next server only if it was not sent. Errors are `NotSent` if no server can have carried out the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from leasehold.core.texts import server_text
+from leasehold.core.timing import backoff
+from leasehold.engines.remote import wire
+from leasehold.engines.remote.url import RemoteUrl, read_api_key
+from leasehold.engines.remote.wire import Json
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, NotSent, Unavailable
+from leasehold.model import Traits
+from leasehold.runtime.base import Runtime
+from leasehold.runtime.net.blocking import SocketAddress
+
+# Until a server has said what the engine behind it promises. A lock that needs more is refused by the server.
+BEST_TRAITS: Final = Traits(survives="minority")
+_DOUBT_INTERVAL: Final = 1.0  # seconds between two moves away from servers whose engine does not answer them
+
+
+class NotConnected(OSError):
+    """No connection could be opened, so the request was not sent."""
+
+
+class StaleConnection(ConnectionError):
+    """A connection that was used before broke. That says nothing about the server, which may close idle ones."""
+
+
+class Server:
+    """One server of the URL."""
+
+    def __init__(self, index: int, address: SocketAddress, servers: Servers) -> None:
+        self.index, self.address, self.tls = index, address, servers.url.tls
+        self._servers = servers
+        self._host = f"[{address.host}]:{address.port}" if ":" in address.host else str(address)
+
+    def __str__(self) -> str:
+        return f"the Leasehold server at {self._host}"
+
+    def calls_request(self, client_id: str, calls: list[Json], within: float) -> bytes:
+        body = wire.encode(calls)
+        head = self._head("POST", "calls", client_id)
+        return (
+            f"{head}Leasehold-Within: {max(within, 0.0):.3f}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+
+    def stream_request(self, client_id: str) -> bytes:
+        return f"{self._head('GET', 'stream', client_id)}Accept: text/event-stream\r\n\r\n".encode()
+
+    def _head(self, method: str, path: str, client_id: str) -> str:
+        servers = self._servers
+        return (
+            f"{method} {servers.url.base}/v1/{path} HTTP/1.1\r\nHost: {self._host}\r\n{servers.authorization}"
+            f"Leasehold-Client: {client_id}\r\n"
+        )
+
+
+class Servers:
+    """All servers of a URL, and the one in use. Shared by the client's engine instances and its listener."""
+
+    def __init__(self, url: RemoteUrl, client_id: str) -> None:
+        self.url = url
+        self.traits = BEST_TRAITS
+        self.on_move: Callable[[], None] = lambda: None
+        self.authorization = _authorization(read_api_key(url))
+        self._doubted_at = float("-inf")
+        self.all = [Server(index, address, self) for index, address in enumerate(url.addresses)]
+        self._index = int(client_id[:8], 16) % len(self.all)  # the clients of a URL spread over its servers
+
+    @property
+    def current(self) -> Server:
+        return self.all[self._index]
+
+    def leave(self, server: Server) -> None:
+        """The server does not answer, or drains: go on at the next one, unless that has happened already."""
+        if server is self.current:
+            self._move_to(self.all[(server.index + 1) % len(self.all)])
+
+    def prefer(self, server: Server) -> None:
+        """The server answered when another did not."""
+        if server is not self.current:
+            self._move_to(server)
+
+    def doubt(self, server: Server, now: float) -> bool:
+        """The engine does not answer this server: leave it, though not more than once a second, because the engine may
+        answer no server. False: stay."""
+        if len(self.all) == 1 or now < self._doubted_at + _DOUBT_INTERVAL:
+            return False
+        self._doubted_at = now
+        self.leave(server)
+        return True
+
+    def _move_to(self, server: Server) -> None:
+        if self._index != server.index:
+            self._index = server.index
+            self.on_move()
+
+    def reload_api_key(self) -> bool:
+        """Read the API key again: it may have been replaced. True: it is another one."""
+        if self.url.api_key_file is None:
+            return False
+        try:
+            authorization = _authorization(read_api_key(self.url))
+        except ConfigError:
+            return False
+        changed, self.authorization = authorization != self.authorization, authorization
+        return changed
+
+
+def _authorization(api_key: str) -> str:
+    return f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+
+
+class Connections(Protocol):
+    """The connections of one engine instance."""
+
+    async def call(self, server: Server, call: Json, deadline: float, reuse: bool = True) -> Json:
+        """The answer to one call, from this server. `reuse=False`: on a new connection. Raises OSError (`NotConnected`,
+        `StaleConnection`, TimeoutError), `Malformed`, and the error with which the server refused the request."""
+
+    def close(self) -> None: ...
+
+    def after_fork(self) -> None: ...
+
+
+class Call(NamedTuple):
+    body: Json
+    deadline: float
+    repeatable: bool = True
+    retry_until: Callable[[], float] | None = None  # of a waiter: when its `wait` is over
+
+
+class Reply(NamedTuple):
+    answer: Json
+    repeated: bool  # a request sent before this one may have been carried out
+
+
+class Failover:
+    """Asks the servers until one answers: see the table at the top."""
+
+    def __init__(self, servers: Servers, connections: Connections, runtime: Runtime, engine: str) -> None:
+        self._servers, self._connections, self._runtime, self._engine = servers, connections, runtime, engine
+
+    async def ask(self, call: Call) -> Reply:
+        servers, now = self._servers, self._runtime.now
+        tried: set[Server] = set()
+        rounds, was_stale, may_have_arrived = 0, False, False
+        failure: tuple[Server, Exception] | None = None
+        fallback: Json | None = None  # a renewal that one server could answer in part
+        while True:
+            server = self._next(tried)
+            if server is None:
+                if fallback is not None:
+                    return Reply(fallback, may_have_arrived)
+                if not await self._pause(call, rounds):
+                    break
+                rounds, was_stale = rounds + 1, False
+                tried.clear()
+                continue
+            left = call.deadline - now()
+            if left <= 0:
+                break
+            try:
+                share = left / (len(servers.all) - len(tried)) if call.repeatable else left
+                answer = await self._connections.call(server, call.body, now() + share, reuse=call.repeatable)
+                self._raise_problem(answer)
+            except NotConnected as error:
+                failure = (server, error)
+                servers.leave(server)
+            except (OSError, wire.Malformed) as error:  # a timeout too
+                failure, may_have_arrived = (server, error), True
+                if not call.repeatable:
+                    break
+                if isinstance(error, StaleConnection) and not was_stale:
+                    was_stale = True
+                    continue
+                servers.leave(server)
+            except NotSent as error:
+                failure = (server, error)
+                servers.doubt(server, now())
+            except Unavailable as error:
+                failure, may_have_arrived = (server, error), True
+                if not call.repeatable or not servers.doubt(server, now()):
+                    break
+            except AccessDenied:
+                if not servers.reload_api_key():
+                    raise
+                continue
+            else:
+                servers.prefer(server)
+                if not _has_unavailable(answer) or not servers.doubt(server, now()):
+                    return Reply(answer, may_have_arrived)
+                fallback, may_have_arrived = answer, True
+            tried.add(server)
+        raise self._no_answer(failure, may_have_arrived)
+
+    def _next(self, tried: set[Server]) -> Server | None:
+        """The server in use; if it was tried, the next one that was not."""
+        servers = self._servers
+        first = servers.current.index
+        in_turn = (servers.all[(first + offset) % len(servers.all)] for offset in range(len(servers.all)))
+        return next((server for server in in_turn if server not in tried), None)
+
+    async def _pause(self, call: Call, rounds: int) -> bool:
+        """Wait before a waiter tries all servers again. False: its time would be over."""
+        if call.retry_until is None:
+            return False
+        pause = backoff(rounds, 0.02, 0.3, 0.5 + self._runtime.random() / 2)
+        if self._runtime.now() + pause >= min(call.deadline, call.retry_until()):
+            return False
+        await self._runtime.sleep(pause)
+        return True
+
+    def _raise_problem(self, answer: Json) -> None:
+        if "problem" in answer:
+            raise wire.error_from_problem(answer["problem"], self._engine)
+
+    def _no_answer(self, failure: tuple[Server, Exception] | None, may_have_arrived: bool) -> Unavailable:
+        if failure is None:
+            return NotSent("the deadline passed before the call was sent", engine=self._engine)
+        server, cause = failure
+        kind = Unavailable if may_have_arrived else NotSent
+        retry_in = cause.retry_in if isinstance(cause, Unavailable) else None
+        error = kind(f"{server} {_describe(cause)}", engine=self._engine, retry_in=retry_in)
+        error.__cause__ = cause
+        return error
+
+
+def _has_unavailable(answer: Json) -> bool:
+    """Whether the server could not renew some of the claims: its engine did not answer it."""
+    renewed = answer.get("renewed")
+    return isinstance(renewed, list) and any(isinstance(each, dict) and "problem" in each for each in renewed)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, LeaseholdError) and not isinstance(error, wire.Malformed):
+        return f"refused the call: {error}"
+    reason = server_text(getattr(error, "strerror", None) or error) or type(error).__name__
+    if isinstance(error, NotConnected):
+        return f"cannot be reached: {reason}"
+    return f"did not answer: {reason}"
+
+
+def read_answers(status: int, body: bytes, count: int, engine: str) -> list[Json]:
+    """The answers of a response, one per call. Raises the error with which the server refused the whole request, or
+    `Malformed`."""
+    try:
+        found: Any = wire.decode(body)
+    except wire.Malformed:
+        found = None
+    if status == 200 and isinstance(found, list) and len(found) == count and all(isinstance(x, dict) for x in found):
+        return found
+    if status != 200 and isinstance(found, dict) and "type" in found:
+        raise wire.error_from_problem(found, engine)
+    raise wire.Malformed(
+        f"it sent a response with status {status} that is not one of a Leasehold server: check the URL"
+    )

@@ -1,0 +1,85 @@
+"""Fixtures of the remote engine's tests: scripted servers, and an engine on its own in both runtimes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from leasehold.config import EngineConfig
+from leasehold.core.names import hash_id
+from leasehold.engines import remote
+from leasehold.engines.registry import ClaimRegistry
+from leasehold.model import Claim, Holder
+from leasehold.runtime.base import run_sync
+from leasehold.runtime.loop import Loop
+from leasehold.runtime.threads import Threads
+from tests.support.scripted_server import ScriptedServer
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., ScriptedServer]]:
+    started: list[ScriptedServer] = []
+
+    def start(*args: Any) -> ScriptedServer:
+        started.append(ScriptedServer(*args))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+class RemoteDriver:
+    """The verbs of one engine instance, without client or watchdog, in either runtime."""
+
+    def __init__(self, mode: str) -> None:
+        self._runner = None if mode == "blocking" else asyncio.Runner()
+        self.runtime = Threads() if self._runner is None else Loop()
+        self.engine: Any = None
+
+    def open(self, *servers: ScriptedServer, at: int = 0, options: str = "", call_timeout: float = 5.0) -> RemoteDriver:
+        """A client of these servers that keeps to the one with the index `at`."""
+        self.registry = ClaimRegistry(self.runtime, f"{at:08x}{self.runtime.random_bytes(4).hex()}")
+        url = "http://" + ",".join(f"127.0.0.1:{server.port}" for server in servers) + options
+        self.engine = remote.open(EngineConfig.parse(url, call_timeout), self.runtime, self.registry)
+        self.servers = self.registry.shared["remote"].servers
+        self.listener = self.registry.shared["remote"].listener
+        return self
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return run_sync(coroutine) if self._runner is None else self._runner.run(coroutine)
+
+    def claim(self, name: str = "job", **fields: Any) -> Claim:
+        secret = self.runtime.random_bytes(16).hex()
+        return Claim("", name, secret, hash_id(secret), Holder("bare"), 30.0)._replace(**fields)
+
+    def attempt(self, claim: Claim, seconds: float = 20.0) -> Any:
+        return self.run(self.engine.attempt(claim, self.runtime.now() + seconds))
+
+    def release(self, claim: Claim, seconds: float = 20.0) -> Any:
+        return self.run(self.engine.release(claim, self.runtime.now() + seconds))
+
+    def renew(self, *claims: Claim, seconds: float = 20.0) -> Any:
+        return self.run(self.engine.renew(claims, self.runtime.now() + seconds))
+
+    def break_(self, seconds: float = 20.0) -> Any:
+        return self.run(self.engine.break_("", "job", 7, self.runtime.now() + seconds))
+
+    def ping(self, seconds: float = 20.0) -> Any:
+        return self.run(self.engine.ping(self.runtime.now() + seconds))
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.run(self.engine.close())
+        if self._runner is not None:
+            self._runner.close()
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def driver(request: pytest.FixtureRequest) -> Iterator[RemoteDriver]:
+    driver = RemoteDriver(request.param)
+    yield driver
+    driver.close()
