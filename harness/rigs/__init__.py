@@ -1,6 +1,7 @@
 """Rigs of real servers: how the conformance suite starts each engine and injects faults. Importing this registers them.
 
-One module per engine; redis_ha.py has Sentinel and Cluster, sql.py has what PostgreSQL and MySQL share.
+One module per engine; redis_ha.py has Sentinel and Cluster, sql.py has what PostgreSQL and MySQL share, remote.py has
+lock servers over several engines.
 """
 
 from leasehold.testing.conformance.rig import RIGS
@@ -23,5 +24,11 @@ RIGS.update(
         "redis-cluster": "harness.rigs.redis_ha:RedisClusterRig",
         "redlock": "harness.rigs.redlock:RedlockRig",
         "redlock-aof": "harness.rigs.redlock:RedlockAofRig",
+        "http-memory": "harness.rigs.remote:HttpMemoryRig",
+        "http-sqlite": "harness.rigs.remote:HttpSqliteRig",
+        "http-redis": "harness.rigs.remote:HttpRedisRig",
+        "http-redis-pair": "harness.rigs.remote:HttpRedisPairRig",
+        "http-postgresql": "harness.rigs.remote:HttpPostgresqlRig",
+        "http-etcd": "harness.rigs.remote:HttpEtcdRig",
     }
 )

@@ -126,10 +126,11 @@ class RemoteEngine:
 
     def forget(self, claim: Claim) -> None:
         self._registry.retry_release(claim)  # first: an interrupt must not lose it
-        self.disown(claim)
+        self._registry.remove_waiter(claim.id_hash)
+        self._unheard.discard(claim.id_hash)
 
     def disown(self, claim: Claim) -> None:
-        self._registry.remove_waiter(claim.id_hash)
+        self._registry.disown_waiter(claim.id_hash)
         self._unheard.discard(claim.id_hash)
 
     def after_fork(self) -> None:

@@ -61,7 +61,7 @@ class Server:
         body = wire.encode(calls)
         head = self._head("POST", "calls", client_id)
         return (
-            f"{head}Leasehold-Within: {max(within, 0.0):.3f}\r\n"
+            f"{head}Leasehold-Within: {max(within, 0.001):.3f}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
 
