@@ -10,7 +10,19 @@ from leasehold.cli.app import leasehold
 from leasehold.cli.help import WIDTH
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
-COMMANDS = list(leasehold.commands)
+
+
+def paths(group: click.Group, above: str = "") -> list[str]:
+    """The commands and, after each, its own commands: "serve", "serve key", "serve key create"."""
+    found = []
+    for name, command in group.commands.items():
+        found.append(above + name)
+        if isinstance(command, click.Group):
+            found += paths(command, f"{above}{name} ")
+    return found
+
+
+COMMANDS = paths(leasehold)
 
 HEAD = """\
 # The command line
@@ -20,13 +32,18 @@ The output of `-o json` is described in [JSON](json.md).
 """
 
 
-def help_of(*names: str) -> str:
-    command: click.Command = leasehold
+def context_of(path: str = "") -> click.Context:
     context = click.Context(leasehold, info_name="leasehold", terminal_width=WIDTH, **leasehold.context_settings)
-    for name in names:
-        command = leasehold.commands[name]
+    for name in path.split():
+        assert isinstance(context.command, click.Group)
+        command = context.command.commands[name]
         context = click.Context(command, context, info_name=name, terminal_width=WIDTH)
-    return command.get_help(context)
+    return context
+
+
+def help_of(path: str = "") -> str:
+    context = context_of(path)
+    return context.command.get_help(context)
 
 
 def manual() -> str:
@@ -66,7 +83,8 @@ def test_help_lists_the_exit_codes_of_its_command(name, codes):
 
 
 def test_every_option_has_help():
-    for command in (leasehold, *leasehold.commands.values()):
+    for path in ("", *COMMANDS):
+        command = context_of(path).command
         for param in command.params:
             assert not isinstance(param, click.Option) or param.help, (command.name, param.name)
 

@@ -63,6 +63,13 @@ class Group(click.Group):
         write_codes(formatter, tuple(exit_codes.MEANING))
 
 
+class CommandGroup(Command, click.Group):
+    """A command that has commands of its own. Called without one, it runs itself if `invoke_without_command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 def write_examples(formatter: click.HelpFormatter, examples: str) -> None:
     if examples:
         with formatter.section("Examples"):

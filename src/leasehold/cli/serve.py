@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console, write_stderr
-from leasehold.cli.help import Command
+from leasehold.cli.help import CommandGroup
+from leasehold.cli.serve_key import key
 from leasehold.errors import ConfigError
 from leasehold.server.settings import CONFIG_VARIABLE, SETTINGS, Setting, read
 
@@ -53,7 +55,15 @@ def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., An
     return click.option(setting.flag, setting.key, **settings)
 
 
-@click.command("serve", cls=Command, examples=EXAMPLES, codes=(exit_codes.CONFIG,), prints=False)
+@click.group(
+    "serve",
+    cls=CommandGroup,
+    invoke_without_command=True,
+    subcommand_metavar="[key ...]",
+    examples=EXAMPLES,
+    codes=(exit_codes.CONFIG,),
+    prints=False,
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -64,7 +74,8 @@ def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., An
 @click.option("--check", is_flag=True, help="Check the settings, the key file and the certificates, and exit.")
 @setting_options
 @pass_console
-def serve(console: Console, /, config: Path | None, check: bool, **flags: Any) -> None:
+@click.pass_context
+def serve(ctx: click.Context, console: Console, /, config: Path | None, check: bool, **flags: Any) -> None:
     """Serve the engine's locks over HTTP.
 
     Programs in any language acquire locks with HTTP requests; Python programs use `http://HOST:PORT` as the URL of
@@ -75,7 +86,9 @@ def serve(console: Console, /, config: Path | None, check: bool, **flags: Any) -
 
     Every flag has an environment variable: LEASEHOLD_SERVE_ and its name, such as LEASEHOLD_SERVE_TLS_CERT.
     """
-    settings = read(flags | {"engine": console.url}, os.environ, config)
+    if ctx.invoked_subcommand is not None:
+        return
+    settings = read(flags | {"engine": console.url if _is_given(ctx, "url") else None}, os.environ, config)
     try:
         from leasehold.server import run
     except ModuleNotFoundError as error:
@@ -90,3 +103,11 @@ def serve(console: Console, /, config: Path | None, check: bool, **flags: Any) -
         console.say("the settings are valid")
         return
     run.serve(settings, write_stderr)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    """Whether a global option was given on the command line: variables are weaker than LEASEHOLD_SERVE_*."""
+    return any(each.get_parameter_source(name) is ParameterSource.COMMANDLINE for each in (ctx, ctx.find_root()))
+
+
+serve.add_command(key)

@@ -155,22 +155,30 @@ def revoke(path: Path, who: str) -> None:
 def _changed(path: Path, *, create: bool = True) -> Iterator[dict[str, Key]]:
     """The entries, to be changed. The file is locked meanwhile, and replaced as a whole at the end."""
     folder_path, name = os.path.split(os.path.abspath(path))
-    with files.open_folder(folder_path) as folder:
-        if not create and folder.find(name) is None:
-            raise ConfigError(f"{path} does not exist")
-        with TokenFile(os.path.join(folder.path, name)).locked(_LOCK_WAIT) as locked:
-            entries = dict(read(path))
-            yield entries
-            old = os.fstat(locked)
-            with folder.new_file(old.st_mode & 0o777) as (fd, temporary), os.fdopen(os.dup(fd), "wb") as file:
-                if os.geteuid() == 0:  # else the server, another user, could no longer read it
-                    os.fchown(fd, old.st_uid, old.st_gid)
-                file.write(_HEADER.encode())
-                file.writelines(_format(entry).encode() for entry in entries.values())
-                file.flush()
-                os.fsync(fd)
-                os.rename(temporary, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-            folder.sync()
+    try:
+        with files.open_folder(folder_path) as folder:
+            if not create and folder.find(name) is None:
+                raise ConfigError(f"{path} does not exist")
+            with TokenFile(os.path.join(folder.path, name)).locked(_LOCK_WAIT) as locked:
+                entries = dict(read(path))
+                yield entries
+                _replace(folder, name, entries, os.fstat(locked))
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be changed: {error.filename or path}: {error.strerror}") from None
+
+
+def _replace(folder: files.Folder, name: str, entries: Mapping[str, Key], old: os.stat_result) -> None:
+    with folder.new_file(old.st_mode & 0o777) as (fd, temporary), os.fdopen(os.dup(fd), "wb") as file:
+        if os.geteuid() == 0:  # else the server, another user, could no longer read it
+            os.fchown(fd, old.st_uid, old.st_gid)
+        file.write(_HEADER.encode())
+        file.writelines(_format(entry).encode() for entry in entries.values())
+        file.flush()
+        os.fsync(fd)
+        os.rename(temporary, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+    folder.sync()
 
 
 def _parse(entry: Any) -> Key:

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
@@ -34,7 +35,8 @@ from leasehold.telemetry.logs import JSONFormatter
 _BACKLOG: Final = 2048
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
-_REFRESH_INTERVAL: Final = 2.0  # seconds between two looks at the key file and the certificates
+_REFRESH_INTERVAL: Final = 1.0  # seconds between two looks at the key file and the certificates
+_HANDSHAKE_SECONDS: Final = 5.0  # for TLS
 
 
 class Server(uvicorn.Server):
@@ -48,7 +50,20 @@ class Server(uvicorn.Server):
         self._app, self._on_started, self._on_hangup = app, on_started, on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """uvicorn's own would wait a minute for half a TLS handshake."""
+
+        def connect() -> asyncio.Protocol:
+            protocol_class: Any = self.config.http_protocol_class
+            made: asyncio.Protocol = protocol_class(config=self.config, server_state=self.server_state, app_state={})
+            return made
+
+        loop, context = asyncio.get_running_loop(), self.config.ssl
+        timeout = None if context is None else _HANDSHAKE_SECONDS
+        self.servers = [
+            await loop.create_server(connect, sock=sock, ssl=context, ssl_handshake_timeout=timeout, backlog=_BACKLOG)
+            for sock in sockets or ()
+        ]
+        self.started = True
         self._on_started()
 
     @contextlib.contextmanager
@@ -110,7 +125,8 @@ async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
             say(f"listening on {shown_address(sock, certificates is not None)}")
 
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(listen(address)) for address in settings.listen]
+        mode = 0o660 if settings.authenticates else 0o600
+        sockets = [stack.enter_context(listen(address, mode)) for address in settings.listen]
         app = App(service, authenticator, Limits(settings.limits))
         config = _uvicorn_config(app, settings)
         config.load()
@@ -143,11 +159,12 @@ def _uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
     )
 
 
-def listen(address: str) -> socket.socket:
-    """A listening socket for an address of the settings. Raises ConfigError."""
+def listen(address: str, mode: int = 0o600) -> socket.socket:
+    """A listening socket for an address of the settings; `mode` is for the file of a Unix socket. Raises
+    ConfigError."""
     try:
         if address.startswith("unix:"):
-            return _listen_unix(address.removeprefix("unix:"))
+            return _listen_unix(address.removeprefix("unix:"), mode)
         host, port = split_address(address)
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return _bind(socket.socket(family, kind, protocol), where)
@@ -155,16 +172,19 @@ def listen(address: str) -> socket.socket:
         raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
-def _listen_unix(path: str) -> socket.socket:
-    """A socket file that a server left behind is replaced; one that another server serves is not."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-        except OSError:
-            pass  # binding says what is wrong
-    return _bind(socket.socket(socket.AF_UNIX), path)
+def _listen_unix(path: str, mode: int) -> socket.socket:
+    """A socket file that a server left behind is replaced. One that another server serves, or another file, is not."""
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+    before = os.umask(0o777 & ~mode)  # there is no moment at which other users could connect
+    try:
+        return _bind(socket.socket(socket.AF_UNIX), path)
+    finally:
+        os.umask(before)
 
 
 def _bind(sock: socket.socket, where: Any) -> socket.socket:

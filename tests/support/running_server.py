@@ -1,0 +1,137 @@
+"""`leasehold serve` as a process of a test, with requests to it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SECONDS = 60.0  # how long a test waits for what must happen, even on a slow machine
+
+
+def poll(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """Poll with a deadline; returns what was found."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)
+    return found
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def kind(self) -> str:
+        """Of a problem: the last part of its type."""
+        return str(self.json["type"]).rpartition("/")[2]
+
+
+class RunningServer:
+    def __init__(self, *arguments: str, url: str = "memory://", environment: dict[str, str] | None = None) -> None:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD")}
+        program = [sys.executable, "-m", "leasehold", "-u", url, "serve"]
+        if not any(argument.startswith("--listen") for argument in arguments):
+            program += ["--listen", "127.0.0.1:0"]
+        self.process = subprocess.Popen(
+            [*program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**inherited, **(environment or {})},
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        poll(lambda: self._address() or self.process.poll() is not None)
+        assert self._address(), self.output
+        self.port = int(self._address().rpartition(":")[2])
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.decode(errors="replace").rstrip("\n"))
+
+    def _address(self) -> str:
+        return next((line for line in self.lines if "listening on http" in line), "")
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        key: str | None = None,
+        headers: dict[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        port: int | None = None,
+    ) -> Answer:
+        sent = dict(headers or {})
+        if key is not None:
+            sent["Authorization"] = f"Bearer {key}"
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        where = ("127.0.0.1", self.port if port is None else port)
+        connection = (
+            http.client.HTTPConnection(*where, timeout=SECONDS)
+            if tls is None
+            else http.client.HTTPSConnection(*where, timeout=SECONDS, context=tls)
+        )
+        with contextlib.closing(connection):
+            connection.request(method, path, data, sent)
+            response = connection.getresponse()
+            return Answer(response.status, dict(response.getheaders()), response.read())
+
+    def post(self, path: str, body: Any, **named: Any) -> Answer:
+        return self.request("POST", path, body, **named)
+
+    def get(self, path: str, **named: Any) -> Answer:
+        return self.request("GET", path, **named)
+
+    def memory(self) -> int:
+        """Bytes of resident memory."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def stop(self) -> int:
+        """End it with SIGTERM, and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@contextlib.contextmanager
+def running(*arguments: str, **named: Any) -> Iterator[RunningServer]:
+    server = RunningServer(*arguments, **named)
+    try:
+        yield server
+    finally:
+        code = server.stop()
+    assert code == 0, server.output
