@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 
 import pytest
@@ -105,3 +106,14 @@ def test_killed_call_is_unavailable_and_taken_back(mysql, wait_until) -> None:
         )  # the killed call left no transaction open
         with client.lock("job", wait=20) as lease:
             assert lease.held
+
+
+def test_connecting_without_tls_options_makes_no_tls_context(mysql, monkeypatch) -> None:
+    """OpenSSL makes contexts under a lock. A child forked while another thread makes one would wait for it for ever."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a handshake made a TLS context")
+
+    monkeypatch.setattr(ssl, "SSLContext", refuse)
+    with Client(mysql.url(), ttl=60) as client, client.lock("job"):
+        assert len(client.inspect()) == 1

@@ -49,6 +49,17 @@ _SESSION_QUERY: Final = (
 )
 
 
+def _unverified_tls() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+# One for all handshakes. OpenSSL makes a context under a lock that a fork does not release: if one thread of the parent
+# made a context at the moment of the fork, the child would wait for that lock for ever when it makes its own.
+_UNVERIFIED_TLS: Final = _unverified_tls()
+
+
 class _Handshake:
     """A handshake that runs in its own thread; the caller may cancel it."""
 
@@ -84,11 +95,7 @@ class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
     Loading all the certificate authorities of the system for that would take nine tenths of a handshake's time."""
 
     def _create_ssl_ctx(self, named: Any) -> Any:
-        if named:
-            return super()._create_ssl_ctx(named)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context
+        return super()._create_ssl_ctx(named) if named else _UNVERIFIED_TLS
 
     def _process_auth(self, plugin_name: bytes, *args: Any, **kwargs: Any) -> Any:
         """Any host on the way can ask for this, whatever the server itself would accept."""
