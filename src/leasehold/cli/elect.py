@@ -147,7 +147,7 @@ def run_leader(console: Console, name: str, argv: list[str], options: LockArgume
             console.say(f"{unavailable}; retrying in {pause:.1f} s", error=True)
             time.sleep(pause)
             continue
-        if result.outcome != "lost":
+        if result.outcome != "lost" or result.child_ended_by_itself:
             return result.exit_code
         if result.end_signal is not None:
             return exit_codes.SIGNALLED + result.end_signal

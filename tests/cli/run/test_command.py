@@ -32,6 +32,33 @@ def test_run_returns_128_plus_signal_when_child_dies_of_a_signal(shell, number, 
     assert shell("run", "j", "--", "sh", "-c", f"kill -{number} $$").returncode == code
 
 
+# CMD ends the grant at the engine, which notifies no client: only the release can find that out.
+DELETE_GRANT = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('delete from lh_grant'); db.commit()"
+
+
+@pytest.fixture
+def delete_grant(shell, tmp_path) -> list[str]:
+    """The command line of a CMD that ends the grant it runs under, and then exits with the code that is added."""
+    script = f"{DELETE_GRANT}; raise SystemExit(int(sys.argv[2]))"
+    return [sys.executable, "-c", script, str(tmp_path / "locks.db")]
+
+
+@pytest.mark.parametrize(("options", "cmd_code", "code"), [((), 0, 79), ((), 3, 3), (("--on-lost", "ignore"), 0, 0)])
+def test_run_reports_a_loss_that_only_its_release_finds(shell, tmp_path, delete_grant, options, cmd_code, code):
+    done = shell("run", *options, "--result-file", "result.json", "j", "--", *delete_grant, str(cmd_code))
+    assert done.returncode == code, done.stderr
+    assert "was lost before CMD ended: the engine no longer knows it" in done.stderr
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["outcome"], found["lost_reason"]) == ("lost", "unknown")
+    assert (found["exit_code"], found["child_exit_code"]) == (code, cmd_code)
+
+
+def test_elect_does_not_repeat_a_command_that_ended_by_itself(shell, delete_grant):
+    done = shell("elect", "j", "--", *delete_grant, "0")
+    assert done.returncode == 79
+    assert done.stderr.count("was lost before CMD ended") == 1
+
+
 def test_missing_program_is_127(shell):
     done = shell("run", "j", "--", "no-such-program")
     assert done.returncode == 127

@@ -33,7 +33,7 @@ from leasehold.cli.run.signals import Interrupted, SignalQueue
 from leasehold.cli.run.supervisor import OnLost, Supervisor
 from leasehold.cli.run.terminal import Terminal
 from leasehold.config import URL_VARIABLE
-from leasehold.errors import LeaseholdError, NotAcquired, SelfDeadlock
+from leasehold.errors import LeaseholdError, LeaseLost, NotAcquired, SelfDeadlock
 
 EXAMPLES = """
 leasehold run nightly-report -- ./report.sh       wait for the lock, then run
@@ -210,8 +210,9 @@ def run(
 
     If the lease cannot be renewed, CMD and its process group get SIGTERM shortly before the lease expires, and SIGKILL
     when it does. If the engine reports that the lease is gone, they get SIGTERM and SIGKILL at once. In both cases the
-    exit code is 79. If `leasehold run` and CMD are paused together for longer than the lease lasts, CMD is killed as
-    soon as they resume. If only `leasehold run` is stopped, it cannot stop CMD: then only tokens protect the resource.
+    exit code is 79. It is also 79 if CMD succeeded, but the release shows that the lease was lost before. If `leasehold
+    run` and CMD are paused together for longer than the lease lasts, CMD is killed as soon as they resume. If only
+    `leasehold run` is stopped, it cannot stop CMD: then only tokens protect the resource.
     """
     options = AcquireOptions(**given)
     run_options = RunOptions(options.ttl, max_hold, on_lost, kill_after)
@@ -282,8 +283,23 @@ class RunJob:
                     # Leaving the block releases the lease. A silent engine must not delay the caller, who waits for
                     # CMD: a release that is not confirmed by then leaves the name to its ttl.
                     client._core.options = replace(client._core.options, call_timeout=RELEASE_TIMEOUT)
+            self._check_release(lease)
         finally:
             child.abandon()
+
+    def _check_release(self, lease: Lease) -> None:
+        """If the engine no longer had the grant when it was released, another holder may have worked beside CMD. The
+        exit code says so, unless CMD failed: its own code tells the caller more."""
+        reason = lease.lost_reason
+        if reason is None or self.result.outcome != "done":
+            return
+        self.console.say(
+            f"the lease of {self.name} (token {lease.token}) was lost before CMD ended: "
+            f"{LeaseLost.EXPLANATIONS[reason]}; another holder may have worked at the same time",
+            error=True,
+        )
+        code = exit_codes.OK if self.run_options.on_lost == "ignore" else exit_codes.LOST
+        self.result.lost_at_release(reason, self.result.exit_code or code)
 
     def _acquire(self, lock: Lock) -> Lease:
         """Acquire. Report the wait to a person first: a silent wait would look like a hang."""

@@ -25,6 +25,7 @@ class RunResult:
         if path is not None:
             _check_path(path)  # now, rather than after an hour of work
         self.end_signal: int | None = None  # the terminating signal that this process received and forwarded
+        self.child_ended_by_itself = False
         self._facts: dict[str, Any] = {
             "namespace": namespace,
             "name": name,
@@ -64,9 +65,13 @@ class RunResult:
 
     def ended(self, code: int, child_code: int, ran: float, lost_reason: str | None, end_signal: int | None) -> None:
         self.end_signal = end_signal
+        self.child_ended_by_itself = lost_reason is None
         outcome = "done" if lost_reason is None else "lost"
         self._facts |= {"outcome": outcome, "exit_code": code, "child_exit_code": child_code}
         self._facts |= {"ran": rounded(ran), "lost_reason": lost_reason}
+
+    def lost_at_release(self, reason: str, code: int) -> None:
+        self._facts |= {"outcome": "lost", "exit_code": code, "lost_reason": reason}
 
     def failed(self, error: LeaseholdError, code: int) -> None:
         self._facts |= {"outcome": "failed", "exit_code": code, "error": str(error)}
