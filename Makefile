@@ -12,6 +12,11 @@ PIP := $(PY) -m pip --no-input --disable-pip-version-check -qq
 # Each job begins with a part of the tests in one piece, so that fewer start the same server, and helps out at the end.
 PYTEST := -m pytest -n $(JOBS) --dist worksteal
 
+# The tests start a thousand interpreters. Without compiled modules each takes twice as long, and pytest rewrites all
+# tests in every job; so they are kept, below .venv, even if the environment asks for none beside the sources.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+
 # What the wheel is made of. Folders are listed too: their time changes when a file is deleted.
 PACKED := pyproject.toml $(wildcard README.md LICENSE) \
     $(shell find src docs/ -not -name '*.pyc' -not -name __pycache__ 2>/dev/null)
