@@ -12,6 +12,7 @@ import kazoo.retry
 import pytest
 
 import harness.rigs  # noqa: F401  # makes the rigs of real servers known by name
+from harness.servers.shared import serve_workers
 from tests.support.timing import MeasuredTests
 
 # kazoo's threads draw from the global random generator at any time. Hypothesis checks whether a strategy uses that
@@ -30,6 +31,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(MeasuredTests())
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        serve_workers()
 
 
 def pytest_collection_finish() -> None:

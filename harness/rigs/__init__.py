@@ -4,7 +4,14 @@ One module per engine; redis_ha.py has Sentinel and Cluster, sql.py has what Pos
 lock servers over several engines.
 """
 
-from leasehold.testing.conformance.rig import RIGS
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeVar, cast
+
+from leasehold.testing.conformance.rig import RIGS, Rig
+
+R = TypeVar("R", bound=Rig)
 
 RIGS.update(
     {
@@ -32,3 +39,9 @@ RIGS.update(
         "http-etcd": "harness.rigs.remote:HttpEtcdRig",
     }
 )
+
+
+@cache
+def with_own_server(rig: type[R]) -> type[R]:
+    """The same rig on a server of this process, which a test may pause, kill and restart."""
+    return cast("type[R]", type(rig.__name__, (rig,), {"own_server": True}))

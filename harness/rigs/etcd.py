@@ -1,6 +1,6 @@
 """The rigs of the etcd engine: one member, and a cluster of three. Each client machine has its own proxies.
 
-Members are started once per process and kept.
+Members are started once per run or process, and kept.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import ClassVar
 from harness.servers.etcd import Cluster
 from harness.servers.machine import ProxiedMachine, hosts
 from harness.servers.proxy import Proxy
+from harness.servers.shared import shared
 from leasehold.config import EngineConfig
 from leasehold.core.names import FORMAT
 from leasehold.engines.etcd import messages, queue
@@ -21,9 +22,9 @@ from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.rig import ClientPath, Rig
 
 
-@cache
+@shared
 def single_member_cluster() -> Cluster:
-    """The cluster of one member, started once per process."""
+    """The cluster of one member."""
     return Cluster(1).start()
 
 
@@ -39,12 +40,14 @@ class EtcdRig(Rig):
     short_call: ClassVar[float] = 0.5
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
+    own_server: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__()
         self.cluster = self.shared_cluster()
 
     def shared_cluster(self) -> Cluster:
-        return single_member_cluster()
+        return single_member_cluster(own=self.own_server)
 
     def client_path(self) -> ClientPath:
         return EtcdMachine([member.port for member in self.cluster.members])

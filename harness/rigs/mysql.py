@@ -6,7 +6,6 @@ As the manual recommends, clients use an account that may execute the procedures
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -15,13 +14,14 @@ from harness.servers.machine import ProxiedMachine
 from harness.servers.mysql import MariaDB
 from harness.servers.process import poll
 from harness.servers.proxy import Proxy
+from harness.servers.shared import shared
 from leasehold.engines.mysql.schema import grants, quote_identifier, statements, text
 from leasehold.testing.conformance.rig import ClientPath
 
 
-@cache
+@shared
 def server() -> MariaDB:
-    """The server, started once per process. It does not fsync, because no test cuts the power."""
+    """The server. It does not fsync, because no test cuts the power."""
     return MariaDB("innodb-flush-method=nosync").start()
 
 
@@ -32,7 +32,7 @@ class MysqlRig(SqlRig):
 
     def __init__(self) -> None:
         self.database = f"Lease `{uuid4().hex[:8]}"  # a name that needs quoting
-        super().__init__(server(), quote_identifier(self.database))
+        super().__init__(server(own=self.own_server), quote_identifier(self.database))
         # A client would create the tables, but not within every deadline of a case.
         self.server.run(*statements(text(self.database)))
         self.user = f"m{uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""The rig of the PostgreSQL engine: one server per process, a schema per case, and a proxy for each client."""
+"""The rig of the PostgreSQL engine: one server for all cases, a schema per case, and a proxy for each client."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from harness.rigs.sql import SqlRig
 from harness.servers.machine import ProxiedMachine
 from harness.servers.postgresql import PgBouncer, PostgreSQL, wait_until_gone
 from harness.servers.proxy import Proxy
+from harness.servers.shared import shared
 from leasehold.engines.postgresql.schema import quote_identifier, text
 from leasehold.testing.conformance.rig import ClientPath
 
 
-@cache
+@shared
 def server() -> PostgreSQL:
-    """The server, started once per process."""
+    """The server."""
     return PostgreSQL().start()
 
 
 @cache
-def pooler() -> PgBouncer:
-    return PgBouncer(server()).start()
+def pooler(own: bool = False) -> PgBouncer:
+    """A pooler of this process, before the server of the run or before its own."""
+    return PgBouncer(server(own=own)).start()
 
 
 class PostgresqlRig(SqlRig):
@@ -31,7 +33,7 @@ class PostgresqlRig(SqlRig):
 
     def __init__(self) -> None:
         self.schema = f'Lease "{uuid4().hex[:8]}'  # a name that needs quoting
-        super().__init__(server(), quote_identifier(self.schema))
+        super().__init__(server(own=self.own_server), quote_identifier(self.schema))
         # A client would create the schema, but not within every deadline of a case.
         self.server.ask(text(self.schema).replace("%", "%%"))
 
@@ -75,7 +77,7 @@ class PooledMachine(PostgresqlMachine):
     def __init__(self, rig: PooledRig) -> None:
         super().__init__(rig)
         direct = quote(rig.server.url(port=self.proxies[0].port), safe="")
-        self.proxies.append(Proxy(pooler().port))
+        self.proxies.append(Proxy(pooler(own=rig.own_server).port))
         self.url = f"{self._url(self.proxies[1].port)}&listen_url={direct}"
 
     def kill_session(self) -> None:

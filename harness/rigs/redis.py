@@ -1,4 +1,4 @@
-"""The rigs of the Redis engine: real servers, started once per process, and a proxy for each client machine.
+"""The rigs of the Redis engine: real servers, started once per run or process, and a proxy for each client machine.
 
 `redis` is a server with default settings, in real time. `redis-aof` writes every command to an append-only file.
 `redis-replica` is a primary whose replica must confirm every grant (`min_replicas=1`). If the package faketime is
@@ -16,6 +16,7 @@ from harness.servers.machine import ProxiedMachine, hosts
 from harness.servers.process import poll
 from harness.servers.proxy import Proxy
 from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer
+from harness.servers.shared import shared
 from leasehold import engines
 from leasehold.config import EngineConfig
 from leasehold.core.names import FORMAT, encode
@@ -35,6 +36,8 @@ class RedisRig(Rig):
     options: ClassVar[str] = ""
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
+    own_server: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__()
         self.server = self.servers()[0]
@@ -42,7 +45,7 @@ class RedisRig(Rig):
     @classmethod
     def servers(cls) -> tuple[RedisServer, ...]:
         """The primary first, then its replicas."""
-        return single_server()
+        return single_server(own=cls.own_server)
 
     def client_path(self) -> ClientPath:
         return RedisMachine([self.server], self.options)
@@ -130,7 +133,7 @@ class RedisMachine(ProxiedMachine):
                 waiter.signal.set()
 
 
-@cache
+@shared
 def single_server() -> tuple[RedisServer, ...]:
     return (RedisServer().start(),)
 

@@ -1,4 +1,5 @@
-"""The rigs of the Redlock engine: five real servers, started once per process. Each client machine has five proxies.
+"""The rigs of the Redlock engine: five real servers, started once per run or process, and a proxy for each of
+them on every client machine.
 
 `redlock` has servers with default settings, in real time. Those of `redlock-aof` write every command to an append-only
 file, so that a minority may be lost and restarted. If the package faketime is installed, their clocks can be advanced.
@@ -12,11 +13,12 @@ from typing import ClassVar
 from harness.rigs.redis import AOF_ALWAYS, RedisMachine, namespace_keys
 from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer
 from harness.servers.redlock import COUNT, RedlockNodes
+from harness.servers.shared import shared
 from leasehold.runtime.threads import boot_clock
 from leasehold.testing.conformance.rig import ClientPath, Rig
 
 
-@cache
+@shared
 def five_nodes() -> tuple[RedisServer, ...]:
     return tuple(RedlockNodes().all)
 
@@ -32,13 +34,15 @@ class RedlockRig(Rig):
     short_call: ClassVar[float] = 0.5
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
+    own_server: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__()
         self.nodes = self.shared_nodes()
 
     @classmethod
     def shared_nodes(cls) -> tuple[RedisServer, ...]:
-        return five_nodes()
+        return five_nodes(own=cls.own_server)
 
     def client_path(self) -> ClientPath:
         return RedisMachine(self.nodes, scheme="redlock")

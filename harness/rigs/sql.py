@@ -20,6 +20,7 @@ class SqlServer(Protocol):
 class SqlRig(Rig):
     ttl: ClassVar[float] = 2.0
     short_call: ClassVar[float] = 0.5
+    own_server: ClassVar[bool] = False
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
     def __init__(self, server: SqlServer, tables: str) -> None:

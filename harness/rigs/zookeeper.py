@@ -1,7 +1,7 @@
 """The rigs of the ZooKeeper engine: one server, and an ensemble of three. Each client machine has its own proxies.
 
-Servers are started once per process and kept. Sessions are as long as the servers' ticks allow, so that a busy machine
-does not lose one. Short sessions are tested in tests/engines/zookeeper.
+Servers are started once per run or process, and kept. Sessions are as long as the servers' ticks allow, so that a busy
+machine does not lose one. Short sessions are tested in tests/engines/zookeeper.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from harness.servers.machine import ProxiedMachine, hosts
 from harness.servers.process import free_ports, scratch
 from harness.servers.proxy import Proxy
+from harness.servers.shared import shared
 from harness.servers.zookeeper import Ensemble, Zookeeper
 from leasehold import engines
 from leasehold.config import EngineConfig
@@ -26,9 +27,9 @@ from leasehold.runtime.base import Runtime
 from leasehold.testing.conformance.rig import ClientPath, Rig
 
 
-@cache
+@shared
 def shared_server() -> Zookeeper:
-    """The server, started once per process."""
+    """The server."""
     return Zookeeper(scratch(), free_ports(1)[0]).start()
 
 
@@ -44,12 +45,14 @@ class ZookeeperRig(Rig):
     short_call: ClassVar[float] = 0.5
     can_cut = can_pause = can_kill = can_count = can_restart = True
 
+    own_server: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__()
         self.servers = self.shared_servers()
 
     def shared_servers(self) -> list[Zookeeper]:
-        return [shared_server()]
+        return [shared_server(own=self.own_server)]
 
     def client_path(self) -> ClientPath:
         return ZookeeperMachine([server.port for server in self.servers])

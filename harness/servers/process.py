@@ -1,4 +1,5 @@
 """One server as a plain process: it runs on loopback in a folder of its own, and ends with the process that started it.
+shared.py passes servers on to other processes, which can use a server but not break it.
 
 A server is killed by its pid, even if the tests themselves are killed: the kernel kills a child when the thread that
 started it ends (PR_SET_PDEATHSIG). So one thread, which lives as long as the process, starts all servers.
@@ -114,7 +115,12 @@ class Server(ABC):
         self.folder, self.port = folder, port
         self.log = os.path.join(folder, "log")
         self._process: subprocess.Popen[bytes] | None = None
+        self._pid_elsewhere: int | None = None  # of a server that another process has started
         self._paused_pids: list[int] = []
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, which must leave the server as it is."""
+        return {**self.__dict__, "_process": None, "_pid_elsewhere": self.pid}
 
     @abstractmethod
     def command(self) -> Sequence[str]:
@@ -134,11 +140,15 @@ class Server(ABC):
 
     @property
     def pid(self) -> int:
+        if self._pid_elsewhere is not None:
+            return self._pid_elsewhere
         assert self._process is not None, "not started"
         return self._process.pid
 
     @property
     def running(self) -> bool:
+        if self._pid_elsewhere is not None:
+            return os.path.exists(f"/proc/{self._pid_elsewhere}")
         return self._process is not None and self._process.poll() is None
 
     def start(self: S) -> S:
@@ -149,6 +159,7 @@ class Server(ABC):
 
     def launch(self) -> None:
         """Start without waiting: a cluster member is not ready before the others run."""
+        self._refuse_if_shared()
         _starter().submit(self._spawn).result()
         atexit.register(self.kill)
 
@@ -157,6 +168,7 @@ class Server(ABC):
 
     def stop(self) -> None:
         """Stop the server gracefully; kill it after 10 s."""
+        self._refuse_if_shared()
         if not self.running:
             return
         self.resume()
@@ -169,6 +181,7 @@ class Server(ABC):
 
     def kill(self) -> None:
         """SIGKILL the server and its children. Returns when it has ended."""
+        self._refuse_if_shared()
         atexit.unregister(self.kill)
         if self._process is None:
             return
@@ -186,6 +199,7 @@ class Server(ABC):
     def pause(self) -> None:
         """SIGSTOP the server and its children: clients get no more answers. Returns when every thread has stopped,
         because a running one may still answer for a moment."""
+        self._refuse_if_shared()
         if self._paused_pids or not self.running:
             return
         self._paused_pids = [self.pid, *descendants(self.pid)]
@@ -199,6 +213,13 @@ class Server(ABC):
         for pid in paused_pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+    def _refuse_if_shared(self) -> None:
+        if self._pid_elsewhere is not None:
+            raise RuntimeError(
+                f"this {type(self).__name__} is shared by all workers of the run: a test that breaks its server needs "
+                "the one of its process (harness/servers/shared.py)"
+            )
 
     def log_tail(self) -> str:
         """The end of the server's log."""

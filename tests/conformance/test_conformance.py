@@ -1,6 +1,18 @@
-"""Every case on every engine and in both runtimes. `pytest -k memory-asyncio` runs one combination."""
+"""Every case on every engine and in both runtimes. `pytest -k memory-asyncio` runs one combination.
 
+All workers of a run share the servers. Cases that break a server get the one of their process: `test_redis_broken`.
+"""
+
+from harness.rigs import with_own_server
 from leasehold.testing import RIGS, conformance_tests
+from leasehold.testing.conformance.rig import rig_type
+from leasehold.testing.conformance.suite import all_cases
+
+BREAKING = {"pause", "restart", "lose_minority", "advance_clock"}  # what a case does to all clients of a server
+
+_breaking = [case for case in all_cases() if case.rig & BREAKING]
+_others = [case for case in all_cases() if not case.rig & BREAKING]
 
 for _name in RIGS:
-    globals()[f"test_{_name}"] = conformance_tests(_name)
+    globals()[f"test_{_name}"] = conformance_tests(_name, cases=_others)
+    globals()[f"test_{_name}_broken"] = conformance_tests(with_own_server(rig_type(_name)), name=_name, cases=_breaking)

@@ -123,10 +123,10 @@ def environment_of(page: Path) -> dict[str, str]:
 
     try:
         if servers == ["mysql"]:
-            mariadb = mysql.server()
+            mariadb = mysql.server.own()
             mariadb.run("drop database if exists leasehold")
             return {"DATABASE_URL": f"mysql://root@127.0.0.1:{mariadb.port}/leasehold"}
-        server = postgresql.server()
+        server = postgresql.server.own()
     except Absent as absent:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
     server.ask("drop schema if exists leasehold cascade")

@@ -109,7 +109,7 @@ def require_server() -> Callable[[], AbstractContextManager[None]]:
 def _database(kind: str) -> Iterator[Database]:
     rig, make_database = DATABASES[kind]
     with skip_without_server():
-        server = rig.server()
+        server = rig.server.own()
     instance = make_database(server, f"test-{uuid4().hex[:8]}")
     yield instance
     server.resume()

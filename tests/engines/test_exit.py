@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from harness.rigs import with_own_server
 from leasehold import Client, Holding
 from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
@@ -30,7 +31,7 @@ FIRST_TIER = ("sqlite", "redis", "zookeeper")
     params=[pytest.param(name, marks=() if name in FIRST_TIER else pytest.mark.extended) for name in ENGINES]
 )
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    found = rig_or_skip(rig_type(request.param))
+    found = rig_or_skip(with_own_server(rig_type(request.param)))
     yield found
     found.close()
 

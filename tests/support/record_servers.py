@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from harness.rigs import postgresql
+from harness.rigs import postgresql, with_own_server
 from harness.rigs.etcd import EtcdRig
 from harness.rigs.redis import AOF_ALWAYS
 from harness.rigs.redis_ha import RedisClusterRig, RedisSentinelRig
@@ -59,13 +59,13 @@ class RigServer:
 
 
 _SERVERS: dict[str, Callable[[], StoreServer | RigServer]] = {
-    "postgresql": lambda: StoreServer(postgresql.server(), "postgresql://postgres@127.0.0.1:{port}/postgres"),
+    "postgresql": lambda: StoreServer(postgresql.server.own(), "postgresql://postgres@127.0.0.1:{port}/postgres"),
     "mysql": lambda: StoreServer(MySQL().start(), "mysql://t:t@127.0.0.1:{port}/test"),
     "redis": lambda: StoreServer(RedisServer(*AOF_ALWAYS).start(), "redis://127.0.0.1:{port}/0"),
     "redis+sentinel": lambda: RigServer(RedisSentinelRig()),
     "redis+cluster": lambda: RigServer(RedisClusterRig()),
-    "etcd": lambda: RigServer(EtcdRig()),
-    "zookeeper": lambda: RigServer(ZookeeperRig()),
+    "etcd": lambda: RigServer(with_own_server(EtcdRig)()),
+    "zookeeper": lambda: RigServer(with_own_server(ZookeeperRig)()),
 }
 
 

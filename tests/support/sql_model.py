@@ -221,7 +221,7 @@ def rounded(holding):
 class PostgresqlModel(SqlModel):
     @classmethod
     def open_session(cls) -> Iterator[Any]:
-        with postgresql.server().connect() as session:
+        with postgresql.server.own().connect() as session:
             session.execute("drop schema if exists model cascade")
             session.execute((postgresql_schema.text("model") + PG_FAKES).encode())
             session.execute("set synchronous_commit = off")
@@ -261,7 +261,7 @@ class MysqlModel(SqlModel):
 
     @classmethod
     def open_session(cls) -> Iterator[Any]:
-        with mysql.server().connect() as session, session.cursor() as cursor:
+        with mysql.server.own().connect() as session, session.cursor() as cursor:
             cursor.execute("drop database if exists model")
             script = mysql_schema.text("model").replace(CLOCK_SQL, "(select now from world)") + MY_FAKES
             for statement in mysql_schema.statements(script):

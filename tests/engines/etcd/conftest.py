@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.rigs import with_own_server
 from harness.rigs.etcd import EtcdClusterRig, EtcdRig
 from harness.servers.etcd import Cluster, Etcd
 from harness.servers.proxy import Proxy
@@ -21,7 +22,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture
 def member() -> Etcd:
-    return rig_or_skip(EtcdRig).cluster.members[0]
+    return rig_or_skip(with_own_server(EtcdRig)).cluster.members[0]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.support.timing import check_elapsed
 @pytest.fixture
 def port(database):
     try:
-        return pooler().port
+        return pooler(own=True).port
     except Absent as absent:
         pytest.skip(str(absent))
 

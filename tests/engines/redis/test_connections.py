@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from harness.rigs import with_own_server
 from harness.rigs.redis import RedisRig
 from harness.servers.process import poll
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
@@ -133,7 +134,7 @@ def test_task_with_later_deadline_connects_after_shared_failure(monkeypatch) -> 
         return await original_open(self, runtime, deadline)
 
     monkeypatch.setattr(RedisEndpoint, "_open", time_out_once)
-    server = rig_or_skip(RedisRig).server
+    server = rig_or_skip(with_own_server(RedisRig)).server
 
     async def scenario() -> None:
         async with AsyncClient(url(server), namespace="more-time", call_timeout=5) as client:

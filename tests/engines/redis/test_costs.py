@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from harness.rigs import redis, redlock
+from harness.rigs import redis, redlock, with_own_server
 from harness.servers.redis import RedisServer
 from harness.servers.redlock import RedlockNodes
 from leasehold import Client
@@ -38,9 +38,9 @@ class Deployment(NamedTuple):
 @pytest.fixture(params=["redis", "redlock"])
 def deployment(request) -> Deployment:
     if request.param == "redis":
-        servers_found = Deployment("redis", [rig_or_skip(redis.RedisRig).server])
+        servers_found = Deployment("redis", [rig_or_skip(with_own_server(redis.RedisRig)).server])
     else:
-        servers_found = Deployment("redlock", rig_or_skip(redlock.RedlockRig).nodes)
+        servers_found = Deployment("redlock", rig_or_skip(with_own_server(redlock.RedlockRig)).nodes)
     for server in servers_found.servers:
         server.ask("FLUSHALL")
     return servers_found

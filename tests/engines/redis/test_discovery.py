@@ -165,13 +165,13 @@ def test_malformed_sentinel_replies_are_ignored(make_sentinels) -> None:
 
 def test_replica_reported_as_primary_is_not_used(start_fake) -> None:
     rig_or_skip(RedisRig)
-    replica = RedisServer(primary=single_server()[0]).start()
+    replica = RedisServer(primary=single_server.own()[0]).start()
     try:
         sentinel = start_fake(FakeSentinel, 1, replica.port)
         with Client(f"redis+sentinel://127.0.0.1:{sentinel.port}/locks", call_timeout=0.5) as client:
             with pytest.raises(Unavailable, match="is a replica"):
                 client.lock("job").acquire()
-            sentinel.epoch, sentinel.reported_port = 2, single_server()[0].port
+            sentinel.epoch, sentinel.reported_port = 2, single_server.own()[0].port
             with client.lock("job") as lease:
                 assert lease.held
     finally:

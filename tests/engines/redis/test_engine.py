@@ -10,6 +10,7 @@ import os
 
 import pytest
 
+from harness.rigs import with_own_server
 from harness.rigs.redis import RedisRig
 from leasehold import AsyncClient, Client
 from leasehold.engines.redis import protocol
@@ -18,7 +19,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture(scope="module")
 def server():
-    return rig_or_skip(RedisRig).server
+    return rig_or_skip(with_own_server(RedisRig)).server
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.rigs import with_own_server
+from harness.rigs.redis import RedisRig
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import HELD, PASSED, WAITING, Context, Notification, TokenCounter
 from leasehold.core.timing import WAITER_TTL
@@ -24,7 +26,6 @@ from leasehold.engines.redis.scripts import MICROS, PubSubCommands, Script
 from leasehold.engines.redis.server import encode_command
 from leasehold.errors import Mismatch
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
-from leasehold.testing.conformance.rig import rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
 
 REAL_CLOCK = "redis.call('TIME')"
@@ -186,7 +187,7 @@ def claim(id_hash: str, **fields) -> Claim:
 
 @pytest.fixture(scope="module")
 def comparison() -> Iterator[ModelComparison]:
-    comparison = ModelComparison(rig_or_skip(rig_type("redis")).server.port)
+    comparison = ModelComparison(rig_or_skip(with_own_server(RedisRig)).server.port)
     yield comparison
     for connection in (comparison.connection, comparison.subscriber):
         connection.sock.close()

@@ -12,6 +12,7 @@ import threading
 import hiredis
 import pytest
 
+from harness.rigs import with_own_server
 from harness.rigs.redlock import RedlockRig
 from harness.servers.redlock import lock_keys
 from leasehold import Client, Unsupported
@@ -33,7 +34,7 @@ def send_raw(node, data: bytes) -> object:
 
 @pytest.fixture(scope="module")
 def servers():
-    return rig_or_skip(RedlockRig).nodes
+    return rig_or_skip(with_own_server(RedlockRig)).nodes
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig, shared_ensemble, shared_server
+from harness.rigs import with_own_server
+from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig, shared_ensemble
 from harness.servers.proxy import Proxy
 from harness.servers.zookeeper import Ensemble, Zookeeper
 from leasehold import AsyncClient, Client
@@ -21,8 +22,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 
 @pytest.fixture(scope="session")
 def server() -> Zookeeper:
-    rig_or_skip(ZookeeperRig)
-    return shared_server()
+    return rig_or_skip(with_own_server(ZookeeperRig)).servers[0]
 
 
 @pytest.fixture

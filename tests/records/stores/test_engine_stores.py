@@ -237,7 +237,7 @@ def test_record_follows_its_slot_to_another_node(url_of, open_runner, key):
 
 
 def test_records_leave_no_etcd_leases_behind(open_runner, key):
-    cluster = etcd.single_member_cluster()
+    cluster = etcd.single_member_cluster.own()
     runner, member = open_runner(f"etcd://{cluster.hosts}"), cluster.members[0]
     assert run_sync(runner.read(key)) is None
     before = member.leases()
@@ -258,7 +258,7 @@ def test_records_leave_no_etcd_leases_behind(open_runner, key):
 
 @pytest.fixture
 def kazoo():
-    client = KazooClient(f"127.0.0.1:{zookeeper.shared_server().port}")
+    client = KazooClient(f"127.0.0.1:{zookeeper.shared_server.own().port}")
     client.start()
     yield client
     client.stop()
@@ -267,7 +267,7 @@ def kazoo():
 
 @pytest.fixture
 def zookeeper_runner(open_runner):
-    return open_runner(f"zookeeper://127.0.0.1:{zookeeper.shared_server().port}")
+    return open_runner(f"zookeeper://127.0.0.1:{zookeeper.shared_server.own().port}")
 
 
 def test_record_created_again_is_not_taken_for_the_old_one(zookeeper_runner, kazoo, key, monkeypatch):

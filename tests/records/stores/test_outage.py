@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.rigs import with_own_server
 from harness.rigs.etcd import EtcdClusterRig, EtcdRig
 from harness.rigs.redis_ha import RedisSentinelRig
 from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig
@@ -99,7 +100,7 @@ def test_once_has_one_result_while_answers_are_lost(which, server, paths, second
 @pytest.mark.parametrize("rig_type", [EtcdRig, EtcdClusterRig, ZookeeperRig, ZookeeperEnsembleRig])
 @pytest.mark.parametrize("seconds", [LONG])
 def test_once_has_one_result_while_servers_restart_and_pause(rig_type, paths, seconds):
-    rig = rig_type()
+    rig = with_own_server(rig_type)()
     machines, begun = paths(rig.client_path), time.monotonic()
 
     def inject() -> None:
