@@ -121,7 +121,7 @@ def test_external_cancellation_propagates_when_lease_is_also_lost() -> None:
 def test_lease_survives_event_loop_blocked_for_three_ttls() -> None:
     async def main() -> None:
         async with AsyncClient("memory://") as client, client.lock("a", ttl=1.0) as lease:
-            time.sleep(3.0)  # blocks the loop: the fault under test
+            time.sleep(3.0)  # pause: blocks the loop, the fault under test
             assert lease.state == "HELD"
             lease.check()
 
@@ -238,8 +238,12 @@ def test_queued_claims_of_closed_loop_are_released() -> None:
     held = holder.lock("a").acquire()
     loop = asyncio.new_event_loop()
     task = loop.create_task(client.lock("a").acquire())
-    loop.run_until_complete(asyncio.sleep(0.01))
-    assert len(holder.inspect()) == 2
+
+    async def wait_until_queued() -> None:
+        while len(holder.inspect()) < 2:
+            await asyncio.sleep(0.002)
+
+    loop.run_until_complete(asyncio.wait_for(wait_until_queued(), 30))
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     keep = [task.get_coro()]  # as when a loop is closed too early: the coroutine never finishes
     loop.close()

@@ -174,7 +174,7 @@ def test_terms_in_one_process_never_overlap(url, wait_until, clients) -> None:
     opened[0].break_lock("boss", token=opened[0].inspect()[0].token)
     wait_until(lambda: "stop 1" in calls and second._term is not None)
     assert second._term.held
-    time.sleep(0.1)  # time in which the second could wrongly start
+    time.sleep(0.1)  # pause: the second could wrongly start meanwhile
     assert calls == ["start 1", "stop 1"]
     first.resign()
     may_stop.set()
@@ -245,7 +245,7 @@ def test_async_election_campaigns_serves_and_observes(url) -> None:
             observing = asyncio.create_task(observe_terms())
 
             async def stop(term) -> None:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # pause: it takes longer than a step of the loop
                 log.stop(term)
 
             serve = asyncio.create_task(election.serve(log.start, stop))

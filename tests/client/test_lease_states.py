@@ -13,6 +13,7 @@ import warnings
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost
+from leasehold.core.timing import NEVER
 from tests.support import probe
 
 pytestmark = [
@@ -132,7 +133,7 @@ def test_async_client_works_in_forked_child() -> None:
     assert asyncio.run(main()) == b"done"
 
 
-def test_watchdog_of_collected_client_stops_after_last_release() -> None:
+def test_watchdog_of_collected_client_stops_after_last_release(wait_until) -> None:
     # `unwatch` did not wake the watchdog: thread, client core and engine lived until the next renewal, a third of the
     # ttl later.
     def count_watchdogs() -> int:
@@ -141,7 +142,7 @@ def test_watchdog_of_collected_client_stops_after_last_release() -> None:
     before = count_watchdogs()
     client = Client("memory://")
     lease = client.lock("a", ttl=3000).acquire()
-    time.sleep(0.1)  # the watchdog has scheduled a renewal by now
+    wait_until(lambda watchdog=probe.watchdog(client): watchdog._wakes_at < NEVER)  # it has scheduled a renewal
     del client
     gc.collect()
     lease.release()

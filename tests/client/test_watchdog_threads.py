@@ -46,12 +46,12 @@ def test_callback_that_calls_sys_exit_does_not_stop_other_callbacks(bench, wait_
     client = bench.client()
     notified: list[str] = []
     first, second = client.lock("a").acquire(), client.lock("b").acquire()
-    first.on_lost(lambda _: sys.exit(3))
+    first.on_lost(lambda lease: notified.append(lease.name) or sys.exit(3))
     second.on_lost(lambda lease: notified.append(lease.name))
     client.break_lock("a", token=first.token)
-    time.sleep(0.1)
+    wait_until(lambda: notified == ["a"])
     client.break_lock("b", token=second.token)
-    wait_until(lambda: notified)
+    wait_until(lambda: notified == ["a", "b"])
 
 
 @pytest.fixture
@@ -73,7 +73,20 @@ def on_at_risk_log() -> Iterator[Callable[[Callable[[], object]], None]]:
         log.removeHandler(handler)
 
 
-def is_renewed_after_outage(bench, wait_until) -> bool:
+def renew_soon(bench, wait_until, leases) -> None:
+    """Wait until the watchdog has renewed these leases, while their clock runs for at most half their ttl."""
+    steps = iter(range(30))
+
+    def renewed() -> bool:
+        for _ in steps:
+            bench.clock.advance(0.5)
+            break
+        return all(probe.renewed_at(lease) > 1000 for lease in leases)
+
+    wait_until(renewed)
+
+
+def check_renewal_after_outage(bench, wait_until) -> None:
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
     wait_until(lambda: probe.watchdog(client)._expiries)
@@ -81,10 +94,7 @@ def is_renewed_after_outage(bench, wait_until) -> bool:
     bench.clock.advance(10)
     wait_until(lambda: probe.renewal_failed(lease))
     bench.transport.silent = False
-    for _ in range(30):
-        bench.clock.advance(0.5)
-        time.sleep(0.01)
-    return probe.renewed_at(lease) > 1000
+    renew_soon(bench, wait_until, [lease])
 
 
 def test_log_handler_that_raises_does_not_stop_renewals(bench, wait_until, on_at_risk_log) -> None:
@@ -94,7 +104,7 @@ def test_log_handler_that_raises_does_not_stop_renewals(bench, wait_until, on_at
         raise OSError("disk full")
 
     on_at_risk_log(raise_disk_full)
-    assert is_renewed_after_outage(bench, wait_until)
+    check_renewal_after_outage(bench, wait_until)
 
 
 def test_log_handler_that_raises_does_not_stop_other_callbacks(bench, wait_until) -> None:
@@ -143,7 +153,7 @@ def test_log_handler_that_blocks_does_not_stop_renewals(bench, wait_until, on_at
     unblock = threading.Event()
     on_at_risk_log(lambda: unblock.wait(5))
     try:
-        assert is_renewed_after_outage(bench, wait_until)
+        check_renewal_after_outage(bench, wait_until)
     finally:
         unblock.set()
 
@@ -164,10 +174,7 @@ def test_renewals_continue_when_callback_thread_cannot_start(bench, monkeypatch,
     bench.clock.advance(10)
     wait_until(lambda: any(probe.renewal_failed(lease) for lease in leases))
     bench.transport.silent = False
-    for _ in range(30):
-        bench.clock.advance(0.5)
-        time.sleep(0.01)
-    assert all(probe.renewed_at(lease) > 1000 for lease in leases)
+    renew_soon(bench, wait_until, leases)
 
 
 def test_error_in_one_renewal_reply_does_not_affect_its_batch(bench, monkeypatch, wait_until) -> None:
@@ -184,10 +191,8 @@ def test_error_in_one_renewal_reply_does_not_affect_its_batch(bench, monkeypatch
         on_renewal(lease, *args)
 
     monkeypatch.setattr(type(leases[0]), "_on_renewal", fail_once)
-    for _ in range(30):
-        bench.clock.advance(0.5)
-        time.sleep(0.01)
-    wait_until(lambda: failed and all(probe.renewed_at(lease) > 1000 for lease in leases))
+    renew_soon(bench, wait_until, leases)
+    assert failed
 
 
 @pytest.mark.usefixtures("untraced")
@@ -250,7 +255,7 @@ def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until
     assert (lease.ttl, lease._claim.ttl, round(lease.remaining)) == (300, 300, 287)
 
 
-def test_on_lost_runs_soon_after_system_suspend() -> None:
+def test_on_lost_runs_soon_after_system_suspend(wait_until) -> None:
     # The clock counts suspended time; the watchdog's sleep (a lock's timeout, CLOCK_MONOTONIC) does not. After a resume
     # the watchdog slept for up to a third of the ttl: state and check() reported the loss at once, but callbacks,
     # events and tasks did not.
@@ -258,7 +263,7 @@ def test_on_lost_runs_soon_after_system_suspend() -> None:
     client = Client("memory://", runtime=Threads(lambda: boot_clock() + suspended_seconds[0]))
     lease, notified = client.lock("a", ttl=60).acquire(), []
     lease.on_lost(notified.append)
-    time.sleep(0.1)
+    wait_until(lambda: probe.watchdog(client)._wakes_at < NEVER)
     suspended_seconds[0] = 3600.0
     assert lease.state == "LOST"
     end = time.monotonic() + 15  # the next scheduled renewal is after 20 s

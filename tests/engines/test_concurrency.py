@@ -139,7 +139,7 @@ def test_hundred_cancelled_acquires_leave_nothing(rig, client, namespace, wait_u
                 for _ in range(number % 8):
                     await asyncio.sleep(0)
                 if number >= 8:
-                    await asyncio.sleep(rng.random() * 0.006)
+                    await asyncio.sleep(rng.random() * 0.006)  # pause: cancelled at any moment
                 task.cancel()
                 try:
                     lease = await task
@@ -176,7 +176,7 @@ def test_queue_advances_when_waiters_are_cancelled(rig, namespace, wait_until) -
             async def work() -> None:
                 # An attempt may land after its own release on another connection; then only its ttl ends it (E6).
                 async with client.lock("hot", ttl=5, wait=60):
-                    await asyncio.sleep(0.002)
+                    await asyncio.sleep(0.002)  # pause: others queue meanwhile
 
             tasks = [asyncio.create_task(work()) for _ in range(150)]
             while not all(task.done() for task in tasks):

@@ -41,7 +41,7 @@ def successor(client: Client, pid: int) -> Iterator[Lease]:
             break
         except Unavailable:  # stopped while it renewed inside a transaction on the SQLite file
             os.kill(pid, signal.SIGCONT)
-            time.sleep(0.02)
+            time.sleep(0.02)  # pause: it leaves the transaction
     yield lease
     lease.release()
 

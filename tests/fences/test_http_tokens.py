@@ -99,7 +99,7 @@ def test_asgi_newer_token_waits_until_app_returns_or_is_cancelled(in_files, tmp_
         while not order:
             await asyncio.sleep(0.001)
         second = asyncio.create_task(request(9))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # pause: the second could wrongly pass meanwhile
         assert not second.done()
         may_return.set_result(None)
         await first
@@ -108,7 +108,7 @@ def test_asgi_newer_token_waits_until_app_returns_or_is_cancelled(in_files, tmp_
         assert 409 in await request(5)
         for pause in (0, 0.0001, 0.001, 0.005):  # a request cancelled at any moment stops counting as in flight
             task = asyncio.create_task(request(10))
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause)  # pause: cancelled at any moment
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await asyncio.wait_for(request(11), 10)

@@ -284,7 +284,7 @@ def test_lock_fence_loses_no_update_when_locks_are_broken(engine, locked_number,
                 tokens[0] = lease.token
                 for _ in range(3):
                     value = call(who, "read", lease.token, lambda lease=lease: int(fence.read(lease)))
-                    time.sleep(random.random() * 0.01)
+                    time.sleep(random.random() * 0.01)  # pause: others may come in between
                     if value is not None:
                         write = lambda lease=lease, value=value: fence.write(lease, str(value + 1)) or True  # noqa: E731
                         call(who, "write", lease.token, write, based_on=value)

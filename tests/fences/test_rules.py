@@ -253,7 +253,7 @@ def test_local_fence_loses_no_update_of_threads():
                 token = next(tokens)
             value = call(who, "read", token, lambda token=token: number.read(token))
             if value is not None:
-                time.sleep(0.0002)  # time for another thread to come in between
+                time.sleep(0.0002)  # pause: another thread may come in between
                 write = lambda token=token, value=value: number.write(token, value + 1) or True  # noqa: E731
                 accepted.append(call(who, "write", token, write, based_on=value))
 

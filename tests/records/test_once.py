@@ -286,7 +286,7 @@ def test_async_once_tasks_wait_for_the_runner():
 
         async def work(lease):
             runs.append(lease.token)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # pause: the work
             return [len(runs)]
 
         async with leasehold.AsyncClient("memory://") as client:

@@ -95,7 +95,7 @@ def hammer(kind: str, spec: str, tokens: str, rounds: str, claims: str) -> None:
             token = next_token(tokens)
         value = call("read", token, lambda token=token: number.read(token)) if claims == "1" else number.peek()
         if value is not None:
-            time.sleep(rng.random() * 0.004)
+            time.sleep(rng.random() * 0.004)  # pause: others may come in between
             call("write", token, lambda token=token, value=value: number.write(token, value + 1) or True, value)
     write_json(calls)
     number.close()

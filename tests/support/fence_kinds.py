@@ -29,7 +29,7 @@ def kind(name: str, *arguments: Any) -> Callable[[type], type]:
 def end(loop: asyncio.AbstractEventLoop, close_coroutine: Any) -> None:
     """Close a connection, then run the loop once more so that its transport closes too."""
     loop.run_until_complete(close_coroutine)
-    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.run_until_complete(asyncio.sleep(0.01))  # pause: transports close later
     loop.close()
 
 

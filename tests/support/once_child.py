@@ -53,7 +53,7 @@ def pay(locks: str, store: str, database: str, key: str, seconds: str, ttl: str)
 
     def inside(lease):
         print("inside", lease.token, flush=True)
-        time.sleep(float(seconds))  # the test kills the process here
+        time.sleep(float(seconds))  # pause: the test kills the process here
 
     with Client(locks, ttl=float(ttl), call_timeout=30) as client, connected(database) as connection:
         record_store = stores.within(connection) if store == "within" else store

@@ -46,7 +46,7 @@ def queued_names(client):
 def test_clock_stands_still_while_real_time_passes(leasehold_client, leasehold_clock):
     lease = leasehold_client.lock("job", ttl=0.1).acquire()
     began, left = leasehold_clock.now(), lease.remaining
-    time.sleep(0.15)  # longer than the ttl: real time must not count
+    time.sleep(0.15)  # pause: longer than the ttl; real time must not count
     assert leasehold_clock.now() == began
     assert lease.remaining == left == pytest.approx(0.098)
     lease.release()
@@ -145,7 +145,7 @@ def test_clock_runs_in_real_time_while_a_call_waits(leasehold_client, leasehold_
     assert leasehold_clock.now() - before >= 0.2
     assert time.monotonic() - began >= 0.19
     after = leasehold_clock.now()
-    time.sleep(0.02)
+    time.sleep(0.02)  # pause: real time must not count
     assert leasehold_clock.now() == after, "the clock must stand still again"
     lease.release()
 

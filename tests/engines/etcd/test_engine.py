@@ -38,7 +38,7 @@ def test_cancelled_acquire_leaves_no_claim_and_no_lease(url, member, shape, clai
                 if round_number % 10 == 9 and held is not None:
                     held = await held.release() and None
                 task = asyncio.create_task(locks[shape].acquire())
-                await asyncio.sleep(rng.random() * 0.004)
+                await asyncio.sleep(rng.random() * 0.004)  # pause: cancelled at any moment
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await (await task).release()

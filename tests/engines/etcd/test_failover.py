@@ -86,7 +86,7 @@ def test_paused_leader_grants_nothing_when_it_resumes(cluster, url) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        time.sleep(0.1)
+        time.sleep(0.1)  # pause: the request is on its way when the member resumes
         old.resume()
         thread.join(20)
         assert results[0] is None or isinstance(results[0], Unavailable)

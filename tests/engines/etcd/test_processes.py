@@ -107,8 +107,7 @@ def test_collected_client_leaves_no_thread(url, eventually) -> None:
     before = len(names())
     client = Client(url)
     lease = client.lock("job").acquire()
-    time.sleep(0.2)
-    assert len(names()) > before
+    eventually(lambda: len(names()) > before)
     lease.release()
     del client, lease
     eventually(lambda: gc.collect() is not None and len(names()) <= before)

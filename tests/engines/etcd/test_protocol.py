@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.rigs.etcd import EtcdRig
+from harness.servers.process import poll
 from leasehold import ConfigError, LeaseholdError, Unavailable
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd import messages
@@ -211,7 +212,7 @@ class FakeServer:
                     self.received += connection.recv(65_536)
                 for part in self._replies:
                     connection.sendall(part)
-                    time.sleep(0.005)
+                    time.sleep(0.005)  # pause: the next part is a segment of its own
                 connection.settimeout(1)
                 with suppress(TimeoutError):
                     while data := connection.recv(65_536):
@@ -236,12 +237,18 @@ def rpc_to(server: FakeServer) -> Iterator[tuple[RpcClient, Threads]]:
         server.close()
 
 
-def call_fake_server(*replies: bytes, seconds: float = 1.0) -> tuple[messages.LeaseTtlResponse, bytes]:
+COMPLETE_REPLY = OK_REPLY + encode_frame(frames.HEADERS, 5, 1, END_HEADERS)
+
+
+def call_fake_server(
+    *replies: bytes, seconds: float = 10.0, requests: Sequence[bytes] = ()
+) -> messages.LeaseTtlResponse:
+    """The decoded reply, once the server has received all of `requests`."""
     server = FakeServer(*replies)
     with rpc_to(server) as (rpc, runtime):
         reply = run_sync(rpc.call(messages.LEASE_TTL, messages.LeaseId(5), runtime.now() + seconds))
-        time.sleep(0.05)
-        return reply, server.received
+        poll(lambda: all(each in server.received for each in requests), 30, lambda: f"{requests} have arrived")
+        return reply
 
 
 @pytest.mark.parametrize(
@@ -267,16 +274,16 @@ def call_fake_server(*replies: bytes, seconds: float = 1.0) -> tuple[messages.Le
     ],
 )
 def test_valid_reply_is_decoded_in_every_framing(reply: tuple[bytes, ...]) -> None:
-    assert call_fake_server(*reply)[0] == LEASE_LIFE
+    assert call_fake_server(*reply) == LEASE_LIFE
 
 
 def test_client_acknowledges_settings_and_pings() -> None:
     ping = encode_frame(frames.PING, 0, 0, b"12345678")
-    _, received = call_fake_server(
-        encode_frame(frames.SETTINGS, 0, 0, b""), ping, OK_REPLY, encode_frame(frames.HEADERS, 5, 1, END_HEADERS)
+    acknowledged = (
+        encode_frame(frames.SETTINGS, frames.ACK, 0, b""),
+        encode_frame(frames.PING, frames.ACK, 0, b"12345678"),
     )
-    assert encode_frame(frames.SETTINGS, frames.ACK, 0, b"") in received
-    assert encode_frame(frames.PING, frames.ACK, 0, b"12345678") in received
+    call_fake_server(encode_frame(frames.SETTINGS, 0, 0, b""), ping, COMPLETE_REPLY, requests=acknowledged)
 
 
 @pytest.mark.parametrize(
@@ -313,9 +320,6 @@ def test_invalid_reply_is_unavailable_within_the_deadline(reply: bytes) -> None:
         call_fake_server(reply, seconds=0.3)
     assert isinstance(caught.value, Unavailable)
     check_elapsed(began, 0.3 + 0.5 + 1.5)  # the fake server takes up to 1 s to close
-
-
-COMPLETE_REPLY = OK_REPLY + encode_frame(frames.HEADERS, 5, 1, END_HEADERS)
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
@@ -363,7 +367,7 @@ def test_client_waits_until_a_closed_window_opens(wait_until) -> None:
     ],
 )
 def test_unusual_frames_are_harmless(reply: tuple[bytes, ...]) -> None:
-    assert call_fake_server(*reply)[0] == LEASE_LIFE
+    assert call_fake_server(*reply) == LEASE_LIFE
 
 
 @pytest.mark.parametrize(
@@ -404,10 +408,7 @@ def test_header_bomb_costs_little_cpu_time() -> None:
     reply = encode_frame(frames.HEADERS, 0, 1, pieces[0])
     reply += b"".join(encode_frame(frames.CONTINUATION, 0, 1, piece) for piece in pieces[1:])
     began = time.process_time()
-    assert (
-        call_fake_server(reply + encode_frame(frames.CONTINUATION, 4, 1, b""), COMPLETE_REPLY, seconds=5.0)[0]
-        == LEASE_LIFE
-    )
+    assert call_fake_server(reply + encode_frame(frames.CONTINUATION, 4, 1, b""), COMPLETE_REPLY) == LEASE_LIFE
     assert time.process_time() - began < 2.0
 
 

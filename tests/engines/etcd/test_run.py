@@ -94,7 +94,7 @@ def test_leasehold_run_stops_its_command_before_the_next_begins(member, start_pr
     (lease,) = [lease for key, lease in member.keys(f"{prefix}/").items() if "/q/" in key]
     second = start_process(*run, COMMAND.format(log=second_log))
     wait_until(lambda: len(member.keys(f"{prefix}/")) == 3)
-    time.sleep(0.3)  # by now the waiter watches the holder
+    time.sleep(0.3)  # pause: long enough for the waiter to watch the holder; if not, it finds the change itself
     revoked, wall = time.monotonic(), time.time()
     member.revoke(lease)
     assert first.wait(30) == 79

@@ -165,7 +165,7 @@ def test_waiter_survives_a_lost_watch_stream(url, proxied_url, proxy, start_wait
         waiting = start_waiter(client)
         for _ in range(3):
             proxy.reset()
-            time.sleep(0.05)
+            time.sleep(0.05)  # pause: the client may reconnect, or not yet
         began = time.monotonic()
         lease.release()
         assert waiting.wait_granted() - began < 3, "the waiter was not woken before its next re-check"
@@ -177,7 +177,7 @@ def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, s
         lease = holder.lock("job").acquire()
         waiting = start_waiter(client)
         mine = client.lock("mine").acquire()
-        time.sleep(0.3)  # by now the client watches its own key
+        eventually(lambda: client._core.registry.shared["etcd"].watcher._open_stream)
         proxy.cut()
         lease.release()
         for number in range(5):
@@ -195,7 +195,7 @@ def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eve
         for _ in range(3):
             with client.lock("short"):
                 pass
-        time.sleep(0.2)  # long enough to open a watch stream
+        time.sleep(0.2)  # pause: long enough to open a watch stream
         assert proxy.accepted == 1, "a second connection was opened for a watch"
         lease = client.lock("job", ttl=60).acquire()
         eventually(lambda: proxy.accepted == 2, 2)

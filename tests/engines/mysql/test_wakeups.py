@@ -30,7 +30,7 @@ def test_releases_that_wake_one_client_do_not_delay_each_other(mysql) -> None:
         with Client(mysql.url(), ttl=60, call_timeout=30) as client:
             for _ in range(25):
                 lease = client.lock("job", wait=60).acquire()
-                time.sleep(0.001)  # let other clients attempt
+                time.sleep(0.001)  # pause: other clients attempt meanwhile
                 began = time.monotonic()
                 lease.release()
                 durations.append(time.monotonic() - began)

@@ -38,7 +38,7 @@ def wait_until_waiter_is_idle(server, holder) -> None:
 
     def is_idle() -> bool:
         before = server.calls().get("evalsha")
-        time.sleep(0.2)  # a waiter re-checks once after it has subscribed
+        time.sleep(0.2)  # pause: a waiter re-checks once after it has subscribed
         return server.calls().get("evalsha") == before
 
     poll(lambda: has_waiters(holder), 10, lambda: "the claim is queued")

@@ -152,7 +152,7 @@ def test_asyncio_tasks_continue_at_the_new_primary(sentinel_setup) -> None:
                     inside += 1
                     assert inside == 1
                     tokens.append(lease.token)
-                    await asyncio.sleep(0.002)
+                    await asyncio.sleep(0.002)  # pause: others may come in
                     inside -= 1
 
         async with (

@@ -41,7 +41,7 @@ def test_failed_asyncio_calls_leave_no_task_and_no_log_message(nodes, caplog) ->
                 with pytest.raises(Unavailable):
                     await client.lock("job").acquire(wait=0)
             tasks = [asyncio.create_task(client.lock("job").acquire(wait=5)) for _ in range(20)]
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # pause: the tasks are cancelled while they wait for answers
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

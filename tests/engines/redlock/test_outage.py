@@ -25,7 +25,7 @@ from tests.support.timing import check_elapsed
 def url_with_slow_node(nodes):
     """A URL that leads to node 1 through a slow network."""
     proxy = Proxy(nodes.all[1].port)
-    proxy.watch = lambda _from_client, _data: time.sleep(0.05)
+    proxy.watch = lambda _from_client, _data: time.sleep(0.05)  # pause: the network's
     yield nodes.url.replace(f":{nodes.all[1].port}", f":{proxy.port}")
     proxy.close()
 
@@ -289,7 +289,7 @@ def test_lock_is_exclusive_and_fast_over_jittery_networks(nodes, client_count) -
     rng = random.Random(7)
 
     def delay(_outward: bool, _data: bytes) -> None:
-        time.sleep(rng.random() * 0.008)
+        time.sleep(rng.random() * 0.008)  # pause: the network's
 
     for _, proxies in routes:
         for proxy in proxies:
@@ -302,7 +302,7 @@ def test_lock_is_exclusive_and_fast_over_jittery_networks(nodes, client_count) -
                     inside.append(lease)
                     assert inside == [lease]
                     tokens.append(lease.token)
-                    time.sleep(0.002)
+                    time.sleep(0.002)  # pause: others may come in
                     inside.remove(lease)
 
     began = time.monotonic()

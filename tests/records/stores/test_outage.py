@@ -49,7 +49,7 @@ class Machine(threading.Thread):
 
     def _get_result(self, client: Client, key: str) -> None:
         def work() -> str:
-            time.sleep(random.uniform(0, 0.05))
+            time.sleep(random.uniform(0, 0.05))  # pause: the work
             return os.urandom(4).hex()
 
         end = time.monotonic() + 120
@@ -108,7 +108,7 @@ def test_once_has_one_result_while_servers_restart_and_pause(rig_type, paths, se
             rig.restart()
         else:
             rig.pause()
-            time.sleep(random.uniform(0, 1.5))
+            time.sleep(random.uniform(0, 1.5))  # pause: the fault lasts
             rig.resume()
 
     run_with_faults(machines, seconds, inject)

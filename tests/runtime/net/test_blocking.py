@@ -20,7 +20,7 @@ def deadline_in(seconds: float = 5.0) -> float:
 def send_byte_by_byte(connection: socket.socket, line: bytes) -> None:
     for byte in line + b"\n":
         connection.sendall(bytes([byte]))
-        time.sleep(0.001)
+        time.sleep(0.001)  # pause: the next byte is a segment of its own
 
 
 def test_call_returns_its_reply(echo) -> None:
@@ -51,7 +51,7 @@ def test_trickling_reply_does_not_extend_the_deadline(echo) -> None:
     def trickle(connection: socket.socket, line: bytes) -> None:
         for _ in range(200):
             connection.sendall(b".")
-            time.sleep(0.02)
+            time.sleep(0.02)  # pause: a slow server
 
     echo.answer = trickle
     for call in (lambda s, at: s.call(b"a\n", at), lambda s, at: s.calls(b"a\nb\n", 2, at)):
