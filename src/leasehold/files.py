@@ -37,6 +37,10 @@ _MAX_LINKS: Final = 40  # as the kernel allows
 _FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_PATH if sys.platform == "linux" else 0)
 
 
+class NotPrivate(ConfigError):
+    """Another user could swap the folder, or what is in it."""
+
+
 class Folder:
     """An open folder. Files in it are found by its descriptor, so it does not matter if its path is swapped."""
 
@@ -155,8 +159,8 @@ class Folder:
 
 
 def open_folder(path: str, *, private: bool = False) -> Folder:
-    """Open a folder, following only links that no other user can change. Raises ConfigError, for `private` also if
-    another user could swap the folder or what is in it; OSError if there is no such folder."""
+    """Open a folder, following only links that no other user can change. Raises ConfigError, for `private` also
+    NotPrivate; OSError if there is no such folder."""
     parts = os.path.abspath(path).split("/")[:0:-1]  # the next one is the last
     folder, links = Folder(os.open("/", _FOLDER), "/"), 0
     try:
@@ -234,12 +238,12 @@ def _read_link(folder: Folder, name: str, found: os.stat_result) -> str:
 def _check_private(folder: Folder, *, is_last: bool) -> None:
     owner, mode = folder.status.st_uid, folder.status.st_mode
     if not _is_trusted(owner, is_last):
-        raise ConfigError(
+        raise NotPrivate(
             f"{folder.path} belongs to {_user_name(owner)}, who could replace every file in it: use a folder that "
             "belongs to you or to root"
         )
     if mode & stat.S_IWOTH and (is_last or not mode & stat.S_ISVTX):
-        raise ConfigError(
+        raise NotPrivate(
             f"{folder.path} can be written by every user, so another user could replace your files: use a folder of "
             "your own, such as one made by `mkdir -m 700 FOLDER`"
         )

@@ -164,8 +164,42 @@ def test_folder_that_every_user_can_write_is_refused(tmp_path, mode) -> None:
     """SQLite opens its log and journal by name: in /tmp itself, another user could make these first."""
     os.chmod(tmp_path, mode)
     assert "can be written by every user" in str(run_once(tmp_path))
+    assert "add ?trust_folder=yes to the URL" in str(run_once(tmp_path))
     (tmp_path / "ours").mkdir(0o700)
     assert (run_once(tmp_path / "ours") is None) == (mode == 0o1777)  # the sticky bit keeps others from renaming it
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_folder_of_every_user_is_used_if_the_url_trusts_it(tmp_path, mode) -> None:
+    os.chmod(tmp_path, mode)
+    url = f"sqlite://{tmp_path}/locks.db?trust_folder=yes"
+    with Client(url) as one, Client(url) as two:
+        with one.lock("a", wait=0):
+            assert two.lock("a").try_acquire() is None
+            assert os.listdir(f"{tmp_path}/locks.db-wakeup")  # waiters are notified there as well
+        assert one.once("b", lambda: 7) == two.once("b", lambda: 8)
+    assert (tmp_path / "locks.db").stat().st_mode & 0o777 == 0o600
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["locks.db", "locks.db-wal", "locks.db-journal"])
+def test_trusted_folder_does_not_make_files_of_others_trusted(tmp_path, name) -> None:
+    os.chmod(tmp_path, 0o777)
+    (tmp_path / name).touch(0o600)
+    os.chown(tmp_path / name, STRANGER, STRANGER)
+    url = f"sqlite://{tmp_path}/locks.db?trust_folder=yes"
+    with Client(url) as client, pytest.raises(ConfigError, match="whose files are not trusted here"):
+        client.ping()
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_second_name_of_another_file_as_companion_is_refused(tmp_path, suffix) -> None:
+    """SQLite truncates its shared memory and overwrites its log: a hard link would lose the file behind it."""
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    os.link(precious, tmp_path / f"locks.db{suffix}")
+    assert "has a second name" in str(run_once(tmp_path))
+    assert precious.read_text() == "keep me"
 
 
 @needs_root
@@ -410,34 +444,104 @@ def plant_journal(database: Path, victim: Path) -> None:
     os.chown(journal, STRANGER, GROUP)
 
 
+def use_file(folder: Path, use: str) -> None:
+    with Client(f"sqlite://{folder}/locks.db", call_timeout=5) as client:
+        if use == "locks":
+            try_lock(client)
+        else:
+            client.once(os.urandom(4).hex(), lambda: "done")
+
+
 @needs_root
 @pytest.mark.parametrize("use", ["locks", "records"])
 def test_planted_journal_removes_no_file_of_another_member(group_folder, tmp_path, use) -> None:
     precious = tmp_path / "precious"
     precious.write_text("keep me")
-
-    def use_file() -> None:
-        with Client(f"sqlite://{group_folder}/locks.db") as client:
-            if use == "locks":
-                try_lock(client)
-            else:
-                client.once("a", lambda: "done")
-
-    use_file()
+    use_file(group_folder, use)
     plant_journal(group_folder / ("locks.db" if use == "locks" else "locks.db.records"), precious)
-    with pytest.raises(ConfigError, match="names a second file"):
-        use_file()
+    use_file(group_folder, use)
     assert precious.read_text() == "keep me"
 
 
 @needs_root
-def test_journal_of_another_member_that_names_no_file_is_used(group_folder) -> None:
+@pytest.mark.parametrize("use", ["locks", "records"])
+def test_journal_planted_after_the_check_removes_no_file(group_folder, tmp_path, monkeypatch, use) -> None:
+    """SQLite looks for a journal by its name, long after Leasehold has checked the folder."""
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    use_file(group_folder, use)
+    open_database = location._open_database
+
+    def open_and_plant(real_path: str, timeout: float) -> sqlite3.Connection:
+        db = open_database(real_path, timeout)
+        plant_journal(Path(real_path), precious)
+        return db
+
+    monkeypatch.setattr(location, "_open_database", open_and_plant)
+    use_file(group_folder, use)
+    assert precious.read_text() == "keep me"
+
+
+@needs_root
+def test_file_swapped_while_it_is_opened_is_not_used_unlocked(group_folder, tmp_path, monkeypatch) -> None:
+    """The lock against journals is on one file; a member makes SQLite open another one, with a journal to it."""
+    precious, other = tmp_path / "precious", group_folder / "other.db"
+    precious.write_text("keep me")
+    use_file(group_folder, "locks")
+    other.write_bytes((group_folder / "locks.db").read_bytes())
+    other.chmod(0o660)
+    open_database = location._open_database
+
+    def swap_while_opening(real_path: str, timeout: float) -> sqlite3.Connection:
+        os.rename(real_path, group_folder / "aside")
+        os.rename(other, real_path)
+        db = open_database(real_path, timeout)
+        plant_journal(Path(real_path), precious)
+        os.rename(real_path, other)
+        os.rename(group_folder / "aside", real_path)
+        return db
+
+    monkeypatch.setattr(location, "_open_database", swap_while_opening)
+    monkeypatch.setattr(location, "_LOCKS", {})
+    with (
+        Client(f"sqlite://{group_folder}/locks.db", call_timeout=0.3) as client,
+        pytest.raises(Unavailable),
+    ):
+        client.ping()
+    assert precious.read_text() == "keep me"
+
+
+@needs_root
+@pytest.mark.parametrize("content", ["empty", "rollback"])
+def test_shared_file_that_is_not_in_wal_mode_is_refused(group_folder, content) -> None:
+    database = group_folder / "locks.db"
+    db = sqlite3.connect(database)
+    if content == "rollback":
+        db.execute("create table mine (x)")
+    db.close()
+    database.touch()
+    database.chmod(0o660)
+    assert "pragma journal_mode = wal" in str(run_once(group_folder))
+    db = sqlite3.connect(database)
+    db.execute("pragma journal_mode = wal")
+    db.close()
     assert run_once(group_folder) is None
-    journal = group_folder / "locks.db-journal"
-    journal.write_bytes(bytes(512))
-    journal.chmod(0o660)
-    os.chown(journal, STRANGER, GROUP)
-    assert run_once(group_folder) is None
+
+
+@needs_root
+def test_journal_lock_of_a_shared_file_hinders_no_other_process(group_folder) -> None:
+    """The lock is kept until the process ends: others must be able to write, to close and to fork meanwhile."""
+    url = f"sqlite://{group_folder}/locks.db"
+    with Client(url) as client:
+        with client.lock("a"):
+            assert finish(start_member(url, STRANGER, str(GROUP), "try")) != ""
+        if (child := os.fork()) == 0:
+            with Client(url) as inner:
+                try_lock(inner)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        try_lock(client)
+    assert not (group_folder / "locks.db-wal").exists()
 
 
 def test_file_that_becomes_a_link_while_it_is_opened_is_refused(path, tmp_path, monkeypatch) -> None:
@@ -450,8 +554,8 @@ def test_file_that_becomes_a_link_while_it_is_opened_is_refused(path, tmp_path, 
     before = victim.read_bytes()
     prepare = location.prepare
 
-    def prepare_and_swap(checked: str) -> str:
-        found = prepare(checked)
+    def prepare_and_swap(checked: str, trust_folder: bool) -> str:
+        found = prepare(checked, trust_folder)
         os.unlink(path)
         os.symlink(victim, path)
         return found

@@ -48,8 +48,11 @@ class ClockChanged(Exception):
 
 
 class SqliteConnection:
-    def __init__(self, path: str, durable: bool, boot_clock: BootClock, runtime: Runtime) -> None:
+    def __init__(
+        self, path: str, durable: bool, boot_clock: BootClock, runtime: Runtime, *, trust_folder: bool = False
+    ) -> None:
         self._db: sqlite3.Connection | None = None
+        self._trust_folder = trust_folder
         self.path, self.durable, self.boot_clock = path, durable, boot_clock
         self._runtime = runtime
         self._inodes: list[tuple[int, int]] = []  # of the files that were opened: the paths may name others by now
@@ -168,11 +171,11 @@ class SqliteConnection:
 
     def _connect(self) -> sqlite3.Connection:
         # timeout=0: SQLite's own waiting ignores our deadlines. check_same_thread: the mutex ensures that instead.
-        db = location.connect(self.path, timeout=0)
+        db = location.connect(self.path, timeout=0, trust_folder=self._trust_folder)
         try:
             # Of a weak reference: the connection would otherwise keep itself alive.
             db.set_progress_handler(partial(_is_overdue, ref(self)), _STEPS_BETWEEN_CHECKS)
-            db.execute("pragma page_size = 1024")  # small: SQLite writes whole pages, and a verb changes two rows
+            db.execute(f"pragma page_size = {location.PAGE_SIZE}")
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
                 raise ConfigError(
                     f"{self.path} is on a file system without shared memory, which SQLite's WAL mode needs: "

@@ -334,19 +334,20 @@ def open_with_clock(
     config: EngineConfig, runtime: Runtime, registry: ClaimRegistry, boot_clock: BootClock
 ) -> SqliteEngine:
     """Open an engine with this clock; tests pass clocks of their own."""
-    options = config.accept(durable=parse_yes_no)
+    options = config.accept(durable=parse_yes_no, trust_folder=parse_yes_no)
+    trust_folder = options.get("trust_folder", False)
     wakeup_socket = registry.shared.get("sqlite")
     # The first of the client's two engine instances resolves the path, so a later chdir() does not matter.
     if not isinstance(wakeup_socket, WakeupSocket):
-        wakeup_socket = registry.shared["sqlite"] = WakeupSocket(resolve_path(config.target), runtime, registry)
-    return SqliteEngine(
-        runtime,
-        registry,
-        SqliteConnection(wakeup_socket.database_path, options.get("durable", True), boot_clock, runtime),
-        wakeup_socket,
-    )
+        path = resolve_path(config.target)
+        wakeup_socket = WakeupSocket(path, runtime, registry, trust_folder=trust_folder)
+        registry.shared["sqlite"] = wakeup_socket
+    path, durable = wakeup_socket.database_path, options.get("durable", True)
+    connection = SqliteConnection(path, durable, boot_clock, runtime, trust_folder=trust_folder)
+    return SqliteEngine(runtime, registry, connection, wakeup_socket)
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> SqliteEngine:
-    """Open `sqlite:///path?durable=yes`. With `durable=no`, a power cut may lose the last transactions."""
+    """Open `sqlite:///path?durable=yes&trust_folder=no`. With `durable=no`, a power cut may lose the last transactions.
+    With `trust_folder=yes`, every user who can write the folder is trusted not to replace what is in it."""
     return open_with_clock(config, runtime, registry, BootClock.of_this_machine())

@@ -27,9 +27,10 @@ _ENGINE: Final = "sqlite"
 
 
 async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
-    options = config.accept(durable=parse_yes_no)
+    options = config.accept(durable=parse_yes_no, trust_folder=parse_yes_no)
     path, durable = location.resolve_path(config.target), options.get("durable", True)
-    connection = SqliteConnection(path, durable, BootClock.of_this_machine(), runtime)
+    trust_folder = options.get("trust_folder", False)
+    connection = SqliteConnection(path, durable, BootClock.of_this_machine(), runtime, trust_folder=trust_folder)
     error: str | None = None
     read_seconds = write_seconds = None
     try:

@@ -1,4 +1,10 @@
-"""Where a file of leases may be and who may use it. Unsuitable paths are refused here, before any grant."""
+"""Where a file of leases may be and who may use it. Unsuitable paths are refused here, before any grant.
+
+In a folder that a group shares, another member may create a rollback journal at any moment, and SQLite does what a
+journal says: it can name a second file, which SQLite removes. Checking for a journal first would leave a race. So
+Leasehold makes SQLite ignore every journal there (`_lock_against_journals`). Leasehold needs none: its files are in WAL
+mode from the moment they have their name.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +13,16 @@ import fcntl
 import os
 import shlex
 import sqlite3
+import stat
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from leasehold.errors import ConfigError, Unavailable
-from leasehold.files import TEMPORARY_PREFIX, Folder, open_folder
+from leasehold.files import TEMPORARY_PREFIX, Folder, NotPrivate, open_folder
 
 # On these, locks do not work, or are not visible to every machine that can write the file.
 _REMOTE_FILESYSTEMS: Final = frozenset(
@@ -24,9 +33,10 @@ _REMOTE_FILESYSTEMS: Final = frozenset(
     """.split()  # noqa: SIM905  # one item per line would be three times as long
 )
 
+PAGE_SIZE: Final = 1024  # small: SQLite writes whole pages, and a verb changes two rows
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")  # what SQLite keeps next to a database
-# The end of a rollback journal that names a second file, which SQLite removes after it has undone the transaction.
-_SUPER_JOURNAL_MARK: Final = bytes.fromhex("d9d505f920a163d7")
+_RESERVED_BYTE: Final = 0x40000001  # of a database: a process that writes a rollback journal locks it
+_OPEN_TRIES: Final = 20
 _RESOURCE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO)
 
 
@@ -58,9 +68,17 @@ def _default_folder() -> str:
     return f"{state}/leasehold"
 
 
-def connect(path: str, timeout: float) -> sqlite3.Connection:
-    """A connection to the file, which is created if it does not exist. Nothing has been read from the file yet."""
-    real_path = prepare(path)
+def connect(path: str, timeout: float, *, trust_folder: bool = False) -> sqlite3.Connection:
+    """A connection to the file, which is created if it does not exist. No row has been read from the file yet. Raises
+    BlockingIOError while other processes create or replace the file."""
+    real_path = prepare(path, trust_folder)
+    with open_folder(os.path.dirname(real_path)) as folder:
+        if not folder.shared:
+            return _open_database(real_path, timeout)
+        return _open_shared_database(real_path, timeout, folder)
+
+
+def _open_database(real_path: str, timeout: float) -> sqlite3.Connection:
     db = sqlite3.connect(real_path, timeout=timeout, isolation_level=None, check_same_thread=False)
     try:
         db.execute("pragma trusted_schema = off")  # functions in a schema that others wrote must do no harm
@@ -68,17 +86,79 @@ def connect(path: str, timeout: float) -> sqlite3.Connection:
         opened = db.execute("pragma database_list").fetchone()[2]
         db.text_factory = str
         if opened != real_path:  # in a shared folder, another member may have made it a link since `prepare`
-            raise ConfigError(f"{path} is a symbolic link, which is not followed: name the file itself")
+            raise ConfigError(f"{real_path} is a symbolic link, which is not followed: name the file itself")
     except BaseException:
         db.close()
         raise
     return db
 
 
-def prepare(path: str) -> str:
+def _open_shared_database(real_path: str, timeout: float, folder: Folder) -> sqlite3.Connection:
+    """Open a file that other users may replace at any moment, so that SQLite ignores journals."""
+    if sys.platform != "linux":
+        raise ConfigError(f"{folder.path} is shared by a group, which Leasehold supports on Linux only")
+    for _ in range(_OPEN_TRIES):
+        inode = _lock_against_journals(folder, os.path.basename(real_path))
+        before = _open_files()
+        db = _open_database(real_path, timeout)
+        try:
+            # SQLite opens the file by its name, so it may be another one than the locked one; and another thread may
+            # have opened a file meanwhile. In both cases trying again is enough.
+            if all(opened[1:] in _LOCKS for opened in _open_files() - before):
+                db.execute("pragma schema_version")  # here SQLite would look for a journal
+                if db.execute("pragma journal_mode").fetchone()[0] == "wal":
+                    return db
+                _set_lock(_LOCKS[inode], fcntl.F_UNLCK)
+                raise ConfigError(
+                    f"{real_path} is not in WAL mode, so a member of the group could make SQLite remove files of "
+                    "yours: convert it with the statement `pragma journal_mode = wal`, or remove it"
+                )
+        except BaseException:
+            db.close()
+            raise
+        db.close()
+    raise BlockingIOError(errno.EAGAIN, "the file was replaced while it was opened", real_path)
+
+
+# Descriptors of databases in shared folders, by device and inode. They are never closed: that would drop the locks that
+# SQLite has on the same file in this process.
+_LOCKS: Final[dict[tuple[int, int], int]] = {}
+
+
+def _lock_against_journals(folder: Folder, name: str) -> tuple[int, int]:
+    """Lock the byte that the writer of a rollback journal locks, and return the file's device and inode. SQLite then
+    takes every journal for that of a running transaction, and leaves it alone. Writers in WAL mode do not use this
+    byte. The lock belongs to the descriptor, not to the process, so SQLite in this process sees it too."""
+    found = folder.find(name)
+    inode = (found.st_dev, found.st_ino) if found is not None else (0, 0)
+    if inode not in _LOCKS:
+        fd = folder.open_file(name, os.O_RDONLY)
+        opened = os.fstat(fd)
+        inode = opened.st_dev, opened.st_ino
+        _LOCKS[inode] = fd
+    _set_lock(_LOCKS[inode], fcntl.F_RDLCK)
+    return inode
+
+
+def _set_lock(fd: int, kind: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, _RESERVED_BYTE, 1, 0))
+
+
+def _open_files() -> set[tuple[int, int, int]]:
+    """The regular files that this process has open: descriptor, device and inode."""
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # closed meanwhile, as the descriptor of this very list
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode):
+                found.add((fd, status.st_dev, status.st_ino))
+    return found
+
+
+def prepare(path: str, trust_folder: bool = False) -> str:
     """Create the file, readable by its owner only, if it does not exist. Returns its path without symbolic links.
     Raises ConfigError if it cannot hold locks, for example on a file system that is not local, or where another user
-    could swap it.
+    could swap it, unless `trust_folder` says that everyone who could is trusted.
 
     The database and its companions are not opened here: closing a descriptor of them would drop the locks that SQLite
     has on them in this process. Their status is enough, because no other user can swap them in a private folder."""
@@ -89,7 +169,7 @@ def prepare(path: str) -> str:
     try:
         if folder_path == os.path.abspath(os.path.expanduser(_default_folder())):
             _make_folders(folder_path)
-        with _open_folder(folder_path) as folder:
+        with _open_folder(folder_path, private=not trust_folder) as folder:
             if kind := remote_filesystem(folder.path):
                 raise ConfigError(
                     f"{folder_path} is on a network or shared file system ({kind}), where SQLite's locks are not "
@@ -98,8 +178,8 @@ def prepare(path: str) -> str:
             for suffix in ("", *_COMPANIONS):
                 if (found := folder.find(name + suffix)) is not None:
                     folder.check_file(name + suffix, found)
-                    if suffix == "-journal":
-                        _refuse_super_journal(folder, name + suffix, found)
+                    if suffix and found.st_nlink > 1:  # SQLite would write into the file that has the other name
+                        raise ConfigError(f"{path}{suffix} has a second name (a hard link): remove this one")
             if folder.find(name) is None:
                 with _removing_leftovers(folder, name):
                     _create(folder, name)
@@ -113,11 +193,15 @@ def prepare(path: str) -> str:
         raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}") from error
 
 
-def _open_folder(path: str) -> Folder:
+def _open_folder(path: str, private: bool) -> Folder:
     try:
-        return open_folder(path, private=True)
+        return open_folder(path, private=private)
     except FileNotFoundError:
         raise ConfigError(f"the folder {path} does not exist: `mkdir -p -m 700 {shlex.quote(path)}`") from None
+    except NotPrivate as refusal:
+        raise ConfigError(
+            f"{refusal}; if you trust every user who could, as in most containers, add ?trust_folder=yes to the URL"
+        ) from None
 
 
 def _make_folders(folder: str) -> None:
@@ -130,7 +214,9 @@ def _make_folders(folder: str) -> None:
 
 
 def _create(folder: Folder, name: str) -> None:
-    with folder.new_file() as (_, temporary):
+    with folder.new_file() as (fd, temporary):
+        if folder.shared:
+            os.write(fd, _empty_database())
         try:
             os.link(temporary, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd, follow_symlinks=False)
         except FileExistsError:
@@ -140,6 +226,18 @@ def _create(folder: Folder, name: str) -> None:
                 raise
             # Without hard links: another process that creates the file now would lose it.
             os.replace(temporary, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+
+
+def _empty_database() -> bytes:
+    """One page of a database without tables, in WAL mode."""
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        db.execute(f"pragma page_size = {PAGE_SIZE}")
+        db.execute("pragma user_version = 0")  # writes the page
+        page = db.serialize()
+    finally:
+        db.close()
+    return page[:18] + b"\2\2" + page[20:]  # the versions for writers and readers: 2 is WAL
 
 
 @contextmanager
@@ -168,19 +266,6 @@ def _removing_leftovers(folder: Folder, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _refuse_super_journal(folder: Folder, name: str, found: os.stat_result) -> None:
-    """A member of the group could write a journal that makes SQLite remove any file of the user who opens the database.
-    Leasehold's transactions are about one file, so its journals never name a second one."""
-    if found.st_uid in (0, os.geteuid()):
-        return
-    with suppress(FileNotFoundError), open(folder.open_file(name, os.O_RDONLY), "rb") as journal:
-        length = os.fstat(journal.fileno()).st_size
-        journal.seek(max(0, length - len(_SUPER_JOURNAL_MARK)))
-        if journal.read(len(_SUPER_JOURNAL_MARK)) == _SUPER_JOURNAL_MARK:
-            path = os.path.join(folder.path, name)
-            raise ConfigError(f"{path} names a second file, which SQLite would remove: find out who made it; remove it")
 
 
 def _refuse_second_names(folder: Folder, name: str) -> None:

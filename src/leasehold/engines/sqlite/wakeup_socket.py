@@ -45,8 +45,8 @@ _UNREACHABLE_ERRNOS: Final = (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK, 
 class WakeupSocket:
     """A client's receiving socket, and its way to send to other clients. Shared by its two engine instances."""
 
-    def __init__(self, path: str, runtime: Runtime, registry: ClaimRegistry) -> None:
-        self._folder = f"{path}-wakeup"
+    def __init__(self, path: str, runtime: Runtime, registry: ClaimRegistry, *, trust_folder: bool = False) -> None:
+        self._folder, self._trust_folder = f"{path}-wakeup", trust_folder
         self.database_path = path
         self._runtime, self._registry_ref = runtime, ref(registry)
         self._mutex: Mutex = runtime.mutex()  # for the receiving socket
@@ -146,7 +146,7 @@ class WakeupSocket:
     def _open_folder(self) -> Folder:
         """The folder of the sockets, created if it is missing, with the group of the database if that is shared."""
         parent_path, name = os.path.split(self._folder)
-        with open_folder(parent_path, private=True) as parent:
+        with open_folder(parent_path, private=not self._trust_folder) as parent:
             try:
                 os.mkdir(name, 0o700, dir_fd=parent.fd)
             except FileExistsError:

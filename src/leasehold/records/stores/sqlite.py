@@ -10,7 +10,7 @@ import sqlite3
 import time
 from typing import Any, Final
 
-from leasehold.config import EngineConfig
+from leasehold.config import EngineConfig, parse_yes_no
 from leasehold.core.texts import server_text
 from leasehold.dbapi import SQLITE
 from leasehold.engines.sqlite import location
@@ -18,7 +18,7 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table
 from leasehold.runtime.base import Runtime
 
-OPTIONS: Final[frozenset[str]] = frozenset()
+OPTIONS: Final = frozenset({"trust_folder"})
 
 DIALECT: Final = StoreDialect(
     database=SQLITE,
@@ -44,13 +44,13 @@ class SqliteStore(SqlStore):
     table = Table(DIALECT)
     max_idle = 0
 
-    def __init__(self, path: str, runtime: Runtime) -> None:
+    def __init__(self, path: str, runtime: Runtime, *, trust_folder: bool = False) -> None:
         super().__init__(runtime)
-        self._path = path
+        self._path, self._trust_folder = path, trust_folder
 
     def connect(self, seconds: float) -> sqlite3.Connection:
         try:
-            return location.connect(self._path, timeout=seconds)
+            return location.connect(self._path, timeout=seconds, trust_folder=self._trust_folder)
         except BlockingIOError as error:
             raise Unavailable(f"another process is creating {self._path}", engine="sqlite") from error
 
@@ -67,11 +67,11 @@ class SqliteStore(SqlStore):
         return error_type(f"SQLite store {self._path}: {server_text(error)}")
 
 
-def open(config: EngineConfig, runtime: Runtime) -> SqliteStore:
-    config.accept()
-    return SqliteStore(location.resolve_path(config.target), runtime)
+def open(config: EngineConfig, runtime: Runtime, suffix: str = "") -> SqliteStore:
+    options = config.accept(trust_folder=parse_yes_no)
+    return SqliteStore(location.resolve_path(config.target) + suffix, runtime, **options)
 
 
 def open_for_engine(config: EngineConfig, runtime: Runtime) -> SqliteStore:
     """The store of a client whose locks are in the file that this URL names."""
-    return SqliteStore(location.resolve_path(config.target) + _RECORDS_SUFFIX, runtime)
+    return open(config, runtime, _RECORDS_SUFFIX)
