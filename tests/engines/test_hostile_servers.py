@@ -9,10 +9,12 @@ in the second tier), only `LeaseholdError` is raised, its text is short and prin
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,13 @@ from uuid import uuid4
 import pytest
 
 from harness.servers.hostile import ANSWERS, Answer, HostileProxy
+from leasehold import Client, Unavailable
 from leasehold.core.texts import MAX_SERVER_TEXT
 from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.child_process import Child
 from tests.support.paths import SUPPORT
-from tests.support.timing import MEASURING
+from tests.support.timing import MEASURING, check_elapsed
 
 CALL_TIMEOUT = 0.4
 PROMISED = CALL_TIMEOUT + 0.5
@@ -247,3 +250,49 @@ def test_tls_client_at_a_plain_port_fails_in_time(make_case, engine, certificate
     found = case.run_until_fast("plain port", run)
     assert not found, "\n".join(found)
     assert_nothing_printed(case)
+
+
+# The URL of a client that wants TLS, and what the server says to make it begin.
+ENDLESS_HANDSHAKES = {
+    "redis": ("rediss://127.0.0.1:{port}", b""),
+    "redlock": ("redlock://127.0.0.1:{port},localhost:{port},127.0.0.2:{port}?tls=yes", b""),
+    "etcd": ("etcds://127.0.0.1:{port}", b""),
+    "zookeeper": ("zookeeper://127.0.0.1:{port}?tls=yes", b""),
+    "postgresql": ("postgresql://127.0.0.1:{port}/leasehold?sslmode=require", b"S"),
+    "mysql": (
+        "mysql://127.0.0.1:{port}/leasehold?ssl_ca={certificate}",
+        # The greeting of a server that offers TLS.
+        b"\x4a\0\0\0\x0a8.0.0\0\1\0\0\0aaaaaaaa\0\xff\xff\x21\2\0\xff\xff\x15" + bytes(10) + b"aaaaaaaaaaaa\0"
+        b"mysql_native_password\0",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", sorted(ENDLESS_HANDSHAKES))
+def test_tls_handshake_without_end_is_ended_at_the_deadline(engine, certificate) -> None:
+    """OpenSSL ignores any number of HelloRequest messages, so a flood of them kept a call busy."""
+    url, greeting = ENDLESS_HANDSHAKES[engine]
+    flood = b"\x16\x03\x03\x00\x04\0\0\0\0" * 1000
+
+    def serve(connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            if engine == "postgresql":  # whose server answers a request for TLS
+                connection.recv(1024)
+            connection.sendall(greeting)
+            connection.recv(1024)
+            while True:
+                connection.sendall(flood)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        url = url.format(port=listener.getsockname()[1], certificate=certificate[1])
+        with Client(url, call_timeout=0.5) as client:
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                client.ping()
+            check_elapsed(began, 0.5 + 0.5)

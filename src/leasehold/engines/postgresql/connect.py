@@ -96,7 +96,8 @@ async def _connect_address(
         while (state := pg.connect_poll()) != pq.PollingStatus.OK:
             if state == pq.PollingStatus.FAILED:
                 raise connection_refused(pg.get_error_message())
-            if not await _wait_polled(session, pg, state, runtime, deadline):
+            # Both: a server can send messages without end that OpenSSL ignores.
+            if runtime.now() >= deadline or not await _wait_polled(session, pg, state, runtime, deadline):
                 raise no_answer(deadline - began, address_of(params))
         pg.nonblocking = 1
         pg.enter_pipeline_mode()

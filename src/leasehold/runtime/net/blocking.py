@@ -109,6 +109,12 @@ class BaseConnection:
         self._sock.close()
 
 
+class Readable(Protocol):
+    """A socket, or what decrypts its bytes."""
+
+    def recv(self, size: int, /) -> bytes: ...
+
+
 class ReplyReader:
     """Reads replies from a socket that never blocks."""
 
@@ -118,7 +124,7 @@ class ReplyReader:
         self._parser = parser
         self._size = 0  # of the incomplete reply
 
-    def read_available(self, sock: socket.socket) -> Iterator[Any]:
+    def read_available(self, sock: Readable) -> Iterator[Any]:
         """The replies that are complete by now. Raises the error that ends the connection."""
         try:
             data = sock.recv(READ_SIZE)

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from weakref import finalize
 
 from leasehold.runtime.net.blocking import (
+    READ_SIZE,
     WOULD_BLOCK,
     BaseConnection,
     Clock,
@@ -84,6 +85,47 @@ class FanoutServer(Protocol):
         replies: it raises if the connection cannot be used."""
 
 
+class MemoryTls:
+    """TLS over a socket that never blocks. OpenSSL gets a bounded number of bytes at a time, from memory: it ignores
+    some messages, and from a socket it would read as long as the server sends them."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        self._sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._begun = False
+
+    def shake_hands(self) -> bool:
+        """Continue the handshake: True at its end. Send what `encrypt` returns then."""
+        try:
+            if self._begun:
+                self._receive(READ_SIZE)
+            self._begun = True
+            self._tls.do_handshake()
+        except WOULD_BLOCK:
+            return False
+        return True
+
+    def encrypt(self, data: bytes) -> bytes:
+        if data:
+            self._tls.write(data)
+        return self._outgoing.read()
+
+    def recv(self, size: int) -> bytes:
+        """As of a socket: raises one of WOULD_BLOCK if there is nothing to read."""
+        self._receive(size)
+        data = self._tls.read(size)
+        with suppress(ssl.SSLWantReadError):
+            while more := self._tls.read(size):
+                data += more
+        return data
+
+    def _receive(self, size: int) -> None:
+        if not (data := self._sock.recv(size)):
+            raise ConnectionResetError("the server closed the connection")
+        self._incoming.write(data)
+
+
 class NonblockingConnection(BaseConnection):
     """A connection to one server, from the first connection attempt on."""
 
@@ -96,7 +138,7 @@ class NonblockingConnection(BaseConnection):
         self.replies: list[Any] = []
         self.expected_replies = 0  # to the last request; `replies` holds only those
         self.open = self.has_answered = False
-        self._in_tls_handshake = False
+        self._tls: MemoryTls | None = None  # once TLS has begun
         self._error: OSError = ConnectionRefusedError("the host has no address")
         self._current_socket: list[socket.socket] = []  # for the finaliser, if the connection is dropped without close
         self._sock = self._start_connecting()
@@ -108,7 +150,7 @@ class NonblockingConnection(BaseConnection):
 
     @property
     def events(self) -> int:
-        connecting = not self.open and not self._handshake_replies and not self._in_tls_handshake
+        connecting = not self.open and not self._handshake_replies and self._tls is None
         return select.POLLOUT if connecting else select.POLLIN | (select.POLLOUT if self._outgoing else 0)
 
     @property
@@ -151,7 +193,7 @@ class NonblockingConnection(BaseConnection):
         raise self._error
 
     def _continue_connecting(self) -> None:
-        if not self._in_tls_handshake:
+        if self._tls is None:
             if number := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._error = OSError(number, os.strerror(number))
                 self._sock.close()
@@ -161,20 +203,16 @@ class NonblockingConnection(BaseConnection):
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._server.tls is not None:
-                self._in_tls_handshake, name = True, self._server.address.host
-                self._sock = self._server.tls.wrap_socket(
-                    self._sock, server_hostname=name, do_handshake_on_connect=False
-                )
-                self._current_socket[0] = self._sock
-        if isinstance(self._sock, ssl.SSLSocket):
-            try:
-                self._sock.do_handshake()
-            except WOULD_BLOCK:
-                return
+                self._tls = MemoryTls(self._sock, self._server.tls, self._server.address.host)
+        if self._tls is not None and not self._tls.shake_hands():
+            self._send(b"")
+            return
         handshake, self._handshake_replies, self._check_handshake = self._server.handshake()
         self._send(handshake)
 
     def _send(self, data: bytes) -> None:
+        if self._tls is not None:
+            data = self._tls.encrypt(data)
         data = self._outgoing + data if self._outgoing else data
         try:
             sent = self._sock.send(data)
@@ -183,7 +221,7 @@ class NonblockingConnection(BaseConnection):
         self._outgoing = data[sent:]
 
     def _read(self) -> None:
-        self.replies += self._reply_reader.read_available(self._sock)
+        self.replies += self._reply_reader.read_available(self._tls or self._sock)
         if not self.open and len(self.replies) >= self._handshake_replies:
             if len(self.replies) > self._handshake_replies:
                 raise ConnectionAbortedError("the server sent a reply without a request")
@@ -195,7 +233,7 @@ class NonblockingConnection(BaseConnection):
         """Send what the kernel accepts at once, but only behind a request that was sent completely, and close."""
         if data and self.request_sent:
             with suppress(OSError):
-                self._sock.send(data)
+                self._send(data)
         self.close()
 
 
