@@ -189,3 +189,12 @@ def test_current_lease_refuses_what_run_never_sets(monkeypatch, variable, value)
     set_environment(monkeypatch, **{variable: value})
     with pytest.raises(ConfigError, match=variable if variable not in ("LEASEHOLD_TTL", "LEASEHOLD_LOCK") else "run"):
         current_lease()
+
+
+def test_refused_value_is_cut_in_the_message(shell):
+    """A variable may hold a whole file: its value was printed in full."""
+    done = shell("ls", LEASEHOLD_OUTPUT="x" * 100_000)
+    assert done.returncode == 64
+    assert len(done.stderr) < 2000
+    assert "LEASEHOLD_OUTPUT" in done.stderr
+    assert "'table', 'json'" in done.stderr

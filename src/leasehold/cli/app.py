@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Final
 
 import click
 
@@ -36,6 +37,8 @@ from leasehold.cli.schema import schema
 from leasehold.cli.serve import serve
 from leasehold.cli.watch import watch
 from leasehold.errors import LeaseholdError, NotAcquired
+
+_MAX_USAGE_TEXT: Final = 600  # characters
 
 EXAMPLES = """
 leasehold run nightly-report -- ./report.sh     one run at a time; others wait in a queue
@@ -148,7 +151,10 @@ def _explain_usage(bad: click.UsageError) -> None:
     if isinstance(bad, click.exceptions.NoArgsIsHelpError):
         write_stderr(bad.format_message())
         return
-    say(" ".join(bad.format_message().split()))  # click lists choices with line breaks and tabs
+    text = " ".join(bad.format_message().split())  # click lists choices with line breaks and tabs
+    if len(text) > _MAX_USAGE_TEXT:  # click repeats the value that it refuses, such as a whole file in a variable
+        text = f"{text[: _MAX_USAGE_TEXT // 2]} ... {text[-_MAX_USAGE_TEXT // 2 :]}"
+    say(text)
     if bad.ctx is not None:
         write_stderr(bad.ctx.get_usage())
         write_stderr(f"Try '{bad.ctx.command_path} --help'.")

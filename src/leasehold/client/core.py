@@ -346,12 +346,12 @@ class ClientCore:
                     await self.runtime.sleep(0.05)
                     break
                 self.registry.pending_releases.pop(id_hash, None)
-        self._report_unconfirmed_releases("close()")
+        self._report_unconfirmed_releases()
 
-    def _report_unconfirmed_releases(self, end: str) -> None:
+    def _report_unconfirmed_releases(self) -> None:
         for _, unconfirmed in snapshot_items(self.registry.pending_releases):
-            text = "the release of %s was not confirmed before %s; the claim will expire"
-            _log.warning(text, unconfirmed.claim.name, end)
+            text = "the engine did not confirm the release of %s in time: it may stay held until its ttl is over"
+            _log.warning(text, unconfirmed.claim.name)
 
     # ----------------------------------------------- interpreter exit
 
@@ -391,7 +391,7 @@ class ClientCore:
 
     def end_withdrawal(self) -> None:
         """The time for `withdraw_claims` is over."""
-        self._report_unconfirmed_releases("the program ended")
+        self._report_unconfirmed_releases()
 
     def stop_when_idle(self) -> None:
         """The client object is gone. What its leases need stays until the last lease ends."""

@@ -31,7 +31,8 @@ _log = logging.getLogger("leasehold")
 
 
 class LeaseState(StrEnum):
-    """The state of a lease. HELD and AT_RISK alternate; LOST and RELEASED are final."""
+    """The state of a lease. HELD and AT_RISK alternate; LOST is final. RELEASED is final once the engine has answered:
+    if it answers that the grant was already gone, the lease is LOST."""
 
     HELD = "HELD"  # trusted
     AT_RISK = "AT_RISK"  # trusted, but a renewal failed or is overdue

@@ -54,15 +54,18 @@ class RecordAccess:
     ) -> Record | None:
         """Replace the record `expected` and return the new one. None: another writer changed it (S1).
 
-        After a lost answer the same write is sent again. It carries a new version, so it cannot be applied twice. If
-        the second write is refused, the version in the store tells whether the first one was applied. If another writer
-        replaced that version since, the outcome is unknown: raises `Unavailable` if `what` names the record, else
-        returns None.
+        After a lost answer the same write is sent again, within one `call_timeout` for all tries. It carries a new
+        version, so it cannot be applied twice. If the second write is refused, the version in the store tells whether
+        the first one was applied. If another writer replaced that version since, the outcome is unknown: raises
+        `Unavailable` if `what` names the record, else returns None.
         """
         self.core.bind_loop()
-        runtime, seconds = self.core.runtime, self.core.options.call_timeout
+        runtime, failure = self.core.runtime, cast("Unavailable | None", None)
+        deadline = runtime.now() + self.core.options.call_timeout
         new = Record(runtime.random_bytes(16).hex(), data)
         for tries in range(_TRIES):
+            left = max(deadline - runtime.now(), 0.001)
+            seconds = left if tries == _TRIES - 1 else left / 2  # the rest is for the next tries
             try:
                 if await maybe_await(self.store.write(key, new, expected.version if expected else "", keep, seconds)):
                     return new
@@ -72,10 +75,12 @@ class RecordAccess:
                 if found is not None and found.version == new.version:
                     return new
                 break
-            except Unavailable:
-                if tries == _TRIES - 1:
-                    raise
-                await runtime.sleep(timing.backoff(tries, _PAUSE, _MAX_PAUSE, runtime.random()))
+            except Unavailable as error:
+                failure = failure or error  # the first try had the most time, so its error says most
+                pause = timing.backoff(tries, _PAUSE, _MAX_PAUSE, runtime.random())
+                if tries == _TRIES - 1 or runtime.now() + pause >= deadline:
+                    raise failure from failure.__cause__
+                await runtime.sleep(pause)
         if what:
             raise Unavailable(
                 f"{what}: the answer was lost and the record changed since; the write may have been applied"

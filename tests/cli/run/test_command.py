@@ -178,7 +178,9 @@ def test_silent_engine_delays_the_end_of_run_for_two_seconds_at_most(shell, tmp_
         blocker.execute("rollback")
     blocker.close()
     assert holder.returncode == 0
-    assert err == "leasehold: the release of j was not confirmed before close(); the claim will expire\n"
+    assert err == (
+        "leasehold: the engine did not confirm the release of j in time: it may stay held until its ttl is over\n"
+    )
 
 
 def test_child_environment_lacks_the_claim_id(shell):

@@ -296,6 +296,16 @@ def test_slots_out_of_range_are_refused_before_memory_is_used(first, last) -> No
         SlotMap(url)._parse_reply(url.nodes[0], replies)
 
 
+def test_cluster_node_as_single_server_is_refused_with_the_right_scheme(cluster) -> None:
+    node = cluster.all[0]
+    elsewhere = next(name for name in cluster.name_on_each_node() if cluster.owner(name) is not node)
+    with (
+        Client(f"redis://127.0.0.1:{node.port}") as client,
+        pytest.raises(ConfigError, match=r"use the URL redis\+cluster://"),
+    ):
+        client.lock(elsewhere).acquire(wait=0)
+
+
 def test_single_server_is_refused_as_cluster(cluster) -> None:
     url = f"redis+cluster://127.0.0.1:{single_server()[0].port}"
     began = time.monotonic()

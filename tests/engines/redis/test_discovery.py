@@ -163,6 +163,29 @@ def test_malformed_sentinel_replies_are_ignored(make_sentinels) -> None:
         find_primary_port(sentinels)
 
 
+class FloodingSentinel(FakeSentinel):
+    """Publishes failovers without end."""
+
+    def answer(self, request: str) -> bytes:
+        if not request.startswith("SUBSCRIBE"):
+            return super().answer(request)
+        message = encode_command("message", "+switch-master", "locks 127.0.0.1 1 127.0.0.1 1")
+        return encode_command("subscribe", "+switch-master", 1) + 20_000 * message
+
+
+def test_flood_of_failover_messages_opens_few_connections(start_fake) -> None:
+    """Each message made the client open a connection, so a sentinel could make it open hundreds a second."""
+    rig_or_skip(RedisRig)
+    flooder = start_fake(FloodingSentinel, 1, single_server()[0].port)
+    url = f"redis+sentinel://127.0.0.1:{flooder.port}/locks"
+    with Client(url) as holder, Client(url) as client, holder.lock("flooded"):
+        began = time.monotonic()
+        with pytest.raises(NotAcquired):
+            client.lock("flooded").acquire(wait=2)
+        elapsed = time.monotonic() - began
+        assert flooder.requests < 50 + 2 * 2 * elapsed / 0.1, "of two clients, two requests for each query"
+
+
 def test_replica_reported_as_primary_is_not_used(start_fake) -> None:
     rig_or_skip(RedisRig)
     replica = RedisServer(primary=single_server.own()[0]).start()

@@ -38,7 +38,7 @@ from leasehold.engines.redis.connections import Compensation, Connections
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.engines.redis.scripts import Script
 from leasehold.engines.redis.server import CONNECTION_ERRORS, describe_error, encode_command, is_error_reply
-from leasehold.engines.redis.server_settings import Unreachable
+from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
 from leasehold.engines.redis.topology import WRONG_SERVER_ERRORS, Rejected, Topology, pause_before_retry
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime, maybe_await
@@ -400,4 +400,9 @@ class Executor:
     def _map_error(self, connections: Connections, error: Exception) -> LeaseholdError:
         if is_error_reply(error, WRONG_SERVER_ERRORS):
             self._topology.mark_stale(connections)
+        if is_error_reply(error, ("MOVED", "ASK ")) and not self._topology.names_can_move:
+            return NotPermitted(
+                f"{connections.server} is a node of a Redis cluster and does not serve this name: use the URL "
+                "redis+cluster:// with the same hosts"
+            )
         return error if isinstance(error, LeaseholdError) else connections.server.map_error(error)

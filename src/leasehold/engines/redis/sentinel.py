@@ -40,6 +40,7 @@ from leasehold.runtime.net.event_loop import LoopStream
 _log = logging.getLogger("leasehold.redis")
 
 _SWITCH_CHANNEL: Final = "+switch-master"
+_QUERY_INTERVAL: Final = 0.1  # between two messages of a sentinel that make the client query sentinels
 
 
 class Primary(NamedTuple):
@@ -230,7 +231,7 @@ class SwitchWatcher(PubSubListener):
     """Listens for failovers at one sentinel; after a disconnect, at the next one."""
 
     def __init__(self, sentinels: SentinelSet, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
-        self._sentinels, self._node_index = sentinels, -1
+        self._sentinels, self._node_index, self._next_query_at = sentinels, -1, 0.0
         super().__init__(sentinels, PubSubCommands(), runtime, registry, call_timeout)
 
     async def _open(self, runtime: Runtime) -> SocketStream | LoopStream:
@@ -243,12 +244,19 @@ class SwitchWatcher(PubSubListener):
     async def _on_push(self, reply: Any, runtime: Runtime) -> None:
         match reply:
             case [b"subscribe", *_]:
+                await self._pause_between_queries(runtime)
                 await self._on_idle(runtime)  # a failover may have been missed meanwhile
                 # Only now: if no sentinel reports a primary, the next connect must back off.
                 self.active = self._succeeded = True
             case [b"message", _, bytes(message)] if message.startswith(f"{self._sentinels.service} ".encode()):
                 node = self._sentinels.nodes[self._node_index]
+                await self._pause_between_queries(runtime)
                 await self._sentinels.confirm_switch(node, runtime, runtime.now() + self._call_timeout)
+
+    async def _pause_between_queries(self, runtime: Runtime) -> None:
+        """Every query opens a connection, and a sentinel may send messages without end."""
+        await runtime.sleep(max(self._next_query_at - runtime.now(), 0.0))
+        self._next_query_at = runtime.now() + _QUERY_INTERVAL
 
     async def _on_idle(self, runtime: Runtime) -> None:
         await self._sentinels.find(runtime, runtime.now() + self._call_timeout)
