@@ -14,6 +14,7 @@ from leasehold.errors import ConfigError
 from leasehold.events import Event, Hook, call_hook
 
 if TYPE_CHECKING:
+    from leasehold.telemetry import otel
     from leasehold.telemetry.event_queue import background
     from leasehold.telemetry.families import metrics_text
     from leasehold.telemetry.logs import JSONFormatter
@@ -28,7 +29,7 @@ _MODULES = {
     "metrics_text": "families",
 }
 
-__all__ = ["JSONFormatter", "Metrics", "Prometheus", "background", "fan", "metrics_text"]
+__all__ = ["JSONFormatter", "Metrics", "Prometheus", "background", "fan", "metrics_text", "otel"]
 
 
 def fan(*hooks: Hook) -> Hook:
@@ -45,6 +46,8 @@ def fan(*hooks: Hook) -> Hook:
 
 
 def __getattr__(name: str) -> object:
+    if name == "otel":
+        return import_module(f"{__name__}.otel")
     if module := _MODULES.get(name):
         return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -80,7 +80,7 @@ class _Row:
         ended = self.granted("direct") + self.granted("queued") + self.ended_without_grant
         return self.attempts - ended
 
-    @property
+    @cached_property
     def labels_by_name(self) -> dict[str, str]:
         return dict(zip(LABELS, self.labels, strict=True))
 
@@ -150,9 +150,10 @@ class Metrics:
                 row = self._find_row(event)
             handler(event, row)
 
-    def group(self, event: Event) -> str:
-        """The label `group` of an event."""
-        return self._groups.find(event.namespace, event.name, event.group).group
+    def labels(self, event: Event) -> dict[str, str]:
+        """The labels of an event."""
+        row = self._by_name.get(event[1:4]) if event.group is None else None
+        return (row or self._find_row(event)).labels_by_name
 
     def _find_row(self, event: Event) -> _Row:
         labels = (event.engine, *self._groups.find(event.namespace, event.name, event.group))
