@@ -89,7 +89,7 @@ ALLOWED = {
         "records",
     },
     # adapters on the event hook: they know events, not the client
-    "telemetry": {"__init__", "config", "engines", "errors", "events", "log_lines", "runtime", "tracing"},
+    "telemetry": {"__init__", "config", "engines", "errors", "events", "log_lines", "model", "runtime", "tracing"},
     # the engine over HTTP: of what clients use, only the engines
     "server": {
         "config",

@@ -67,7 +67,7 @@ class AcquireRequest(Generic[L]):
             text = f"{claim.name}: the engine does not answer; waiting for {waited:.0f} s: {reply}"
             fields.update(reason=str(reply), error="Unavailable")
         else:
-            shown = _shown(reply)
+            shown = _for_display(reply)
             text = f"{NotAcquired(claim.name, **shown._asdict()).situation()}; waiting for {waited:.0f} s"
             if shown.position is not None:
                 text += f", {describe_position(shown.position)}"

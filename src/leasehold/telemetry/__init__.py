@@ -1,8 +1,16 @@
-"""Adapters on the event hook. Each is a hook itself: pass it as `on_event`.
+"""Metrics, traces and logs. Most are adapters on the event hook, and hooks themselves: pass one as `on_event`.
 
     client = leasehold.Client(url, on_event=leasehold.telemetry.Prometheus())
 
-`fan` passes events to several hooks. Adapters are loaded on first use, because they need packages of their own.
+metrics.py        counts events; prometheus.py shows the same to prometheus-client
+groups.py         the label `group`: names without their ids, with a cap
+families.py       counters, histograms and their text for Prometheus
+engine_health.py  metrics of the engine's servers; engine_calls.py: of calls to an engine
+otel.py           spans and metrics for OpenTelemetry
+logs.py           log lines as JSON
+event_queue.py    calls a slow hook on a thread of its own
+
+`fan` passes events to several hooks. Modules are loaded on first use, because some need packages of their own.
 """
 
 from __future__ import annotations
@@ -15,13 +23,18 @@ from leasehold.events import Event, Hook, call_hook
 
 if TYPE_CHECKING:
     from leasehold.telemetry import otel
+    from leasehold.telemetry.engine_calls import EngineCalls
+    from leasehold.telemetry.engine_health import EngineHealth
     from leasehold.telemetry.event_queue import background
     from leasehold.telemetry.families import metrics_text
     from leasehold.telemetry.logs import JSONFormatter
     from leasehold.telemetry.metrics import Metrics
-    from leasehold.telemetry.prometheus import Prometheus
+    from leasehold.telemetry.prometheus import Collector, Prometheus
 
 _MODULES = {
+    "Collector": "prometheus",
+    "EngineCalls": "engine_calls",
+    "EngineHealth": "engine_health",
     "JSONFormatter": "logs",
     "Metrics": "metrics",
     "Prometheus": "prometheus",
@@ -29,7 +42,18 @@ _MODULES = {
     "metrics_text": "families",
 }
 
-__all__ = ["JSONFormatter", "Metrics", "Prometheus", "background", "fan", "metrics_text", "otel"]
+__all__ = [
+    "Collector",
+    "EngineCalls",
+    "EngineHealth",
+    "JSONFormatter",
+    "Metrics",
+    "Prometheus",
+    "background",
+    "fan",
+    "metrics_text",
+    "otel",
+]
 
 
 def fan(*hooks: Hook) -> Hook:
