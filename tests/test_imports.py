@@ -89,7 +89,19 @@ ALLOWED = {
         "records",
     },
     # adapters on the event hook: they know events, not the client
-    "telemetry": {"__init__", "config", "engines", "errors", "events", "log_lines", "model", "runtime", "tracing"},
+    "telemetry": {
+        "__init__",
+        "config",
+        "core.texts",
+        "engines",
+        "errors",
+        "events",
+        "files",
+        "log_lines",
+        "model",
+        "runtime",
+        "tracing",
+    },
     # the engine over HTTP: of what clients use, only the engines
     "server": {
         "config",
@@ -139,6 +151,7 @@ ALLOWED = {
         "model",
         "runtime.base",
         "server",
+        "telemetry",
     },
     "__main__": {"cli"},
     "testing": ANY_PART,

@@ -23,6 +23,7 @@ from leasehold.events import Event, Hook, call_hook
 
 if TYPE_CHECKING:
     from leasehold.telemetry import otel
+    from leasehold.telemetry.audit import AuditFile
     from leasehold.telemetry.engine_calls import EngineCalls
     from leasehold.telemetry.engine_health import EngineHealth
     from leasehold.telemetry.event_queue import background
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from leasehold.telemetry.prometheus import Collector, Prometheus
 
 _MODULES = {
+    "AuditFile": "audit",
     "Collector": "prometheus",
     "EngineCalls": "engine_calls",
     "EngineHealth": "engine_health",
@@ -43,6 +45,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "AuditFile",
     "Collector",
     "EngineCalls",
     "EngineHealth",

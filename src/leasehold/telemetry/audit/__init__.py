@@ -1,0 +1,15 @@
+"""The audit log: who was granted which name, with which token, how the grant ended, and who broke or was refused what.
+
+    client = leasehold.Client(url, on_event=leasehold.telemetry.AuditFile("/var/log/leasehold/audit.jsonl"))
+
+chain.py    one record as one line of JSON, bound to the line before by its hash
+file.py     the file: appending, several writers, rotation; the hook
+tail.py     where a file ends, also after a crash
+verify.py   whether files are complete and unchanged
+"""
+
+from __future__ import annotations
+
+from leasehold.telemetry.audit.file import AuditFile
+
+__all__ = ["AuditFile"]

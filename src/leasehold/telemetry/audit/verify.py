@@ -1,0 +1,206 @@
+"""Whether audit files are complete and unchanged.
+
+A chain that was checked begins and ends somewhere. That nothing was cut off at its end, or all of it written anew, only
+an anchor shows: the number and hash of a record, noted where the author of the change could not reach it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+from leasehold.core.texts import escape
+from leasehold.errors import ConfigError
+from leasehold.telemetry.audit.chain import MAX_LINE, NO_HASH, Record, chain_name, decode, is_torn
+
+
+class Remark(NamedTuple):
+    """Something about one line."""
+
+    path: str
+    line: int  # from 1; 0: the whole file
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}" if self.line else f"{self.path}: {self.text}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found in the files of one chain, in the order of its records."""
+
+    paths: list[str]
+    records: int = 0
+    first: int | None = None  # numbers of the first and last record
+    last: int | None = None
+    last_hash: str | None = None
+    faults: list[Remark] = field(default_factory=list)
+    notes: list[Remark] = field(default_factory=list)  # what should be known, and is no fault
+
+
+class Line(NamedTuple):
+    number: int
+    text: bytes
+    ended: bool  # by a line end
+
+
+def find_files(paths: Iterable[str]) -> list[str]:
+    """The files that these paths name; of a folder, all audit files in it. Raises ConfigError if there are none."""
+    found: list[str] = []
+    for path in paths:
+        if os.path.isdir(path):
+            inside = sorted(str(each) for each in Path(path).iterdir() if ".jsonl" in each.name and each.is_file())
+            if not inside:
+                raise ConfigError(f"the folder {path} has no audit files: their names contain .jsonl")
+            found += inside
+        elif os.path.exists(path):
+            found.append(path)
+        else:
+            raise ConfigError(f"there is no file {path}")
+    return list(dict.fromkeys(found))
+
+
+def read_lines(path: str) -> Iterator[Line]:
+    """The lines of a file, also of one that gzip has packed. Raises OSError; for damaged gzip, too."""
+    with _open(path) as file:
+        number = 0
+        try:
+            while line := file.readline(MAX_LINE):
+                number += 1
+                yield Line(number, line.removesuffix(b"\n"), line.endswith(b"\n"))
+        except (EOFError, zlib.error) as error:
+            raise gzip.BadGzipFile(str(error)) from error
+
+
+def _open(path: str) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if path.endswith(".gz") else open(path, "rb")
+
+
+def sort_files(paths: Iterable[str]) -> list[list[str]]:
+    """Files by chain, and within a chain by their first record."""
+    chains: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for path in paths:
+        chains.setdefault(chain_name(path), []).append((_first_seq(path), path))
+    return [[path for _, path in sorted(files)] for _, files in sorted(chains.items())]
+
+
+def _first_seq(path: str) -> float:
+    try:
+        return next(record.seq for line in read_lines(path) if (record := decode(line.text)) is not None)
+    except (OSError, StopIteration):
+        return float("inf")
+
+
+def verify(paths: Sequence[str], key: bytes | None = None, anchors: Mapping[int, str] | None = None) -> Report:
+    """Check the files of one chain, in this order. Raises ConfigError if they need a key, and `key` is None."""
+    return _Check(Report(list(paths)), key, dict(anchors or {})).run()
+
+
+class _Check:
+    def __init__(self, report: Report, key: bytes | None, anchors: dict[int, str]) -> None:
+        self._report, self._key, self._anchors = report, key, anchors
+        self._path, self._line = "", 0
+        self._previous: Record | None = None
+        self._torn: list[bytes] = []  # lines since the last record that a crash may have left
+
+    def run(self) -> Report:
+        report = self._report
+        for self._path in report.paths:
+            before, self._line = report.records, 0
+            try:
+                for line in read_lines(self._path):
+                    self._check_line(line)
+            except OSError as error:
+                self._line = 0
+                self._fault(f"cannot be read to its end: {error.strerror or error}")
+            if self._torn:
+                self._fault("the last line is not complete: a crash, or its end was cut off")
+                self._torn.clear()
+            if report.records == before:
+                self._line = 0
+                self._fault("has no audit record in it")
+        for seq, wanted in self._anchors.items():
+            self._line = 0
+            self._fault(f"record {seq}, of which you gave the hash {wanted[:12]}..., is not in these files")
+        return report
+
+    def _fault(self, text: str) -> None:
+        self._report.faults.append(Remark(self._path, self._line, text))
+
+    def _check_line(self, line: Line) -> None:
+        self._line = line.number
+        record = decode(line.text)
+        if record is None:
+            if is_torn(line.text):
+                self._torn.append(line.text)
+            else:
+                self._fault(f"not an audit record: {_excerpt(line.text)}")
+            return
+        if not record.is_genuine(self._key):
+            if self._key is None and record.fields.get("seal") == "hmac-sha256":
+                raise ConfigError(f"{self._path} was sealed with a key: pass --key-file")
+            self._fault(f"record {record.seq} was changed{' or sealed with another key' if self._key else ''}")
+        self._check_torn(record)
+        self._check_order(record)
+        if not line.ended:
+            self._fault(f"record {record.seq} has no line end: it was cut off")
+        self._check_anchor(record)
+        report = self._report
+        report.records += 1
+        report.first = record.seq if report.first is None else report.first
+        report.last, report.last_hash = record.seq, record.hash
+        self._previous = record
+
+    def _check_torn(self, record: Record) -> None:
+        said, torn = record.fields.get("torn"), b"\n".join(self._torn)
+        found = {"bytes": len(torn), "sha256": hashlib.sha256(torn).hexdigest()} if self._torn else None
+        if said == found:
+            if found:
+                text = (
+                    f"{len(torn)} bytes of a record that a crash or a full disk cut short, as record {record.seq} says"
+                )
+                self._report.notes.append(Remark(self._path, self._line - 1, f"{text}: {_excerpt(torn)}"))
+        elif said is None:
+            self._line -= 1
+            self._fault(f"not a whole record, and record {record.seq} does not say that a crash left it")
+            self._line += 1
+        else:
+            self._fault(f"record {record.seq} says that a crash left bytes before it, and these are not those bytes")
+        self._torn.clear()
+
+    def _check_order(self, record: Record) -> None:
+        previous = self._previous
+        if self._line == 1 and record.fields["action"] != "open":
+            self._fault(f"the file begins with record {record.seq}, which is not `open`: lines before it were removed")
+        if previous is None:
+            if record.seq != 1:
+                note = f"begins with record {record.seq}: the records before it are not in the files given"
+                self._report.notes.append(Remark(self._path, 0, note))
+            elif record.prev != NO_HASH:
+                self._fault("record 1 claims to follow another record")
+        elif record.prev != previous.hash or record.seq != previous.seq + 1:
+            self._fault(_describe_break(previous, record))
+
+    def _check_anchor(self, record: Record) -> None:
+        wanted = self._anchors.pop(record.seq, None)
+        if wanted is not None and not record.hash.startswith(wanted):
+            self._fault(f"record {record.seq} is not the one whose hash you gave: the chain was written anew")
+
+
+def _describe_break(previous: Record, record: Record) -> str:
+    if record.seq > previous.seq + 1:
+        return f"records {previous.seq + 1} to {record.seq - 1} are missing: {record.seq} follows {previous.seq}"
+    if record.seq <= previous.seq:
+        return f"record {record.seq} follows {previous.seq}: it was moved, doubled or inserted"
+    return f"record {record.seq} does not continue the chain: the records before it were replaced"
+
+
+def _excerpt(line: bytes) -> str:
+    text = escape(line[:60].decode(errors="replace"))
+    return repr(text) + ("..." if len(line) > 60 else "")
