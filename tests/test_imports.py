@@ -146,6 +146,7 @@ ALLOWED = {
         "core",
         "engines",
         "errors",
+        "events",
         "fences",
         "files",
         "model",

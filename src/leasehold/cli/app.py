@@ -16,6 +16,7 @@ import click
 from leasehold import __version__
 from leasehold.cli import exit_codes, render
 from leasehold.cli.acquire import acquire
+from leasehold.cli.audit import audit
 from leasehold.cli.bench.command import bench
 from leasehold.cli.break_ import break_
 from leasehold.cli.completion import completion
@@ -27,6 +28,7 @@ from leasehold.cli.doctor.command import doctor
 from leasehold.cli.elect import elect
 from leasehold.cli.get import get
 from leasehold.cli.help import WIDTH, Group
+from leasehold.cli.history import history
 from leasehold.cli.ls import ls
 from leasehold.cli.rebase import rebase
 from leasehold.cli.release import release
@@ -73,11 +75,13 @@ for command in (
     get,
     watch,
     deadlocks,
+    history,
     break_,
     acquire,
     renew,
     release,
     serve,
+    audit,
     schema,
     rebase,
     doctor,

@@ -9,13 +9,14 @@ import click
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console, write_stderr
 from leasehold.cli.help import Command
-from leasehold.cli.options import WholeNumber, name_argument, usage_error_if
+from leasehold.cli.options import WholeNumber, audit_hook, audit_options, label, name_argument, usage_error_if
 from leasehold.model import Holding
 
 EXAMPLES = """
 leasehold break nightly-report                  show the holder and ask for confirmation
 leasehold break nightly-report --token 1741     exactly this grant, without confirmation
 leasehold break nightly-report --yes            the current holder, without confirmation
+leasehold break nightly-report --yes --reason 'web-3 is suspended' --audit audit.jsonl
 """
 
 
@@ -35,8 +36,18 @@ leasehold break nightly-report --yes            the current holder, without conf
     is_flag=True,
     help="Do not ask for confirmation. Required without --token if stdin is not a terminal.",
 )
+@click.option("--reason", type=label, metavar="TEXT", help="Why you break it, for the audit log.")
+@audit_options
 @pass_console
-def break_(console: Console, name: str, token: int | None, yes: bool) -> None:
+def break_(
+    console: Console,
+    name: str,
+    token: int | None,
+    yes: bool,
+    reason: str | None,
+    audit_file: str | None,
+    audit_key_file: str | None,
+) -> None:
     """Take NAME away from its holder.
 
     The holder learns of the break at once if the engine can notify it, and otherwise at its next renewal. Until then it
@@ -45,7 +56,7 @@ def break_(console: Console, name: str, token: int | None, yes: bool) -> None:
 
     The exit code is 0 even if that grant had already ended; with `-o json` the field `broken` is then false.
     """
-    with console.client() as client:
+    with audit_hook(audit_file, audit_key_file) as audit, console.client(on_event=audit) as client:
         # A reservation has no holder yet: within seconds it is claimed or passes to the next waiter.
         holdings = [holding for holding in client.inspect(name, exact=True) if holding.state in ("held", "cooling")]
         target = token if token is not None else choose(name, holdings)
@@ -54,7 +65,7 @@ def break_(console: Console, name: str, token: int | None, yes: bool) -> None:
         else:
             if token is None and not yes:
                 confirm(console, name, target)
-            broken = client.break_lock(name, token=target)
+            broken = client.break_lock(name, token=target, why=reason)
     report(console, name, target, broken, holdings)
 
 

@@ -20,6 +20,7 @@ from leasehold.cli.run.signals import Interrupted
 from leasehold.config import URL_VARIABLE, ClientOptions
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
+from leasehold.events import Hook
 
 Output: TypeAlias = Literal["table", "json"]
 
@@ -36,9 +37,9 @@ class Console:
     def json(self) -> bool:
         return self.output == "json"
 
-    def client(self, *, ttl: float = 30.0, in_process: bool = False) -> Client:
+    def client(self, *, ttl: float = 30.0, in_process: bool = False, on_event: Hook | None = None) -> Client:
         """The client of this command. `in_process`: allow an engine whose locks no other process sees."""
-        client = Client(self.url, namespace=self.namespace, ttl=ttl)
+        client = Client(self.url, namespace=self.namespace, ttl=ttl, on_event=on_event)
         if client._core.config.scheme == "memory" and not in_process:
             client.close()
             raise ConfigError(

@@ -15,6 +15,7 @@ from leasehold.blocking import Client, Lock
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.options import (
+    audit_options,
     check_ttl_option,
     is_label,
     label,
@@ -84,6 +85,7 @@ _MAX_PAUSE = 10.0
 )
 @click.option("--holder", type=label, metavar="TEXT", help="Label of the candidate, display only. Default: host:pid.")
 @click.option("--purpose", type=label, metavar="TEXT", help="What the election is for, display only.")
+@audit_options
 @pass_console
 def elect(
     console: Console,
@@ -94,6 +96,8 @@ def elect(
     lasting: float | None,
     max_hold: float | None,
     kill_after: float | None,
+    audit_file: str | None,
+    audit_key_file: str | None,
     **given: Any,
 ) -> int:
     """Run CMD while this process is the leader of NAME.
@@ -123,10 +127,17 @@ def elect(
     if options.get("purpose") is None and is_label(os.path.basename(command[0])):
         options["purpose"] = os.path.basename(command[0])
     run_options = RunOptions(given["ttl"], max_hold, "term", kill_after)
-    return run_leader(console, name, list(command), options, run_options)
+    return run_leader(console, name, list(command), options, run_options, (audit_file, audit_key_file))
 
 
-def run_leader(console: Console, name: str, argv: list[str], options: LockArguments, run_options: RunOptions) -> int:
+def run_leader(
+    console: Console,
+    name: str,
+    argv: list[str],
+    options: LockArguments,
+    run_options: RunOptions,
+    audit: tuple[str | None, str | None],
+) -> int:
     """Run CMD term after term, until it ends for another reason than a lost term."""
 
     def lock(client: Client) -> Lock:
@@ -141,7 +152,7 @@ def run_leader(console: Console, name: str, argv: list[str], options: LockArgume
         raise_on_signals()  # again: while CMD ran, signals were forwarded to it
         result = RunResult(console.namespace, name, argv, None)
         try:
-            RunJob(console, name, argv, lock, run_options, result, exit_codes.BUSY).run()
+            RunJob(console, name, argv, lock, run_options, result, exit_codes.BUSY, *audit).run()
         except Unavailable as unavailable:
             pause = timing.backoff(next(tries), 0.5, _MAX_PAUSE, 1.0)
             console.say(f"{unavailable}; retrying in {pause:.1f} s", error=True)

@@ -47,20 +47,24 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """The program itself. Commands are listed by usefulness, not alphabetically."""
+    """The program itself, or a command that has commands. Commands are listed by usefulness, not alphabetically."""
 
     command_class = Command
 
-    def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, examples: str = "", codes: Sequence[int] = tuple(exit_codes.MEANING), **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples = examples.strip("\n")
+        if not self.params:
+            self.params = [*global_options(for_command=True)]
+        self.examples, self.codes = examples.strip("\n"), codes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self.examples)
-        write_codes(formatter, tuple(exit_codes.MEANING))
+        write_codes(formatter, self.codes)
 
 
 class CommandGroup(Command, click.Group):

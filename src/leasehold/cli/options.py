@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ from leasehold.cli.console import Console
 from leasehold.config import LockArguments, check_ttl, parse_duration
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseholdError
+from leasehold.telemetry.audit import AuditFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +26,8 @@ class WholeNumber(click.IntRange):
     name = "whole number"  # in the error: click says "integer range"
 
 
+AUDIT_VARIABLE = "LEASEHOLD_AUDIT"
+KEY_FILE_VARIABLE = "LEASEHOLD_AUDIT_KEY_FILE"
 MAX_SLOTS = 2**31 - 1  # the largest limit that every engine supports
 
 
@@ -202,6 +207,60 @@ def check_ttl_option(ttl: float) -> None:
         check_ttl(ttl)
     except ConfigError as bad:
         raise click.UsageError(str(bad)) from None
+
+
+def _files_or_default(_ctx: click.Context, _param: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
+    default = os.environ.get(AUDIT_VARIABLE)
+    usage_error_if(not files and not default, f"name the audit FILE, or set {AUDIT_VARIABLE}")
+    return files or (str(default),)
+
+
+audit_files = click.argument("files", nargs=-1, metavar="[FILE]...", callback=_files_or_default)
+key_file_option = click.option(
+    "--key-file",
+    envvar=KEY_FILE_VARIABLE,
+    show_envvar=True,
+    metavar="FILE",
+    help="The file with the key that the audit records are sealed with.",
+)
+
+
+def audit_options(command: F) -> F:
+    """The options of commands that write audit records; `audit_hook` takes their values."""
+    for option in (
+        click.option(
+            "--audit-key-file",
+            envvar=KEY_FILE_VARIABLE,
+            show_envvar=True,
+            metavar="FILE",
+            help="Seal the audit records with the key in FILE.",
+        ),
+        click.option(
+            "--audit",
+            "audit_file",
+            envvar=AUDIT_VARIABLE,
+            show_envvar=True,
+            metavar="FILE",
+            help="Append audit records to FILE, described by `leasehold docs operations/audit`. If FILE cannot be "
+            "written, the lock is not acquired.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def audit_hook(path: str | None, key_file: str | None) -> Iterator[AuditFile | None]:
+    """The hook that writes audit records. None: no file was named."""
+    if not path:
+        yield None
+        return
+    file = AuditFile(path, key_file=key_file or None)
+    try:
+        yield file
+    finally:
+        with suppress(OSError, LeaseholdError):  # logged; it must not change the exit code
+            file.close()
 
 
 def usage_error_if(condition: bool, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Literal, TypedDict
 
 import click
@@ -119,22 +120,27 @@ def holding_row(holding: Holding) -> tuple[str, ...]:
 
 
 def holdings_table(holdings: Sequence[Holding]) -> Iterable[str]:
-    """The lines of the table, headings first. click removes the colours if the stream is not a terminal."""
-    rows = [tuple(escape(cell) for cell in holding_row(holding)) for holding in holdings]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    yield click.style(_format_row(COLUMNS, widths), bold=True)
-    for holding, cells in zip(holdings, rows, strict=True):
-        painted = list(_pad(cells, widths))
-        painted[_STATE_COLUMN] = click.style(painted[_STATE_COLUMN], fg=_COLOURS[holding.state])
-        yield "  ".join(painted).rstrip()
+    """The lines of the table, headings first."""
+    colours = [_COLOURS[holding.state] for holding in holdings]
+    return table(COLUMNS, [holding_row(holding) for holding in holdings], _STATE_COLUMN, colours)
 
 
-def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(_pad(cells, widths)).rstrip()
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], painted: int = 0, colours: Sequence[str] = ()
+) -> Iterable[str]:
+    """The lines of a table, headings first. `colours`: of the cells in the column `painted`. click removes them if the
+    stream is not a terminal."""
+    rows = [tuple(map(escape, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    yield click.style("  ".join(_pad(columns, widths)).rstrip(), bold=True)
+    for row, colour in zip_longest(rows, colours):
+        cells = _pad(row, widths)
+        cells[painted] = click.style(cells[painted], fg=colour) if colour else cells[painted]
+        yield "  ".join(cells).rstrip()
 
 
-def _pad(cells: Sequence[str], widths: Sequence[int]) -> Iterable[str]:
-    return (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+def _pad(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
 
 
 def local_time(instant: float | None) -> str:

@@ -35,7 +35,7 @@ WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per proce
     cls=Command,
     short_help="Show failures that locks and fences prevent.",
     examples=EXAMPLES,
-    codes=(exit_codes.DEMO_FAILED, exit_codes.UNREACHABLE, exit_codes.CONFIG),
+    codes=(exit_codes.CHECK_FAILED, exit_codes.UNREACHABLE, exit_codes.CONFIG),
 )
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[DEMO]...")
 @click.option("--list", "listing", is_flag=True, help="List the demos and exit.")
@@ -63,7 +63,7 @@ def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | No
     for name in names:
         _check_requirements(name)
     results = [_run_demo(console, name, size) for name in names or _runnable(console)]
-    return exit_codes.OK if all(results) else exit_codes.DEMO_FAILED
+    return exit_codes.OK if all(results) else exit_codes.CHECK_FAILED
 
 
 def _check_requirements(name: str) -> None:

@@ -21,6 +21,8 @@ from leasehold.cli.lease_input import LEASE_VARIABLE
 from leasehold.cli.options import (
     AcquireOptions,
     acquire_options,
+    audit_hook,
+    audit_options,
     is_label,
     name_argument,
     positive_seconds,
@@ -173,6 +175,7 @@ class RunOptions:
     metavar="FILE",
     help="At the end, write the result to FILE as JSON, described by `leasehold docs reference/json`.",
 )
+@audit_options
 @pass_console
 def run(
     console: Console,
@@ -185,6 +188,8 @@ def run(
     kill_after: float | None,
     skip_ok: bool,
     result_file: str | None,
+    audit_file: str | None,
+    audit_key_file: str | None,
     **given: Any,
 ) -> int:
     """Hold NAME while CMD runs.
@@ -230,7 +235,8 @@ def run(
     def lock(client: Client) -> Lock:
         return lock_options.lock(client, name, max_hold=max_hold)
 
-    job = RunJob(console, name, argv, lock, run_options, result, exit_codes.OK if skip_ok else busy_code)
+    busy_code = exit_codes.OK if skip_ok else busy_code
+    job = RunJob(console, name, argv, lock, run_options, result, busy_code, audit_file, audit_key_file)
     try:
         job.run()
     except LeaseholdError as error:
@@ -258,11 +264,16 @@ class RunJob:
     run_options: RunOptions
     result: RunResult
     busy_code: int
+    audit_file: str | None = None
+    audit_key_file: str | None = None
 
     def run(self) -> None:
         child = Child(self.argv)  # fork before the client starts a thread
         try:
-            with self.console.client(ttl=self.run_options.ttl) as client:
+            with (
+                audit_hook(self.audit_file, self.audit_key_file) as audit,
+                self.console.client(ttl=self.run_options.ttl, on_event=audit) as client,
+            ):
                 lock = self.lock(client)
                 began = time.monotonic()
                 try:

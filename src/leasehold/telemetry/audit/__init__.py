@@ -6,6 +6,7 @@ chain.py    one record as one line of JSON, bound to the line before by its hash
 file.py     the file: appending, several writers, rotation; the hook
 tail.py     where a file ends, also after a crash
 verify.py   whether files are complete and unchanged
+history.py  the grants of a name, put together from records
 """
 
 from __future__ import annotations

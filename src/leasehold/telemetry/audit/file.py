@@ -148,8 +148,6 @@ class AuditFile:
         _FILES.add(self)
         try:
             self._append([self._record("open", self._own_process())])
-        except PermissionError:
-            raise
         except OSError as error:
             raise ConfigError(f"the audit file {self.path} cannot be written: {error.strerror or error}") from error
 

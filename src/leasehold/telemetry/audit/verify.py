@@ -51,7 +51,8 @@ class Line(NamedTuple):
 
 
 def find_files(paths: Iterable[str]) -> list[str]:
-    """The files that these paths name; of a folder, all audit files in it. Raises ConfigError if there are none."""
+    """The files that these paths name: of a folder, all audit files in it; with a file, those that rotation made of it.
+    Raises ConfigError if there are none."""
     found: list[str] = []
     for path in paths:
         if os.path.isdir(path):
@@ -60,10 +61,19 @@ def find_files(paths: Iterable[str]) -> list[str]:
                 raise ConfigError(f"the folder {path} has no audit files: their names contain .jsonl")
             found += inside
         elif os.path.exists(path):
+            folder, chain = chain_name(path)
             found.append(path)
+            if os.path.basename(path).removesuffix(".jsonl") == chain:
+                found += sorted(os.path.join(os.path.dirname(path), name) for name in _rotated(folder, chain))
         else:
             raise ConfigError(f"there is no file {path}")
     return list(dict.fromkeys(found))
+
+
+def _rotated(folder: str, chain: str) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if entry.is_file() and chain_name(entry.path)[1] == chain:
+            yield entry.name
 
 
 def read_lines(path: str) -> Iterator[Line]:
