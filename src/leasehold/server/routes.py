@@ -91,12 +91,13 @@ class Registry(ClaimRegistry):
 
     def __init__(self, runtime: Loop, client_id: str, decline: Callable[[Claim], None]) -> None:
         super().__init__(runtime, client_id)
+        self.undo_unanswered = False  # the caller may repeat the claim at another server
         self._decline = decline
 
     def on_notification(
-        self, kind: Literal["go", "head", "lost"], id_hash: str, seconds: float, unknown_claim: Claim | None
+        self, kind: Literal["reserved", "recheck", "broken"], id_hash: str, seconds: float, unknown_claim: Claim | None
     ) -> None:
-        if kind == "go" and unknown_claim is not None and not self.knows(id_hash):
+        if kind == "reserved" and unknown_claim is not None and not self.knows(id_hash):
             self._decline(unknown_claim)
         else:
             super().on_notification(kind, id_hash, seconds, unknown_claim)

@@ -154,9 +154,9 @@ class Listener:
                 unknown_claim = None
                 if not registry.knows(id_hash):
                     unknown_claim = Claim(namespace, name, "", id_hash, Holder("stray"), WAITER_TTL)
-                registry.on_notification("go", id_hash, 0.0, unknown_claim)
+                registry.on_notification("reserved", id_hash, 0.0, unknown_claim)
             case wire.Lost(id_hash):
-                registry.on_notification("lost", id_hash, 0.0, None)
+                registry.on_notification("broken", id_hash, 0.0, None)
             case wire.Moved():
                 self._servers.leave(server)
                 raise ConnectionResetError("the server drains")
@@ -171,4 +171,4 @@ class Listener:
         """Make all waiters attempt again."""
         if (registry := self._registry_ref()) is not None:
             for id_hash, _ in snapshot_items(registry.waiting):
-                registry.on_notification("head", id_hash, 0.0, None)
+                registry.on_notification("recheck", id_hash, 0.0, None)
