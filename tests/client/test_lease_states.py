@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import warnings
+from functools import partial
 
 import pytest
 
@@ -133,6 +134,10 @@ def test_async_client_works_in_forked_child() -> None:
     assert asyncio.run(main()) == b"done"
 
 
+def _has_scheduled(watchdog) -> bool:
+    return watchdog._wakes_at < NEVER
+
+
 def test_watchdog_of_collected_client_stops_after_last_release(wait_until) -> None:
     # `unwatch` did not wake the watchdog: thread, client core and engine lived until the next renewal, a third of the
     # ttl later.
@@ -142,7 +147,7 @@ def test_watchdog_of_collected_client_stops_after_last_release(wait_until) -> No
     before = count_watchdogs()
     client = Client("memory://")
     lease = client.lock("a", ttl=3000).acquire()
-    wait_until(lambda watchdog=probe.watchdog(client): watchdog._wakes_at < NEVER)  # it has scheduled a renewal
+    wait_until(partial(_has_scheduled, probe.watchdog(client)))
     del client
     gc.collect()
     lease.release()

@@ -24,8 +24,8 @@ leasehold audit verify /var/log/leasehold                    are the files compl
 leasehold audit show audit.jsonl --lock orders/42 --since 1d
 """
 VERIFY_EXAMPLES = """
-leasehold audit verify audit.jsonl                           with the files that rotation made of it
-leasehold audit verify /var/log/leasehold                    all audit files of a folder
+leasehold audit verify audit.jsonl                           and its rotated files
+leasehold audit verify /var/log/leasehold                    all files of a folder
 leasehold audit verify audit.jsonl --key-file audit.key      sealed with a key
 leasehold audit verify audit.jsonl --anchor 80000:8a4e...    was its end cut off?
 """

@@ -46,6 +46,7 @@ claims = st.builds(
     st.booleans(),
     st.integers(0, 2**53),
     st.just(inf),
+    st.none(),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -54,7 +54,7 @@ class RemoteEngine:
         return self._servers.traits
 
     @property
-    def listening(self) -> bool:
+    def queues_at_once(self) -> bool:
         """Whether this client has met contention: then its claims queue at their first attempt."""
         return "contended" in self._registry.shared
 
