@@ -295,7 +295,7 @@ def test_released_lease_leaves_no_keys_while_nodes_lose_data(nodes, wait_until) 
 def test_killed_clients_leave_only_claims_that_expire(nodes, child, wait_until) -> None:
 
     processes = [
-        child(nodes.url, "hot", 30, seed, "blocking", script=SUPPORT / "redlock_child.py") for seed in range(3)
+        child(nodes.url, "hot", 30, seed, "blocking", script=SUPPORT / "contending_child.py") for seed in range(3)
     ]
     for process in processes:
         process.read_message()

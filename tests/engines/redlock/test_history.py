@@ -7,42 +7,13 @@ import time
 
 import pytest
 
-from harness.checkers.history import History
-from harness.checkers.intervals import check
 from harness.rigs.redis import AOF_ALWAYS
 from harness.rigs.redlock import RedlockRig
 from harness.servers.process import poll
 from harness.servers.redlock import RedlockNodes
 from leasehold.core.timing import WAITER_TTL
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support.paths import SUPPORT
-
-SCRIPT = SUPPORT / "redlock_child.py"
-
-
-def check_history(events: list[tuple[float, int, str, int | None]]) -> int:
-    """Pass the events to the checker, ordered by the machine's clock. Returns the number of grants."""
-    clock = [0.0]
-    history = History(lambda: clock[0])
-    operations, grants = {}, 0
-    for at, process_number, what, *details in sorted(events, key=lambda event: event[0]):
-        clock[0] = at
-        if what == "asks":
-            operations[process_number] = history.invoke(str(process_number), "acquire", "hot")
-        elif what == "fails":
-            operations[process_number].unknown(
-                details[0]
-            )  # if claims arrive together, a split vote may refuse them all
-        elif what == "holds":
-            operations[process_number].ok(token=details[0])
-            grants += 1
-        elif what == "lost":
-            history.lost(str(process_number), "hot", details[0], at=details[1])
-        else:
-            history.invoke(str(process_number), "release", "hot", token=details[0]).unknown("not waited for")
-    verdict = check(history)
-    assert verdict.result == "valid", verdict
-    return grants
+from tests.support.contention import check_history, read_events, start_children
 
 
 def inject_faults(nodes: RedlockNodes, rng: random.Random, end: float) -> int:
@@ -66,20 +37,9 @@ def contend(child, seconds: float, seed: int, processes: int) -> None:
     rig_or_skip(RedlockRig)
     nodes = RedlockNodes(*AOF_ALWAYS)  # nodes that never lose data: then two claims never hold the name
     try:
-        kinds = ["blocking", "asyncio"]
-        children = [
-            child(nodes.url, "hot", seconds, seed * 100 + number, kinds[number % 2], script=SCRIPT)
-            for number in range(processes)
-        ]
+        children = start_children(child, nodes.url, seconds, seed, processes)
         fault_count = inject_faults(nodes, random.Random(seed), time.monotonic() + seconds)
-        events = [
-            (at, number, *what)
-            for number, started_child in enumerate(children)
-            for at, *what in started_child.read_all_messages()
-        ]
-        grants = check_history(events)
-        tokens = [what[0] for _, _, kind, *what in sorted(events, key=lambda event: event[0]) if kind == "holds"]
-        assert tokens == sorted(set(tokens)), "tokens rise in the order of the grants"
+        grants = check_history(read_events(children))
         assert grants > 10 * seconds / 5
         if seconds > 10:  # a queued claim whose release a node missed expires after three heartbeat intervals
             poll(lambda: not nodes.remaining_keys(), 3 * WAITER_TTL + 5, lambda: "no key is left")

@@ -1,6 +1,6 @@
-"""A child process for the Redlock history tests: acquires one name repeatedly and prints one JSON event per line.
+"""A child process for history tests: acquires one name repeatedly and prints one JSON event per line.
 
-redlock_child.py URL NAME SECONDS SEED KIND     KIND: blocking or asyncio
+contending_child.py URL NAME SECONDS SEED KIND     KIND: blocking or asyncio
 """
 
 import asyncio
