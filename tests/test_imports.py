@@ -401,6 +401,21 @@ def test_import_leasehold_loads_standard_library_only():
     assert loaded - _STANDARD == {"leasehold"}
 
 
+def test_run_command_loads_neither_asyncio_nor_ssl_nor_other_commands():
+    """A cron job starts it every minute."""
+    code = "import sys, leasehold.cli.app, leasehold.cli.run.command; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert not loaded & {
+        "asyncio",
+        "ssl",
+        "leasehold.aio",
+        "leasehold.fences",
+        "leasehold.server",
+        "leasehold.cli.demo",
+    }
+
+
 def test_tests_run_against_the_installed_wheel():
     import leasehold
 

@@ -6,19 +6,9 @@ with leasehold.Client("memory://") as client:
         lease.check()                          # raises LeaseLost once the lease cannot be trusted
 """
 
-from leasehold import fences, telemetry, versioned
-from leasehold.aio import (
-    AsyncClient,
-    AsyncElection,
-    AsyncLease,
-    AsyncLeases,
-    AsyncLock,
-    AsyncMultiLock,
-    AsyncRWLock,
-    AsyncSchedule,
-    AsyncStatus,
-    optimistic_async,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from leasehold.blocking import (
     Client,
     Election,
@@ -50,6 +40,21 @@ from leasehold.errors import (
 )
 from leasehold.events import Event
 from leasehold.model import Holder, Holding, Outcome, Term, Traits
+
+if TYPE_CHECKING:
+    from leasehold import fences, telemetry, versioned
+    from leasehold.aio import (
+        AsyncClient,
+        AsyncElection,
+        AsyncLease,
+        AsyncLeases,
+        AsyncLock,
+        AsyncMultiLock,
+        AsyncRWLock,
+        AsyncSchedule,
+        AsyncStatus,
+        optimistic_async,
+    )
 
 __version__ = "0.1.0"
 
@@ -100,3 +105,19 @@ __all__ = [
     "telemetry",
     "versioned",
 ]
+
+_PACKAGES = ("fences", "telemetry", "versioned")
+
+
+def __getattr__(name: str) -> object:
+    """Loads packages and the asyncio API when they are first used: a program that needs neither starts sooner."""
+    if name in _PACKAGES:
+        return import_module(f"leasehold.{name}")
+    if name in __all__:
+        found = globals()[name] = getattr(import_module("leasehold.aio"), name)
+        return found
+    raise AttributeError(f"module 'leasehold' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

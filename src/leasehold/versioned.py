@@ -6,8 +6,20 @@
 The value is a record in a store, on any engine that has one. The code is in `leasehold.records`.
 """
 
-from leasehold.aio.records import AsyncValue
+from typing import TYPE_CHECKING
+
 from leasehold.blocking.records import Value
 from leasehold.records.value import Versioned
 
+if TYPE_CHECKING:
+    from leasehold.aio.records import AsyncValue
+
 __all__ = ["AsyncValue", "Value", "Versioned"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "AsyncValue":
+        from leasehold.aio.records import AsyncValue
+
+        return AsyncValue
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 def paths(group: click.Group, above: str = "") -> list[str]:
     """The commands and, after each, its own commands: "serve", "serve key", "serve key create"."""
     found = []
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         found.append(above + name)
         if isinstance(command, click.Group):
             found += paths(command, f"{above}{name} ")
@@ -36,7 +38,8 @@ def context_of(path: str = "") -> click.Context:
     context = click.Context(leasehold, info_name="leasehold", terminal_width=WIDTH, **leasehold.context_settings)
     for name in path.split():
         assert isinstance(context.command, click.Group)
-        command = context.command.commands[name]
+        command = context.command.get_command(context, name)
+        assert command is not None
         context = click.Context(command, context, info_name=name, terminal_width=WIDTH)
     return context
 

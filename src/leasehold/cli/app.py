@@ -15,29 +15,9 @@ import click
 
 from leasehold import __version__
 from leasehold.cli import exit_codes, render
-from leasehold.cli.acquire import acquire
-from leasehold.cli.audit import audit
-from leasehold.cli.bench.command import bench
-from leasehold.cli.break_ import break_
-from leasehold.cli.completion import completion
 from leasehold.cli.console import discard_stdout, global_options, say, write_stderr
-from leasehold.cli.deadlocks import deadlocks
-from leasehold.cli.demo.command import demo
-from leasehold.cli.docs import docs
-from leasehold.cli.doctor.command import doctor
-from leasehold.cli.elect import elect
-from leasehold.cli.get import get
 from leasehold.cli.help import WIDTH, Group
-from leasehold.cli.history import history
-from leasehold.cli.ls import ls
-from leasehold.cli.rebase import rebase
-from leasehold.cli.release import release
-from leasehold.cli.renew import renew
-from leasehold.cli.run.command import run
 from leasehold.cli.run.signals import Interrupted, raise_on_signals
-from leasehold.cli.schema import schema
-from leasehold.cli.serve import serve
-from leasehold.cli.watch import watch
 from leasehold.errors import LeaseholdError, NotAcquired
 
 _MAX_USAGE_TEXT: Final = 600  # characters
@@ -49,9 +29,34 @@ leasehold ls                                    holders and waiters
 leasehold -u sqlite:///srv/locks.db ls          the same for another engine
 """
 
+# Each is imported when it is used: a cron job that starts `run` every minute should not load the others.
+COMMANDS = {
+    "run": "leasehold.cli.run.command:run",
+    "elect": "leasehold.cli.elect:elect",
+    "ls": "leasehold.cli.ls:ls",
+    "get": "leasehold.cli.get:get",
+    "watch": "leasehold.cli.watch:watch",
+    "deadlocks": "leasehold.cli.deadlocks:deadlocks",
+    "history": "leasehold.cli.history:history",
+    "break": "leasehold.cli.break_:break_",
+    "acquire": "leasehold.cli.acquire:acquire",
+    "renew": "leasehold.cli.renew:renew",
+    "release": "leasehold.cli.release:release",
+    "serve": "leasehold.cli.serve:serve",
+    "audit": "leasehold.cli.audit:audit",
+    "schema": "leasehold.cli.schema:schema",
+    "rebase": "leasehold.cli.rebase:rebase",
+    "doctor": "leasehold.cli.doctor.command:doctor",
+    "demo": "leasehold.cli.demo.command:demo",
+    "bench": "leasehold.cli.bench.command:bench",
+    "docs": "leasehold.cli.docs:docs",
+    "completion": "leasehold.cli.completion:completion",
+}
+
 
 @click.group(
     cls=Group,
+    lazy_commands=COMMANDS,
     examples=EXAMPLES,
     params=global_options(for_command=False),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "show_default": False},
@@ -66,31 +71,6 @@ def leasehold() -> None:
 
     Output is not coloured if stdout is not a terminal or if NO_COLOR is set. [env var: NO_COLOR]
     """
-
-
-for command in (
-    run,
-    elect,
-    ls,
-    get,
-    watch,
-    deadlocks,
-    history,
-    break_,
-    acquire,
-    renew,
-    release,
-    serve,
-    audit,
-    schema,
-    rebase,
-    doctor,
-    demo,
-    bench,
-    docs,
-    completion,
-):
-    leasehold.add_command(command)
 
 
 def start(arguments: Sequence[str] | None = None) -> int:

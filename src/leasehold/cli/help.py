@@ -5,7 +5,8 @@ click re-wraps paragraphs; the `examples` of a command are printed line by line,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 
 import click
@@ -52,15 +53,28 @@ class Group(click.Group):
     command_class = Command
 
     def __init__(
-        self, *args: Any, examples: str = "", codes: Sequence[int] = tuple(exit_codes.MEANING), **kwargs: Any
+        self,
+        *args: Any,
+        examples: str = "",
+        codes: Sequence[int] = tuple(exit_codes.MEANING),
+        lazy_commands: Mapping[str, str] | None = None,
+        **kwargs: Any,
     ) -> None:
+        """`lazy_commands`: names of commands -> "module:attribute"."""
         super().__init__(*args, **kwargs)
+        self._lazy_commands = lazy_commands or {}
         if not self.params:
             self.params = [*global_options(for_command=True)]
         self.examples, self.codes = examples.strip("\n"), codes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [*self._lazy_commands, *(name for name in self.commands if name not in self._lazy_commands)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self._lazy_commands:
+            module, _, attribute = self._lazy_commands[cmd_name].partition(":")
+            self.commands[cmd_name] = getattr(import_module(module), attribute)
+        return super().get_command(ctx, cmd_name)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self.examples)
