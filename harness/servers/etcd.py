@@ -61,9 +61,16 @@ class Etcd(Server):
 
     def keys(self, prefix: str) -> dict[str, int]:
         """All keys with a prefix, and the lease of each."""
+        return {key: int(kv.get("lease", 0)) for key, kv in self._range(prefix).items()}
+
+    def values(self, prefix: str) -> dict[str, bytes]:
+        """All keys with a prefix, and the value of each."""
+        return {key: base64.b64decode(kv.get("value", "")) for key, kv in self._range(prefix).items()}
+
+    def _range(self, prefix: str) -> dict[str, dict[str, str]]:
         begin, end = prefix.encode(), (prefix[:-1] + chr(ord(prefix[-1]) + 1)).encode()
         found = self.ask("kv/range", key=encode_base64(begin), range_end=encode_base64(end))
-        return {base64.b64decode(kv["key"]).decode(): int(kv.get("lease", 0)) for kv in found.get("kvs", [])}
+        return {base64.b64decode(kv["key"]).decode(): kv for kv in found.get("kvs", [])}
 
     def put(self, key: str, value: str) -> None:
         self.ask("kv/put", key=encode_base64(key.encode()), value=encode_base64(value.encode()))

@@ -182,6 +182,53 @@ def unmet_requirement_is_ignored(patch: Patch) -> None:
     patch(lock, "check_required", lambda requirements, traits, engine: None)
 
 
+@planted_bugs.bug(
+    "E2",
+    "claim_belongs_to_no_instance",
+    "queued_claim_keeps_its_position_at_any_instance",
+    "permit_belongs_to_no_instance",
+    "repeat_at_another_instance_never_shortens_a_grant",
+    "simultaneous_attempts_at_all_instances_are_one_grant",
+)
+def claim_is_known_to_its_first_instance_only(patch: Patch) -> None:
+    original = LockState.attempt
+
+    def attempt(self, context, claim, client):
+        entry = self.entries.get(claim.id_hash)
+        if entry is not None and entry.client != client:
+            claim = claim._replace(id_hash=client)
+        return original(self, context, claim, client)
+
+    patch(LockState, "attempt", attempt)
+
+
+@planted_bugs.bug("E2", "waiter_is_woken_at_the_instance_it_asked_last")
+def waiter_is_notified_at_its_first_instance(patch: Patch) -> None:
+    original = LockState.attempt
+
+    def attempt(self, context, claim, client):
+        entry = self.entries.get(claim.id_hash)
+        return original(self, context, claim, client if entry is None else entry.client)
+
+    patch(LockState, "attempt", attempt)
+
+
+@planted_bugs.bug("E6", "claim_belongs_to_no_instance", "release_ends_a_claim_that_was_granted_again_elsewhere")
+def release_counts_at_the_first_instance_only(patch: Patch) -> None:
+    original_attempt, original_release = MemoryEngine.attempt, MemoryEngine.release
+    instances: dict[str, object] = {}
+
+    async def attempt(self, claim, deadline):
+        instances.setdefault(claim.id_hash, self)
+        return await original_attempt(self, claim, deadline)
+
+    async def release(self, claim, deadline):
+        return instances.get(claim.id_hash) is self and await original_release(self, claim, deadline)
+
+    patch(MemoryEngine, "attempt", attempt)
+    patch(MemoryEngine, "release", release)
+
+
 test_conformance_suite_catches_planted_bug = planted_bugs.test()
 
 

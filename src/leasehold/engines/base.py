@@ -10,16 +10,16 @@ The contract. Code, tests and the guarantees pages cite these numbers.
 E1  At any instant of engine time a name has at most `claim.limit` live grants, and never an exclusive grant together
     with another. One kind (lock, or semaphore of n) per live name; a claim of another kind gets `Mismatch`.
 E2  `attempt` is idempotent by `claim.id`: asked again, it gives the same grant and token, or the same position in the
-    queue.
+    queue. So it does through any instance of the engine, in any process (session engines: of the same client).
 E3  Where `traits.fencing`, a new grant's token exceeds every token the name was ever given.
 E4  `wait` is only a hint. It may return early or for nothing, never grants, and misses no change for longer than
     `seconds`. `attempt` of a queued claim registers for the wake-up before it asks; a wake-up that comes before `wait`
     is remembered. Without push, `wait` sleeps for a jittered time: slower, just as correct.
-E5  An answer is the engine's reply to this call about this claim. It is never inferred from a session or a cached
-    flag. If the engine cannot tell, the answer is `Unavailable`.
-E6  `release` removes every trace of a claim, held or queued, except for what `min_hold` keeps (`cooling`); repeating it
-    is harmless. An attempt still in flight may arrive after the release: only the ttl or session ends that grant, so
-    give-up paths never assume the name is free.
+E5  An answer is the engine's reply to this call about this claim, through any instance. It is never inferred from a
+    session or a cached flag. If the engine cannot tell, the answer is `Unavailable`.
+E6  `release` removes every trace of a claim, held or queued, whichever instances it was made through, except for what
+    `min_hold` keeps (`cooling`); repeating it is harmless. An attempt still in flight may arrive after the release:
+    only the ttl or session ends that grant, so give-up paths never assume the name is free.
 E7  A queued claim expires 15 s after it was last attempted or renewed (etcd: with its queue lease; ZooKeeper: with its
     session); a claim that was passed over keeps its position until then.
 E8  `Grant.ttl` is the life left when the engine answered, even if the grant is repeated (E2), and for session engines

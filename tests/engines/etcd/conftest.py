@@ -43,6 +43,17 @@ def claims(member: Etcd, prefix: str) -> Callable[[], dict[str, int]]:
 
 
 @pytest.fixture
+def lease_of(member: Etcd, prefix: str) -> Callable[[str], int]:
+    """Return the lease attached to the key of the claim with this id hash."""
+
+    def find(id_hash: str) -> int:
+        (key,) = [key for key, value in member.values(prefix).items() if id_hash.encode() in value]
+        return member.keys(prefix)[key]
+
+    return find
+
+
+@pytest.fixture
 def proxy(member: Etcd) -> Iterator[Proxy]:
     made = Proxy(member.port)
     yield made

@@ -80,15 +80,12 @@ async def wait_until_idle(member) -> None:
         assert time.monotonic() < end
 
 
-def test_released_claim_key_is_reused_by_the_next_claim(url, member, claims) -> None:
+def test_claims_of_a_name_share_a_few_keys(url, member, claims) -> None:
     """A new key for every claim would slow reads down: until etcd compacts, it reads all keys that ever existed."""
+    used: set[str] = set()
     with Client(url) as client:
         for _ in range(300):
             with client.lock("job"):
-                pass
-        with client.lock("job"):
-            (key,) = claims()
+                used.update(claims())
         assert claims() == {}
-        with client.lock("job"):
-            (again,) = claims()
-        assert again == key
+    assert 100 < len(used) <= 256, "keys are chosen by two digits of the claim's id hash"

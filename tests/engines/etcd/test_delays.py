@@ -146,15 +146,14 @@ def test_delay_of_a_vanished_reader_is_kept_when_the_others_release(
         assert not vanished.held
 
 
-def test_delay_of_a_vanished_permit_is_waited_out(url, claims, revoke_lease_of, start_waiter) -> None:
+def test_delay_of_a_vanished_permit_is_waited_out(url, member, lease_of, start_waiter) -> None:
     with Client(url) as one, Client(url) as two:
         permits = one.semaphore("job", 2, ttl=60, delay=DELAY)
         first = permits.acquire()
-        (kept,) = claims()
         second = permits.acquire()
         waiting = start_waiter(two, lock=two.semaphore("job", 2))
-        (key,) = [key for key, lease in claims().items() if key != kept and two._core.registry.client_id not in key]
-        began = revoke_lease_of(key)
+        began = time.monotonic()
+        member.revoke(lease_of(second._claim.id_hash))
         assert DELAY <= waiting.wait_granted() - began < DELAY + 2
         assert not second.held
         assert first.release()
@@ -187,7 +186,7 @@ def test_holder_vanishing_while_a_waiter_enqueues_keeps_its_delay(
 
 
 def test_delay_of_a_vanished_grant_is_kept_if_its_events_were_missed(
-    url, make_driver, member, claims, monkeypatch
+    url, make_driver, member, lease_of, monkeypatch
 ) -> None:
     """The last waiter saw the vanished claim waiting, and missed the events of its grant and its end."""
     first, second, last = make_driver(url), make_driver(url), make_driver(url)
@@ -202,7 +201,7 @@ def test_delay_of_a_vanished_grant_is_kept_if_its_events_were_missed(
     first.release(held)
     assert isinstance(second.attempt(next_claim), Grant)
     began = time.monotonic()
-    member.revoke(next(lease for key, lease in claims().items() if second.registry.client_id in key))
+    member.revoke(lease_of(next_claim.id_hash))
     assert isinstance(last.attempt(waiting), Busy)
     assert granted_within(last, waiting, 20.0)
     assert time.monotonic() - began >= DELAY
@@ -225,7 +224,7 @@ def test_waiter_whose_key_is_deleted_still_waits_out_the_delay(url, make_driver,
 
 
 @pytest.mark.faults
-def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claims) -> None:
+def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claims, lease_of) -> None:
     """No client is granted the lock during the delay of a vanished holder, if three waiters were there to see it."""
     end, delayed_until, inside, problems, vanished = (
         time.monotonic() + 40,
@@ -251,7 +250,6 @@ def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claim
                     inside.append(number)
                 time.sleep(rng.random() * 0.03)
                 found = claims()
-                mine = [key for key in found if client._core.registry.client_id in key]
                 vanishes = lease._claim.delay and rng.random() < 0.3 and len(found) > 3
                 with mutex:
                     inside.remove(number)
@@ -259,7 +257,7 @@ def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claim
                         delayed_until[0] = time.monotonic() + 1.0
                         vanished.append(delayed_until[0])
                 if vanishes:
-                    member.revoke(found[mine[0]])
+                    member.revoke(lease_of(lease._claim.id_hash))
                     assert lease.wait_lost(5)
                 else:
                     lease.release()

@@ -247,3 +247,38 @@ def test_release_action_follows_the_table(state, granted, changes, min_hold_left
     entry = Entry(b"key", "", "job", "lock", 1, "exclusive", 4, 1, value)
     claim = Claim("", "job", "id", "hash", Holder("x"), 30.0)._replace(**changes)
     assert choose_action(entry, claim, granted, min_hold_left) is action
+
+
+def test_claims_with_the_same_tag_have_keys_of_their_own(url, make_driver, claims) -> None:
+    """Claims whose id hashes begin with the same two digits: each is found by its whole id hash, at any client."""
+    drivers = [make_driver(url) for _ in range(3)]
+    waiters = [drivers[0].claim(queue=True) for _ in range(4)]
+    waiters = [waiter._replace(id_hash="ab" + waiter.id_hash[2:]) for waiter in waiters]
+    tokens = {}
+    for turn in range(4):
+        for number, waiter in enumerate(waiters):
+            reply = drivers[(number + turn) % 3].attempt(waiter)
+            assert reply.token == tokens.setdefault(0, reply.token) if not number else reply.position == number - 1
+    assert len(claims()) == 4
+    assert drivers[1].release(waiters[0])
+    assert isinstance(drivers[2].attempt(waiters[1]), Grant), "its key has another number, and the first one is free"
+    assert isinstance(drivers[0].attempt(waiters[1]), Grant)
+    assert len(claims()) == 3
+    for waiter in waiters:
+        drivers[2].release(waiter)
+    assert claims() == {}
+
+
+def test_lease_of_a_claim_that_moved_is_not_ended_by_its_first_client(url, make_driver, member) -> None:
+    """The second client attaches the key to a lease of its own. What the first one does with its lease, and the second
+    one with that of the first, ends no other claim."""
+    first, second = make_driver(url), make_driver(url)
+    moving = first.acquire(first.claim("moving"))
+    assert second.acquire(moving._replace(token=0)) == moving
+    assert second.release(moving)
+    assert not first.release(moving), "now its lease carries the next claim of the first client"
+    kept = first.acquire(first.claim("kept"))
+    assert isinstance(second.attempt(moving._replace(token=0)), Grant)
+    assert second.release(moving._replace(token=0))
+    assert isinstance(first.renew(kept), Alive)
+    assert first.release(kept)

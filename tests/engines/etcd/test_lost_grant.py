@@ -56,7 +56,7 @@ def test_broken_grant_does_not_return_when_its_answer_was_lost(url, make_driver,
     assert holding.state == "held", "granted, but its client does not know"
     broken_at = time.monotonic()
     assert operator.break_(waiter._replace(token=holding.token))
-    other.registry.on_notification("go", waiter.id_hash, 0.0, None)  # that of the holder's release comes late
+    other.registry.on_notification("reserved", waiter.id_hash, 0.0, None)  # that of the holder's release comes late
     reply = other.attempt(waiter)
     assert isinstance(reply, Busy) or time.monotonic() > broken_at + DELAY, f"the broken grant is back: {reply}"
     end = time.monotonic() + DELAY + 30

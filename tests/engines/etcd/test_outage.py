@@ -125,11 +125,13 @@ def test_late_release_does_not_end_another_claim(url, member, make_driver) -> No
     """Keys are reused: when the release arrives, its key may belong to another claim."""
     driver = make_driver(url)
     first = driver.claim()
+    second = driver.claim()
+    second = second._replace(id_hash=first.id_hash[:2] + second.id_hash[2:])  # the same tag
     driver.acquire(first)
     claim_state = driver.engine._client_state.claim_states[first.id_hash]
     late = queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision)
     driver.release(first)
-    second = driver.acquire(driver.claim())
+    second = driver.acquire(second)
     assert driver.engine._client_state.claim_states[second.id_hash].queue_key.key == claim_state.queue_key.key
     assert not run_sync(driver.engine.rpc.call(messages.TXN, late, driver.deadline())).succeeded
     assert isinstance(driver.renew(second), Alive)

@@ -6,7 +6,7 @@ that the release after a failed attempt knows what to end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -37,16 +37,12 @@ REREAD: Final = NextStep.REREAD
 @dataclass(slots=True)
 class EtcdAttempt:
     client_state: EtcdClientState
+    claim_state: ClaimState
     rpc: RpcClient
     runtime: Runtime
     claim: Claim
+    asked_at: float  # the caller counts the grant's ttl from here (E8)
     deadline: float
-    claim_state: ClaimState = field(init=False)
-    asked_at: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.asked_at = self.runtime.now()  # the caller counts the grant's ttl from here (E8)
-        self.claim_state = self.client_state.get_claim_state(self.claim)
 
     async def run(self, notified: bool) -> Grant | Busy:
         """`notified`: the claim is probably first in the queue now."""
@@ -109,13 +105,16 @@ class EtcdAttempt:
         """Create the claim's key."""
         claim_state = self.claim_state
         value = self._entry_value(state, token_base.number)
-        done = await self._write(queue.enqueue_txn(claim_state.queue_key, value, lease.id, token_base.stored))
+        txn = queue.enqueue_txn(claim_state.queue_key, value, lease.id, token_base.stored, claim_state.tag_revision)
+        done = await self._write(txn)
         if done is None:
             claim_state.key_lease = None
             return REREAD
         enqueued = queue.parse_enqueued(claim_state.queue_key, done)
         if enqueued is None:
-            await self._resolve_rejected_put(await self._read_queue(), token_base)
+            view = await self._read_queue()
+            if not await self._resolve_rejected_put(view, token_base):
+                self._choose_key(view)
             return REREAD
         # The first `limit` keys ahead hold the name, the others wait. For several readers, `_observe` corrects this.
         position = max(0, enqueued.total - claim_state.queue_key.limit)
@@ -186,7 +185,9 @@ class EtcdAttempt:
                 return REREAD
             if not queue.may_hold(claim_state.queue_key, len(view.conflicts)):
                 break
-            viewed_revision = 0 if claim_state.queue_key.is_exclusive else view.revision
+            if not claim_state.queue_key.is_exclusive:
+                self._choose_key(view)
+                viewed_revision = view.revision
         self._discard()
         if view.head is None:
             return Busy()  # a key that is not ours is first: its holder is unknown
@@ -196,25 +197,47 @@ class EtcdAttempt:
         return self._busy_reply(view, None, float(max(ttl_reply.ttl, 0)))
 
     async def _resolve_rejected_put(self, view: QueueView, token_base: TokenBase) -> bool:
-        """Handle the reason for a rejected put: the token base changed, or the key exists already. Raises Mismatch if
-        the name has another kind. False: none of these."""
-        claim_state, head = self.claim_state, view.head
+        """Handle the reason for a rejected put: the token base changed, or the claim has a key already. Raises Mismatch
+        if the name has another kind. False: none of these."""
+        head = view.head
         if view.token_base != token_base.stored:
             self.client_state.token_base = view.token_base
             return True
-        if view.own is not None and queue.parse_value(view.own.value).id_hash != self.claim.id_hash:
-            self.client_state.assign_new_key(self.claim, claim_state)
-            return True
-        if view.own is not None:  # an earlier request succeeded, but its reply was lost (E2)
-            claim_state.state = Queued(view.own.create_revision, view.own.mod_revision)
-            if claim_state.key_lease is None or claim_state.key_lease.id != view.own.lease:
-                claim_state.key_lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
+        if view.own is not None:
+            await self._adopt_key(view.own)
             return True
         if head is not None and (head.kind, head.limit) != (self.claim.kind, self.claim.limit):
             self._discard()
             wanted, found = describe_kind(self.claim.kind, self.claim.limit), describe_kind(head.kind, head.limit)
             raise Mismatch(self.claim.name, wanted=wanted, found=found)
         return False
+
+    async def _adopt_key(self, own: messages.KeyValue) -> None:
+        """The claim has a key: an earlier request succeeded, but its reply was lost, or another client sent it (E2)."""
+        claim_state, value = self.claim_state, queue.parse_value(own.value)
+        claim_state.queue_key = claim_state.queue_key._replace(key=own.key)
+        claim_state.state = Queued(own.create_revision, own.mod_revision)
+        # The client that queued the claim may know of a delay that is left.
+        claim_state.delays.known_end = max(
+            claim_state.delays.known_end, self.runtime.now() + value.remaining_delay if value.remaining_delay else 0.0
+        )
+        await self._adopt_lease(own.lease)
+
+    async def _adopt_lease(self, lease_id: int) -> EtcdLease | None:
+        """The lease that the claim's key is attached to, perhaps by another client. None: it has expired."""
+        claim_state = self.claim_state
+        if claim_state.key_lease is None or claim_state.key_lease.id != lease_id:
+            unused, claim_state.key_lease = claim_state.key_lease, None
+            if unused is not None:
+                self._dispose(unused)
+            claim_state.key_lease = await self.client_state.leases.adopt(self.rpc, lease_id, self.deadline)
+        return claim_state.key_lease
+
+    def _choose_key(self, view: QueueView) -> None:
+        """Other claims have the same tag: use the next number, if no further key with this tag appears meanwhile."""
+        queue_key = self.claim_state.queue_key
+        self.claim_state.queue_key = queue_key.with_number(queue.free_number(queue_key, view.tagged))
+        self.claim_state.tag_revision = view.revision if view.tagged else 0
 
     # ----------------------------------------------------------------- queued
 
@@ -231,7 +254,7 @@ class EtcdAttempt:
             return self._wait_reply(view)
         if claim_state.delays.left(self.runtime.now()) > 0:
             return await self._publish_delay(queued, view)
-        return await self._claim_grant(checked=True)
+        return await self._claim_grant(checked=True, own=view.own)
 
     def _may_be_delayed(self) -> bool:
         """Whether a delay of an earlier entry is left, or may be."""
@@ -262,12 +285,17 @@ class EtcdAttempt:
         for key, since_revision in claim_state.delays.observe(ahead, revision, self.runtime.now()):
             self.client_state.watcher.watch_history(self.claim.id_hash, key, since_revision)
 
-    async def _claim_grant(self, *, checked: bool) -> Grant | Busy | NextStep:
-        """Become the holder. The lease is obtained before the transaction, so its life counts from before the grant."""
+    async def _claim_grant(self, *, checked: bool, own: messages.KeyValue | None = None) -> Grant | Busy | NextStep:
+        """Become the holder. The lease is obtained before the transaction, so its life counts from before the grant.
+        `own`: the key as it was just read. If it is that of a holder already, another client may have been told so."""
         claim_state, token_base = self.claim_state, await self._get_token_base()
-        lease = claim_state.prepared_lease
-        if lease is None:
-            lease = claim_state.prepared_lease = await self._get_lease(lifetimes.required_ttl(self.claim))
+        if own is not None and queue.parse_value(own.value).state == "held":
+            lease = await self._outliving_lease(own.lease)
+            if lease is None:
+                return REREAD
+        else:
+            lease = claim_state.prepared_lease or await self._get_lease(lifetimes.required_ttl(self.claim))
+        claim_state.prepared_lease = lease
         queue_key, queued, value = (
             claim_state.queue_key,
             claim_state.state,
@@ -305,15 +333,27 @@ class EtcdAttempt:
             claim_state.prepared_lease = None
         return self._wait_reply(view)
 
+    async def _outliving_lease(self, lease_id: int) -> EtcdLease | None:
+        """A lease that ends no sooner than this one, which a holder may count on (E8). None: that one has expired."""
+        claim_state, key_lease = self.claim_state, await self._adopt_lease(lease_id)
+        if key_lease is None:
+            return None
+        ttl, prepared = max(lifetimes.required_ttl(self.claim), key_lease.ttl), claim_state.prepared_lease
+        if prepared is not None and prepared.expires_at >= key_lease.expires_at and prepared.ttl >= ttl:
+            return prepared
+        if prepared is not None:
+            claim_state.prepared_lease = None
+            self._dispose(prepared)
+        return await self.client_state.leases.create(self.rpc, ttl, self.deadline)
+
     async def _repeat_grant(self, held: Held) -> Grant | NextStep:
         """The claim holds the name already: return the same grant with the life that is left (E2, E8)."""
-        claim_state, view = self.claim_state, await self._read_queue()
+        view = await self._read_queue()
         if not self._own_key_exists(view) or view.own is None or queue.parse_value(view.own.value).state != "held":
             self._reset_expired()
             return REREAD
-        if claim_state.key_lease is None or claim_state.key_lease.id != view.own.lease:
-            claim_state.key_lease = await self.client_state.leases.adopt(self.rpc, view.own.lease, self.deadline)
-        return REREAD if claim_state.key_lease is None else Grant(held.token, self._remaining_ttl())
+        lease = await self._adopt_lease(view.own.lease)
+        return REREAD if lease is None else Grant(held.token, self._remaining_ttl())
 
     def _own_key_exists(self, view: QueueView) -> bool:
         if view.own is not None and view.own.create_revision == self.claim_state.create_revision:

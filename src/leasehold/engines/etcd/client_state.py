@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import count
 from typing import Final, NamedTuple
 from weakref import ref
 
@@ -15,6 +13,7 @@ from leasehold.engines.etcd.rpc import Login
 from leasehold.engines.etcd.url import EtcdUrl
 from leasehold.engines.etcd.watch import KeyWatch, WatchCallback, Watcher
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.sql.fair_mutex import Caller, FairMutex
 from leasehold.errors import ConfigError
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
@@ -57,10 +56,21 @@ class ClaimState:
     """What this client knows about one of its claims at etcd. `state` is replaced as a whole, because the watcher and
     the watchdog read it on their own threads."""
 
-    __slots__ = ("delays", "has_unconfirmed_write", "key_lease", "key_number", "prepared_lease", "queue_key", "state")
+    __slots__ = (
+        "delays",
+        "has_unconfirmed_write",
+        "key_lease",
+        "mutex",
+        "prepared_lease",
+        "queue_key",
+        "state",
+        "tag_revision",
+    )
 
-    def __init__(self, queue_key: queue.QueueKey, key_number: int) -> None:
-        self.queue_key, self.key_number = queue_key, key_number
+    def __init__(self, queue_key: queue.QueueKey, runtime: Runtime) -> None:
+        self.queue_key = queue_key
+        self.mutex = FairMutex(runtime, "etcd", "the claim")  # one attempt at a time
+        self.tag_revision = 0  # at which the keys with the claim's tag were read, and none was the claim's; 0: never
         self.state: New | Queued | Held = New()
         self.key_lease: EtcdLease | None = None  # the etcd lease that the key is attached to
         self.prepared_lease: EtcdLease | None = None  # the etcd lease that the next write attaches the key to
@@ -80,6 +90,12 @@ class ClaimState:
     def is_held(self) -> bool:
         return isinstance(self.state, Held)
 
+    def knows(self, own: messages.KeyValue) -> bool:
+        """Whether the key is as this client has written or seen it last, so that `state` is up to date."""
+        if isinstance(self.state, Queued):
+            return own.mod_revision == self.state.mod_revision
+        return own.create_revision == self.create_revision  # a grant's key is rewritten by renewals
+
     @property
     def is_empty(self) -> bool:
         """The claim has nothing at etcd, and no write is in flight."""
@@ -96,8 +112,6 @@ class EtcdClientState:
     def __init__(self, url: EtcdUrl, runtime: Runtime, registry: ClaimRegistry) -> None:
         self.url = url
         self.claim_states: dict[str, ClaimState] = {}  # by id hash
-        self._free_key_numbers: list[int] = []  # numbers of released keys, to be used again
-        self._new_key_numbers = count()
         self._runtime, self._mutex = runtime, runtime.mutex()
         self.leases = LeasePool(runtime)
         self.login = Login()
@@ -111,29 +125,30 @@ class EtcdClientState:
     def get_claim_state(self, claim: Claim) -> ClaimState:
         claim_state = self.claim_states.get(claim.id_hash)
         if claim_state is None:
-            claim_state = self.claim_states[claim.id_hash] = ClaimState(*self._allocate_key(claim))
+            queue_key = queue.make_queue_key(self.url.root, claim)
+            claim_state = self.claim_states.setdefault(claim.id_hash, ClaimState(queue_key, self._runtime))
         return claim_state
 
-    def assign_new_key(self, claim: Claim, claim_state: ClaimState) -> None:
-        """Use another key, because an earlier claim's value is still in this one; most likely it is cooling."""
-        claim_state.queue_key, claim_state.key_number = self._allocate_key(claim)
-
-    def _allocate_key(self, claim: Claim) -> tuple[queue.QueueKey, int]:
-        registry = self._registry()
-        assert registry is not None, "the engine that attempts keeps the registry alive"
-        with self._mutex:
-            key_number = heappop(self._free_key_numbers) if self._free_key_numbers else next(self._new_key_numbers)
-        return queue.make_queue_key(self.url.root, claim, f"{registry.client_id}{key_number:x}"), key_number
+    async def begin_attempt(self, claim: Claim, deadline: float) -> tuple[ClaimState, Caller]:
+        """The state of a claim, for one attempt at a time. The caller releases its mutex."""
+        while True:
+            claim_state = self.get_claim_state(claim)
+            caller = claim_state.mutex.new_caller()
+            try:
+                await claim_state.mutex.acquire(caller, deadline)
+            except BaseException:
+                claim_state.mutex.release(caller)
+                raise
+            if self.claim_states.get(claim.id_hash) is claim_state:
+                return claim_state, caller
+            claim_state.mutex.release(caller)  # an attempt that came first was refused, and has removed the claim
 
     def remove_claim(self, claim: Claim, claim_state: ClaimState) -> bool:
-        """Forget a claim. Its key number becomes free, unless a write to the key may still be in flight. False: the
-        claim was removed before, or has a new state."""
+        """Forget a claim. False: it was removed before, or has a new state."""
         with self._mutex:
             if self.claim_states.get(claim.id_hash) is not claim_state:
                 return False
             del self.claim_states[claim.id_hash]
-            if not claim_state.has_unconfirmed_write:
-                heappush(self._free_key_numbers, claim_state.key_number)
         self.watcher.unwatch(claim.id_hash)
         return True
 

@@ -52,19 +52,23 @@ class EtcdEngine:
         waiter = self._registry.waiting.get(claim.id_hash)
         notified = waiter is not None and waiter.woken
         self._client_state.check_history()
-        attempt = EtcdAttempt(self._client_state, self.rpc, self._runtime, claim, deadline)
+        asked_at = self._runtime.now()
+        self._client_state.get_claim_state(claim)  # before the watchdog sees the waiter: it then knows that it is new
         if claim.queue:
             # Before the request is sent (E4), but after `check_history`: a claim that is refused there is no waiter.
             self._registry.add_waiter(claim, self._runtime)
+        claim_state, caller = await self._client_state.begin_attempt(claim, deadline)
         try:
+            attempt = EtcdAttempt(self._client_state, claim_state, self.rpc, self._runtime, claim, asked_at, deadline)
             return await attempt.run(notified)
         except messages.MalformedReply as error:
             raise _to_unavailable(error) from error
         except ConfigError:  # refused: if nothing was written, there is nothing to release
-            claim_state = self._client_state.claim_states.get(claim.id_hash)
-            if claim_state is not None and not claim_state.create_revision and not claim_state.has_unconfirmed_write:
+            if not claim_state.create_revision and not claim_state.has_unconfirmed_write:
                 self._client_state.remove_claim(claim, claim_state)
             raise
+        finally:
+            claim_state.mutex.release(caller)
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):

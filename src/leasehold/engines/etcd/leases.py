@@ -5,6 +5,9 @@ released claims are kept in a small pool. A lease returns to the pool only after
 a late write of an abandoned claim would live on under the next claim's lease. If that is not certain, the lease is
 revoked. That ends lease and key in one step, and makes etcd refuse every write that is still in flight.
 
+A claim may move from one client to another, together with its key and the lease of that key. The second client renews
+that lease, but neither revokes it nor keeps it: the first one may have it in its pool, or under another claim's key.
+
 The client counts a lease's life on its own clock from before it sent the request. etcd starts counting later, so the
 lease ends later at etcd.
 """
@@ -29,10 +32,11 @@ _FRESH_FRACTION: Final = 0.2  # of its ttl: a pooled lease older than this is ke
 
 
 class EtcdLease:
-    __slots__ = ("id", "requested_ttl", "sent_at", "ttl")
+    __slots__ = ("id", "is_adopted", "requested_ttl", "sent_at", "ttl")
 
-    def __init__(self, lease_id: int, requested_ttl: int, ttl: int, sent_at: float) -> None:
+    def __init__(self, lease_id: int, requested_ttl: int, ttl: int, sent_at: float, is_adopted: bool = False) -> None:
         self.id, self.requested_ttl, self.ttl, self.sent_at = lease_id, requested_ttl, ttl, sent_at
+        self.is_adopted = is_adopted  # another client may have created it, and use it for another claim by now
 
     @property
     def expires_at(self) -> float:
@@ -70,6 +74,8 @@ class LeasePool:
 
     def recycle(self, rpc: RpcClient, lease: EtcdLease) -> None:
         """Return a lease to the pool. Its key must be known to be gone."""
+        if lease.is_adopted:
+            return
         with self._mutex:
             now = self._runtime.now()
             self._pool = [each for each in self._pool if each.expires_at > now]
@@ -80,10 +86,13 @@ class LeasePool:
 
     def revoke_nowait(self, rpc: RpcClient, lease: EtcdLease) -> None:
         """Send a revoke, which also deletes the attached key. If it is lost, the lease expires: it is not renewed."""
-        rpc.send_nowait(messages.LEASE_REVOKE, messages.LeaseId(lease.id))
+        if not lease.is_adopted:
+            rpc.send_nowait(messages.LEASE_REVOKE, messages.LeaseId(lease.id))
 
     async def revoke(self, rpc: RpcClient, lease: EtcdLease, deadline: float) -> None:
         """Revoke a lease and wait for the confirmation."""
+        if lease.is_adopted:
+            return
         try:
             await rpc.call(messages.LEASE_REVOKE, messages.LeaseId(lease.id), deadline)
         except LeaseNotFound:
@@ -99,8 +108,8 @@ class LeasePool:
         return {lease.id for lease in leases if ttls[lease.id]}
 
     async def adopt(self, rpc: RpcClient, lease_id: int, deadline: float) -> EtcdLease | None:
-        """Take over a lease that an earlier process or the other engine instance created. None: it has expired."""
-        lease = EtcdLease(lease_id, 0, 0, self._runtime.now())
+        """Renew a lease that another client created, or an earlier process. None: it has expired."""
+        lease = EtcdLease(lease_id, 0, 0, self._runtime.now(), is_adopted=True)
         return lease if await self.keep_alive(rpc, [lease], deadline) else None
 
     async def close(self, rpc: RpcClient, deadline: float) -> None:

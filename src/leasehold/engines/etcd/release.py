@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from leasehold.engines.etcd import messages, queue
-from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Held
+from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Held, Queued
 from leasehold.engines.etcd.leases import MIN_TTL
 from leasehold.engines.etcd.messages import KeyValue, PutRequest, RequestOp, TxnRequest
 from leasehold.engines.etcd.queue import Entry, EntryValue
@@ -77,9 +77,12 @@ class EtcdRelease:
             or not self.claim.id
         ):
             ended = await self._find_and_release(claim_state)
+        elif isinstance(claim_state.state, Queued):
+            left = await self._run_txn(queue.leave_txn(claim_state.queue_key, claim_state.state.mod_revision))
+            ended = not left and await self._find_and_release(claim_state)
         else:
             dequeue = queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision)
-            ended = await self._run_txn(dequeue) and claim_state.is_held
+            ended = await self._run_txn(dequeue) or await self._find_and_release(claim_state)
         if claim_state is not None:
             await self._release_leases(claim_state)
         return None if not ended and self.unconfirmed else ended
@@ -87,8 +90,7 @@ class EtcdRelease:
     async def _find_and_release(self, claim_state: ClaimState | None) -> bool:
         """Read the claim's key and act on it, until it is gone or nothing is to be done."""
         while (found := await self._find_entry(claim_state)) is not None:
-            kv, entry = found
-            granted = claim_state.is_held if claim_state is not None else entry.value.state != "waiting"
+            kv, entry, granted = found
             min_hold_left = self._min_hold_left(claim_state)
             match choose_action(entry, self.claim, granted, min_hold_left):
                 case ReleaseAction.NOTHING:
@@ -125,20 +127,26 @@ class EtcdRelease:
         """Run a transaction that ends the grant. Returns whether its conditions were met."""
         return bool((await self.rpc.call(messages.TXN, txn, self.deadline, self.unconfirmed)).succeeded)
 
-    async def _find_entry(self, claim_state: ClaimState | None) -> tuple[KeyValue, Entry] | None:
-        """The claim's key. If another process acquired the claim, it is found by its id hash."""
+    async def _find_entry(self, claim_state: ClaimState | None) -> tuple[KeyValue, Entry, bool] | None:
+        """The claim's key, and whether the claim holds the name. What this client knows of the key may be out of date:
+        then only its position in the queue tells a holder from a claim that has written itself as one too early."""
         root = self.client_state.url.root
-        prefix = queue.claim_prefix(root, self.claim)
-        read = (
-            messages.RangeRequest(prefix, queue.range_end(prefix))
-            if claim_state is None
-            else messages.RangeRequest(claim_state.queue_key.key)
-        )
-        for kv in (await self.rpc.call(messages.RANGE, read, self.deadline)).kvs:
-            entry = queue.parse_entry(root, kv)
-            if entry is not None and entry.value.id_hash == self.claim.id_hash:
-                return kv, entry
-        return None
+        if claim_state is not None and claim_state.create_revision:
+            kvs = await self._read_keys(claim_state.queue_key.tag)
+            kv = queue.find_own(self.claim.id_hash, kvs)
+            entry = None if kv is None else queue.parse_entry(root, kv)
+            if kv is not None and entry is not None and claim_state.knows(kv):
+                return kv, entry, claim_state.is_held
+        kvs = await self._read_keys(queue.claim_prefix(root, self.claim))
+        kv = queue.find_own(self.claim.id_hash, kvs)
+        entry = None if kv is None else queue.parse_entry(root, kv)
+        if kv is None or entry is None:
+            return None
+        return kv, entry, entry.value.state != "waiting" and _is_holder(root, entry, kvs)
+
+    async def _read_keys(self, prefix: bytes) -> tuple[KeyValue, ...]:
+        read = messages.RangeRequest(prefix, queue.range_end(prefix))
+        return (await self.rpc.call(messages.RANGE, read, self.deadline)).kvs
 
     def _min_hold_left(self, claim_state: ClaimState | None) -> float:
         """What is left of `min_hold`: all of it if another process acquired the claim, as the start is then unknown."""

@@ -95,7 +95,7 @@ class EtcdRenewal:
             reads.append(
                 messages.RangeRequest(prefix, queue.range_end(prefix))
                 if claim_state is None
-                else messages.RangeRequest(claim_state.queue_key.key)
+                else messages.RangeRequest(claim_state.queue_key.tag, queue.range_end(claim_state.queue_key.tag))
             )
         txn = messages.TxnRequest((), tuple(messages.RequestOp(read) for read in reads))
         done = await run_txn(self.client_state, self.rpc, txn, self.deadline)

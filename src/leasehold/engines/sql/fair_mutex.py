@@ -1,4 +1,4 @@
-"""A mutex for one connection: callers get it in order of arrival, and none waits beyond its deadline.
+"""A mutex for one connection or one claim: callers get it in order of arrival, and none waits beyond its deadline.
 
 caller = mutex.new_caller()
 try:
@@ -28,8 +28,8 @@ class Caller:
 
 
 class FairMutex:
-    def __init__(self, runtime: Runtime, engine: str) -> None:
-        self._runtime, self._engine = runtime, engine
+    def __init__(self, runtime: Runtime, engine: str, subject: str = "the connection") -> None:
+        self._runtime, self._engine, self._subject = runtime, engine, subject
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -59,7 +59,7 @@ class FairMutex:
         await caller.signal.wait(deadline - self._runtime.now())
         if self._current is not caller:
             raise Unavailable(
-                "other calls of this client kept the connection busy until the deadline", engine=self._engine
+                f"other calls of this client kept {self._subject} busy until the deadline", engine=self._engine
             )
 
     def release(self, caller: Caller) -> None:
