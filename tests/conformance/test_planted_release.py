@@ -178,6 +178,26 @@ def call_outlasts_its_deadline(patch: Patch) -> None:
     patch(BreakableTransport, "_wait_unanswered", wait_unanswered)
 
 
+@planted_bugs.bug("E5", "renewal_and_release_need_namespace_name_and_id")
+def claim_is_renewed_by_its_id_alone(patch: Patch) -> None:
+    def find_name(server, claim):
+        found = [key for key, state in server.lock_states.items() if claim.id_hash in state.entries]
+        return claim._replace(namespace=found[0][0], name=found[0][1]) if found else claim
+
+    original = MemoryServer.renew
+    patch(MemoryServer, "renew", lambda self, claims: original(self, [find_name(self, claim) for claim in claims]))
+
+
+@planted_bugs.bug("E6", "renewal_and_release_need_namespace_name_and_id")
+def claim_is_released_by_its_id_in_any_namespace(patch: Patch) -> None:
+    def release(self, claim):
+        keys = [key for key, state in self.lock_states.items() if claim.id_hash in state.entries]
+        return any(original(self, claim._replace(namespace=namespace)) for namespace, _ in keys)
+
+    original = MemoryServer.release
+    patch(MemoryServer, "release", release)
+
+
 test_conformance_suite_catches_planted_bug = planted_bugs.test()
 
 

@@ -15,8 +15,9 @@ E3  Where `traits.fencing`, a new grant's token exceeds every token the name was
 E4  `wait` is only a hint. It may return early or for nothing, never grants, and misses no change for longer than
     `seconds`. `attempt` of a queued claim registers for the wake-up before it asks; a wake-up that comes before `wait`
     is remembered. Without push, `wait` sleeps for a jittered time: slower, just as correct.
-E5  An answer is the engine's reply to this call about this claim, through any instance. It is never inferred from a
-    session or a cached flag. If the engine cannot tell, the answer is `Unavailable`.
+E5  An answer is the engine's reply to this call about this claim, through any instance. A renewal or release counts
+    only if namespace, name and id fit, else the claim is not there: `Gone`, False. An answer is never inferred from a
+    session or a cached flag. If the engine cannot tell, it is `Unavailable`.
 E6  `release` removes every trace of a claim, held or queued, whichever instances it was made through, except for what
     `min_hold` keeps (`cooling`); repeating it is harmless. An attempt still in flight may arrive after the release:
     only the ttl or session ends that grant, so give-up paths never assume the name is free.

@@ -13,6 +13,7 @@ import pytest
 from harness.servers.process import free_ports
 from leasehold import Client, Unavailable
 from leasehold.engines.etcd import messages, queue
+from leasehold.engines.etcd.client_state import claim_key
 from leasehold.engines.etcd.release import EtcdRelease
 from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
 from leasehold.model import Alive, Grant
@@ -128,11 +129,11 @@ def test_late_release_does_not_end_another_claim(url, member, make_driver) -> No
     second = driver.claim()
     second = second._replace(id_hash=first.id_hash[:2] + second.id_hash[2:])  # the same tag
     driver.acquire(first)
-    claim_state = driver.engine._client_state.claim_states[first.id_hash]
+    claim_state = driver.engine._client_state.claim_states[claim_key(first)]
     late = queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision)
     driver.release(first)
     second = driver.acquire(second)
-    assert driver.engine._client_state.claim_states[second.id_hash].queue_key.key == claim_state.queue_key.key
+    assert driver.engine._client_state.claim_states[claim_key(second)].queue_key.key == claim_state.queue_key.key
     assert not run_sync(driver.engine.rpc.call(messages.TXN, late, driver.deadline())).succeeded
     assert isinstance(driver.renew(second), Alive)
 
@@ -144,7 +145,7 @@ def test_revoked_lease_in_the_pool_is_replaced(url, member, make_driver) -> None
     driver.release(driver.acquire(driver.claim(ttl=10.0)))
     held = driver.acquire(driver.claim(ttl=20.0))
     for lease in member.leases() - leases_before:
-        if lease != driver.engine._client_state.claim_states[held.id_hash].key_lease.id:
+        if lease != driver.engine._client_state.claim_states[claim_key(held)].key_lease.id:
             member.revoke(lease)
     longer = driver.renew(held._replace(ttl=60.0))
     assert isinstance(longer, Alive)
@@ -185,7 +186,7 @@ def test_lease_released_twice_at_once_is_pooled_once(url, make_driver) -> None:
     held = driver.acquire(driver.claim())
     state = driver.engine._client_state
     releases = [EtcdRelease(state, driver.engine.rpc, driver.runtime, held, driver.deadline()) for _ in range(2)]
-    claim_state = state.claim_states[held.id_hash]
+    claim_state = state.claim_states[claim_key(held)]
     for release in releases:
         run_sync(release._release_leases(claim_state))
     first, second = (run_sync(state.leases.get(driver.engine.rpc, 30, driver.deadline())) for _ in range(2))

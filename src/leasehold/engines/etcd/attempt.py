@@ -13,7 +13,7 @@ from typing import Final
 from leasehold.core.lock_state import describe_kind
 from leasehold.engines.etcd import leases as lifetimes
 from leasehold.engines.etcd import messages, queue
-from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Held, New, Queued, TokenBase
+from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Held, New, Queued, TokenBase, claim_key
 from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.leases import EtcdLease
 from leasehold.engines.etcd.queue import EntryState, EntryValue, QueueView
@@ -283,7 +283,7 @@ class EtcdAttempt:
         claim_state = self.claim_state
         ahead = queue.conflicts_ahead(claim_state.queue_key, claim_state.create_revision, oldest)
         for key, since_revision in claim_state.delays.observe(ahead, revision, self.runtime.now()):
-            self.client_state.watcher.watch_history(self.claim.id_hash, key, since_revision)
+            self.client_state.watcher.watch_history(claim_key(self.claim), key, since_revision)
 
     async def _claim_grant(self, *, checked: bool, own: messages.KeyValue | None = None) -> Grant | Busy | NextStep:
         """Become the holder. The lease is obtained before the transaction, so its life counts from before the grant.
@@ -375,8 +375,8 @@ class EtcdAttempt:
         claim_state.state = Held(create_revision, token, self.runtime.now())
         claim_state.delays = DelayTracker()
         watcher = self.client_state.watcher
-        watcher.unwatch(self.claim.id_hash)
-        watcher.watch_own(self.claim.id_hash, claim_state.queue_key.key, revision)
+        watcher.unwatch(claim_key(self.claim))
+        watcher.watch_own(claim_key(self.claim), claim_state.queue_key.key, revision)
         return Grant(token, self._remaining_ttl())
 
     def _remaining_ttl(self) -> float:
@@ -401,14 +401,14 @@ class EtcdAttempt:
     def _watch_conflict(self, conflicts: tuple[messages.KeyValue, ...], revision: int) -> None:
         """Watch for the next change that matters. Locks: the nearest conflicting key ends. Permits: the first waiter is
         notified when any permit is released, a later one when the entry ahead of it leaves or becomes a holder."""
-        queue_key, watcher, id_hash = self.claim_state.queue_key, self.client_state.watcher, self.claim.id_hash
+        queue_key, watcher, key = self.claim_state.queue_key, self.client_state.watcher, claim_key(self.claim)
         if not conflicts:
             return
         # `conflicts` has at most one key more than the limit. Without that one, all keys ahead hold, and this is next.
         is_next = len(conflicts) <= queue_key.limit
         if is_next and queue_key.limit > 1:
             watcher.watch_conflict(
-                id_hash,
+                key,
                 queue_key.conflict_prefix,
                 queue.range_end(queue_key.conflict_prefix),
                 revision,
@@ -417,7 +417,7 @@ class EtcdAttempt:
             )
         else:
             watcher.watch_conflict(
-                id_hash, conflicts[0].key, b"", revision, include_puts=queue_key.limit > 1, is_next=is_next
+                key, conflicts[0].key, b"", revision, include_puts=queue_key.limit > 1, is_next=is_next
             )
 
     # ------------------------------------------------------------------ steps

@@ -11,7 +11,7 @@ from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.leases import EtcdLease, LeasePool
 from leasehold.engines.etcd.rpc import Login
 from leasehold.engines.etcd.url import EtcdUrl
-from leasehold.engines.etcd.watch import KeyWatch, WatchCallback, Watcher
+from leasehold.engines.etcd.watch import ClaimKey, KeyWatch, WatchCallback, Watcher
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.sql.fair_mutex import Caller, FairMutex
 from leasehold.errors import ConfigError
@@ -111,7 +111,7 @@ class ClaimState:
 class EtcdClientState:
     def __init__(self, url: EtcdUrl, runtime: Runtime, registry: ClaimRegistry) -> None:
         self.url = url
-        self.claim_states: dict[str, ClaimState] = {}  # by id hash
+        self.claim_states: dict[ClaimKey, ClaimState] = {}
         self._runtime, self._mutex = runtime, runtime.mutex()
         self.leases = LeasePool(runtime)
         self.login = Login()
@@ -122,11 +122,14 @@ class EtcdClientState:
         self._rewound_reason = ""
         self.watcher = Watcher(url, runtime, self.login, _weak_callback(ref(self)))
 
+    def find_claim_state(self, claim: Claim) -> ClaimState | None:
+        return self.claim_states.get(claim_key(claim))
+
     def get_claim_state(self, claim: Claim) -> ClaimState:
-        claim_state = self.claim_states.get(claim.id_hash)
+        claim_state = self.claim_states.get(claim_key(claim))
         if claim_state is None:
             queue_key = queue.make_queue_key(self.url.root, claim)
-            claim_state = self.claim_states.setdefault(claim.id_hash, ClaimState(queue_key, self._runtime))
+            claim_state = self.claim_states.setdefault(claim_key(claim), ClaimState(queue_key, self._runtime))
         return claim_state
 
     async def begin_attempt(self, claim: Claim, deadline: float) -> tuple[ClaimState, Caller]:
@@ -139,17 +142,17 @@ class EtcdClientState:
             except BaseException:
                 claim_state.mutex.release(caller)
                 raise
-            if self.claim_states.get(claim.id_hash) is claim_state:
+            if self.claim_states.get(claim_key(claim)) is claim_state:
                 return claim_state, caller
             claim_state.mutex.release(caller)  # an attempt that came first was refused, and has removed the claim
 
     def remove_claim(self, claim: Claim, claim_state: ClaimState) -> bool:
         """Forget a claim. False: it was removed before, or has a new state."""
         with self._mutex:
-            if self.claim_states.get(claim.id_hash) is not claim_state:
+            if self.claim_states.get(claim_key(claim)) is not claim_state:
                 return False
-            del self.claim_states[claim.id_hash]
-        self.watcher.unwatch(claim.id_hash)
+            del self.claim_states[claim_key(claim)]
+        self.watcher.unwatch(claim_key(claim))
         return True
 
     def has_other_waiter(self, claim: Claim) -> bool:
@@ -206,8 +209,8 @@ class EtcdClientState:
 
     def on_watch_event(self, key_watch: KeyWatch, event: messages.WatchEvent | None, seconds: float) -> None:
         """Called on the watcher's thread."""
-        id_hash = key_watch.id_hash
-        claim_state, registry = self.claim_states.get(id_hash), self._registry()
+        *_, id_hash = key_watch.claim_key
+        claim_state, registry = self.claim_states.get(key_watch.claim_key), self._registry()
         if claim_state is None or registry is None:
             return
         if key_watch.reason == "own":
@@ -230,6 +233,10 @@ class EtcdClientState:
         # A higher create revision means that a later claim, behind this one, has reused the key.
         if last_entry is None or last_entry.create_revision < claim_state.create_revision:
             claim_state.delays.entry_ended(key, last_entry, self._now())
+
+
+def claim_key(claim: Claim) -> ClaimKey:
+    return claim.namespace, claim.name, claim.id_hash
 
 
 def _is_cooling(kv: messages.KeyValue | None) -> bool:

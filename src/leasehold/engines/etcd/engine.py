@@ -140,7 +140,7 @@ class EtcdEngine:
     def forget(self, claim: Claim) -> None:
         self._registry.remove_waiter(claim.id_hash)
         # None: nothing was sent for this claim, or everything was answered.
-        claim_state = self._client_state.claim_states.get(claim.id_hash)
+        claim_state = self._client_state.find_claim_state(claim)
         if claim_state is not None and claim_state.is_empty:
             self._client_state.remove_claim(claim, claim_state)
         elif claim_state is not None:
@@ -150,7 +150,7 @@ class EtcdEngine:
     def disown(self, claim: Claim) -> None:
         """The claim's etcd leases are neither renewed nor revoked: its key lives on until they expire."""
         self._registry.disown_waiter(claim.id_hash)
-        claim_state = self._client_state.claim_states.get(claim.id_hash)
+        claim_state = self._client_state.find_claim_state(claim)
         if claim_state is not None and claim.id_hash not in self._registry.pending_releases:
             self._client_state.remove_claim(claim, claim_state)
 

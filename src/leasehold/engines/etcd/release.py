@@ -68,7 +68,7 @@ class EtcdRelease:
     unconfirmed: list[str] = field(default_factory=list)  # the tries without an answer; one may have ended the grant
 
     async def run(self) -> bool | None:
-        claim_state = self.client_state.claim_states.get(self.claim.id_hash)
+        claim_state = self.client_state.find_claim_state(self.claim)
         if (
             claim_state is None
             or not claim_state.create_revision

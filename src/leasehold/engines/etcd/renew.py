@@ -38,7 +38,7 @@ class EtcdRenewal:
 
     async def run(self) -> list[RenewReply]:
         self.asked_at = self.runtime.now()
-        claim_states = [self.client_state.claim_states.get(claim.id_hash) for claim in self.claims]
+        claim_states = [self.client_state.find_claim_state(claim) for claim in self.claims]
         if all(map(_is_first_attempt_in_flight, self.claims, claim_states)):
             # Most such claims are granted without waiting: do not even open a connection for them.
             return [_attempt_in_flight() for _ in claim_states]
@@ -70,7 +70,7 @@ class EtcdRenewal:
             for claim in self.claims
             if claim.delay
             and claim.token
-            and (claim_state := self.client_state.claim_states.get(claim.id_hash))
+            and (claim_state := self.client_state.find_claim_state(claim))
             and claim_state.key_lease
         }
         await self._find_overdue(delayed)
@@ -179,7 +179,7 @@ class EtcdRenewal:
             claim_state is None
             or not isinstance(claim_state.state, Held)
             or claim_state.state.token != claim.token
-            or self.client_state.claim_states.get(claim.id_hash) is not claim_state
+            or self.client_state.find_claim_state(claim) is not claim_state
         ):
             return  # the renewal was for an older grant of this claim
         for lease in claim_state.leases:

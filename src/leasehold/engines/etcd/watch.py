@@ -46,13 +46,15 @@ _RECHECK_WITHOUT_WATCH: Final = 1.0  # how often a waiter without a watch polls
 _HAS_LEADER: Final = Header(b"hasleader", b"true")  # makes a member without a leader end the stream
 
 
+ClaimKey: TypeAlias = tuple[str, str, str]  # namespace, name and id hash: an id may be in use for several names
+
 # ahead: an entry ahead of a waiter; own: the claim's own key; past: an entry that was ahead and is gone.
 WatchReason: TypeAlias = Literal["ahead", "own", "past"]
 
 
 class KeyWatch(NamedTuple):
     watch_id: int
-    id_hash: str
+    claim_key: ClaimKey
     reason: WatchReason
     key: bytes
     end: bytes
@@ -88,7 +90,7 @@ class Watcher:
         self._mutex: Mutex = self._runtime.mutex()
         self._watch_ids = count(1)
         self._watches: dict[int, KeyWatch] = {}
-        self._by_claim: dict[str, set[int]] = {}
+        self._by_claim: dict[ClaimKey, set[int]] = {}
         self._deferred: dict[int, float] = {}  # watches not requested yet, and when they are due
         self._open_stream: tuple[GrpcConnection, GrpcStream] | None = None
         self._signal: Signal | None = None
@@ -99,43 +101,43 @@ class Watcher:
     # ------------------------------------------------------- from any thread
 
     def watch_conflict(
-        self, id_hash: str, key: bytes, end: bytes, since_revision: int, *, include_puts: bool, is_next: bool
+        self, claim_key: ClaimKey, key: bytes, end: bytes, since_revision: int, *, include_puts: bool, is_next: bool
     ) -> None:
         """For a waiter: notify it once when this key (or, with `end`, any in the range) is deleted after
         `since_revision`. `include_puts`: or written. `is_next`: it is the first waiter."""
         with self._mutex:
-            for old in self._watches_of(id_hash):
+            for old in self._watches_of(claim_key):
                 if old.reason == "ahead" and (old.key, old.end, old.include_puts) == (key, end, include_puts):
                     return
                 if old.reason == "ahead":
                     self._remove(old.watch_id)
-            self._send(self._add(id_hash, "ahead", key, end, since_revision, include_puts, is_next).request())
+            self._send(self._add(claim_key, "ahead", key, end, since_revision, include_puts, is_next).request())
         if self._signal is not None:
             self._signal.set()
 
-    def watch_history(self, id_hash: str, key: bytes, since_revision: int) -> None:
+    def watch_history(self, claim_key: ClaimKey, key: bytes, since_revision: int) -> None:
         """For a waiter: find out how this key ended, which still existed at `since_revision`."""
         with self._mutex:
-            self._send(self._add(id_hash, "past", key, b"", since_revision, False, False).request())
+            self._send(self._add(claim_key, "past", key, b"", since_revision, False, False).request())
         if self._signal is not None:
             self._signal.set()
 
-    def watch_own(self, id_hash: str, key: bytes, since_revision: int) -> None:
+    def watch_own(self, claim_key: ClaimKey, key: bytes, since_revision: int) -> None:
         """For a holder: report changes of its own key after `since_revision`. The watch starts after a moment."""
         with self._mutex:
-            watch_id = self._add(id_hash, "own", key, b"", since_revision, True, False).watch_id
+            watch_id = self._add(claim_key, "own", key, b"", since_revision, True, False).watch_id
             self._deferred[watch_id] = self._last_watch_at + _OWN_WATCH_DELAY
             idle, self._idle = self._idle, False
         if idle and self._signal is not None:  # not for every lock: most need no watch
             self._signal.set()
 
-    def _watches_of(self, id_hash: str) -> list[KeyWatch]:
+    def _watches_of(self, claim_key: ClaimKey) -> list[KeyWatch]:
         """The caller holds the mutex."""
-        return [self._watches[watch_id] for watch_id in self._by_claim.get(id_hash, ())]
+        return [self._watches[watch_id] for watch_id in self._by_claim.get(claim_key, ())]
 
     def _add(
         self,
-        id_hash: str,
+        claim_key: ClaimKey,
         reason: WatchReason,
         key: bytes,
         end: bytes,
@@ -144,16 +146,16 @@ class Watcher:
         is_next: bool,
     ) -> KeyWatch:
         """The caller holds the mutex."""
-        new = KeyWatch(next(self._watch_ids), id_hash, reason, key, end, since_revision, include_puts, is_next)
+        new = KeyWatch(next(self._watch_ids), claim_key, reason, key, end, since_revision, include_puts, is_next)
         self._watches[new.watch_id] = new
-        self._by_claim.setdefault(id_hash, set()).add(new.watch_id)
+        self._by_claim.setdefault(claim_key, set()).add(new.watch_id)
         self._last_watch_at = self._runtime.now()
         self._ensure_thread()
         return new
 
-    def unwatch(self, id_hash: str) -> None:
+    def unwatch(self, claim_key: ClaimKey) -> None:
         with self._mutex:
-            for old in self._watches_of(id_hash):
+            for old in self._watches_of(claim_key):
                 self._remove(old.watch_id)
 
     def close(self) -> None:
@@ -187,10 +189,10 @@ class Watcher:
         """The caller holds the mutex."""
         if (removed := self._watches.pop(watch_id, None)) is None:
             return
-        watch_ids = self._by_claim[removed.id_hash]
+        watch_ids = self._by_claim[removed.claim_key]
         watch_ids.discard(watch_id)
         if not watch_ids:
-            del self._by_claim[removed.id_hash]
+            del self._by_claim[removed.claim_key]
         if self._deferred.pop(watch_id, None) is None:
             self._send(messages.encode(messages.WatchRequest(cancel=messages.WatchCancelRequest(watch_id))))
 
@@ -277,7 +279,7 @@ class Watcher:
             with self._mutex:
                 self._remove(key_watch.watch_id)
         if response.canceled and is_own and response.compact_revision:
-            self.watch_own(key_watch.id_hash, key_watch.key, response.compact_revision - 1)
+            self.watch_own(key_watch.claim_key, key_watch.key, response.compact_revision - 1)
         elif response.canceled:
             self._callback(key_watch, None, _RECHECK_WITHOUT_WATCH)
         for event in response.events:

@@ -89,7 +89,7 @@ class ZookeeperAttempt:
     async def _read_known_node(self, woken: bool) -> None:
         """If an earlier attempt created the claim's node, find it and read its queue."""
         session, claim = self._session, self._claim
-        self._own_node = session.own_nodes.get(claim.id_hash)
+        self._own_node = session.own_node(claim)
         if self._own_node is None and claim.id_hash in session.unconfirmed:
             self._own_node = await find_unconfirmed(session, self._runtime, claim, self._deadline)
         if self._own_node is not None:

@@ -177,7 +177,7 @@ class ZookeeperEngine:
         return await self._retry_until(deadline, once)
 
     def forget(self, claim: Claim) -> None:
-        own_node = self.session.own_nodes.get(claim.id_hash)
+        own_node = self.session.own_node(claim)
         if own_node is None and claim.id_hash not in self.session.unconfirmed:
             self._registry.remove_waiter(claim.id_hash)  # every request was answered, and the claim has no node
             return
@@ -191,7 +191,7 @@ class ZookeeperEngine:
     def disown(self, claim: Claim) -> None:
         """The claim's node lives on until its ttl or this client's session ends."""
         self._registry.disown_waiter(claim.id_hash)
-        self.session.forget_node(claim.id_hash)
+        self.session.forget_claim(claim)
 
     def after_fork(self) -> None:
         self.session.after_fork()
@@ -231,9 +231,7 @@ class ZookeeperEngine:
             if not claim.token and claim.id_hash in session.unconfirmed:
                 replies[index] = Unavailable("the claim's attempt is not answered yet", engine="zookeeper")
                 continue
-            own_node = session.own_nodes.get(claim.id_hash) or await find_unconfirmed(
-                session, self._runtime, claim, deadline
-            )
+            own_node = session.own_node(claim) or await find_unconfirmed(session, self._runtime, claim, deadline)
             if own_node is None or claim.token != own_node.token:
                 replies[index] = Gone("unknown")
             elif claim.token:
@@ -271,7 +269,7 @@ class ZookeeperEngine:
 
     async def _release(self, claim: Claim, deadline: float) -> bool:
         session = self.session
-        own_node = session.own_nodes.get(claim.id_hash)
+        own_node = session.own_node(claim)
         if own_node is not None and claim.id:
             (deleted,) = await self._pipeline(deadline, Delete(own_node.path, -1))
             ended = deleted.get(NoNodeError) is not None
@@ -293,7 +291,7 @@ class ZookeeperEngine:
             (deleted,) = await self._pipeline(deadline, Delete(path, version))
             ended |= deleted.get(NoNodeError, BadVersionError) is not None and node in queue.holders
         if not still_held:
-            session.forget_node(claim.id_hash)
+            session.forget_claim(claim)
         return ended
 
 

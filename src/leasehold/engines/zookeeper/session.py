@@ -207,6 +207,16 @@ class ZookeeperSession:
             remember(self.seen_versions, path, last_seen)
         return now - last_seen[1]
 
+    def own_node(self, claim: Claim) -> OwnNode | None:
+        """The node of a claim. The id alone does not identify it: namespace and name must fit as well."""
+        own_node = self.own_nodes.get(claim.id_hash)
+        return own_node if own_node is not None and own_node.claim[:2] == claim[:2] else None
+
+    def forget_claim(self, claim: Claim) -> None:
+        """Forget a claim, unless its id is in use for another name."""
+        if claim.id_hash not in self.own_nodes or self.own_node(claim) is not None:
+            self.forget_node(claim.id_hash)
+
     def forget_node(self, id_hash: str) -> None:
         """Forget a claim that has no node at the server any more."""
         self.own_nodes.pop(id_hash, None)

@@ -218,3 +218,29 @@ async def expired_names_are_swept_eventually(t: CaseContext) -> None:
         await driver.granted(claim)
         await driver.release(claim)
     await t.until(lambda: t.rig.residue(t.namespace) == 0, "the expired names are swept")
+
+
+@case(shows=("E5", "E6"))
+async def renewal_and_release_need_namespace_name_and_id(t: CaseContext) -> None:
+    """The id alone is not enough: a caller that may use one name must not renew or end a claim on another."""
+    holder, other = t.driver(), t.driver()
+    held, taken = await holder.acquire(holder.claim()), await other.acquire(other.claim("taken"))
+    waiter = holder.waiter("taken")
+    position = (await holder.busy(waiter)).position
+    for driver in (holder, other):
+        for right in (held, waiter, taken):
+            for wrong in (
+                right._replace(name="free"),
+                right._replace(name="taken" if right.name == "job" else "job"),
+                right._replace(namespace=f"{t.namespace}-of-another-tenant"),
+            ):
+                await driver.gone(wrong)
+                assert not await driver.decline(wrong)
+                assert not await driver.release(wrong)
+    await holder.alive(held)
+    await other.alive(taken)
+    await holder.alive(waiter)
+    assert (await holder.busy(waiter)).position == position
+    assert await holder.release(held)
+    assert await other.release(taken)
+    await holder.granted(waiter)
