@@ -23,6 +23,8 @@ WAKEUP_SLACK = 0.002  # re-checking slightly too early would only cost a second 
 
 NEVER = inf  # the end of what does not expire; a constant, because `float("inf")` parses a string each time
 
+_POLL_INTERVAL = 0.2  # seconds between the attempts of a queue's head that no wake-up reaches
+_MAX_POLL_INTERVAL = 8.0  # with jitter still below WAITER_TTL: a waiter keeps its position without a watchdog
 _RETRY_SHARE = 0.15  # of the life left, between retries after a missed renewal
 _MIN_RETRY = 0.01
 _MIN_ATTEMPT = 0.25  # seconds that an attempt gets however soon `wait` is over: a shorter one may never succeed
@@ -76,6 +78,19 @@ def recheck_interval(position: int | None) -> float:
     one by one every few seconds. If the batch fails, the waiter's own attempt still comes before its claim expires.
     """
     return WAITER_TTL * 0.8 if position else HEARTBEAT_INTERVAL
+
+
+def poll_interval(position: int | None, polls: int, jitter: float) -> float:
+    """How long a waiter that no wake-up reaches waits before it attempts again.
+
+    The head of the queue attempts every 0.2 s, so that a hand-off stays quick. Each waiter ahead makes the interval a
+    quarter longer, but not longer than the 0.2 s per waiter ahead that the queue takes to advance, and at most 8 s: a
+    thousand waiters of a name attempt 150 times a second in all. A waiter that does not know its position doubles its
+    interval with each of its polls. `jitter`, in [0, 1), moves both by up to a half, so that waiters that came together
+    do not attempt together.
+    """
+    factor = 2.0 ** min(polls, 30) if position is None else min(1.25 ** min(position, 30), 1 + position)
+    return min(_MAX_POLL_INTERVAL, _POLL_INTERVAL * factor) * (0.5 + jitter)
 
 
 def outage_pause(tries: int, jitter: float) -> float:

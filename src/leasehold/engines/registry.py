@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
-from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK
+from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK, poll_interval
 from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
 
@@ -30,7 +30,7 @@ class RegisteredLease(Protocol):
 class Waiter:
     """A queued claim, and the notifications that arrived since its last attempt."""
 
-    __slots__ = ("cancelled", "claim", "recheck_at", "signal", "woken")
+    __slots__ = ("cancelled", "claim", "polls", "recheck_at", "signal", "woken")
 
     def __init__(self, claim: Claim, signal: Signal) -> None:
         self.claim = claim
@@ -38,6 +38,7 @@ class Waiter:
         self.woken = False
         self.cancelled = False  # the client is closed: stop waiting
         self.recheck_at: float | None = None
+        self.polls = 0  # how often it has waited without a wake-up to expect
 
 
 class PendingRelease(NamedTuple):
@@ -161,8 +162,12 @@ def _no_watchdog(_at: float) -> None:
     """Does nothing: for a registry without a watchdog, as in tests of one engine."""
 
 
-async def wait_for_wakeup(runtime: Runtime, waiter: Waiter, busy: Busy, seconds: float) -> None:
-    """`wait` of every engine that pushes: returns at the wake-up, or when it is time to re-check (E4)."""
+async def wait_for_wakeup(runtime: Runtime, waiter: Waiter, busy: Busy, seconds: float, *, polls: bool = False) -> None:
+    """`wait` of every engine: returns at the wake-up, or when it is time to re-check (E4). `polls`: no wake-up reaches
+    this client now."""
+    if polls:
+        seconds = min(seconds, poll_interval(busy.position, waiter.polls, runtime.random()))
+        waiter.polls += 1
     end = runtime.now() + seconds
     # Only the head of the queue re-checks when the holder's grant ends; a waiter that becomes the head is notified.
     recheck_at = end if busy.position or busy.left is None else runtime.now() + busy.left + WAKEUP_SLACK

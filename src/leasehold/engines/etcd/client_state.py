@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from weakref import ref
 
+from leasehold.core.timing import poll_interval
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.leases import EtcdLease, LeasePool
@@ -207,7 +208,7 @@ class EtcdClientState:
         if self._rewound_reason:
             raise ConfigError(self._rewound_reason)
 
-    def on_watch_event(self, key_watch: KeyWatch, event: messages.WatchEvent | None, seconds: float) -> None:
+    def on_watch_event(self, key_watch: KeyWatch, event: messages.WatchEvent | None, seconds: float | None) -> None:
         """Called on the watcher's thread."""
         *_, id_hash = key_watch.claim_key
         claim_state, registry = self.claim_states.get(key_watch.claim_key), self._registry()
@@ -224,6 +225,9 @@ class EtcdClientState:
         if key_watch.reason == "past" and claim_state.position:
             return  # other entries are still ahead, and the waiter is notified when they end
         if event is None:
+            if seconds is None:  # a position that is not known is beyond the first MAX_QUEUE_READ
+                position = queue.MAX_QUEUE_READ if claim_state.position is None else claim_state.position
+                seconds = poll_interval(position, 0, self._runtime.random())
             registry.on_notification("recheck", id_hash, seconds, None)
         else:
             registry.on_notification("reserved", id_hash, 0.0, None)
@@ -244,7 +248,7 @@ def _is_cooling(kv: messages.KeyValue | None) -> bool:
 
 
 def _weak_callback(client_state: ref[EtcdClientState]) -> WatchCallback:
-    def on_watch_event(key_watch: KeyWatch, event: messages.WatchEvent | None, seconds: float) -> None:
+    def on_watch_event(key_watch: KeyWatch, event: messages.WatchEvent | None, seconds: float | None) -> None:
         if (live_state := client_state()) is not None:
             live_state.on_watch_event(key_watch, event, seconds)
 

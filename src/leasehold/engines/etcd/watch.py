@@ -42,7 +42,6 @@ _RECONNECT_PAUSE: Final = 0.05
 _MAX_RECONNECT_PAUSE: Final = 2.0
 _STABLE_AFTER: Final = 5.0  # after a stream that lasted this long, the next one is opened without a longer pause
 _RECHECK_SOON: Final = 0.003  # about the time in which a lock changes hands twice
-_RECHECK_WITHOUT_WATCH: Final = 1.0  # how often a waiter without a watch polls
 _HAS_LEADER: Final = Header(b"hasleader", b"true")  # makes a member without a leader end the stream
 
 
@@ -72,8 +71,9 @@ class KeyWatch(NamedTuple):
         )
 
 
-# The watch and its event. None: a change may have been missed, so read the queue again after the given seconds.
-WatchCallback: TypeAlias = "Callable[[KeyWatch, messages.WatchEvent | None, float], None]"
+# The watch and its event. None: a change may have been missed, so read the queue again after these seconds. If they are
+# None, too: etcd has refused the watch, so poll.
+WatchCallback: TypeAlias = "Callable[[KeyWatch, messages.WatchEvent | None, float | None], None]"
 
 
 class Watcher:
@@ -271,7 +271,7 @@ class Watcher:
             for key_watch in removed:
                 self._remove(key_watch.watch_id)
         for key_watch in removed:
-            self._callback(key_watch, None, _RECHECK_WITHOUT_WATCH)
+            self._callback(key_watch, None, None)
 
     def _notify(self, key_watch: KeyWatch, response: messages.WatchResponse) -> None:
         is_own = key_watch.reason == "own"
@@ -281,7 +281,7 @@ class Watcher:
         if response.canceled and is_own and response.compact_revision:
             self.watch_own(key_watch.claim_key, key_watch.key, response.compact_revision - 1)
         elif response.canceled:
-            self._callback(key_watch, None, _RECHECK_WITHOUT_WATCH)
+            self._callback(key_watch, None, None)
         for event in response.events:
             self._callback(key_watch, event, 0.0)
 

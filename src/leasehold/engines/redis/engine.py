@@ -32,7 +32,6 @@ from leasehold.runtime.base import Runtime, maybe_await
 TRAITS: Final = Traits(survives="restart")  # at best: depends on the server's settings
 _TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
 
-_POLL_INTERVAL: Final = 0.2  # seconds, on average, between attempts of a waiter without a subscription
 _SHORT_MIN_HOLD: Final = 2.0  # seconds: no longer than a restart takes; elections use one of their own
 _SCAN_COUNT: Final = 1000  # keys per SCAN
 _INSPECT_BATCH: Final = 100  # names per batch
@@ -139,9 +138,9 @@ class RedisEngine:
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            if not self._subscriptions.for_bucket(self._requests.name_keys(claim.namespace, claim.name).tag).active:
-                seconds = min(seconds, _POLL_INTERVAL * (0.5 + self._runtime.random()))
-            await wait_for_wakeup(self._runtime, waiter, busy, seconds)
+            bucket = self._requests.name_keys(claim.namespace, claim.name).tag
+            polls = not self._subscriptions.for_bucket(bucket).active
+            await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=polls)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         names: dict[tuple[str, str], list[int]] = {}

@@ -47,7 +47,6 @@ TRAITS: Final = Traits(
 _TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
 
 _PING: Final = encode_command("PING")
-_POLL_INTERVAL: Final = 0.2  # seconds, on average, between attempts of a waiter without subscriptions
 _MAX_TRIES: Final = 3  # of an attempt without `queue`, if perhaps no claim has a majority
 _RETRY_DELAY: Final = 0.02  # seconds at most between them, random: the first to return finds the nodes free
 
@@ -234,9 +233,7 @@ class RedlockEngine:
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            if not self._subscriptions.active:
-                seconds = min(seconds, _POLL_INTERVAL * (0.5 + self._runtime.random()))
-            await wait_for_wakeup(self._runtime, waiter, busy, seconds)
+            await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=not self._subscriptions.active)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         return await self._renewer.renew(claims, deadline)

@@ -11,10 +11,9 @@ claim that it is still carrying out, so that the release does not overtake it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from leasehold.config import EngineConfig
-from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.connections import BlockingPool, LoopConnections
@@ -27,8 +26,6 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
-
-_POLL_INTERVAL: Final = 0.2  # seconds between the attempts of a queue's head that cannot be woken, on average
 
 
 class Shared(NamedTuple):
@@ -82,11 +79,9 @@ class RemoteEngine:
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            if not self._listener.active or claim.id_hash in self._unheard:  # only the head of the queue polls often
-                pause = min(_POLL_INTERVAL * (1 + (busy.position or 0)), HEARTBEAT_INTERVAL)
-                seconds = min(seconds, pause * (0.5 + self._runtime.random()))
+            polls = not self._listener.active or claim.id_hash in self._unheard
             # The server re-checks when the holder's grant ends, and then wakes the head of the queue.
-            await wait_for_wakeup(self._runtime, waiter, Busy(None, busy.position), seconds)
+            await wait_for_wakeup(self._runtime, waiter, Busy(None, busy.position), seconds, polls=polls)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         body = {"do": "renew", "claims": [self._claim(claim) for claim in claims]}

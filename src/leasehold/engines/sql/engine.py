@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from leasehold.core.lock_state import describe_kind
 from leasehold.core.names import bucket
-from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL
+from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.sql.codec import holdings, key, micros, seconds
 from leasehold.engines.sql.connection import SerialConnection
@@ -34,7 +34,6 @@ _BATCH: Final = 100  # claims in one call, so that other calls get in between
 _COMPENSATION_TIMEOUT: Final = 5.0  # seconds the server may wait for row locks in a compensation
 _MAX_LOCK_TIMEOUT_MS: Final = 2**31 - 1  # a server's largest lock timeout
 _LISTENER_SHARE: Final = 0.5  # of a call's time; the rest is for the call itself
-_POLL_INTERVAL: Final = 0.2  # seconds between the attempts of a queue's head that cannot be notified
 
 
 class SqlEngine:
@@ -116,12 +115,7 @@ class SqlEngine:
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            if not self.traits.push:  # only the head of the queue polls often
-                pause = min(_POLL_INTERVAL * (1 + (busy.position or 0)), HEARTBEAT_INTERVAL) * (
-                    0.5 + self._runtime.random()
-                )
-                seconds = min(seconds, pause)
-            await wait_for_wakeup(self._runtime, waiter, busy, seconds)
+            await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=not self.traits.push)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         replies: dict[int, Alive | Gone | Unavailable] = {}

@@ -39,7 +39,6 @@ _LONGEST_RETRY: Final = 0.01
 _BATCH: Final = 50  # renewals per transaction: other processes get in between
 _SWEEP_EVERY: Final = 8  # attempts between sweeps, and names per sweep: removes expired names that are not used again
 _FORGET_TIMEOUT: Final = 1.0  # `forget` has no deadline of its own
-_POLL_INTERVAL: Final = 0.2  # how often a client without a wake-up socket polls, on average
 
 
 class InFlightAttempt:
@@ -99,9 +98,7 @@ class SqliteEngine:
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            if not self._wakeup_socket.address:
-                seconds = min(seconds, _POLL_INTERVAL * (0.5 + self._runtime.random()))
-            await wait_for_wakeup(self._runtime, waiter, busy, seconds)
+            await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=not self._wakeup_socket.address)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         replies: list[Alive | Gone | Unavailable] = []
