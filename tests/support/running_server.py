@@ -43,6 +43,31 @@ class Answer(NamedTuple):
         return str(self.json["type"]).rpartition("/")[2]
 
 
+class Stream:
+    """Server-sent events of a response, as text."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._response = connection.getresponse()
+        body = self._response.read() if self._response.status >= 400 else b""
+        self.answer = Answer(self._response.status, dict(self._response.getheaders()), body)
+        self.text = ""
+
+    def wait_for(self, text: str) -> None:
+        """Read until the text has come."""
+        while text not in self.text:
+            line = self._response.readline()
+            assert line, f"the stream ended before {text!r}: {self.text}"
+            self.text += line.decode()
+
+    def read_to_end(self) -> str:
+        """Everything until the server ends the stream. It sends something every 5 s, so this does not time out."""
+        began = time.monotonic()
+        while line := self._response.readline():
+            assert time.monotonic() - began < SECONDS, "the stream did not end"
+            self.text += line.decode()
+        return self.text
+
+
 class RunningServer:
     def __init__(self, *arguments: str, url: str = "memory://", environment: dict[str, str] | None = None) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD")}
@@ -105,6 +130,21 @@ class RunningServer:
 
     def get(self, path: str, **named: Any) -> Answer:
         return self.request("GET", path, **named)
+
+    def open(self, path: str, *, key: str | None = None, headers: dict[str, str] | None = None) -> Answer:
+        """The head of an answer that does not end; the body only of a problem."""
+        with self.stream(path, key=key, headers=headers) as stream:
+            return stream.answer
+
+    @contextlib.contextmanager
+    def stream(self, path: str, *, key: str | None = None, headers: dict[str, str] | None = None) -> Iterator[Stream]:
+        """Server-sent events, read in the background."""
+        sent = dict(headers or {})
+        if key is not None:
+            sent["Authorization"] = f"Bearer {key}"
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)) as connection:
+            connection.request("GET", path, headers=sent)
+            yield Stream(connection)
 
     def memory(self) -> int:
         """Bytes of resident memory."""

@@ -69,8 +69,9 @@ def _attempt(app: App, request: Request, call: Call, deadline: float) -> Answer:
     claim = _claim(app, request, call)
 
     async def run() -> wire.Json:
-        slot = app.admit_waiter(request, claim) if claim.queue else None
-        with app.admit_attempt(request, claim)(True):
+        is_first = claim.id_hash not in app.service.routes
+        with app.admit_attempt(request, claim)(is_first):
+            slot = app.admit_waiter(request, claim) if claim.queue else None
             reply = await app.service.attempt(claim, request.client, deadline, slot)
         answer = wire.answer_to_json(reply)
         if isinstance(reply, Busy):
@@ -191,10 +192,10 @@ async def stream(app: App, request: Request) -> EventStream:
 
     async def next_events() -> bytes | None:
         notifications = await opened.take(HEARTBEAT_INTERVAL)
+        if not app.authenticator.still(request.caller):
+            return None
         if notifications:
             return b"data: %s\n\n" % encode([wire.notification_to_json(each) for each in notifications])
-        if opened.closed or not app.authenticator.still(request.caller):
-            return None
-        return b": alive\n\n"
+        return None if opened.closed else b": alive\n\n"
 
     return EventStream(next_events, lambda: app.service.close_stream(client, opened))

@@ -64,9 +64,11 @@ async def events(app: App, request: Request) -> EventStream:
 
     async def next_events() -> bytes | None:
         found = await stream.take(HEARTBEAT_INTERVAL)
+        if not app.authenticator.still(request.caller):
+            return None
         if found:
             return b"".join(_encode(event) for event in found if event.kind not in _LEFT_OUT) or b": alive\n\n"
-        return None if stream.closed or not app.authenticator.still(request.caller) else b": alive\n\n"
+        return None if stream.closed else b": alive\n\n"
 
     return EventStream(next_events, lambda: app.feed.forget(stream))
 

@@ -1,0 +1,245 @@
+"""What a server refuses under load: by class of call, per key, and with what answer."""
+
+import asyncio
+import json
+import secrets
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from leasehold.config import EngineConfig
+from leasehold.server import keys
+from leasehold.server.app import App
+from leasehold.server.auth import ANYONE, Authenticator
+from leasehold.server.keys import Right
+from leasehold.server.limits import Limits
+from leasehold.server.messages import Request
+from leasehold.server.service import Service
+from leasehold.server.settings import LimitSettings
+from tests.support.running_server import poll, running
+
+
+class Server:
+    """The application without sockets, over an engine in memory."""
+
+    def __init__(self, **limits):
+        self.limits = Limits(LimitSettings(**limits))
+        self.service = Service(EngineConfig.parse("memory://", 5.0))
+        self.app = App(self.service, Authenticator(None), self.limits)
+
+    async def __aenter__(self):
+        await self.service.start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.service.stop()
+
+    async def post(self, path, body):
+        async def read_body():
+            return json.dumps(body).encode()
+
+        answer = await self.app.answer(Request("POST", path, [(b"leasehold-client", b"c1")], read_body=read_body))
+        return answer.status, json.loads(answer.body), dict(answer.headers)
+
+    async def get(self, path, query=b""):
+        answer = await self.app.answer(Request("GET", path, query=query))
+        if hasattr(answer, "close"):
+            answer.close()
+            return 200, {}, {}
+        return answer.status, json.loads(answer.body), dict(answer.headers)
+
+    async def call(self, verb, **members):
+        status, answers, _ = await self.post("/v1/calls", [{"do": verb, **members}])
+        assert status == 200
+        return answers[0]
+
+    def fill(self, count):
+        """As many renewals under way, which are never refused."""
+        for _ in range(count):
+            self.limits.call(ANYONE, "renew")
+
+
+def claim(name="x", **more):
+    return {"name": name, "id": secrets.token_hex(16), "ttl": 30, **more}
+
+
+def is_refused(status, body):
+    if status != 503:
+        return False
+    assert body["type"].endswith("/overloaded")
+    assert body["done"] is False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("under_way", "refused"),
+    [
+        (7, set()),
+        (8, {"attempt"}),
+        (9, {"attempt", "read"}),
+        (10, {"attempt", "read", "release"}),
+        (500, {"attempt", "read", "release"}),
+    ],
+)
+def test_every_route_and_verb_is_refused_in_the_order_of_its_class(under_way, refused):
+    async def main():
+        async with Server(calls=10) as server:
+            lease = claim()
+            _, granted, _ = await server.post("/v1/acquire", lease)
+            server.fill(under_way)
+            ids = {"name": "x", "id": lease["id"]}
+            renewal = {**ids, "token": granted["token"]}
+            assert {
+                "/v1/acquire": is_refused(*(await server.post("/v1/acquire", claim("y")))[:2]),
+                "/v1/locks": is_refused(*(await server.get("/v1/locks"))[:2]),
+                "/v1/events": is_refused(*(await server.get("/v1/events"))[:2]),
+                "/v1/release": is_refused(*(await server.post("/v1/release", {**ids, "id": "0" * 16}))[:2]),
+                "/v1/break": is_refused(*(await server.post("/v1/break", {"name": "x", "token": 1}))[:2]),
+                "/v1/renew": is_refused(*(await server.post("/v1/renew", renewal))[:2]),
+                "/v1/renew-many": is_refused(*(await server.post("/v1/renew-many", {"leases": [renewal]}))[:2]),
+            } == {
+                "/v1/acquire": "attempt" in refused,
+                "/v1/locks": "read" in refused,
+                "/v1/events": "read" in refused,
+                "/v1/release": "release" in refused,
+                "/v1/break": "release" in refused,
+                "/v1/renew": False,
+                "/v1/renew-many": False,
+            }
+            verbs = {
+                "attempt": ("attempt", {"claim": claim("z")}),
+                "inspect": ("read", {"prefix": ""}),
+                "release": ("release", {"claim": claim()}),
+                "break": ("release", {"name": "x", "token": 1}),
+                "renew": ("renew", {"claims": [{**lease, "token": granted["token"]}]}),
+            }
+            for verb, (kind, members) in verbs.items():
+                answer = await server.call(verb, **members)
+                problem = answer.get("problem", {})
+                assert is_refused(problem.get("status"), problem) is (kind in refused), verb
+            assert server.limits.calls == under_way, "every call is counted until it ends, and no longer"
+
+    asyncio.run(main())
+
+
+def test_refusal_says_when_to_retry():
+    async def main():
+        async with Server(calls=1) as server:
+            server.fill(1)
+            status, _, headers = await server.post("/v1/acquire", claim())
+            assert (status, headers[b"retry-after"]) == (503, b"1")
+            problem = (await server.call("attempt", claim=claim()))["problem"]
+            assert problem["retry_after"] == 1
+
+    asyncio.run(main())
+
+
+def test_refused_attempt_does_not_use_up_a_waiter():
+    async def main():
+        async with Server(calls=1, waiters=2) as server:
+            await server.post("/v1/acquire", claim())
+            server.fill(1)
+            for _ in range(5):
+                assert "problem" in await server.call("attempt", claim=claim(queue=True))
+                assert (await server.post("/v1/acquire", claim(wait=1)))[0] == 503
+            assert server.limits.waiters == 0
+
+    asyncio.run(main())
+
+
+def test_attempt_of_a_waiter_is_admitted_under_load():
+    """It may have a reservation, which would otherwise be lost."""
+
+    async def main():
+        async with Server(calls=1) as server:
+            holder = claim()
+            await server.post("/v1/acquire", holder)
+            waiter = claim(queue=True)
+            assert "busy" in await server.call("attempt", claim=waiter)
+            await server.post("/v1/release", {"name": "x", "id": holder["id"]})
+            server.fill(1)
+            assert "grant" in await server.call("attempt", claim=waiter)
+            assert server.limits.waiters == 0
+
+    asyncio.run(main())
+
+
+# -- waiters, over HTTP
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory):
+    """A server for three waiters, two per key, and the keys of two callers."""
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    made = [keys.create(path, who, [Right.parse("lock,read::")], now=datetime.now(UTC)) for who in ("web", "cron")]
+    flags = ["--limits-waiters", "3", "--limits-waiters-per-key", "2", "--limits-wait", "30"]
+    with running("--keys", str(path), *flags) as server:
+        yield server, *made
+
+
+def wait_in_background(server, key, name):
+    """A long-poll of a thread; returns what ends it."""
+    body = {"name": name, "id": secrets.token_hex(16), "wait": 30}
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(server.post("/v1/acquire", body, key=key)))
+    thread.start()
+
+    def end():
+        server.post("/v1/release", {"name": name, "id": body["id"]}, key=key)
+        thread.join()
+        return answers[0]
+
+    return end
+
+
+def queue_of(server, key, name):
+    return len(server.get(f"/v1/locks?name={name}", key=key).json["holdings"][0]["queue"])
+
+
+@pytest.mark.parametrize("by", ["long-poll", "calls"])
+def test_waiters_beyond_the_limits_are_told_which(limited, by):
+    server, web, cron = limited
+    name = f"limits-{by}"
+    assert server.post("/v1/acquire", {"name": name, "id": "0" * 32, "ttl": 300}, key=web).status == 200
+
+    def queue_up(key):
+        if by == "long-poll":
+            return server.post("/v1/acquire", {"name": name, "wait": 30}, key=key)
+        body = [{"do": "attempt", "claim": claim(name, queue=True)}]
+        answer = server.post("/v1/calls", body, key=key)
+        return answer.json[0]["problem"]
+
+    ends = [wait_in_background(server, web, name) for _ in range(2)]
+    try:
+        poll(lambda: queue_of(server, web, name) == 2)
+        refused = queue_up(web)
+        assert_problem(refused, 429, "too-many")
+        ends.append(wait_in_background(server, cron, name))
+        poll(lambda: queue_of(server, web, name) == 3)
+        refused = queue_up(cron)
+        assert_problem(refused, 503, "overloaded")
+        assert queue_of(server, web, name) == 3, "a refused waiter leaves nothing in the queue"
+    finally:
+        for end in ends:
+            end()
+    poll(lambda: b'kind="parked"} 0.0\n' in server.get("/metrics", key=web).body)
+
+
+def assert_problem(refused, status, kind):
+    document = refused if isinstance(refused, dict) else refused.json
+    assert document["status"] == status
+    assert document["type"].endswith(f"/{kind}")
+    assert document["done"] is False
+    if isinstance(refused, dict):
+        assert refused["retry_after"] >= 1
+    else:
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_wait_is_shortened_to_the_limit():
+    with running("--limits-wait", "0.2") as server:
+        assert server.post("/v1/acquire", {"name": "x"}).status == 200
+        answer = server.post("/v1/acquire", {"name": "x", "wait": 50})
+        assert answer.status == 409
+        assert answer.json["waited"] < 40
