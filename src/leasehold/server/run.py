@@ -95,6 +95,8 @@ def _prepare_logs(settings: Settings) -> None:
     for name in ("leasehold", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers[:], logger.propagate = [handler], False
+    # Whether new keys and certificates are in force is what an operator who changed them wants to know.
+    logging.getLogger("leasehold.server.files").setLevel(logging.INFO)
 
 
 def check(settings: Settings) -> None:
