@@ -69,9 +69,11 @@ class Stream:
 
 
 class RunningServer:
-    def __init__(self, *arguments: str, url: str = "memory://", environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, url: str | None = "memory://", environment: dict[str, str] | None = None
+    ) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD")}
-        program = [sys.executable, "-m", "leasehold", "-u", url, "serve"]
+        program = [sys.executable, "-m", "leasehold", *([] if url is None else ["-u", url]), "serve"]
         if not any(argument.startswith("--listen") for argument in arguments):
             program += ["--listen", "127.0.0.1:0"]
         self.process = subprocess.Popen(

@@ -35,7 +35,7 @@ from leasehold.telemetry.logs import JSONFormatter
 _BACKLOG: Final = 2048
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
-_REFRESH_INTERVAL: Final = 1.0  # seconds between two looks at the key file and the certificates
+_REFRESH_INTERVAL: Final = 0.5  # seconds between two looks at the key file and the certificates; two must agree
 _HANDSHAKE_SECONDS: Final = 5.0  # for TLS
 
 

@@ -23,7 +23,8 @@ class Watched:
 
     def __init__(self, what: str, paths: Sequence[Path], read: Read) -> None:
         self._what, self._paths, self._read = what, tuple(paths), read
-        self._version: _Version | None = None
+        self._version: _Version | None = None  # that was read
+        self._seen: _Version | None = None
 
     def load(self) -> None:
         """Read them for the first time. Raises ConfigError."""
@@ -32,13 +33,15 @@ class Watched:
             self._read(self._paths)()
         except OSError as error:
             raise ConfigError(f"{self._what} cannot be read: {_text(error)}") from None
-        self._version = version
+        self._version = self._seen = version
 
     def refresh(self, *, force: bool = False) -> None:
-        """Read them again if they have changed. Never raises: the timer that calls this must go on."""
+        """Read them again if they have changed, and not since the call before; `force`: in any case. Never raises: the
+        timer that calls this must go on."""
         version = self._current_version()
-        if version == self._version and not force:
-            return
+        settled, self._seen = version == self._seen, version
+        if not force and (version == self._version or not settled):
+            return  # unchanged, or perhaps still being written: an empty file would revoke every key
         self._version = version  # also after a failure, which is then logged once
         try:
             self._read(self._paths)()
