@@ -23,6 +23,7 @@ from leasehold.client.lease import BaseLease
 from leasehold.config import SCHEME_ALIASES
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.runtime.threads import Threads
+from leasehold.server.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -180,7 +181,30 @@ def comparison_table() -> str:
     return table(("approach", *comparison.FAULTS), comparison.table_rows(comparison.load_results()))
 
 
+def server_settings_table() -> str:
+    rows = []
+    for setting in SETTINGS:
+        default = setting.default
+        shown = (
+            ", ".join(default)
+            if isinstance(default, tuple)
+            else f"{default:g}"
+            if isinstance(default, float)
+            else default
+        )
+        rows.append(
+            (
+                f"`{setting.name}`",
+                f"`{setting.flag}`",
+                "" if shown is None or shown is False else f"`{shown}`",
+                setting.text.removesuffix("."),
+            )
+        )
+    return table(("in the file", "flag", "default", "what it is"), rows)
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
+    "server settings": server_settings_table,
     "comparison": comparison_table,
     "speed": speed_table,
     "growth held": lambda: growth_table("held"),
@@ -362,8 +386,8 @@ def test_api_page_explains_every_require_word():
     assert first_column("api.md", "Words for `require`") == list(config.REQUIREMENTS)
 
 
-# URLs on the pages that no engine serves: web addresses, one in an error message.
-OTHER_SCHEMES = {"file", "http", "https", "nowhere"}
+# URLs on the pages that no engine serves: web addresses, one in an error message, names in certificates.
+OTHER_SCHEMES = {"file", "http", "https", "nowhere", "spiffe"}
 
 
 @each_page
