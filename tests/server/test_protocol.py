@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from leasehold.server.protocol import LINGER, MAX_HEADERS, MAX_PIPELINED, Rules
+from leasehold.server.protocol import LINGER, MAX_HEADERS, MAX_PIPELINED, Bodies, Rules
 from leasehold.server.settings import read
 from tests.support.echo_server import poll, serving
 from tests.support.timing import check_elapsed
@@ -134,6 +134,22 @@ def test_trailer_is_not_taken_for_a_header(echo):
     status, body = ask(echo, CHUNKED + b"0\r\nAuthorization: Bearer x\r\n\r\n")
     assert status == 200
     assert "authorization" not in dict(json.loads(body)["headers"])
+
+
+def test_bodies_of_all_callers_together_are_limited():
+    head = b"POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n"
+    with serving(bodies_bytes=100_000, bodies=Bodies()) as app, connected(app) as first:
+        first.sendall(head + b"x" * 60_000)
+        poll(lambda: app.requests == ["/slow"])
+        answer = ask(app, head + b"x" * 60_000)
+        assert problem(answer) == (503, "overloaded")
+        app.gate.set()
+        assert first.recv(65_536).startswith(b"HTTP/1.1 200")
+        assert ask(app, closing(head) + b"x" * 60_000)[0] == 200
+        first.sendall(head + b"x" * 30_000)
+        poll(lambda: app.server.server_state.connections)
+    rules = app.server.config.http_protocol_class.keywords["rules"]
+    poll(lambda: rules.bodies.bytes == 0)
 
 
 # -- time

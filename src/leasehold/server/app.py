@@ -33,6 +33,7 @@ Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 _log = logging.getLogger("leasehold.server")
 
 _MAX_SEND_SECONDS: Final = 20.0  # a client that does not read its stream for so long is gone
+_WRONG_KEY_DELAY: Final = 0.1  # seconds before the answer: a connection guesses 10 keys a second at most
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -130,16 +131,19 @@ class App:
             known = ", ".join(methods)
             raise Problem("method-not-allowed", 405, f"{request.path} has {known}, not {request.method[:20]!r}")
         if route.needs_key:
-            self._identify(request)
+            await self._identify(request)
         request.within, request.has_within = self._read_within(request)
         request.arguments = read_query(request.query)
         if request.method == "POST":
             request.body = await request.read_body()
         return await route.handler(self, request)
 
-    def _identify(self, request: Request) -> None:
-        caller = self.authenticator.identify(request.header(b"authorization"), request.certificate_names)
+    async def _identify(self, request: Request) -> None:
+        authorization = request.header(b"authorization")
+        caller = self.authenticator.identify(authorization, request.certificate_names)
         if caller is None:
+            if authorization:
+                await asyncio.sleep(_WRONG_KEY_DELAY)
             raise Problem(
                 "unauthorized", 401, "send a valid API key: the header is Authorization: Bearer lh_WHO_SECRET"
             )

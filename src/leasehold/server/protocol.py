@@ -12,7 +12,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -47,6 +47,13 @@ _ONCE: Final = frozenset(
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+@dataclass(slots=True)
+class Bodies:
+    """The bytes of all bodies that are in memory: many callers with a large body each must not use it up."""
+
+    bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What a connection may do. `hosts`: values of the header Host that are accepted; None accepts all."""
@@ -57,8 +64,10 @@ class Rules:
     head_seconds: float = 5.0
     body_bytes: int = 64 * 1024
     batch_bytes: int = 1024 * 1024  # of a body with many calls
+    bodies_bytes: int = 128 * 1024 * 1024  # of all bodies that are received or being answered
     body_seconds: float = 20.0
     write_seconds: float = 20.0  # in which a caller must read something of its answer
+    bodies: Bodies = field(default_factory=Bodies)
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
@@ -89,6 +98,7 @@ class Protocol(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._unread = 0  # bytes since the last complete head or message
         self._head_bytes = self._body_bytes = self._body_limit = 0
+        self._in_memory = 0  # bytes of bodies that are not answered yet
         self._timer: asyncio.TimerHandle | None = None  # for the rest of a head or body
         self._write_timer: asyncio.TimerHandle | None = None
         self._names: tuple[str, ...] = ()
@@ -111,6 +121,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._hang_up(self._answering)
         self._unset_keepalive_if_required()
+        self._drop_bodies()
         self._expect_nothing()
         self._stop_write_timer()
 
@@ -184,9 +195,16 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        bodies = self._rules.bodies
         if self._body_bytes > self._body_limit:
             self._problem = self._too_large(self._body_limit)
+        elif bodies.bytes + len(body) > self._rules.bodies_bytes:
+            self._problem = Overloaded("the bodies of other requests use up the memory for them: retry")
+        if self._problem is not None:
             raise self._problem
+        if not self.cycle.response_complete:  # else the body is dropped
+            self._in_memory += len(body)
+            bodies.bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -290,7 +308,13 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._answering = None
+        if not self.pipeline:
+            self._drop_bodies()
         super().on_response_complete()
+
+    def _drop_bodies(self) -> None:
+        self._rules.bodies.bytes -= self._in_memory
+        self._in_memory = 0
 
     def _hang_up(self, cycle: RequestResponseCycle | None) -> None:
         """Tell the application that this caller is gone: it learns it from `receive`, and sends nothing more."""

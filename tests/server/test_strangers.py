@@ -1,0 +1,98 @@
+"""What hosts without a key can do to a running server: nothing that a good caller notices."""
+
+import contextlib
+import resource
+import socket
+import statistics
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from leasehold.server import keys
+from leasehold.server.keys import Right
+from tests.support.running_server import running
+from tests.support.timing import check_elapsed
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A server with keys, and one of them."""
+    path = tmp_path / "keys.toml"
+    key = keys.create(path, "web", [Right.parse("lock::")], now=datetime.now(UTC))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with running("--keys", str(path)) as server:
+            yield server, key
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def connect(server):
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
+
+
+def use_locks(server, key, times=100):
+    """Acquire and release, and return the seconds of each pair."""
+    found = []
+    for n in range(times):
+        began = time.monotonic()
+        body = {"name": f"n{n}", "id": f"{n:032}"}
+        assert server.post("/v1/acquire", body, key=key).status == 200
+        assert server.post("/v1/release", body, key=key).json == {"released": True}
+        found.append(time.monotonic() - began)
+    return found
+
+
+def test_half_open_connections_leave_a_good_caller_unharmed(guarded):
+    server, key = guarded
+    use_locks(server, key)  # what is loaded lazily is loaded now
+    before = server.memory()
+    with contextlib.ExitStack() as stack:
+        for n in range(1000):
+            half = stack.enter_context(connect(server))
+            if n % 3:
+                half.sendall(b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\n" + b"Content-Length: 9\r\n\r\n{" * (n % 3 - 1))
+        times = use_locks(server, key)
+        check_elapsed(time.monotonic() - statistics.quantiles(times, n=100)[98], 0.2, "p99 of two requests")
+        assert server.memory() - before < 40 * MIB
+
+
+def test_bodies_of_callers_without_a_key_are_not_kept(guarded):
+    server, key = guarded
+    use_locks(server, key, 10)
+    before = server.memory()
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stranger = stack.enter_context(connect(server))
+            stranger.sendall(b"POST /v1/calls HTTP/1.1\r\nHost: x\r\nContent-Length: 1048576\r\n\r\n")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                stranger.sendall(b"[" * (MIB - 1))
+        assert server.memory() - before < 40 * MIB
+        use_locks(server, key, 10)
+
+
+def test_headers_without_end_do_not_fill_the_memory(guarded):
+    server, key = guarded
+    use_locks(server, key, 10)
+    before, sent = server.memory(), 0
+    with connect(server) as stranger:
+        stranger.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for n in range(3000):
+                stranger.sendall(b"X-%d: " % n + b"a" * 32_000 + b"\r\n")
+                sent += 32_000
+    assert sent < 20 * MIB, "96 MB were to be sent"
+    assert server.memory() - before < 10 * MIB
+
+
+def test_wrong_keys_are_answered_late_and_good_ones_at_once(guarded):
+    server, key = guarded
+    began = time.monotonic()
+    for _ in range(5):
+        assert server.get("/v1/traits", key=key[:-1] + "x").status == 401
+    assert time.monotonic() - began >= 0.5
+    assert server.get("/v1/traits", key=key).status == 200
