@@ -134,8 +134,3 @@ class LongPoll:
             task.cancel()
         if task.done() and not task.cancelled():
             task.result()
-
-    async def stopped(self) -> None:
-        """Return when the poll is not inside the engine's `wait`: a claim has one waiter at a time."""
-        if self._wait is not None:
-            await asyncio.wait({self._wait})

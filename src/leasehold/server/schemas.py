@@ -56,7 +56,7 @@ class AcquireBody(Body):
     mode: Mode = "exclusive"
     limit: (
         Annotated[
-            int, Meta(ge=1, le=2**31 - 1, description="A semaphore: so many holders at a time. Left out: a lock.")
+            int, Meta(ge=1, le=2**31 - 1, description="So many holders at a time: a semaphore. Left out: a lock.")
         ]
         | None
     ) = None

@@ -50,11 +50,11 @@ _LAST_RELEASES: Final = 2.0  # seconds that `stop` gives to pending releases
 
 
 class Service:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, runtime: Loop | None = None) -> None:
         if config.scheme in ("http", "https"):
             raise ConfigError("a server cannot serve another server: give it the URL of that server's engine")
         self.config, self.call_timeout = config, config.call_timeout
-        self.runtime = Loop()
+        self.runtime = runtime or Loop()
         self.registry = Registry(self.runtime, self.runtime.random_bytes(8).hex(), self._decline_unknown)
         self.engine: Engine = engines.opener(config.scheme)(config, self.runtime, self.registry)
         if self.engine.traits.liveness != "ttl":
@@ -69,6 +69,7 @@ class Service:
         self.held: dict[str, Held] = {}
         self.polls: dict[str, LongPoll] = {}
         self._routes_of: dict[ClientKey, set[str]] = {}
+        self._waiting: dict[str, asyncio.Task[Any]] = {}  # inside the engine's `wait`, by id hash
         self._attempts: dict[str, set[asyncio.Task[Any]]] = {}  # under way, by id hash
         self.measure: Callable[[str, str, float], None] = lambda _call, _outcome, _seconds: None
         self._ping: asyncio.Task[None] | None = None
@@ -124,10 +125,10 @@ class Service:
         slot while it is noted here."""
         try:
             self._admit(claim)
-            await self._end_poll(claim.id_hash)
         except BaseException:
             _end(slot)
             raise
+        self._replace_poll(claim.id_hash)
         return await self._attempt(claim, deadline, lambda reply: self._route(claim, client, reply, slot), slot)
 
     async def acquire(self, poll: LongPoll, wait: float, latest: float) -> tuple[Grant | Busy, float]:
@@ -142,14 +143,14 @@ class Service:
         granted = registered = False
         try:
             self._admit(claim)
-            while claim.id_hash in self.polls or claim.id_hash in self.routes:  # of an earlier request with this id
-                await self._end_poll(claim.id_hash)
-                await self._stop_route(claim.id_hash)
             while True:
                 asked = self.runtime.now()
                 deadline = timing.call_deadline(asked, self.call_timeout, claim.ttl)
                 with poll.admit(not registered):
-                    self.polls[claim.id_hash], registered = poll, True
+                    if not registered:
+                        self._replace_poll(claim.id_hash, poll)
+                        self._remove_route(claim.id_hash)
+                        registered = True
                     reply = await self._attempt(
                         claim, min(deadline, latest), lambda reply: self._note_grant(claim, reply)
                     )
@@ -158,7 +159,7 @@ class Service:
                 if isinstance(reply, Grant) or left <= 0 or poll.ended:
                     return reply, asked - began
                 seconds = min(left, timing.recheck_interval(reply.position))
-                await poll.wait(self.engine.wait(claim, reply, seconds))
+                await poll.wait(self._wait(claim, reply, seconds))
                 if poll.ended:
                     return reply, asked - began
         finally:
@@ -167,12 +168,12 @@ class Service:
                 self._leave(poll, granted)
             _end(poll.slot)
 
-    async def _end_poll(self, id_hash: str) -> None:
-        """A later request with the same id replaces the poll. Returns when the poll has left the engine's `wait`: a
-        claim has one waiter at a time."""
-        if (poll := self.polls.pop(id_hash, None)) is not None:
-            poll.end("superseded")
-            await poll.stopped()
+    def _replace_poll(self, id_hash: str, poll: LongPoll | None = None) -> None:
+        """A later request with the same id goes on with the claim: the poll before it ends, and gives nothing up."""
+        if (earlier := self.polls.pop(id_hash, None)) is not None:
+            earlier.end("superseded")
+        if poll is not None:
+            self.polls[id_hash] = poll
 
     def _leave(self, poll: LongPoll, granted: bool) -> None:
         """The poll is over. Its queue entry must neither stay for ever nor take a reservation that no caller claims."""
@@ -416,7 +417,7 @@ class Service:
         self._start(route, self._wake(route, busy))
 
     def _start(self, route: Route, work: Coroutine[Any, Any, None]) -> None:
-        """The route's one task. An earlier one is cancelled first: its `wait` ends before the next one begins."""
+        """The route's one task."""
         if route.task is not None:
             route.task.cancel()
         route.task = self._loop.create_task(work)
@@ -426,7 +427,7 @@ class Service:
         """Wait with the engine's own `wait`, so that any engine works: if it ends early, the client should attempt."""
         while (left := route.expires_at - self.runtime.now()) > 0:
             ends_at = self.runtime.now() + left
-            await self.engine.wait(route.claim, busy, left)
+            await self._wait(route.claim, busy, left)
             if self.runtime.now() < ends_at:
                 break
         else:
@@ -439,6 +440,19 @@ class Service:
             if not route.heard:
                 await self.runtime.sleep(_POLLING_GRACE)  # its next attempt ends this task
         await self._decline(claim)
+
+    async def _wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
+        """The engine's `wait`, in a task of its own. A claim has one waiter at a time, so an earlier one ends first."""
+        waiting, own = self._waiting, asyncio.current_task()
+        while (earlier := waiting.get(claim.id_hash)) is not None:
+            earlier.cancel()
+            await asyncio.wait({earlier})
+        assert own is not None
+        waiting[claim.id_hash] = own
+        try:
+            await self.engine.wait(claim, busy, seconds)
+        finally:
+            del waiting[claim.id_hash]
 
     async def _decline(self, claim: Claim) -> None:
         """Let the next waiter have the claim's reservation: no client would claim it. The claim keeps its position."""
@@ -467,13 +481,6 @@ class Service:
     def _unhold(self, id_hash: str) -> None:
         if self.held.pop(id_hash, None) is not None:
             self.registry.held.pop(id_hash, None)
-
-    async def _stop_route(self, id_hash: str) -> None:
-        """Remove a route, and return when its task has left the engine's `wait`."""
-        route = self.routes.get(id_hash)
-        self._remove_route(id_hash)
-        if route is not None and route.task is not None and not route.task.done():
-            await asyncio.wait({route.task})
 
     def _remove_route(self, id_hash: str) -> None:
         if (route := self.routes.pop(id_hash, None)) is not None:
