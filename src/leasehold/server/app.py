@@ -53,7 +53,7 @@ class Route(NamedTuple):
 _ENGINE: Final = ("engine-unavailable", "internal")
 _READ: Final = ("invalid", "unauthorized", "forbidden", "too-many", "overloaded", *_ENGINE)
 _WRITE: Final = (*_READ, "slow", "too-large")
-_PROBE: Final = ("draining", "engine-unavailable")
+_PROBE: Final = ("invalid", "draining", "engine-unavailable")
 
 # path -> method -> route
 ROUTES: Final[dict[str, dict[str, Route]]] = {
@@ -82,12 +82,16 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
     },
     "/v1/locks": {"GET": Route(api.locks, "List holders and waiters", None, schemas.Locks, _READ)},
     "/v1/events": {"GET": Route(feed.events, "Watch what happens through this server", problems=("draining", *_READ))},
-    "/v1/traits": {"GET": Route(api.traits, "What the engine of this server promises", problems=("unauthorized",))},
+    "/v1/traits": {
+        "GET": Route(api.traits, "What the engine of this server promises", problems=("invalid", "unauthorized"))
+    },
     "/v1/calls": {"POST": Route(calls.calls, "Verbs of a remote engine", problems=_WRITE)},
-    "/v1/stream": {"GET": Route(calls.stream, "Wake-ups of a remote engine", problems=("unauthorized", "draining"))},
-    "/metrics": {"GET": Route(metrics.metrics, "Metrics for Prometheus", problems=("unauthorized",))},
-    "/openapi.json": {"GET": Route(openapi.openapi, "This description", needs_key=False)},
-    "/healthz": {"GET": Route(api.healthz, "Whether the process lives", needs_key=False)},
+    "/v1/stream": {
+        "GET": Route(calls.stream, "Wake-ups of a remote engine", problems=("invalid", "unauthorized", "draining"))
+    },
+    "/metrics": {"GET": Route(metrics.metrics, "Metrics for Prometheus", problems=("invalid", "unauthorized"))},
+    "/openapi.json": {"GET": Route(openapi.openapi, "This description", problems=("invalid",), needs_key=False)},
+    "/healthz": {"GET": Route(api.healthz, "Whether the process lives", problems=("invalid",), needs_key=False)},
     "/readyz": {"GET": Route(api.readyz, "Whether the server can serve", None, schemas.Ready, _PROBE, needs_key=False)},
 }
 
@@ -128,8 +132,10 @@ class App:
             raise Problem("not-found", 404, f"there is no {request.path[:200]!r} here: see /openapi.json")
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
-            known = ", ".join(methods)
-            raise Problem("method-not-allowed", 405, f"{request.path} has {known}, not {request.method[:20]!r}")
+            allowed = ", ".join(methods)
+            raise Problem(
+                "method-not-allowed", 405, f"{request.path} has {allowed}, not {request.method[:20]!r}", allow=allowed
+            )
         if route.needs_key:
             await self._identify(request)
         request.within, request.has_within = self._read_within(request)

@@ -124,6 +124,8 @@ def problem_response(problem: Problem) -> Response:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if problem.retry_after is not None:
         headers = ((b"retry-after", b"%d" % max(1, -int(-problem.retry_after // 1))),)
+    if problem.status == 405:
+        headers += ((b"allow", problem.fields["allow"].encode()),)
     if problem.status == 401:
         headers += ((b"www-authenticate", b'Bearer realm="leasehold"'),)
     return Response(problem.status, problems.MEDIA_TYPE, encode(problems.document(problem)), headers)

@@ -41,7 +41,7 @@ class ServerMetrics:
             "leasehold_server_in_flight",
             "Calls of the engine, waiters and streams now.",
             ({"kind": "call"}, limits.calls),
-            ({"kind": "parked"}, limits.waiters),
+            ({"kind": "parked"}, service.waiters),
             ({"kind": "stream"}, len(service.streams) + len(self._app.feed)),
         )
         refused = [({"reason": reason}, count) for reason, count in limits.refused.items()]

@@ -40,7 +40,11 @@ _OTHER_ANSWERS: dict[str, dict[str, Any]] = {
     "/healthz": {"text/plain": _TEXT},
 }
 _HEADERS: list[tuple[str, dict[str, Any], str]] = [
-    ("Leasehold-Within", {"type": "number", "exclusiveMinimum": 0}, "Seconds that the caller waits for the engine."),
+    (
+        "Leasehold-Within",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6},
+        "Seconds that the caller waits for the engine.",
+    ),
     ("X-Request-Id", {"type": "string", "maxLength": 128}, "Appears in the answer and in the logs."),
     ("traceparent", {"type": "string"}, "Trace context (W3C); appears in the answer and in the logs."),
 ]

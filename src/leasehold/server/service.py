@@ -118,6 +118,11 @@ class Service:
         for poll in list(self.polls.values()):
             poll.end("draining")
 
+    @property
+    def waiters(self) -> int:
+        """How many requests and clients wait in queues through this server."""
+        return len(self.polls) + sum(map(len, self._routes_of.values()))
+
     # ----------------------------------------------------------------- verbs
 
     async def attempt(self, claim: Claim, client: ClientKey, deadline: float, slot: Slot | None = None) -> Grant | Busy:
@@ -146,7 +151,7 @@ class Service:
             while True:
                 asked = self.runtime.now()
                 deadline = timing.call_deadline(asked, self.call_timeout, claim.ttl)
-                with poll.admit(not registered):
+                with poll.admit(not registered and claim.id_hash not in self.routes):
                     if not registered:
                         self._replace_poll(claim.id_hash, poll)
                         self._remove_route(claim.id_hash)
@@ -226,6 +231,11 @@ class Service:
             self._remove_route(claim.id_hash)
             self._unhold(claim.id_hash)
         return await self._counted("release", partial(self.engine.release, claim), deadline)
+
+    def min_hold_of(self, id_hash: str) -> float:
+        """What the claim was granted with here: callers of the HTTP API need not repeat it to release."""
+        held = self.held.get(id_hash)
+        return 0.0 if held is None else held.claim.min_hold
 
     async def decline(self, claim: Claim, deadline: float) -> bool:
         """A remote engine refuses a reservation: it has no client to notify of it."""
@@ -340,7 +350,7 @@ class Service:
     def _on_silence(self, error: object, began: float, deadline: float) -> None:
         """Count it, unless the call ended at a deadline that says little about the engine."""
         now = self.runtime.now()
-        if now >= deadline and deadline - began < min(self.call_timeout, _TELLING_SECONDS):
+        if now >= deadline and deadline - began < 0.8 * min(self.call_timeout, _TELLING_SECONDS):
             return
         if self.breaker.on_silence(now):
             _log.warning(
