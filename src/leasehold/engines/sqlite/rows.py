@@ -221,6 +221,12 @@ class RowLockState(LockState):
         super()._expire_waiters(now)
         if self._queue_row is not None:
             self._db.execute(_DELETE_EXPIRED, (*self._key, now))
+            # No longer stored: `_position` would subtract them once more.
+            self._stored = [
+                each
+                for each in self._stored
+                if each.row is None or len(each.row) != 12 or each.entry.heartbeat_expires_at > now
+            ]
             self._head()
 
     def _add_entry(self, now: float, claim: Any, client: str) -> QueueEntry:
