@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+from uuid import uuid4
 
 import pytest
 
+from harness.rigs.remote import HttpRedisRig, redis_behind
+from harness.servers.lock_server import LockServer
+from leasehold import AsyncClient, Client
 from leasehold.config import EngineConfig
 from leasehold.core.names import hash_id
 from leasehold.engines import remote
@@ -16,7 +20,10 @@ from leasehold.model import Claim, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.loop import Loop
 from leasehold.runtime.threads import Threads
+from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.scripted_server import ScriptedServer
+
+C = TypeVar("C", Client, AsyncClient)
 
 
 @pytest.fixture
@@ -83,3 +90,55 @@ def driver(request: pytest.FixtureRequest) -> Iterator[RemoteDriver]:
     driver = RemoteDriver(request.param)
     yield driver
     driver.close()
+
+
+# Real servers
+
+
+@pytest.fixture
+def start_lock_server() -> Iterator[Callable[..., LockServer]]:
+    """Start `leasehold serve` for this test alone, so that it may break it."""
+    started: list[LockServer] = []
+
+    def start(url: str = "memory://", *arguments: str, **kwargs: Any) -> LockServer:
+        started.append(LockServer(url, *arguments, **kwargs).start())
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.resume()
+        server.kill()
+
+
+@pytest.fixture
+def redis_url() -> str:
+    rig_or_skip(HttpRedisRig)  # skips if Redis is not installed
+    return f"redis://127.0.0.1:{redis_behind().port}"
+
+
+@pytest.fixture
+def pair_of_servers(start_lock_server: Callable[..., LockServer], redis_url: str) -> list[LockServer]:
+    """Two lock servers over one Redis."""
+    return [start_lock_server(redis_url) for _ in range(2)]
+
+
+def make_client(kind: type[C], servers: Sequence[Any], at: int, **options: Any) -> C:
+    """A client of these servers (or proxies) that keeps to the one with the index `at`."""
+    url = "http://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    client = kind(url, **options)
+    shared: Any = client._core.registry.shared["remote"]
+    shared.servers._index = at
+    return client
+
+
+@pytest.fixture
+def client_at() -> Iterator[Callable[..., Client]]:
+    clients: list[Client] = []
+
+    def make(servers: Sequence[Any], at: int = 0, **options: Any) -> Client:
+        clients.append(make_client(Client, servers, at, **{"namespace": uuid4().hex, **options}))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()

@@ -245,5 +245,12 @@ def test_problem_of_a_server_is_shown_on_one_bounded_line():
     assert len(text) <= 200
 
 
-def test_encoded_json_is_plain_json():
-    assert json.loads(wire.encode({"name": "ä\ud83d"})) == {"name": "ä\ud83d"}
+def test_text_without_an_encoding_is_replaced():
+    assert json.loads(wire.encode({"host": "ä\ud83d"})) == {"host": "ä?"}
+
+
+def test_largest_renewal_fits_into_a_request():
+    """A server accepts 1 MiB."""
+    claim = Claim("ä" * 127, "€" * 85, "x" * wire.MAX_ID, "", Holder("h" * 200, "h" * 200, 1, "p" * 200), 1.0)
+    sent = [wire.claim_to_json(claim._replace(token=2**53, queue=True), NOW, with_holder=False)] * 500
+    assert len(wire.encode([{"do": "renew", "claims": sent}])) < 1 << 20

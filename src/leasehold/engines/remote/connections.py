@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.remote.parsing import Response, ResponseParser
-from leasehold.engines.remote.servers import NotConnected, Server, StaleConnection, read_answers
+from leasehold.engines.remote.servers import Connections, NotConnected, Server, StaleConnection, read_answers
 from leasehold.engines.remote.wire import Json
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.base import Runtime, Signal
@@ -250,6 +250,10 @@ class LoopConnections:
             stream.after_fork()
         self._all.clear()
         self._lines.clear()
+
+
+def new_connections(runtime: Runtime, registry: ClaimRegistry, engine: str) -> Connections:
+    return (BlockingPool if runtime.blocking else LoopConnections)(runtime, registry, engine)
 
 
 def _raise_not_connected(error: OSError) -> NoReturn:

@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeVar
 from leasehold.config import EngineConfig
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.remote import wire
-from leasehold.engines.remote.connections import BlockingPool, LoopConnections
+from leasehold.engines.remote.connections import new_connections
 from leasehold.engines.remote.listener import Listener
-from leasehold.engines.remote.servers import Call, Connections, Failover, Reply, Servers
+from leasehold.engines.remote.servers import Call, Failover, Reply, Servers
 from leasehold.engines.remote.url import parse_url
 from leasehold.engines.remote.wire import Json
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
@@ -39,9 +39,7 @@ class RemoteEngine:
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, shared: Shared, scheme: str) -> None:
         self._runtime, self._registry, self._scheme = runtime, registry, scheme
         self._servers, self._listener = shared
-        self._connections: Connections = (BlockingPool if runtime.blocking else LoopConnections)(
-            runtime, registry, scheme
-        )
+        self._connections = new_connections(runtime, registry, scheme)
         self._failover = Failover(self._servers, self._connections, runtime, scheme)
         self._unheard: set[str] = set()  # id hashes of waiters that their server cannot wake
         registry.engines.add(self)
@@ -84,7 +82,8 @@ class RemoteEngine:
             await wait_for_wakeup(self._runtime, waiter, Busy(None, busy.position), seconds, polls=polls)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
-        body = {"do": "renew", "claims": [self._claim(claim) for claim in claims]}
+        now = self._runtime.now()
+        body = {"do": "renew", "claims": [wire.claim_to_json(claim, now, with_holder=False) for claim in claims]}
         try:
             answers = await self._ask(
                 Call(body, deadline), lambda answer: wire.renewed_from_json(answer, len(claims), self._scheme)

@@ -103,8 +103,6 @@ class Listener:
                 self._failing = not succeeded  # a lost stream will be back soon: worth waiting for
                 if not succeeded:
                     self._release_attempts()
-                if misses == 1:
-                    self._wake_waiters()  # they poll from now on
                 if not stop_flag:
                     await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.random() / 2))
 
@@ -146,8 +144,8 @@ class Listener:
         match notification:
             case wire.Hello(traits):
                 self._servers.traits = traits
-                self.active, self._succeeded, self._failing = True, True, False
                 self._wake_waiters()  # wake-ups may have been lost meanwhile
+                self.active, self._succeeded, self._failing = True, True, False
                 self._release_attempts()
             case wire.Wakeup(namespace, name, id_hash):
                 # A claim still in the registry, even one about to leave, is released by its own caller.

@@ -79,14 +79,14 @@ class Server:
 class Servers:
     """All servers of a URL, and the one in use. Shared by the client's engine instances and its listener."""
 
-    def __init__(self, url: RemoteUrl, client_id: str) -> None:
+    def __init__(self, url: RemoteUrl, client_id: str = "") -> None:
         self.url = url
         self.traits = BEST_TRAITS
         self.on_move: Callable[[], None] = lambda: None
         self.authorization = _authorization(read_api_key(url))
         self._doubted_at = float("-inf")
         self.all = [Server(index, address, self) for index, address in enumerate(url.addresses)]
-        self._index = int(client_id[:8], 16) % len(self.all)  # the clients of a URL spread over its servers
+        self._index = int(client_id[:8] or "0", 16) % len(self.all)  # the clients of a URL spread over its servers
 
     @property
     def current(self) -> Server:

@@ -59,7 +59,7 @@ _CLAIM_DEFAULTS: Final[Mapping[str, object]] = {
     "queue": False,
     "token": 0,
 }
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False, allow_nan=False).encode
 
 
 class Malformed(ConfigError):
@@ -67,7 +67,7 @@ class Malformed(ConfigError):
 
 
 def encode(value: object) -> bytes:
-    return _encode(value).encode()
+    return _encode(value).encode(errors="replace")  # of a host's name, which may be any bytes
 
 
 def decode(data: bytes) -> Any:
@@ -80,11 +80,14 @@ def decode(data: bytes) -> Any:
 # Claims
 
 
-def claim_to_json(claim: Claim, now: float) -> Json:
-    """`now` is an instant of the clock of `claim.wait_deadline`: on the wire that is the number of seconds left."""
+def claim_to_json(claim: Claim, now: float, *, with_holder: bool = True) -> Json:
+    """`now` is an instant of the clock of `claim.wait_deadline`: on the wire that is the number of seconds left. A
+    renewal needs no holder, and without one 500 claims with the longest names fit into a request."""
     # A claim without an id, made from a wake-up, gives up a queue position or a reservation, never a grant.
     made: Json = {"id": claim.id} if claim.id else {"id_hash": claim.id_hash}
-    made |= {"name": claim.name, "holder": _holder_to_json(claim.holder), "ttl": claim.ttl}
+    made |= {"name": claim.name, "ttl": claim.ttl}
+    if with_holder:
+        made["holder"] = _holder_to_json(claim.holder)
     for member, default in _CLAIM_DEFAULTS.items():
         if (value := getattr(claim, member)) != default:
             made[member] = value
