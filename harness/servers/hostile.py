@@ -229,6 +229,40 @@ def _mysql() -> Iterator[Answer]:
     yield Answer("truncated", once(packet(1, b"\1")[:3]), hold=False)
 
 
+def _http() -> Iterator[Answer]:
+    def chunk(data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    def whole(status: int, body: bytes) -> bytes:
+        return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+    ok, json = b"HTTP/1.1 200 OK\r\n", b'[{"grant": [1, 2.0, null]}]'
+    chunked = ok + b"Transfer-Encoding: chunked\r\n\r\n"
+    events = ok + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    wakeup = b'data: [{"wakeup": "%b", "name": "n"}]\n\n' % (b"ab" * 16)
+    problem = b'{"type": "x/engine-unavailable", "detail": "\\u001b]0;title\\u0007 \\u202e \\ud800 %b"}' % (b"x" * 5000)
+    yield flood("endless headers", b"A: b\r\n", ok)
+    yield flood("long header", b"x", ok + b"A: ")
+    yield flood("interim responses", b"HTTP/1.1 100 Continue\r\n\r\n")
+    yield Answer("a gigabyte", once(ok + b"Content-Length: 1000000000\r\n\r\n"))
+    yield flood("long body", b" ", ok + b"Content-Length: 8000000\r\n\r\n")
+    yield flood("endless chunks", chunk(b" " * 1000), chunked)
+    yield flood("small chunks", chunk(b" "), chunked)
+    yield flood("long chunk", b" ", chunked + b"ffffffffffffffff\r\n")
+    yield flood("endless responses", whole(200, json))
+    yield flood("deep JSON", whole(200, b"[" * 5000))
+    yield flood("endless events", chunk(b'data: [{"news": 1}]\n\n'), events)
+    yield flood("endless beats", chunk(b": x\n\n"), events)
+    yield flood("endless wake-ups", chunk(wakeup), events)
+    yield flood("long event", chunk(b"data: xxxxxxxx\n"), events)
+    yield Answer("wrong types", once(whole(200, b'[{"grant": ["x", -1, []], "busy": 7, "renewed": {}, "value": {}}]')))
+    yield Answer("too many answers", once(whole(200, b"[" + b"{}," * 9 + b"{}]")))
+    yield Answer("two lengths", once(ok + b"Content-Length: 2\r\nContent-Length: 27\r\n\r\n" + json))
+    yield Answer("redirect", once(b"HTTP/1.1 301 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"))
+    yield Answer("error text", once(whole(503, problem)))
+    yield Answer("truncated", once(ok + b"Content-Length: 27\r\n\r\n" + json[:9]), hold=False)
+
+
 ANSWERS: Final[dict[str, tuple[Answer, ...]]] = {
     "redis": (*COMMON, *_redis()),
     "redlock": (*COMMON, *_redis()),
@@ -236,4 +270,5 @@ ANSWERS: Final[dict[str, tuple[Answer, ...]]] = {
     "etcd": (*COMMON, *_etcd()),
     "postgresql": (*COMMON, *_postgresql()),
     "mysql": (*COMMON, *_mysql()),
+    "http-memory": (*COMMON, *_http()),
 }

@@ -18,8 +18,8 @@ from leasehold.testing.conformance.suite import rig_or_skip
 from leasehold.testing.conformance.unified_client import UnifiedClient
 from tests.support.bursts import CALLERS, failures, in_tasks, in_threads
 
-# The user of MySQL's rig may not create tables, and Redlock keeps no records.
-WITHOUT_STORE = ["mysql", "redlock"]
+# The user of MySQL's rig may not create tables, and Redlock and lock servers keep no records.
+WITHOUT_STORE = ["mysql", "redlock", "http-redis-pair"]
 KEEP_RECORDS = ["memory", "sqlite", "postgresql", "redis", "redis-sentinel", "redis-cluster", "etcd", "zookeeper"]
 ENGINES = [*KEEP_RECORDS, *WITHOUT_STORE]
 
@@ -44,7 +44,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 @pytest.fixture
 def store(rig: Rig, tmp_path) -> str | None:
     """For `store=`: None where the client of the rig can keep records at its own URL."""
-    return f"sqlite://{tmp_path}/records.db" if rig.scheme in WITHOUT_STORE else None
+    return f"sqlite://{tmp_path}/records.db" if rig.scheme in (*WITHOUT_STORE, "http") else None
 
 
 # ------------------------------------------------------------------- the calls

@@ -220,7 +220,7 @@ def test_floods_break_no_promise(make_case, engine) -> None:
     assert_no_promise_broken([answer for answer in ANSWERS[engine] if answer.floods], [make_case()], engine)
 
 
-TLS_SCHEMES = {"redis": "rediss", "etcd": "etcds"}
+TLS_SCHEMES = {"redis": ("redis", "rediss"), "etcd": ("etcd", "etcds"), "http-memory": ("http", "https")}
 TLS_OPTIONS = {
     "redlock": "tls=yes",
     "zookeeper": "tls=yes",
@@ -233,7 +233,7 @@ TLS_OPTIONS = {
 def test_tls_client_at_a_plain_port_fails_in_time(make_case, engine, certificate) -> None:
     def make_url(url: str) -> str:
         if engine in TLS_SCHEMES:
-            return url.replace(engine, TLS_SCHEMES[engine], 1)
+            return url.replace(*TLS_SCHEMES[engine], 1)
         return f"{url}{'&' if '?' in url else '?'}{TLS_OPTIONS[engine].format(certificate=certificate[1])}"
 
     case = make_case(make_url=make_url)
@@ -257,6 +257,7 @@ ENDLESS_HANDSHAKES = {
     "redis": ("rediss://127.0.0.1:{port}", b""),
     "redlock": ("redlock://127.0.0.1:{port},localhost:{port},127.0.0.2:{port}?tls=yes", b""),
     "etcd": ("etcds://127.0.0.1:{port}", b""),
+    "http-memory": ("https://127.0.0.1:{port}", b""),
     "zookeeper": ("zookeeper://127.0.0.1:{port}?tls=yes", b""),
     "postgresql": ("postgresql://127.0.0.1:{port}/leasehold?sslmode=require", b"S"),
     "mysql": (

@@ -70,7 +70,18 @@ def test_password_that_is_not_escaped_is_not_shown(scheme, password) -> None:
         f"x={SECRET};{SECRET}",
         *(
             f"{name}={SECRET}"
-            for name in ("durable", "min_replicas", "tls", "ssl_cert_reqs", "ca", "cert", "session", "acl", "create")
+            for name in (
+                "durable",
+                "min_replicas",
+                "api_key_file",
+                "tls",
+                "ssl_cert_reqs",
+                "ca",
+                "cert",
+                "session",
+                "acl",
+                "create",
+            )
         ),
         f"ssl_ca_certs={SECRET}",
         f"tls=yes&ssl_ca_certs={SECRET}",
@@ -92,7 +103,9 @@ def test_option_of_a_url_is_not_shown(scheme, query, tmp_path) -> None:
 # ------------------------------------------------- failures of real engines
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis", "redlock", "etcd", "zookeeper", "postgresql", "mysql"])
+@pytest.fixture(
+    params=["memory", "sqlite", "redis", "redlock", "etcd", "zookeeper", "postgresql", "mysql", "http-redis-pair"]
+)
 def rig(request) -> Iterator[Rig]:
     rig = rig_or_skip(rig_type(request.param))
     yield rig

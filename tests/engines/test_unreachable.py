@@ -17,6 +17,7 @@ _URLS = (
     "zookeeper://127.0.0.1:1",
     "postgresql://user@127.0.0.1:1/locks",
     "mysql://user@127.0.0.1:1/locks",
+    "http://127.0.0.1:1,127.0.0.1:2",
 )
 
 
