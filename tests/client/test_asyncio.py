@@ -226,7 +226,7 @@ def test_client_opens_new_engine_in_next_loop() -> None:
 
     async def ask() -> object:
         await client.ping()
-        return client._core._engine
+        return probe.engine(client)
 
     assert asyncio.run(ask()) is not asyncio.run(ask())
     asyncio.run(client.close())

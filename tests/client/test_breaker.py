@@ -12,6 +12,7 @@ from leasehold import Client, ConfigError, Event, NotAcquired, Unavailable
 from leasehold.engines import memory
 from leasehold.testing import Clock, Faults, drop_answer, drop_request, faulty
 from leasehold.testing.clock import ClockThreads
+from tests.support import probe
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_open_breaker_refuses_at_once_and_says_when_it_retries(client, clock, fa
         with pytest.raises(Unavailable, match="circuit breaker"):
             client.inspect()
         assert set(faults.calls) == {"ping"}  # refused attempts were not sent, so nothing is released
-        assert not client._core.registry.pending_releases
+        assert not probe.pending_releases(client)
         clock.advance(0.75)
         faults.clear()
         with client.lock("a", wait=0):  # the probe

@@ -191,7 +191,7 @@ def test_close_waits_for_release_in_flight_in_another_thread(bench, wait_until) 
     releasing.start()
     assert sent.wait(10)
     closing.start()
-    wait_until(lambda: client._core.closed)
+    wait_until(lambda: probe.is_closed(client))
     closing.join(0.2)
     early = not closing.is_alive()
     answered.set()
@@ -208,12 +208,12 @@ def test_grant_received_while_client_closes_is_released(bench) -> None:
 
     def closing(lease, lease_ref) -> None:
         watch(lease, lease_ref)
-        client._core.closed = True
+        probe.core(client).closed = True
 
     probe.watchdog(client).watch = closing
     with pytest.raises(ConfigError, match="closed"):
         lock.acquire()
-    client._core.closed = False
+    probe.core(client).closed = False
     assert not bench.server.lock_states
 
 
@@ -221,7 +221,7 @@ def test_collected_client_leaves_no_client_core() -> None:
     client = Client("memory://")
     with client.lock("a"):
         pass
-    core_ref = weakref.ref(client._core)
+    core_ref = weakref.ref(probe.core(client))
     del client
     end = threading.Event()
     for _ in range(500):
@@ -258,8 +258,8 @@ def test_ping_connect_and_traits_of_client(bench) -> None:
 
 def test_collected_client_core_is_removed_from_fork_registry() -> None:
     client = Client("memory://")
-    key = id(client._core)
-    assert client_base._CORES[key]() is client._core
+    key = id(probe.core(client))
+    assert client_base._CORES[key]() is probe.core(client)
     del client
     gc.collect()
     assert key not in client_base._CORES or client_base._CORES[key]() is None
@@ -281,4 +281,4 @@ def test_schemes_of_other_libraries_are_accepted(alias, scheme):
     config = EngineConfig.parse(f"{alias}://user:pw@host:1/2", 5.0)
     assert config == EngineConfig.parse(f"{scheme}://user:pw@host:1/2", 5.0)
     with Client(f"{alias}://user:pw@host:1/2") as client:  # connects when it is used
-        assert client._core.config.scheme == scheme
+        assert probe.config(client).scheme == scheme

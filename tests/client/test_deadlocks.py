@@ -15,6 +15,7 @@ from leasehold.core.names import hash_id, make_claim_id, owner_of
 from leasehold.engines.memory import TRAITS
 from leasehold.runtime.loop import Loop
 from leasehold.runtime.threads import Threads
+from tests.support import probe
 
 
 class LockingThreads:
@@ -104,7 +105,7 @@ def test_multilock_causes_no_deadlock(bench) -> None:
 
 def test_deadlocks_is_unsupported_without_a_queue(bench) -> None:
     client = bench.client()
-    client._core._engine.traits = replace(TRAITS, fair=False)
+    probe.engine(client).traits = replace(TRAITS, fair=False)
     with pytest.raises(Unsupported, match="no queue of waiters"):
         client.deadlocks()
 

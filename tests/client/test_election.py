@@ -11,6 +11,7 @@ import pytest
 from leasehold import Client, ConfigError, LeaseLost, NotAcquired, SelfDeadlock, Unsupported
 from leasehold.core.timing import TERM_VISIBLE
 from leasehold.engines.memory import TRAITS
+from tests.support import probe
 
 # ------------------------------------------------------------- campaign
 from tests.support.timing import check_elapsed
@@ -57,12 +58,12 @@ def test_election_checks_options_and_required_traits(bench) -> None:
         client.election("boss", timeout=3)
     with pytest.raises(TypeError, match=r"ttl= .* wait="):
         client.election("boss").campaign(timeout=3)
-    client._core._engine.traits = replace(TRAITS, fencing=False)
+    probe.engine(client).traits = replace(TRAITS, fencing=False)
     with pytest.raises(Unsupported, match="fencing"):
         client.election("boss")
-    client._core._engine.traits = replace(TRAITS, outlives=False)
+    probe.engine(client).traits = replace(TRAITS, outlives=False)
     assert client.election("boss")._lock.options.min_hold == 0, "min_hold needs the trait outlives"
-    client._core._engine.traits = TRAITS
+    probe.engine(client).traits = TRAITS
     assert client.election("boss", min_hold=5)._lock.options.min_hold == 5
     assert client.election("boss", max_hold=0.5)._lock.options.min_hold == 0.5
     assert "boss" in repr(client.election("boss"))

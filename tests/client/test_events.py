@@ -9,6 +9,7 @@ import pytest
 
 from leasehold import ConfigError, Event, Mismatch, NotAcquired, Unavailable
 from leasehold.errors import Reentered
+from tests.support import probe
 
 
 def only(events: list[Event], kind: str) -> Event:
@@ -68,7 +69,7 @@ def test_busy_event_tells_a_refusal_from_a_wait_that_ended(bench, wait_until) ->
     waiter.start()
     wait_until(lambda: [holding.state for holding in client.inspect()] == ["held", "waiting"])
     bench.clock.advance(6)
-    for _, waiting in list(client._core.registry.waiting.items()):
+    for _, waiting in list(probe.registry(client).waiting.items()):
         waiting.signal.set()
     waiter.join(20)
     busy = only(events, "busy")

@@ -8,6 +8,7 @@ import pytest
 
 from leasehold import AsyncClient, LeaseLost, NotAcquired, SelfDeadlock
 from leasehold.client.held_locks import HeldLocks
+from tests.support import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -39,7 +40,7 @@ def test_new_thread_with_reused_ident_gets_no_self_deadlock(bench, in_new_thread
     for _ in range(10):
         refused = in_new_thread(lambda: lock.acquire(wait=0))
         assert isinstance(refused, NotAcquired), refused
-    assert not any(in_new_thread(lambda: lock._core.held_locks.find("a")) for _ in range(10))
+    assert not any(in_new_thread(lambda: probe.held_locks(lock).find("a")) for _ in range(10))
 
 
 def test_interleaved_generators_release_their_own_permits(bench) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from leasehold import Client
+from tests.support import probe
 
 
 @pytest.fixture
@@ -17,8 +18,8 @@ def exiting(wait_until):
     """Runs what the exit handler does for one client."""
 
     def run(client: Client) -> None:
-        client._core.withdraw_claims()
-        wait_until(client._core.has_withdrawn)
+        probe.core(client).withdraw_claims()
+        wait_until(probe.core(client).has_withdrawn)
 
     return run
 
@@ -72,7 +73,7 @@ client.ping()
 def test_grant_that_arrives_at_exit_is_given_back(exiting, monkeypatch, wait_until) -> None:
     """The attempt of a daemon thread was in flight: its lease is neither returned nor left behind."""
     with Client("memory://") as client:
-        engine = client._core._engine
+        engine = probe.engine(client)
         original = engine.attempt
 
         async def attempt(claim, deadline):

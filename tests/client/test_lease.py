@@ -133,7 +133,7 @@ def test_break_notification_after_local_deadline_is_no_break(bench, wait_until) 
     client = bench.client(on_event=events.append)
     lease = client.lock("a", ttl=30).acquire()
     bench.clock.at += 31  # the whole process was paused: no thread was woken
-    probe.registry(client).on_notification("lost", lease._claim.id_hash, 0.0, None)
+    probe.registry(client).on_notification("broken", lease._claim.id_hash, 0.0, None)
     assert (lease.state, lease.lost_reason) == ("LOST", "stalled")
     wait_until(lambda: [event.reason for event in events if event.kind == "lost"] == ["stalled"])
 
@@ -409,7 +409,7 @@ def test_lease_is_renewed_beyond_its_ttl_on_real_clock() -> None:
 def test_renewal_answered_after_the_end_changes_nothing(end) -> None:
     with Client("memory://") as client:
         lease = client.lock("job").acquire()
-        late = Renewal(client._core.runtime.now(), lease._claim_for_renewal(), Alive(60.0))
+        late = Renewal(probe.runtime(client).now(), lease._claim_for_renewal(), Alive(60.0))
         lease.release() if end == "released" else lease._end_lost("broken")
         before = lease.state, lease._validity, lease._renew_at
         lease._on_renewal(late)

@@ -7,6 +7,7 @@ import pytest
 from leasehold.client import lease_document
 from leasehold.errors import ConfigError, LeaseLost, Unavailable
 from leasehold.runtime.base import run_sync
+from tests.support import probe
 
 
 def acquire_detached(client, **options):
@@ -24,7 +25,7 @@ def test_detached_lease_outlives_its_client(bench):
     assert not lease.release()
     (holding,) = second.inspect("j")
     assert (holding.state, holding.token) == ("held", lease.token)
-    assert run_sync(lease_document.release(second._core, lease_document.load(text)))
+    assert run_sync(lease_document.release(probe.core(second), lease_document.load(text)))
     assert second.inspect("j") == []
 
 
@@ -33,15 +34,15 @@ def test_detached_lease_is_not_renewed_by_watchdog(bench):
     _, text = acquire_detached(client, ttl=9)
     bench.clock.advance(9.1)
     with pytest.raises(LeaseLost):
-        run_sync(lease_document.renew(client._core, lease_document.load(text)))
+        run_sync(lease_document.renew(probe.core(client), lease_document.load(text)))
 
 
 def test_detached_lease_is_renewed_from_its_document(bench):
     client = bench.client()
     _, text = acquire_detached(client, ttl=9)
     bench.clock.advance(5)
-    assert 8.8 < run_sync(lease_document.renew(bench.client()._core, lease_document.load(text))) < 9
-    assert 58 < run_sync(lease_document.renew(client._core, lease_document.load(text), 60)) < 60
+    assert 8.8 < run_sync(lease_document.renew(probe.core(bench.client()), lease_document.load(text))) < 9
+    assert 58 < run_sync(lease_document.renew(probe.core(client), lease_document.load(text), 60)) < 60
     bench.clock.advance(50)
     assert client.inspect("j")[0].left == pytest.approx(10)
 
@@ -51,9 +52,9 @@ def test_late_release_from_document_keeps_successor_lease(bench):
     lease, text = acquire_detached(client)
     assert client.break_lock("j", token=lease.token)
     with client.lock("j", wait=0) as second:
-        assert not run_sync(lease_document.release(client._core, lease_document.load(text)))
+        assert not run_sync(lease_document.release(probe.core(client), lease_document.load(text)))
         with pytest.raises(LeaseLost):
-            run_sync(lease_document.renew(client._core, lease_document.load(text)))
+            run_sync(lease_document.renew(probe.core(client), lease_document.load(text)))
         assert second.token > lease.token
         second.verify()
 
@@ -63,9 +64,9 @@ def test_document_renew_and_release_raise_unavailable_on_outage(bench):
     _, text = acquire_detached(client)
     bench.transport.silent = True
     with pytest.raises(Unavailable):
-        run_sync(lease_document.renew(client._core, lease_document.load(text)))
+        run_sync(lease_document.renew(probe.core(client), lease_document.load(text)))
     with pytest.raises(Unavailable):
-        run_sync(lease_document.release(client._core, lease_document.load(text)))
+        run_sync(lease_document.release(probe.core(client), lease_document.load(text)))
 
 
 def test_released_lease_cannot_be_dumped(bench):

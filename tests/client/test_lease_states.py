@@ -14,7 +14,6 @@ from functools import partial
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost
-from leasehold.core.timing import NEVER
 from tests.support import probe
 
 pytestmark = [
@@ -78,7 +77,7 @@ def test_distinct_purposes_leave_nothing_in_the_client(bench) -> None:
         with client.lock("a", purpose=f"job {number}"):
             pass
     parts = [
-        *vars(client._core).values(),
+        *vars(probe.core(client)).values(),
         *vars(probe.registry(client)).values(),
         *vars(probe.watchdog(client)).values(),
     ]
@@ -134,10 +133,6 @@ def test_async_client_works_in_forked_child() -> None:
     assert asyncio.run(main()) == b"done"
 
 
-def _has_scheduled(watchdog) -> bool:
-    return watchdog._wakes_at < NEVER
-
-
 def test_watchdog_of_collected_client_stops_after_last_release(wait_until) -> None:
     # `unwatch` did not wake the watchdog: thread, client core and engine lived until the next renewal, a third of the
     # ttl later.
@@ -147,7 +142,7 @@ def test_watchdog_of_collected_client_stops_after_last_release(wait_until) -> No
     before = count_watchdogs()
     client = Client("memory://")
     lease = client.lock("a", ttl=3000).acquire()
-    wait_until(partial(_has_scheduled, probe.watchdog(client)))
+    wait_until(partial(probe.watchdog_sleeps, client))
     del client
     gc.collect()
     lease.release()

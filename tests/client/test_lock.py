@@ -109,8 +109,8 @@ def test_waiter_leaves_queue_when_its_wait_is_over(bench, wait_until, in_new_thr
     waiter.start()
     wait_until(lambda: probe.waiters(other))
     bench.clock.at += 8
-    next(iter(probe.registry(other).waiting.values())).signal.set()
-    wait_until(lambda: out or not [w.signal.set() for w in probe.registry(other).waiting.values()])
+    next(iter(probe.waiters(other))).signal.set()
+    wait_until(lambda: out or not [w.signal.set() for w in probe.waiters(other)])
     waiter.join(10)
     assert isinstance(out[0], NotAcquired)
     assert "gave up after 8.0 s at position 0 in the queue (next)" in str(out[0])
@@ -174,7 +174,7 @@ def test_reentrant_acquire_needs_one_release_per_acquire(bench) -> None:
     assert outer.held
     assert outer.release()
     assert outer.state == "RELEASED"
-    assert not lock._core.held_locks._held
+    assert not probe.held_locks(lock)._held
 
 
 def test_reentrant_read_inside_write_lock_returns_write_lease(bench) -> None:

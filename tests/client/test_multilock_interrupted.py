@@ -92,12 +92,12 @@ def test_ctrl_c_during_multilock_exit_releases_all_names(bench, wait_until, monk
         patch.setattr(HeldLocks, "pop", second_interrupted)
     probe.wake_watchdog(client)
     wait_until(lambda: bench.held_names() == [])
-    assert not client._core.held_locks._held
+    assert not probe.held_locks(client)._held
 
 
 def test_ctrl_c_during_multilock_rollback_releases_all_names(bench, monkeypatch) -> None:
     client, held = bench.client(), bench.client().lock("b").acquire()
-    forget, interrupted_claims = client._core.forget, []
+    forget, interrupted_claims = probe.core(client).forget, []
 
     def interrupted(claim) -> None:
         if not interrupted_claims:
@@ -105,7 +105,7 @@ def test_ctrl_c_during_multilock_rollback_releases_all_names(bench, monkeypatch)
             raise KeyboardInterrupt
         forget(claim)
 
-    monkeypatch.setattr(client._core, "forget", interrupted)
+    monkeypatch.setattr(probe.core(client), "forget", interrupted)
     with pytest.raises(KeyboardInterrupt):
         client.multilock(["a", "b"], wait=0).acquire()
     assert bench.held_names() == ["b"]
@@ -156,7 +156,7 @@ def test_ctrl_c_at_every_point_of_multilock_leaves_nothing(bench, wait_until, ct
         except AssertionError:
             pytest.fail(f"left after Ctrl-C at place {number}: {bench.held_names()}")
     assert number > 60
-    assert not client._core.held_locks._held
+    assert not probe.held_locks(client)._held
     assert held is None or held.held
 
 

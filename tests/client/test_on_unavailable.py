@@ -14,6 +14,7 @@ from leasehold import AsyncClient, Client, ConfigError, Event, LeaseState, NotAc
 from leasehold.engines import memory
 from leasehold.testing import Clock, Faults, drop_answer, drop_request, faulty, silently
 from leasehold.testing.clock import ClockThreads
+from tests.support import probe
 
 MakeClient = Callable[..., Client]
 
@@ -90,7 +91,7 @@ def test_wait_outlasts_outage_at_first_contact(make_client, clock, faults, requi
         faults.next(verb, *[drop_request] * 6)
     with clock.skipping(), client.lock("a", wait=60, require=require, on_unavailable="wait") as lease:
         assert lease.guaranteed
-    assert not client._core.registry.waiting
+    assert not probe.waiters(client)
 
 
 def test_wait_gets_grant_whose_answer_was_lost(make_client, clock, faults) -> None:
@@ -111,7 +112,7 @@ def test_wait_raises_unavailable_when_wait_is_over(make_client, clock, faults, f
         client.lock("a", wait=12, require=require, on_unavailable="wait").acquire()
     assert 12 <= clock.now() - began <= 12.5
     assert 3 <= faults.calls.count("ping" if require else "attempt") <= 20  # with growing pauses
-    assert not client._core.registry.waiting
+    assert not probe.waiters(client)
 
 
 def test_wait_of_0_tries_once(make_client, faults) -> None:
@@ -137,7 +138,7 @@ def test_close_ends_wait_for_engine(make_client, faults, wait_until) -> None:
     client.close()
     thread.join(30)
     assert errors
-    assert not client._core.registry.waiting
+    assert not probe.waiters(client)
 
 
 def test_wait_ends_with_not_acquired_for_busy_lock(make_client, clock, faults) -> None:
@@ -216,7 +217,7 @@ def test_unguaranteed_lease_is_reentered_and_ended_once(make_client, faults) -> 
             assert inner is outer
         assert outer.held
     assert outer.state is LeaseState.RELEASED
-    assert not client._core.registry.held
+    assert not probe.registry(client).held
 
 
 def test_unguaranteed_lease_ends_with_its_client_or_reference(make_client, faults) -> None:
@@ -224,7 +225,7 @@ def test_unguaranteed_lease_ends_with_its_client_or_reference(make_client, fault
     cut_off(faults)
     kept = client.lock("a", on_unavailable="run").acquire()
     client.lock("b", on_unavailable="run").acquire()  # dropped: without a warning, because it protects nothing
-    assert len(client._core.registry.held) == 1
+    assert len(probe.registry(client).held) == 1
     faults.clear()
     client.close()
     assert not kept.held

@@ -12,6 +12,7 @@ from leasehold.engines.memory import TRAITS, InProcessTransport, MemoryEngine
 from leasehold.engines.registry import snapshot_items
 from leasehold.errors import Reentered
 from leasehold.model import Claim, Holder
+from tests.support import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -42,7 +43,7 @@ def test_unsupported_trait_is_refused_when_lock_is_built(bench) -> None:
 def test_trait_lost_on_connect_is_refused_before_any_grant(bench) -> None:
     client = bench.client()
     lock = client.lock("a", require={"fair"})
-    client._core._engine.traits = replace(TRAITS, fair=False)  # as discovered on connect
+    probe.engine(client).traits = replace(TRAITS, fair=False)  # as discovered on connect
     with pytest.raises(Unsupported, match="does not promise fair"):
         lock.acquire()
     assert not bench.server.lock_states
@@ -57,7 +58,7 @@ def test_reentrant_engine_call_raises_and_release_becomes_pending(bench, wait_un
                 call()
         assert not lease.release()
         assert not InProcessTransport(bench.server).post("release", (other._claim,))
-        client._core.forget(other._claim)
+        probe.core(client).forget(other._claim)
     wait_until(lambda: not bench.server.lock_states)
 
 
@@ -117,7 +118,7 @@ def test_callback_thread_start_is_retried_after_failure(bench, monkeypatch, wait
     lease = client.lock("a").acquire()
     notified: list[object] = []
     lease.on_lost(notified.append)
-    callbacks = client._core.callbacks
+    callbacks = probe.core(client).callbacks
     start_thread = callbacks._runtime.start_thread
 
     def refuse(*_: object) -> None:
@@ -144,7 +145,7 @@ def test_renew_of_unresponsive_engine_returns_unavailable_per_claim(bench) -> No
     from leasehold.runtime.base import run_sync
 
     client = bench.client()
-    engine = client._core._engine
+    engine = probe.engine(client)
     bench.transport.silent = True
     claim = Claim("", "a", "s", "m", Holder("h"), 10.0)
     replies = run_sync(engine.renew([claim, claim], 0.0))

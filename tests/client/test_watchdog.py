@@ -89,7 +89,7 @@ def test_start_releases_tolerates_concurrent_pop(bench) -> None:
         def __bool__(self) -> bool:
             return True
 
-    watchdog = bench.client()._core.watchdog
+    watchdog = probe.watchdog(bench.client())
     watchdog._to_release = RacingDeque()
     watchdog.start_releases()
 
@@ -269,7 +269,7 @@ def test_late_wakeup_does_not_release_held_lease(bench) -> None:
     client = bench.client()
     lease = client.lock("a").acquire()
     probe.registry(client).on_notification("reserved", lease._claim.id_hash, 0.0, lease._claim)
-    probe.registry(client).on_notification("head", "nobody", 1.0, None)
+    probe.registry(client).on_notification("recheck", "nobody", 1.0, None)
     assert not probe.pending_releases(client)
     lease.verify()
 

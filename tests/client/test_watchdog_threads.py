@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from leasehold import Client
-from leasehold.core.timing import NEVER
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads, boot_clock
 from tests.support import probe
@@ -200,7 +199,7 @@ def test_short_lease_is_renewed_before_leases_that_are_nearly_due(bench, wait_un
     # The watchdog renews leases that are nearly due together with due ones. It renewed thousands of long leases, batch
     # after batch, while the short lease expired.
     client = bench.client()
-    client._core.runtime.random = lambda: 0.0
+    probe.runtime(client).random = lambda: 0.0
     long_leases = [client.lock(f"n{number}", ttl=3000).acquire() for number in range(3000)]
     bench.clock.advance(950)  # due after 1000 s
     wait_until(lambda: len(probe.watchdog(client)._expiries) == 3000)
@@ -250,7 +249,7 @@ def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until
         assert lease.ttl == 300
     finally:
         watchdog_may_return.set()
-    wait_until(lambda: probe.watchdog(client)._wakes_at < NEVER)  # the watchdog sleeps again
+    wait_until(lambda: probe.watchdog_sleeps(client))  # the watchdog sleeps again
     del bench.transport.call
     assert (lease.ttl, lease._claim.ttl, round(lease.remaining)) == (300, 300, 287)
 
@@ -263,7 +262,7 @@ def test_on_lost_runs_soon_after_system_suspend(wait_until) -> None:
     client = Client("memory://", runtime=Threads(lambda: boot_clock() + suspended_seconds[0]))
     lease, notified = client.lock("a", ttl=60).acquire(), []
     lease.on_lost(notified.append)
-    wait_until(lambda: probe.watchdog(client)._wakes_at < NEVER)
+    wait_until(lambda: probe.watchdog_sleeps(client))
     suspended_seconds[0] = 3600.0
     assert lease.state == "LOST"
     end = time.monotonic() + 15  # the next scheduled renewal is after 20 s

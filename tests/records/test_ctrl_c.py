@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from leasehold import Client
+from tests.support import probe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning"),
@@ -34,7 +35,7 @@ def interrupt_everywhere(two_clients, ctrl_c, wait_until):
         if all(holding.state == "cooling" for holding in other.inspect()):
             return True
         gc.collect()
-        client._core.watchdog.wake_by(-1.0)
+        probe.watchdog(client).wake_by(-1.0)
         return False
 
     def run(trial) -> None:

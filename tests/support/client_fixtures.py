@@ -23,6 +23,7 @@ from leasehold.errors import Unavailable
 from leasehold.records.stores.memory import MemoryStore
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.threads import Threads
+from tests.support import probe
 
 
 def poll_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -81,7 +82,7 @@ class Bench:
     def client(self, **options: object) -> Client:
         opener: Opener = self.open
         client = Client(engine=opener, runtime=Threads(self.clock), **options)  # type: ignore[arg-type]
-        self.clock.wake_callbacks.append(client._core.watchdog.wake_by)
+        self.clock.wake_callbacks.append(probe.watchdog(client).wake_by)
         self.clients.append(client)
         return client
 

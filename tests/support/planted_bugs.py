@@ -19,6 +19,7 @@ from leasehold.core.queue_entry import HELD, RESERVED, TokenCounter
 from leasehold.engines.memory import MemoryEngine, MemoryServer
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.model import Gone, Grant
+from tests.support import probe
 
 PLANTED: dict[str, Callable[[], Any]] = {}
 
@@ -192,5 +193,5 @@ PLANTED["late_grant_handed_out"] = late_grant_handed_out
 @bug(AcquireRequest, "register")
 def counted_from_the_answer(original, request, claim, grant, asked_at, valid_until, connection_epoch):
     """The client counts the ttl from the reply, not from the request (E8)."""
-    now = request.lock._core.runtime.now()
+    now = probe.runtime(request.lock).now()
     return original(request, claim, grant, now, timing.valid_until(now, grant.ttl), connection_epoch)

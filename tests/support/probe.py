@@ -5,23 +5,77 @@ A test that needs more adds a function here, so that a rename in `client/` chang
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from leasehold import AsyncClient, Client
+from leasehold.client.core import ClientCore
+from leasehold.client.held_locks import HeldLocks
 from leasehold.client.lease import BaseLease, Renewal
 from leasehold.client.watchdog import Watchdog
+from leasehold.config import EngineConfig
+from leasehold.core.timing import NEVER
 from leasehold.engines.registry import ClaimRegistry, PendingRelease, Waiter
 from leasehold.model import Alive, Claim, Gone
+from leasehold.runtime.base import Runtime
 
-AnyClient: TypeAlias = Client | AsyncClient
+
+class HasCore(Protocol):
+    """A client, or what it has made: a lock, a multilock, an election."""
+
+    _core: ClientCore
+
+
+AnyClient: TypeAlias = Client | AsyncClient | HasCore
+
+
+def core(client: AnyClient) -> ClientCore:
+    """What all leases of the client share."""
+    return client._core
+
+
+def engine(client: AnyClient) -> Any:
+    """The engine of the caller's thread or loop; the watchdog has its own."""
+    return client._core._engine
+
+
+def engine_state(client: AnyClient) -> dict[str, Any]:
+    """What the client's two engine instances share, by the name of the engine."""
+    return client._core.registry.shared
 
 
 def registry(client: AnyClient) -> ClaimRegistry:
     return client._core.registry
 
 
+def client_id(client: AnyClient) -> str:
+    """How engines address the client's notifications."""
+    return client._core.registry.client_id
+
+
 def watchdog(client: AnyClient) -> Watchdog:
     return client._core.watchdog
+
+
+def watchdog_sleeps(client: AnyClient) -> bool:
+    """Whether the watchdog has planned its next work, and sleeps until then."""
+    return client._core.watchdog._wakes_at < NEVER
+
+
+def runtime(client: AnyClient) -> Runtime:
+    return client._core.runtime
+
+
+def config(client: AnyClient) -> EngineConfig:
+    return client._core.config
+
+
+def is_closed(client: AnyClient) -> bool:
+    return client._core.closed
+
+
+def held_locks(client: AnyClient) -> HeldLocks:
+    """The locks that threads and tasks have entered by `with`."""
+    return client._core.held_locks
 
 
 def waiters(client: AnyClient) -> list[Waiter]:

@@ -16,7 +16,7 @@ from harness.rigs.etcd import EtcdClusterRig
 from harness.servers.etcd import Cluster
 from leasehold import Client, LeaseLost, NotAcquired, Unavailable, Unsupported
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import partition
+from tests.support import partition, probe
 from tests.support.timing import check_elapsed
 
 ELECTION_TIME = 2.5  # seconds to elect a leader, with an election timeout of 1 s
@@ -113,7 +113,7 @@ def test_lock_of_a_dead_holder_is_granted_although_the_leader_dies(cluster, url,
         holder = Client(url, call_timeout=8)
         lease = holder.lock("job", ttl=3).acquire()
         granted_at = time.monotonic()
-        holder._core.watchdog.unwatch(lease._claim.id_hash)  # like a killed process: the lease is not renewed
+        probe.watchdog(holder).unwatch(lease._claim.id_hash)  # like a killed process: the lease is not renewed
         lease._invalidate("released")
         cluster.leader().kill()
         successor = eventually(lambda: other.lock("job").acquire(wait=20), 40)

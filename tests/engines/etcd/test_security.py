@@ -21,6 +21,7 @@ from harness.servers.process import free_ports, scratch
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.etcd.grpc.connect import tls_handshake
 from leasehold.runtime.base import run_sync
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -91,11 +92,11 @@ def test_watch_refused_for_an_expired_login_is_restarted(start_member, enable_us
     url = enable_users(member, "app")
     with Client(url, call_timeout=8) as client, Client(url, call_timeout=8) as other:
         lease = client.lock("job", ttl=60).acquire()
-        eventually(lambda: client._core.registry.shared["etcd"].watcher._open_stream)
+        eventually(lambda: probe.engine_state(client)["etcd"].watcher._open_stream)
         other.ping()
         member.restart()
         other.ping()
-        eventually(lambda: client._core.registry.shared["etcd"].watcher._open_stream)
+        eventually(lambda: probe.engine_state(client)["etcd"].watcher._open_stream)
         began = time.monotonic()
         assert other.break_lock("job", token=lease.token)
         eventually(lambda: not lease.held, 10)

@@ -15,6 +15,7 @@ from leasehold.engines.etcd.grpc import connect
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.rpc import RpcClient
 from leasehold.engines.etcd.watch import Watcher
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 WATCH_THREAD, CALL_THREAD = "leasehold-etcd-watch", "leasehold-etcd"
@@ -177,7 +178,7 @@ def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, s
         lease = holder.lock("job").acquire()
         waiting = start_waiter(client)
         mine = client.lock("mine").acquire()
-        eventually(lambda: client._core.registry.shared["etcd"].watcher._open_stream)
+        eventually(lambda: probe.engine_state(client)["etcd"].watcher._open_stream)
         proxy.cut()
         lease.release()
         for number in range(5):

@@ -17,6 +17,7 @@ from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError, NotAcquired, Unavailable, Unsupported
 from leasehold.core.names import bucket
 from leasehold.engines.mysql import schema
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -91,7 +92,7 @@ def test_server_idle_timeout_does_not_apply_to_our_sessions(mariadb, wait_until)
     server = mariadb("wait-timeout=1", "interactive-timeout=1")
     with Client(url_of(server)) as client:
         client.inspect()
-        session = client._core.engine()._connection._session
+        session = probe.engine(client)._connection._session
         began = time.monotonic()
         wait_until(lambda: time.monotonic() - began > 2.2)
         assert session.usable()
@@ -165,11 +166,11 @@ def test_listener_follows_the_calls_to_another_server(mariadb, wait_until) -> No
         with Client(url_of(first_server, port=proxy.port), ttl=60, call_timeout=10) as client:
             with Client(url_of(first_server)) as other, other.lock("job", ttl=60), pytest.raises(NotAcquired):
                 client.lock("job", wait=1).acquire()
-            listener = client._core.registry.shared["mysql"]
+            listener = probe.engine_state(client)["mysql"]
             before = listener.address
             assert before
             proxy._target = ("127.0.0.1", second_server.port)
-            client._core.engine()._connection._session.shutdown()
+            probe.engine(client)._connection._session.shutdown()
             with Client(url_of(second_server)) as other, other.lock("job", ttl=60), pytest.raises(NotAcquired):
                 client.lock("job", wait=3).acquire()
             assert listener.address not in ("", before)

@@ -8,6 +8,7 @@ from harness.servers.proxy import Proxy
 from leasehold import Client, Unavailable
 from leasehold.engines.mysql.errors import MyServerError
 from leasehold.engines.mysql.session import literals, packet
+from tests.support import probe
 
 
 def test_values_are_encoded_as_literals_and_packets() -> None:
@@ -31,7 +32,7 @@ def test_malformed_reply_is_unavailable(mysql) -> None:
     try:
         with Client(mysql.url(port=proxy.port), call_timeout=3) as client:
             client.ping()
-            session = client._core.engine()._connection._session
+            session = probe.engine(client)._connection._session
             session._buffer += b"\x05\0\0\x01\x01\xfc\xff"  # as if the server had sent it earlier
             with pytest.raises(Unavailable):
                 client.lock("job").acquire()

@@ -13,6 +13,7 @@ import pytest
 
 from harness.servers.process import scratch
 from leasehold import Client, ConfigError, NotAcquired
+from tests.support import probe
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_tls_verifies_certificates_and_host_name(mariadb, certificate_path) -> N
     with Client(url, ttl=60) as client, Client(url, ttl=60) as other, client.lock("job") as lease:
         with pytest.raises(NotAcquired):
             other.lock("job", wait=1).acquire()  # the listener connects by TLS, too
-        assert other._core.registry.shared["mysql"].address
+        assert probe.engine_state(other)["mysql"].address
         lease.renew()
         ciphers = server.ask(
             "select count(*) from information_schema.processlist where user = 'safe' and command <> 'Daemon'"

@@ -9,13 +9,14 @@ import pytest
 
 from leasehold import Client, NotAcquired
 from leasehold.runtime.base import run_sync
+from tests.support import probe
 
 
 def listener_of(client: Client, other: Client, name: str = "met"):
     """The listener of a client that has waited."""
     with other.lock(name, ttl=60), pytest.raises(NotAcquired):
         client.lock(name, wait=0.5).acquire()
-    listener = client._core.registry.shared["mysql"]
+    listener = probe.engine_state(client)["mysql"]
     assert listener.address
     return listener
 
@@ -99,7 +100,7 @@ def test_killed_liveness_session_is_reopened(mysql, wait_until) -> None:
         lease = other.lock("job").acquire()
         with pytest.raises(NotAcquired):
             client.lock("job", wait=1).acquire()
-        listener = client._core.registry.shared["mysql"]
+        listener = probe.engine_state(client)["mysql"]
         before = listener.address
         assert before
         mysql.server.run(f"kill {listener._liveness_session.connection_id}")

@@ -11,6 +11,7 @@ import pytest
 
 from harness.servers.postgresql import PostgreSQL
 from leasehold import Client
+from tests.support import probe
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def background_waiter(wait_until) -> Callable[..., AbstractContextManager[list[A
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        wait_until(lambda: got or client._core.registry.waiting)
+        wait_until(lambda: got or probe.waiters(client))
         yield got
         thread.join(60)
         assert not thread.is_alive()

@@ -11,6 +11,7 @@ import pytest
 from harness.servers.postgresql import PostgreSQL
 from harness.servers.proxy import Proxy
 from leasehold import Client, LeaseLost, Unavailable
+from tests.support import probe
 
 
 def multi_host_url(*servers: PostgreSQL) -> str:
@@ -187,7 +188,7 @@ def test_client_listens_at_the_new_primary_after_a_failover(start_postgresql, wa
         with Client(url, call_timeout=4, ttl=60) as client:
             client.lock("job").acquire().release()
             client.ping()
-            listener = client._core.registry.shared["postgresql"]
+            listener = probe.engine_state(client)["postgresql"]
             before = listener.address
             assert before
             wait_until(lambda: has_caught_up(primary))

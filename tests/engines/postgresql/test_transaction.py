@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Unsupported, transaction
 from leasehold.core.names import bucket
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -44,7 +45,7 @@ def test_check_passes_for_a_held_lease(client, connection) -> None:
 
 def test_check_of_a_broken_lease_is_refused(client, connection) -> None:
     lease = client.lock("job", ttl=300).acquire()
-    other = Client(client._core.config.url, namespace=client._core.options.namespace)
+    other = Client(probe.config(client).url, namespace=probe.core(client).options.namespace)
     with other, connection.transaction():
         assert other.break_lock("job", token=lease.token)
         with pytest.raises(LeaseLost):

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from leasehold import Client, LeaseLost
+from tests.support import probe
 
 
 def test_malformed_notifications_do_not_stop_the_listener(database, wait_until, background_waiter) -> None:
@@ -23,7 +24,7 @@ def test_malformed_notifications_do_not_stop_the_listener(database, wait_until, 
     ]
     with Client(database.url(), ttl=60) as client, Client(database.url(), ttl=60) as other:
         client.ping()
-        address = client._core.registry.shared["postgresql"].address
+        address = probe.engine_state(client)["postgresql"].address
         assert address
         for payload in payloads:
             database.ask("select pg_notify(%s, %s)", f"lh_{address}", payload)
@@ -32,7 +33,7 @@ def test_malformed_notifications_do_not_stop_the_listener(database, wait_until, 
             wait_until(lambda: any(h.state == "waiting" for h in other.inspect()))
             lease.release()
         assert got[0].release()
-        assert client._core.registry.shared["postgresql"].address == address
+        assert probe.engine_state(client)["postgresql"].address == address
         assert any(thread.name == "leasehold-listener" for thread in threading.enumerate())
 
 

@@ -17,6 +17,7 @@ from leasehold.engines.redis.cluster import SlotMap, slot_of
 from leasehold.engines.redis.connections import BlockingPool
 from leasehold.engines.redis.url import parse_cluster_url
 from leasehold.runtime.base import run_sync
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -49,7 +50,7 @@ def test_renewal_batch_is_one_round_trip_per_node(cluster, monkeypatch) -> None:
     with Client(cluster.url()) as client:
         leases = [client.lock(f"job-{number}", ttl=60).acquire() for number in range(60)]
         claims = [lease._claim_for_renewal() for lease in leases]
-        engine, runtime = client._core._engine, client._core.runtime
+        engine, runtime = probe.engine(client), probe.runtime(client)
         run_sync(engine.renew(claims, runtime.now() + 5))  # loads the script on every node
         monkeypatch.setattr(BlockingPool, "calls", counting_calls)
         answers = run_sync(engine.renew(claims, runtime.now() + 5))
@@ -62,9 +63,7 @@ def test_renewal_batch_is_one_round_trip_per_node(cluster, monkeypatch) -> None:
 
 
 def is_subscribed(client: Client, node) -> bool:
-    return any(
-        channel.endswith(client._core.registry.client_id.encode()) for channel in node.ask("PUBSUB", "SHARDCHANNELS")
-    )
+    return any(channel.endswith(probe.client_id(client).encode()) for channel in node.ask("PUBSUB", "SHARDCHANNELS"))
 
 
 def test_lease_and_waiters_follow_a_slot_that_moves(cluster) -> None:
@@ -187,7 +186,7 @@ def test_renewal_batch_follows_many_moved_slots_with_few_queries(cluster) -> Non
 
     with Client(cluster.url(), call_timeout=10) as client:
         leases = [client.lock(name, ttl=60).acquire() for name in names]
-        engine, runtime = client._core._engine, client._core.runtime
+        engine, runtime = probe.engine(client), probe.runtime(client)
         run_sync(engine.renew([lease._claim_for_renewal() for lease in leases], runtime.now() + 10))
         try:
             for slot in slots:

@@ -16,6 +16,7 @@ from leasehold import Client, Unavailable
 from leasehold.model import Alive
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -121,7 +122,7 @@ def test_paused_node_loses_only_its_own_leases(cluster) -> None:
         leases = {name: client.lock(name, ttl=3).acquire() for name in names}
         paused_node = cluster.owner(names[0])
         paused_node.pause()
-        engine, runtime = client._core._engine, client._core.runtime
+        engine, runtime = probe.engine(client), probe.runtime(client)
         answers = run_sync(engine.renew([lease._claim_for_renewal() for lease in leases.values()], runtime.now() + 1))
         assert [isinstance(answer, Alive) for answer in answers] == [False, True, True]
         assert leases[names[0]].wait_lost(6)
@@ -142,7 +143,7 @@ def test_pending_release_to_paused_node_does_not_delay_other_nodes(cluster) -> N
         paused_node = cluster.owner(names[0])
         paused_node.pause()
         assert not first.release(), "not confirmed: a pending release"
-        client._core.registry.retry_release(second._claim_for_renewal())
+        probe.registry(client).retry_release(second._claim_for_renewal())
         poll(lambda: not other.lock(names[1]).locked(), 10, lambda: "the release on the other node is confirmed")
         assert paused_node._paused_pids
         paused_node.resume()

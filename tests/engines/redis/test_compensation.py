@@ -16,6 +16,7 @@ from leasehold import AsyncClient, Client, Unavailable
 from leasehold.engines.redis.protocol import lock_keys
 from leasehold.model import Alive
 from leasehold.runtime.base import run_sync
+from tests.support import probe
 from tests.support.bare_engine import BareEngineDriver
 from tests.support.redis_servers import url
 
@@ -115,7 +116,7 @@ def test_late_attempt_is_followed_by_its_release(delayed_server) -> None:
         with pytest.raises(Unavailable):
             client.lock("job", ttl=30).acquire(wait=0)
         poll(
-            lambda: not client._core.registry.pending_releases,
+            lambda: not probe.pending_releases(client),
             10,
             lambda: "the release is confirmed on another connection",
         )
@@ -186,7 +187,7 @@ def test_late_attempt_under_asyncio_is_followed_by_its_release(delayed_server, c
                 async with asyncio.timeout(0.1 if cancelled else 10):
                     await client.lock("job", ttl=30).acquire(wait=0)
             end = time.monotonic() + 10
-            while client._core.registry.pending_releases:
+            while probe.pending_releases(client):
                 assert time.monotonic() < end
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(check_attempt_is_undone, server, proxy)

@@ -16,6 +16,7 @@ from harness.servers.redlock import RedlockNodes
 from leasehold import Client
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.redis_servers import has_waiters
 
 
@@ -135,7 +136,7 @@ def test_renewal_batch_costs_each_server_one_command_per_lease(deployment) -> No
         leases = [client.lock(f"name-{number}", ttl=60).acquire() for number in range(100)]
         leases[0].renew()  # loads the script
         before = deployment.call_counts("evalsha")
-        core = client._core
+        core = probe.core(client)
         replies = run_sync(core._engine.renew([lease._claim_for_renewal() for lease in leases], core.deadline()))
         assert all(reply.ttl == 60 for reply in replies)
         assert deployment.calls_since(before, "evalsha") == [100] * len(deployment.servers)

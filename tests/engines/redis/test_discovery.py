@@ -30,6 +30,7 @@ from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -339,7 +340,7 @@ def test_users_with_documented_permissions_can_use_every_call(rights, caplog) ->
             lease = one.lock("job", ttl=60).acquire()
             assert other.lock("job").try_acquire() is None
             lease.renew()
-            listener = one._core.registry.shared["redis"].subscriptions
+            listener = probe.engine_state(one)["redis"].subscriptions
             poll(
                 lambda: listener.active and listener._switch_watcher.active,
                 10,
@@ -348,7 +349,7 @@ def test_users_with_documented_permissions_can_use_every_call(rights, caplog) ->
             assert other.break_lock("job", token=lease.token)
             assert lease.wait_lost(5)
             assert one.once("k", lambda: 1) == other.once("k", lambda: 2) == 1
-            output += repr(one) + repr(vars(one._core._engine)) + repr(one._core.registry.shared)
+            output += repr(one) + repr(vars(probe.engine(one))) + repr(probe.engine_state(one))
         for wrong in (url.replace("watcher", "nobody"), url.replace("locks:", "nobody:")):
             with Client(wrong) as client, pytest.raises(ConfigError) as caught:
                 client.lock("job").acquire()

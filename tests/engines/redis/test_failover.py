@@ -25,6 +25,7 @@ from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -38,7 +39,7 @@ def sentinel_setup() -> Iterator[SentinelSetup]:
 
 def known_primary_port(client: Client | AsyncClient) -> int:
     """The port of the server that this client takes for the primary."""
-    server = client._core.registry.shared["redis"].subscriptions._sentinels.server
+    server = probe.engine_state(client)["redis"].subscriptions._sentinels.server
     return 0 if server is None else server.address.port
 
 
@@ -169,10 +170,10 @@ def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> N
 
     def delay_next_connect(client: Client | AsyncClient) -> None:
         """Delay the next connection to the primary. The listener is connected, so a call opens it."""
-        listener = client._core.registry.shared["redis"].subscriptions
+        listener = probe.engine_state(client)["redis"].subscriptions
         listener.start()
         poll(lambda: listener.active, 10, lambda: "the listener is subscribed")
-        client._core._engine._topology._connections.drop_connections()
+        probe.engine(client)._topology._connections.drop_connections()
         delayed_connect.port = sentinel_setup.primary.port
         clients.append(client)
 

@@ -16,6 +16,7 @@ from leasehold import AsyncClient, Client, ConfigError, Lease, Unavailable, Unsu
 from leasehold.engines.redis import executor
 from leasehold.engines.redis.topology import pause_before_retry
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.redis_servers import has_waiters, url
 from tests.support.timing import check_elapsed
 
@@ -74,8 +75,8 @@ class WaitingThread(threading.Thread):
 
 def recheck_waiters(client) -> None:
     """Make all waiters of this client attempt again now."""
-    for id_hash in list(client._core.registry.waiting):
-        client._core.registry.on_notification("recheck", id_hash, 0.0, None)
+    for id_hash in list(probe.registry(client).waiting):
+        probe.registry(client).on_notification("recheck", id_hash, 0.0, None)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from harness.servers.process import poll
 from harness.servers.redis import RedisServer
 from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.paths import ROOT
 from tests.support.redis_servers import remaining_keys, url, wait_until_queued
 from tests.support.timing import check_elapsed
@@ -53,7 +54,7 @@ def test_password_is_required_and_never_shown(start_redis, caplog) -> None:
     with Client(f"redis://:{QUOTED}@127.0.0.1:{server.port}/2") as client:
         with client.lock("job"):
             assert "verysecret" not in repr(client)
-            assert "pa:ss" not in repr(client) + repr(vars(client._core._engine)) + repr(client._core.config)
+            assert "pa:ss" not in repr(client) + repr(vars(probe.engine(client))) + repr(probe.config(client))
         assert "db2" in server.info("keyspace")
     output = caplog.text
     for user in ("", ":verysecret@"):
@@ -94,7 +95,7 @@ def test_user_with_documented_permissions_can_use_every_call(start_redis) -> Non
         with one.semaphore("pool", 2), other.semaphore("pool", 2):
             pass
         assert one.traits.survives == "nothing"
-        assert one._core._engine._topology._server.settings.appendfsync == "everysec"
+        assert probe.engine(one)._topology._server.settings.appendfsync == "everysec"
 
 
 def test_documented_permissions_suffice_with_min_replicas(start_redis) -> None:
@@ -143,7 +144,7 @@ def test_missing_evalsha_permission_raises_config_error(start_redis) -> None:
     with Client(f"redis://locks:pw@127.0.0.1:{server.port}") as client:
         with pytest.raises(ConfigError, match="evalsha"):
             client.lock("job").acquire()
-        assert not client._core.registry.pending_releases, "nothing was written, so there is nothing to release"
+        assert not probe.pending_releases(client), "nothing was written, so there is nothing to release"
 
 
 @pytest.mark.parametrize("missing", ["pubsub|numsub", "pexpireat", "publish", "zadd"])
@@ -175,7 +176,7 @@ def test_waiter_that_loses_its_permission_leaves_the_queue(server) -> None:
         waiter.start()
         wait_until_queued(one, "job")
         server.ask("ACL", "SETUSER", "locks", "-evalsha")
-        for waiter_state in other._core.registry.waiting.values():
+        for waiter_state in probe.waiters(other):
             waiter_state.woken = True
             waiter_state.signal.set()  # makes the waiter attempt again
         waiter.join(10)

@@ -21,6 +21,7 @@ from leasehold.model import Claim, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketStream
 from leasehold.runtime.threads import Threads, boot_clock
+from tests.support import probe
 from tests.support.redis_servers import url, wait_until_queued
 from tests.support.timing import check_elapsed
 
@@ -78,7 +79,7 @@ class QueueScenario:
 
     def second_waiter(self) -> Waiter | None:
         """The second waiter, once the first has left the queue and this one was notified to re-check."""
-        waiters = list(self.client._core.registry.waiting.values())
+        waiters = probe.waiters(self.client)
         return waiters[0] if len(waiters) == 1 and waiters[0].recheck_at is not None else None
 
 
@@ -155,19 +156,14 @@ def test_waiter_rechecks_in_time_while_listener_awaits_a_reply(registry, wait_un
 
 def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) -> None:
     scenario = QueueScenario(f"redis://127.0.0.1:{start_redis().port}", wait_until)
-    now, set_at = scenario.client._core.runtime.now, []
-    for waiter in scenario.client._core.registry.waiting.values():
+    now, set_at = probe.runtime(scenario.client).now, []
+    for waiter in probe.waiters(scenario.client):
         waiter.signal = RecordedSignal(waiter.signal, set_at, now)
     scenario.lease.release()
     wait_until(scenario.second_waiter)
     recheck_at = scenario.second_waiter().recheck_at
     assert recheck_at <= now() + RESERVATION_PROBE + 0.1
-    wait_until(
-        lambda: (
-            scenario.client._core.registry.waiting
-            and next(iter(scenario.client._core.registry.waiting.values())).recheck_at is None
-        )
-    )
+    wait_until(lambda: probe.waiters(scenario.client) and probe.waiters(scenario.client)[0].recheck_at is None)
     scenario.finish.set()
     for thread in scenario.threads:
         thread.join(30)
@@ -221,7 +217,7 @@ def test_silent_subscription_is_detected_and_replaced(server, proxy, monkeypatch
     monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.3)  # seconds of silence before the listener sends a PING
     with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.3) as client:
         client.lock("job").acquire().release()
-        subscription = client._core.registry.shared["redis"].subscriptions
+        subscription = probe.engine_state(client)["redis"].subscriptions
         assert subscription.active
         proxy.cut()
         poll(lambda: not subscription.active, 10, lambda: "the listener gets no reply to its PING")

@@ -26,6 +26,7 @@ from leasehold.model import Alive, Busy, Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.loop import Loop
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.paths import SUPPORT
 from tests.support.timing import check_elapsed
 
@@ -205,7 +206,7 @@ def test_rejoin_during_release_leaves_no_grant(nodes, wait_until, monkeypatch) -
     """The release of another thread overtakes the rejoin to a node that lost its data."""
     with Client(nodes.url) as client:
         lease = client.lock("job", ttl=60).acquire()
-        engine, released = client._core._engine, []
+        engine, released = probe.engine(client), []
         nodes.all[0].ask("FLUSHALL")
         run_before_script(engine, engine._scripts.rejoin, lambda: released.append(lease.release()), monkeypatch)
         with suppress(LeaseLost):
@@ -257,7 +258,7 @@ def test_missed_releases_are_sent_compactly_after_long_downtime(nodes, wait_unti
         nodes.all[0].kill()
         for _ in range(200):
             client.lock("job").acquire().release()
-        node = client._core._engine._nodes[0]
+        node = probe.engine(client)._nodes[0]
         handshake, _, _ = node.handshake()
         assert len(node.missed_releases) >= 200
         assert len(handshake) < 20_000 + 400 * len(node.missed_releases)

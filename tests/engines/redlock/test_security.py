@@ -12,6 +12,7 @@ from harness.rigs.redlock import RedlockRig
 from harness.servers.redlock import RedlockNodes
 from leasehold import AsyncClient, Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.paths import ROOT
 
 PASSWORD = "pa:ss/w@rd,?%"
@@ -34,13 +35,13 @@ def test_password_is_required_and_never_shown(start_nodes, caplog) -> None:
     hosts = nodes.url.partition("://")[2]
     with Client(f"redlock://:{QUOTED}@{hosts}") as client, client.lock("job") as lease:
         assert lease.held
-        assert PASSWORD not in repr(client) + repr(client._core.registry.shared)
+        assert PASSWORD not in repr(client) + repr(probe.engine_state(client))
     for wrong in ("", ":wrongword@", "nobody:wrongword@"):
         with Client(f"redlock://{wrong}{hosts}", call_timeout=1) as client:
             with pytest.raises(ConfigError, match="denied access") as error:
                 client.lock("job").acquire()
             assert "wrongword" not in str(error.value)
-            assert not client._core.registry.pending_releases, "no node was asked, so close() has nothing to wait for"
+            assert not probe.pending_releases(client), "no node was asked, so close() has nothing to wait for"
     assert PASSWORD not in caplog.text
     assert "wrongword" not in caplog.text
 

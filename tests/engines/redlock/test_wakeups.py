@@ -8,6 +8,7 @@ import time
 from harness.servers.redlock import lock_keys
 from leasehold import Client
 from leasehold.model import Busy
+from tests.support import probe
 
 
 def test_minority_reservation_makes_waiter_attempt_again_soon(nodes, wait_until) -> None:
@@ -18,10 +19,10 @@ def test_minority_reservation_makes_waiter_attempt_again_soon(nodes, wait_until)
         waiter_thread = threading.Thread(target=lambda: other.lock("job", wait=60).acquire().release())
         waiter_thread.start()
         wait_until(lambda: sum(h.state == "waiting" for h in holder.inspect()) == 1)
-        registry = other._core.registry
+        registry = probe.registry(other)
         (waiter_id_hash,) = registry.waiting
         (key,) = [kept_key for kept_key in lock_keys(nodes.all[1]) if kept_key.endswith(b":job")]
-        engine, attempted_at = other._core._engine, []
+        engine, attempted_at = probe.engine(other), []
         attempt = engine.attempt
 
         def recorded_attempt(claim, deadline):
@@ -48,8 +49,8 @@ def test_free_minority_does_not_make_waiters_poll(nodes, wait_until) -> None:
         wait_until(lambda: sum(h.state == "waiting" for h in holder.inspect()) == 1)
         nodes.all[0].ask("FLUSHALL")
         before, began = nodes.all[1].calls()["evalsha"], time.monotonic()
-        (waiter_id_hash,) = other._core.registry.waiting
-        other._core.registry.on_notification(
+        (waiter_id_hash,) = probe.registry(other).waiting
+        probe.registry(other).on_notification(
             "recheck", waiter_id_hash, 0.0, None
         )  # it re-checks now and finds this node free
         wait_until(lambda: time.monotonic() > began + 3)

@@ -11,6 +11,7 @@ import pytest
 
 from leasehold import AsyncClient, Client, NotAcquired, Unavailable
 from leasehold.core.timing import HEARTBEAT_INTERVAL
+from tests.support import probe
 
 
 def test_acquire_release_pair_costs_two_calls(sql) -> None:
@@ -42,9 +43,7 @@ def test_handoff_costs_two_calls_however_long_the_queue(sql, wait_until, waiters
         for thread in threads:
             thread.start()
         wait_until(lambda: len(client.inspect()) == waiters + 1)
-        wait_until(
-            lambda: not client._core.registry.pending_releases
-        )  # do not count the release of the waiter that gave up
+        wait_until(lambda: not probe.pending_releases(client))  # do not count the release of the waiter that gave up
         before = sql.call_counts()
         lease.release()
         for thread in threads:

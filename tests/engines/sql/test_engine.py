@@ -9,6 +9,7 @@ import pytest
 
 from leasehold import AsyncClient, AsyncLease, Client, ConfigError, NotAcquired, Unavailable
 from leasehold.model import Busy
+from tests.support import probe
 
 
 def test_lease_of_an_earlier_loop_is_released_in_the_next(sql) -> None:
@@ -19,7 +20,7 @@ def test_lease_of_an_earlier_loop_is_released_in_the_next(sql) -> None:
         return await client.lock("job").acquire()
 
     async def give_up() -> None:
-        client._core.engine()  # opens the engine of the new loop
+        probe.core(client).engine()  # opens the engine of the new loop
         releasing = asyncio.create_task(lease.release())
         await asyncio.sleep(0)  # the release starts to connect
         releasing.cancel()

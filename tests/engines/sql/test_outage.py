@@ -7,6 +7,7 @@ import threading
 
 from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError
+from tests.support import probe
 
 
 def test_attempt_that_landed_before_the_role_was_locked_is_released(sql, wait_until) -> None:
@@ -17,7 +18,7 @@ def test_attempt_that_landed_before_the_role_was_locked_is_released(sql, wait_un
     try:
         with Client(sql.create_granted_role("shut", proxy.port), ttl=600, call_timeout=20) as client:
             client.ping()
-            client._core.registry.shared["contended"] = True  # so the client queues with its first attempt
+            probe.engine_state(client)["contended"] = True  # so the client queues with its first attempt
 
             def drop_answers(outward: bool, data: bytes) -> None:
                 if outward and b"lh_attempt" in data:
@@ -82,7 +83,7 @@ def test_client_closed_during_a_call_takes_the_call_back(sql, wait_until) -> Non
         wait_until(lambda: sql.is_blocked("closing"), every=0.2)
         closing = threading.Thread(target=client.close)  # close() waits a while for calls in flight
         closing.start()
-        wait_until(lambda: client._core.closed)
+        wait_until(lambda: probe.is_closed(client))
     thread.join(30)
     closing.join(30)
     assert [type(error) for error in errors] == [ConfigError]

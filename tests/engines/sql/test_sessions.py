@@ -26,6 +26,7 @@ from leasehold.engines.sql.session import (
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
+from tests.support import probe
 
 
 class StubSession(SqlSession):
@@ -103,7 +104,7 @@ def test_caller_that_gives_up_waiting_does_not_end_the_call_before_it(sql, wait_
     async def both() -> None:
         async with AsyncClient(sql.named_url("both"), call_timeout=30) as client:
             await (await client.lock("job").acquire()).release()
-            connection = client._core._engine._connection
+            connection = probe.engine(client)._connection
             with sql.lock_all_buckets():
                 first = asyncio.create_task(client.lock("job", wait=0).acquire())
                 await asyncio.to_thread(wait_until, lambda: sql.is_blocked("both"), every=0.2)

@@ -9,6 +9,7 @@ import pytest
 from leasehold import Client
 from leasehold.engines.sqlite import connection as file_module
 from leasehold.model import Alive, Busy, Grant
+from tests.support import probe
 
 
 @pytest.mark.parametrize("durable", ["yes", "no"])
@@ -29,8 +30,8 @@ def test_grants_renewals_and_releases_sync_to_disk_but_waiters_do_not(path, monk
         waiter = threading.Thread(target=lambda: client.lock("a", wait=60).acquire().release())
         waiter.start()
         wait_until(lambda: [h.state for h in holder.inspect()] == ["held", "waiting"])
-        client._core.watchdog._next_heartbeat_at = 0.0
-        client._core.registry.wake_watchdog(0.0)
+        probe.watchdog(client)._next_heartbeat_at = 0.0
+        probe.registry(client).wake_watchdog(0.0)
         wait_until(lambda: any(answer == [Alive(15.0, 0)] for _, answer in transactions))  # a heartbeat
         held.renew()
         held.release()

@@ -18,6 +18,7 @@ from leasehold.engines.sqlite.fast_path import acquire_uncontended
 from leasehold.model import Alive, Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
+from tests.support import probe
 
 
 def count_rows(path: str) -> int:
@@ -85,7 +86,7 @@ def test_tokens_rise_across_clients_when_counter_is_ahead_of_clock(url, path) ->
 
 
 def sqlite_engine(client: Client) -> SqliteEngine:
-    engine = client._core._engine
+    engine = probe.engine(client)
     assert isinstance(engine, SqliteEngine)
     return engine
 

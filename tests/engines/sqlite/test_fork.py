@@ -12,6 +12,7 @@ import pytest
 
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.sqlite import connection as file_module
+from tests.support import probe
 
 
 def test_forked_child_opens_its_own_connection(url, path, run_in_fork) -> None:
@@ -158,6 +159,6 @@ def test_child_forked_inside_a_transaction_is_refused(url, monkeypatch, run_in_f
             with Client(url) as other, pytest.raises(ConfigError, match="forked inside a transaction"):
                 other.ping()
 
-        client._core._engine._connection.run_transaction(lambda db: run_in_fork(child), math.inf)
+        probe.engine(client)._connection.run_transaction(lambda db: run_in_fork(child), math.inf)
         with client.lock("a"):
             pass

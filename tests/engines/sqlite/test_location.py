@@ -16,6 +16,7 @@ import pytest
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.sqlite.location import remote_filesystem, resolve_path
 from leasehold.files import Folder
+from tests.support import probe
 
 
 def permissions(path: str | Path) -> int:
@@ -95,7 +96,7 @@ def test_durable_option_sets_synchronous_level_and_trait(path) -> None:
         assert fast_client.traits.survives == "nothing"
         for client, level in ((durable_client, 2), (fast_client, 1)):
             client.ping()
-            assert client._core._engine._connection._db.execute("pragma synchronous").fetchone() == (level,)
+            assert probe.engine(client)._connection._db.execute("pragma synchronous").fetchone() == (level,)
 
 
 def test_file_that_is_not_a_database_is_refused(path, tmp_path) -> None:
@@ -145,13 +146,13 @@ def test_file_damaged_while_lease_is_held_raises_unavailable(path, tmp_path) -> 
         os.replace(tmp_path / "bad", path)
         os.unlink(f"{path}-wal")  # otherwise SQLite reads every page from it
         os.unlink(f"{path}-shm")
-        client._core._engine._connection._file_check_at = 0.0
+        probe.engine(client)._connection._file_check_at = 0.0
         with pytest.raises(Unavailable, match="not a valid SQLite file"):
             lease.renew()
         assert lease.release() is False  # a pending release, never an error
         with pytest.raises(ConfigError, match="not a valid SQLite file"):
             client.lock("b").acquire()
-        client._core.registry.pending_releases.clear()
+        probe.registry(client).pending_releases.clear()
 
 
 def test_file_system_without_hard_links_works(path, monkeypatch) -> None:
@@ -174,7 +175,7 @@ def test_file_that_cannot_be_created_raises_matching_error(path, monkeypatch, nu
     with Client(f"sqlite://{path}", call_timeout=0.2) as client:
         with pytest.raises(error, match=os.strerror(number)):
             client.lock("a").acquire()
-        client._core.registry.pending_releases.clear()
+        probe.registry(client).pending_releases.clear()
 
 
 READ_ONLY = """

@@ -16,12 +16,13 @@ import pytest
 from leasehold import Client, LeaseLost, Unavailable
 from leasehold.engines.sqlite import connection as file_module
 from leasehold.engines.sqlite.fast_path import acquire_uncontended
+from tests.support import probe
 
 
 def test_file_at_its_page_limit_is_unavailable_then_recovers(path) -> None:
     with Client(f"sqlite://{path}?durable=no", call_timeout=1) as client:
         kept = client.lock("kept").acquire()
-        db = client._core._engine._connection._db
+        db = probe.engine(client)._connection._db
         (used,) = db.execute("pragma page_count").fetchone()
         db.execute(f"pragma max_page_count = {used + 20}")
         leases = []
@@ -112,10 +113,10 @@ def test_wal_removed_while_in_use_is_detected(url, path, wait_until) -> None:
         lease.renew()
         for suffix in ("-wal", "-shm"):
             os.unlink(path + suffix)
-        client._core._engine._connection._file_check_at = 0.0
+        probe.engine(client)._connection._file_check_at = 0.0
         lease.renew()  # detects it: closing writes the WAL back, then it reopens
         inodes = [os.stat(path + suffix).st_ino for suffix in ("", "-wal", "-shm")]
-        assert [inode for _, inode in client._core._engine._connection._inodes] == inodes
+        assert [inode for _, inode in probe.engine(client)._connection._inodes] == inodes
         with sqlite3.connect(path) as other:
             assert other.execute("select count(*) from lh_grant").fetchone() == (1,)
         other.close()
@@ -149,7 +150,7 @@ def test_removed_folder_is_refused_and_its_lease_at_risk(tmp_path) -> None:
     with Client(f"sqlite://{folder}/l.db?durable=no", call_timeout=0.5) as client:
         lease = client.lock("a").acquire()
         shutil.rmtree(folder)
-        client._core._engine._connection._file_check_at = 0.0
+        probe.engine(client)._connection._file_check_at = 0.0
         with pytest.raises(Unavailable, match="does not exist: `mkdir -p -m 700"):
             lease.renew()
         folder.mkdir()
@@ -182,7 +183,7 @@ def test_interrupt_before_rollback_does_not_keep_the_write_lock(url, path) -> No
     """A second Ctrl-C before the rollback of the first left the connection inside its transaction."""
     with Client(url, call_timeout=1) as client:
         client.ping()
-        file = client._core._engine._connection
+        file = probe.engine(client)._connection
         file._db.execute("begin immediate")  # the state after the second Ctrl-C
         client.ping()
         assert not file._db.in_transaction

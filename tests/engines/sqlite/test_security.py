@@ -25,6 +25,7 @@ import pytest
 from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.core.queue_entry import Notification
 from leasehold.engines.sqlite import location
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 STRANGER, GROUP = 65533, 65532
@@ -237,7 +238,7 @@ def test_address_in_an_edited_row_leads_to_no_other_socket(url, path, tmp_path) 
         victim.setblocking(False)
         with client.lock("a"):
             os.link(tmp_path / "victim", Path(f"{path}-wakeup", "app.sock"))
-            wakeup_socket = client._core._engine._wakeup_socket
+            wakeup_socket = probe.engine(client)._wakeup_socket
             for address in (f"{tmp_path}/victim", "../victim", "app.sock"):
                 assert not wakeup_socket.is_reachable(address)
                 assert not wakeup_socket.send("", "a", Notification(address, "reserved", "0" * 32))
@@ -284,11 +285,11 @@ def test_schema_that_is_not_ours_is_refused(url, path, kind) -> None:
 def test_statement_is_ended_at_the_deadline(url) -> None:
     with Client(url, call_timeout=0.3) as client:
         client.ping()
-        connection = client._core._engine._connection
+        connection = probe.engine(client)._connection
         began = time.monotonic()
         with pytest.raises(Unavailable, match="ended at the deadline"):
             connection.run_transaction(
-                lambda db: db.execute(f"select count(*) from ({ENDLESS})").fetchone(), client._core.runtime.now() + 0.3
+                lambda db: db.execute(f"select count(*) from ({ENDLESS})").fetchone(), probe.runtime(client).now() + 0.3
             )
         assert time.monotonic() - began > 0.2
         check_elapsed(began, 30)
@@ -299,7 +300,7 @@ def test_statement_is_ended_at_the_deadline(url) -> None:
 def test_schema_of_others_is_not_trusted(url) -> None:
     with Client(url) as client:
         client.ping()
-        assert client._core._engine._connection._db.execute("pragma trusted_schema").fetchone() == (0,)
+        assert probe.engine(client)._connection._db.execute("pragma trusted_schema").fetchone() == (0,)
 
 
 # ------------------------------------------------------------- edited rows

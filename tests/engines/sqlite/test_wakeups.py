@@ -13,6 +13,7 @@ from pathlib import Path
 from leasehold import Client
 from leasehold.core.timing import RESERVATION_TTL
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 MAX_HANDOFF_SECONDS = 1.5
@@ -33,8 +34,8 @@ def test_deleted_wakeup_socket_is_replaced(url, path, wait_until) -> None:
             socket_path.unlink()
         wait_until(
             lambda: (
-                two._core._engine._wakeup_socket.address
-                and Path(f"{path}-wakeup", two._core._engine._wakeup_socket.address).exists()
+                probe.engine(two)._wakeup_socket.address
+                and Path(f"{path}-wakeup", probe.engine(two)._wakeup_socket.address).exists()
             )
         )
         released_at = time.monotonic()
@@ -127,13 +128,13 @@ def test_socket_without_a_reader_is_replaced(url, path) -> None:
     with Client(url) as client:
         with client.lock("a"):
             pass
-        wakeup_socket = client._core._engine._wakeup_socket
+        wakeup_socket = probe.engine(client)._wakeup_socket
         before, sock = wakeup_socket.address, wakeup_socket._socket
         sock.shutdown(socket.SHUT_RDWR)
         os.unlink(os.path.join(f"{path}-wakeup", before))
         Path(f"{path}-wakeup", before).touch()  # the name exists, but no socket
         lease = client.lock("a").acquire(wait=1)
-        wakeup_socket.ensure_bound(client._core.runtime)
+        wakeup_socket.ensure_bound(probe.runtime(client))
         assert wakeup_socket.address != before
         lease.release()
 
@@ -142,12 +143,12 @@ def test_empty_message_does_not_end_the_wakeup_thread(url, path) -> None:
     """The thread took an empty message for the end of the socket: the client's waiters were passed over."""
     with Client(url) as client:
         client.lock("a").acquire(wait=1).release()
-        wakeup_socket = client._core._engine._wakeup_socket
-        address = wakeup_socket.ensure_bound(client._core.runtime)
+        wakeup_socket = probe.engine(client)._wakeup_socket
+        address = wakeup_socket.ensure_bound(probe.runtime(client))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             for _ in range(50):  # more than the socket buffers: all but the last few have been read
                 sender.sendto(b"", os.path.join(f"{path}-wakeup", address))
-        assert wakeup_socket.ensure_bound(client._core.runtime) == address
+        assert wakeup_socket.ensure_bound(probe.runtime(client)) == address
 
 
 def test_child_forked_during_bind_does_not_inherit_the_socket(url, monkeypatch) -> None:
@@ -206,18 +207,18 @@ def test_client_without_socket_descriptor_still_acquires(url, monkeypatch) -> No
 
     monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket.socket.socket", refuse)
     with Client(url) as client, client.lock("a", wait=0):
-        assert not client._core._engine._wakeup_socket.address
+        assert not probe.engine(client)._wakeup_socket.address
 
 
 def test_socket_without_listener_thread_is_not_announced(url, path, monkeypatch) -> None:
     """The address was announced before its listener ran: without a thread, nothing read the wake-ups sent there."""
     with Client(url) as client:
         client.ping()
-        runtime = client._core.runtime
+        runtime = probe.runtime(client)
 
         def refuse(start, name: str) -> None:
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(runtime, "start_thread", refuse)
-        assert client._core._engine._wakeup_socket.ensure_bound(runtime) == ""
+        assert probe.engine(client)._wakeup_socket.ensure_bound(runtime) == ""
         assert not list(Path(f"{path}-wakeup").iterdir())

@@ -19,6 +19,7 @@ from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.rig import RUNTIMES
 from leasehold.testing.conformance.suite import all_cases, rig_or_skip, run_case
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -259,14 +260,14 @@ def test_release_without_id_ends_a_queued_claim_but_never_a_grant(url, wait_unti
     with Client(url) as one, Client(url) as two:
         lease = one.lock("a", ttl=60).acquire()
         claim_without_id = lease._claim._replace(id="")
-        deadline = one._core.deadline()
-        assert not run_sync(one._core._engine.release(claim_without_id, deadline))
+        deadline = probe.core(one).deadline()
+        assert not run_sync(probe.engine(one).release(claim_without_id, deadline))
         lease.renew()
         thread = threading.Thread(target=expect_not_acquired, args=(two.lock("a", wait=5),))
         thread.start()
         wait_until(lambda: count_waiters(one) == 1 and session_of(two).own_nodes)
         id_hash = next(iter(session_of(two).own_nodes))
-        run_sync(one._core._engine.release(claim_without_id._replace(id_hash=id_hash), deadline))
+        run_sync(probe.engine(one).release(claim_without_id._replace(id_hash=id_hash), deadline))
         assert two.inspect("a")[0].state == "held"
         thread.join(10)
         lease.release()

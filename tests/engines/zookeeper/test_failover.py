@@ -14,7 +14,7 @@ from harness.servers.zookeeper import Ensemble, Zookeeper
 from leasehold import Client, LeaseLost, LeaseState, Unavailable
 from leasehold.engines.zookeeper import connection
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import partition
+from tests.support import partition, probe
 
 SESSION = 4.0
 
@@ -158,7 +158,7 @@ def test_answers_of_a_follower_cut_off_from_the_leader_are_not_trusted(
     waiter_thread = pair.start_second()
     wait_until(lambda: count_waiters(majority) == 1)
     pair.stop_renewing()
-    wait_until(lambda: isolated._core.watchdog._engine is None)
+    wait_until(lambda: probe.watchdog(isolated)._engine is None)
     session = session_of(isolated)
     wait_until(lambda: session.now() - session.expiry._heartbeats[-1][0] > 1.5)  # no heartbeat for that long
     pair.first_lease.renew()

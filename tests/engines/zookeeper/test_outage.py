@@ -22,6 +22,7 @@ from leasehold.engines.zookeeper.connection import SilenceTimer
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -216,7 +217,7 @@ def test_silence_is_measured_from_the_first_unanswered_request():
 def test_claim_recovered_by_its_id_hash_is_the_same_grant(url, session_of) -> None:
     """The answer to the create was lost: the engine finds the node and does not create another (E2)."""
     with Client(url) as client:
-        engine, session, deadline = client._core._engine, session_of(client), client._core.deadline()
+        engine, session, deadline = probe.engine(client), session_of(client), probe.core(client).deadline()
         claim = Claim("", "a", "secret", os.urandom(16).hex(), Holder("h"), 60.0)
         first = run_sync(engine.attempt(claim, deadline))
         assert isinstance(first, Grant)
@@ -296,7 +297,7 @@ def test_late_events_of_an_old_connection_leave_the_new_one_alone(url_of, proxy,
     session = session_of(client)
     old = session._kazoo
     proxy.cut()
-    asyncio.run(session.close(client._core.runtime))
+    asyncio.run(session.close(probe.runtime(client)))
     proxy.restore()
 
     async def again() -> None:

@@ -16,7 +16,7 @@ from harness.servers.zookeeper import Zookeeper
 from leasehold import Client, ConfigError, LeaseLost, Unavailable
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support.health import probe
+from tests.support import health, probe
 
 
 def test_nodes_and_parents_belong_to_the_user_that_created_them(url, root, kazoo) -> None:
@@ -56,7 +56,7 @@ def test_documented_permissions_suffice(url, root, kazoo) -> None:
             pass
         assert one.once("k", lambda: 1) == two.once("k", lambda: 2) == 1
         with pytest.raises(ConfigError, match="does not permit"):
-            run_sync(one._core._engine.rebase(10, one._core.deadline() + 2))
+            run_sync(probe.engine(one).rebase(10, probe.core(one).deadline() + 2))
     with Client(url) as stranger, pytest.raises(ConfigError, match="does not permit"):
         stranger.lock("b").acquire(wait=0)
 
@@ -153,8 +153,8 @@ _REFUSED = "cannot connect|did not answer"  # a server may also close the connec
 
 def test_health_probe_uses_the_same_tls(tls_address, certificates) -> None:
     tls_options = f"tls=yes&ca={certificates}/ca.pem&cert={certificates}/client.crt&key={certificates}/client.key"
-    assert probe(f"zookeeper://{tls_address}/a?{tls_options}").up
-    assert not probe(f"zookeeper://{tls_address}/a?tls=yes&ca={certificates}/other.pem").up
+    assert health.probe(f"zookeeper://{tls_address}/a?{tls_options}").up
+    assert not health.probe(f"zookeeper://{tls_address}/a?tls=yes&ca={certificates}/other.pem").up
 
 
 @pytest.mark.parametrize(

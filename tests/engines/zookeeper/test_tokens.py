@@ -20,14 +20,15 @@ from leasehold.engines.zookeeper import nodes
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.rig import Absent
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 
 
 def test_rebase_raises_tokens_and_never_lowers_them(url) -> None:
     with Client(url) as client:
-        engine = client._core._engine
+        engine = probe.engine(client)
 
         def rebase(floor: int) -> int:
-            return run_sync(engine.rebase(floor, client._core.deadline()))
+            return run_sync(engine.rebase(floor, probe.core(client).deadline()))
 
         with client.lock("a") as lease:
             first = lease.token
@@ -58,16 +59,16 @@ def test_rebase_without_a_floor_starts_far_above_the_clock(url) -> None:
 
 def test_concurrent_rebases_keep_the_highest_floor(url) -> None:
     with Client(url) as client:
-        engine = client._core._engine
+        engine = probe.engine(client)
         threads = [
-            threading.Thread(target=lambda n=n: run_sync(engine.rebase(10**12 + n, client._core.deadline())))
+            threading.Thread(target=lambda n=n: run_sync(engine.rebase(10**12 + n, probe.core(client).deadline())))
             for n in range(8)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert run_sync(engine.rebase(1, client._core.deadline())) == 10**12 + 7
+        assert run_sync(engine.rebase(1, probe.core(client).deadline())) == 10**12 + 7
 
 
 def test_rebase_command_raises_tokens(url) -> None:

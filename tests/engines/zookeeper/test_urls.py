@@ -9,6 +9,7 @@ import pytest
 from leasehold import Client, ConfigError
 from leasehold.config import EngineConfig
 from leasehold.engines.zookeeper.url import parse_url
+from tests.support import probe
 
 
 def parse(url: str):
@@ -110,7 +111,7 @@ def test_password_appears_in_no_error_and_no_repr():
     client = Client("zookeeper://web:hunter2@127.0.0.1:1/app", call_timeout=0.2)
     with pytest.raises(Exception, match=r"127\.0\.0\.1:1") as caught:
         client.ping()
-    output = f"{client!r} {caught.value!r} {caught.value.__cause__!r} {client._core.config!r}"
+    output = f"{client!r} {caught.value!r} {caught.value.__cause__!r} {probe.config(client)!r}"
     assert "hunter2" not in output
     assert "hunter2" not in str(pickle.loads(pickle.dumps(caught.value)))
     client.close()

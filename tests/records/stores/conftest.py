@@ -15,7 +15,7 @@ from leasehold import AsyncClient, Client
 from leasehold.records import stores
 from leasehold.runtime.base import maybe_await, run_sync
 from leasehold.testing.conformance.rig import Absent
-from tests.support import record_databases, record_servers
+from tests.support import probe, record_databases, record_servers
 
 # Stores on servers, and of these the ones whose records survive a restart of the server.
 PERSISTENT = ["redis", "etcd", "zookeeper", "postgresql", "mysql"]
@@ -69,7 +69,7 @@ class StoreRunner:
     def __init__(self, url: str, mode: str, call_timeout: float = 5.0) -> None:
         self.mode, self.seconds = mode, call_timeout
         self.client = (Client if mode == "blocking" else AsyncClient)("memory://", call_timeout=call_timeout)
-        self.runtime = self.client._core.runtime
+        self.runtime = probe.runtime(self.client)
         self.store: Any = stores.open_store(self.client, url)
 
     async def read(self, key: str) -> Any:

@@ -19,6 +19,7 @@ from leasehold.records.access import RecordAccess, open_records
 from leasehold.records.store import Record
 from leasehold.runtime.base import run_sync
 from tests.records.stores.conftest import ENGINE_STORES, SERVERS
+from tests.support import probe
 
 
 def record(data: bytes = b"data") -> Record:
@@ -69,7 +70,7 @@ def lossy(request, which, server, url_of, open_runner, key):
     existing = request.param
     path, other = server(which).path(), open_runner(url_of(which))
     runner = open_runner(path.url, call_timeout=3.0)
-    access = RecordAccess(runner.client._core, runner.store)
+    access = RecordAccess(probe.core(runner.client), runner.store)
     # Even without a record, scripts and nodes must exist: otherwise the first answer is not the write's. Where an
     # expired record takes a second statement, another one serves.
     first_key = key if existing or which in ENGINE_STORES else f"{key}-other"
@@ -138,11 +139,11 @@ def test_value_of_another_program_is_refused(which, url_of, open_runner, key, mo
 def test_store_of_the_same_url_uses_the_engine_of_the_client(which, url_of):
     with Client(url_of(which)) as client:
         store = open_records(client, None).store
-        assert store._engine() is client._core.engine()
+        assert store._engine() is probe.engine(client)
         other = open_records(client, url_of(which)).store
-        assert other._engine() is not client._core.engine()
+        assert other._engine() is not probe.engine(client)
         assert client.once(os.urandom(8).hex(), lambda: 1) == 1
-        other_core = other._core
+        other_core = probe.core(other)
         assert run_sync(other.read("a:b:c", 5.0)) is None
     assert other_core.closed, "the store's own client is closed with the client"
 
@@ -212,7 +213,7 @@ def test_unconfirmed_write_is_unavailable_with_min_replicas(open_runner, key):
         with pytest.raises(Unavailable):
             run_sync(runner.write(f"{key}-first", record()))
         with pytest.raises(Unavailable, match="replicas"):  # repeated: still unconfirmed, although it is there
-            run_sync(RecordAccess(runner.client._core, runner.store).swap(key, b"new", None, None))
+            run_sync(RecordAccess(probe.core(runner.client), runner.store).swap(key, b"new", None, None))
     finally:
         server.stop()
 
