@@ -1,4 +1,4 @@
-"""The rig of the MySQL engine: one MariaDB for all cases, a database for each case, and a proxy for each client.
+"""The rig of the MySQL engine: one MariaDB, a database for each process, and a proxy for each client.
 
 As the manual recommends, clients use an account that may execute the procedures and nothing else.
 """
@@ -6,6 +6,7 @@ As the manual recommends, clients use an account that may execute the procedures
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -31,22 +32,25 @@ class MysqlRig(SqlRig):
     options = ""
 
     def __init__(self) -> None:
-        self.database = f"Lease `{uuid4().hex[:8]}"  # a name that needs quoting
+        self.database, self.user = self._database_and_user()
         super().__init__(server(own=self.own_server), quote_identifier(self.database))
-        # A client would create the tables, but not within every deadline of a case.
-        self.server.run(*statements(text(self.database)))
-        self.user = f"m{uuid4().hex[:12]}"
-        self.server.run(f"create user {self.user} identified by 'secret'", *self.rights())
 
-    def rights(self) -> Iterable[str]:
-        return statements(grants(self.user, self.database))
+    @classmethod
+    @cache
+    def _database_and_user(cls) -> tuple[str, str]:
+        """Created once per process: that takes longer than most cases, and longer than some deadlines of a case."""
+        database, user = f"Lease `{uuid4().hex[:8]}", f"m{uuid4().hex[:12]}"  # the first name needs quoting
+        server(own=cls.own_server).run(
+            *statements(text(database)), f"create user {user} identified by 'secret'", *cls.rights(user, database)
+        )
+        return database, user
+
+    @classmethod
+    def rights(cls, user: str, database: str) -> Iterable[str]:
+        return statements(grants(user, database))
 
     def client_path(self) -> ClientPath:
         return MysqlMachine(self)
-
-    def close(self) -> None:
-        super().close()
-        self.server.run(f"drop database if exists {quote_identifier(self.database)}", f"drop user {self.user}")
 
 
 class NoProceduresRig(MysqlRig):
@@ -55,8 +59,9 @@ class NoProceduresRig(MysqlRig):
     main_rig = MysqlRig
     options = "?procedures=no"
 
-    def rights(self) -> Iterable[str]:
-        return [f"grant select, insert, update, delete on {quote_identifier(self.database)}.* to {self.user}"]
+    @classmethod
+    def rights(cls, user: str, database: str) -> Iterable[str]:
+        return [f"grant select, insert, update, delete on {quote_identifier(database)}.* to {user}"]
 
 
 class MysqlMachine(ProxiedMachine):

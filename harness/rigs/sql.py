@@ -1,4 +1,4 @@
-"""What the rigs of the SQL server engines share: one server for all cases, and a schema for each case."""
+"""What the rigs of the SQL server engines share: one server for many cases, each in its own schema or namespace."""
 
 from __future__ import annotations
 
