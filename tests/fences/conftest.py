@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -178,7 +179,7 @@ class Child:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
         for pipe in (self.process.stdin, self.process.stdout):
             with suppress(BrokenPipeError):

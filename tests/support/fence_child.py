@@ -2,10 +2,10 @@
 
 fence_child.py hold KIND SPEC URL TTL            acquires the lock, reads, reports the token; writes 1 after a newline
 fence_child.py hold_by_key ENGINE SPEC URL NAME  the same with a fence on the lock's own key
-fence_child.py hammer KIND SPEC TOKENS ROUNDS CLAIMS
-    Reads, pauses and writes one more, with tokens that become stale. TOKENS: a file with the last token given out.
-    CLAIMS: 0 reads without claiming the fence. Reports each call: start, end, action, token, whether it was accepted,
-    and the value that it is based on.
+fence_child.py hammer KIND SPEC TOKENS ROUNDS CLAIMS MANY
+    MANY processes read, pause and write one more, with tokens that become stale. TOKENS: a file with the last token
+    given out. CLAIMS: 0 reads without claiming the fence. Reports the calls of each process: start, end, action, token,
+    whether it was accepted, and the value that it is based on.
 fence_child.py create KIND SPEC ROUNDS           creates another fence table after each newline
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import os
 import random
 import sys
@@ -74,8 +75,33 @@ def next_token(path: str) -> int:
     return token
 
 
-def hammer(kind: str, spec: str, tokens: str, rounds: str, claims: str) -> None:
-    number, rng = KINDS[kind](json.loads(spec)), random.Random(os.getpid())
+def hammer(kind: str, spec: str, tokens: str, rounds: str, claims: str, many: str) -> None:
+    forked = multiprocessing.get_context("fork")  # no thread runs yet, and a new interpreter would import everything
+    all_ready, reports = forked.Barrier(int(many)), forked.SimpleQueue()
+    arguments = (kind, spec, tokens, int(rounds), claims == "1", all_ready, reports)
+    processes = [forked.Process(target=hammer_alone, args=arguments) for _ in range(int(many))]
+    for process in processes:
+        process.start()
+    write_json([reports.get() for _ in processes])
+    for process in processes:
+        process.join()
+
+
+def hammer_alone(kind: str, spec: str, tokens: str, rounds: int, claims: bool, all_ready: Any, reports: Any) -> None:
+    number = KINDS[kind](json.loads(spec))
+    try:
+        all_ready.wait(60)
+        reports.put(hammer_calls(number, tokens, rounds, claims))
+    except BaseException as error:  # so that neither the others nor the test wait for this process
+        all_ready.abort()
+        reports.put(repr(error))
+        raise
+    number.close()
+
+
+def hammer_calls(number: Any, tokens: str, rounds: int, claims: bool) -> list[Any]:
+    rng = random.Random(os.getpid())
+    calls: list[Any] = []
 
     def call(action: str, token: int, work: Any, based_on: int | None = None) -> Any:
         began = time.monotonic()
@@ -86,19 +112,15 @@ def hammer(kind: str, spec: str, tokens: str, rounds: str, claims: str) -> None:
         calls.append((began, time.monotonic(), action, token, accepted, based_on))
         return found if accepted else None
 
-    calls: list[Any] = []
-    write_json("ready")
-    sys.stdin.readline()
     token = 0
-    for _ in range(int(rounds)):
+    for _ in range(rounds):
         if not token or rng.random() < 0.6:
             token = next_token(tokens)
-        value = call("read", token, lambda token=token: number.read(token)) if claims == "1" else number.peek()
+        value = call("read", token, lambda token=token: number.read(token)) if claims else number.peek()
         if value is not None:
             time.sleep(rng.random() * 0.004)  # pause: others may come in between
             call("write", token, lambda token=token, value=value: number.write(token, value + 1) or True, value)
-    write_json(calls)
-    number.close()
+    return calls
 
 
 def create(kind: str, spec: str, rounds: str) -> None:
