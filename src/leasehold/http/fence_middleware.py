@@ -274,6 +274,7 @@ def _leave_when_entered(entering: asyncio.Future[LeaveCallback | Document | None
 
 
 def _header_value(scope: Scope, name: str) -> str | None:
-    """A header's value. Repeated values are joined, as in WSGI, so that two tokens are refused as invalid."""
-    values = [value.decode("latin-1") for value in header_values(scope, name.lower().encode())]
+    """A header's value. Repeated values are joined, as in WSGI, so that two tokens are refused as invalid. Some servers
+    leave the white space around a value, which does not belong to it (RFC 9110, 5.5)."""
+    values = [value.strip(b" \t").decode("latin-1") for value in header_values(scope, name.lower().encode())]
     return ", ".join(values) if values else None

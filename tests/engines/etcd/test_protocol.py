@@ -67,7 +67,7 @@ _numbers = st.integers(0, 2**63 - 1)
 _kvs = st.builds(messages.KeyValue, st.binary(), _numbers, _numbers, st.binary(), st.integers(-(2**63), 2**63 - 1))
 
 
-_headers = st.builds(messages.ResponseHeader, _numbers, _numbers)
+_headers = st.builds(messages.ResponseHeader, _numbers, _numbers, _numbers)
 
 
 _ranged = st.builds(messages.RangeResponse, st.none() | _headers, st.lists(_kvs, max_size=3).map(tuple), _numbers)

@@ -190,18 +190,18 @@ def test_call_to_paused_primary_is_answered_by_the_new_primary(sentinel_setup) -
 
 def test_waiter_is_woken_at_the_new_primary(sentinel_setup) -> None:
     with (
-        Client(sentinel_setup.url(), call_timeout=15) as holder,
-        Client(sentinel_setup.url(), call_timeout=15) as other,
+        Client(sentinel_setup.url(), call_timeout=60) as holder,
+        Client(sentinel_setup.url(), call_timeout=60) as other,
     ):
-        lease = holder.lock("job", ttl=60).acquire()
+        lease = holder.lock("job", ttl=120).acquire()
         grants = []
-        waiter = threading.Thread(target=lambda: grants.append(other.lock("job", wait=60).acquire()))
+        waiter = threading.Thread(target=lambda: grants.append(other.lock("job", wait=120).acquire()))
         waiter.start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
+        poll(lambda: len(holder.inspect()) == 2, 60, lambda: "the claim is queued")
         fail_over(sentinel_setup)
         assert lease.release()
         began = time.monotonic()
-        waiter.join(30)
+        waiter.join(120)
         assert grants[0].token > lease.token
         check_elapsed(began, 6)
 
