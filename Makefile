@@ -96,6 +96,11 @@ coverage: $(VENV)/.installed servers
 	    $(PY) -m coverage report --include="$$part" --fail-under=$(GATE) || { echo "$$part: below $(GATE) %"; exit 1; }; \
 	done
 
+.PHONY: audit
+audit: $(VENV)/.installed ## bandit, and known vulnerabilities of the dependencies; needs the network
+	$(PIP) install bandit pip-audit
+	$(PY) tools/audit.py
+
 .PHONY: fix
 fix: $(VENV)/.installed ## format, and mend what ruff can mend
 	$(PY) -m ruff format

@@ -27,5 +27,5 @@ def completion(ctx: click.Context, console: Console, shell: str) -> None:
     second.
     """
     kind = get_completion_class(shell)
-    assert kind is not None, f"click knows {shell}"
+    assert kind is not None, f"click knows {shell}"  # noqa: S101  # for the type checker
     console.put(kind(ctx.find_root().command, {}, "leasehold", "_LEASEHOLD_COMPLETE").source())

@@ -294,6 +294,6 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Mem
         server = _SERVERS.setdefault(config.target, MemoryServer(runtime))
     else:
         private = registry.shared.setdefault("memory_server", MemoryServer(runtime))
-        assert isinstance(private, MemoryServer)
+        assert isinstance(private, MemoryServer)  # noqa: S101  # for the type checker
         server = private
     return MemoryEngine(runtime, registry, InProcessTransport(server))

@@ -100,7 +100,7 @@ class Once:
         async def work(lease: BaseLease) -> Any:
             started = await self._begin(lease)
             if started is None:
-                assert self._finished_run is not None
+                assert self._finished_run is not None  # noqa: S101  # for the type checker
                 return self._replay(self._finished_run)
             available = {"lease": lease, **offered}
             return await self._execute(partial(call_filled, fn, args, kwargs, accepted, available), *started)

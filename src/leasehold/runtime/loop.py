@@ -99,7 +99,7 @@ class Loop:
         self.now = clock
         self.wall = time.time
         self.random_bytes = os.urandom
-        self.random = random.Random().random
+        self.random = random.Random().random  # noqa: S311  # not for secrets
         self._threads = Threads(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: ThreadPoolExecutor | None = None

@@ -114,7 +114,7 @@ class Process:
         self.resumed_at = 0.0  # true time
         self.backlog: list[Timer] = []
         self.on_crash: list[Callable[[], None]] = []  # for peers, which see the sockets of this process close
-        self._random = random.Random(simulator.random.getrandbits(64))
+        self._random = random.Random(simulator.random.getrandbits(64))  # noqa: S311  # not for secrets
         self._offset = simulator.random.uniform(0, 1_000_000)
         self._wall_offset = 1_700_000_000 + simulator.random.uniform(-1, 1)
         self._owner_numbers: dict[Task | None, int] = {}

@@ -41,7 +41,7 @@ class Simulator:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.time = 0.0
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311  # not for secrets
         self.current_task: Task | None = None
         self.event_count = 0
         self._heap: list[tuple[float, int, Timer]] = []

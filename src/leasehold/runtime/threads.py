@@ -97,7 +97,7 @@ class Threads:
         self.wall = time.time
         # Not buffered: a cloned virtual machine would have the same buffer, and both clones would use the same ids.
         self.random_bytes = os.urandom
-        self.random = random.Random().random
+        self.random = random.Random().random  # noqa: S311  # not for secrets
 
     def owner(self) -> Hashable:
         return _owner.key

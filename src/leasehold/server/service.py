@@ -457,7 +457,7 @@ class Service:
         while (earlier := waiting.get(claim.id_hash)) is not None:
             earlier.cancel()
             await asyncio.wait({earlier})
-        assert own is not None
+        assert own is not None  # noqa: S101  # for the type checker
         waiting[claim.id_hash] = own
         try:
             await self.engine.wait(claim, busy, seconds)

@@ -19,7 +19,6 @@ from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.queue import Entry, EntryValue
 from leasehold.engines.etcd.watch import Watcher
 from leasehold.model import Busy, Grant, Holder
-from tests.support import probe
 from tests.support.timing import check_elapsed
 
 DELAY = 2.0

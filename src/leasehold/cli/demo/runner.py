@@ -43,7 +43,7 @@ class WorkerProcess:
 
     def messages_until(self, event: str) -> Iterator[WorkerMessage]:
         """Its messages, up to the first one of this event."""
-        assert self._process.stdout is not None
+        assert self._process.stdout is not None  # noqa: S101  # for the type checker
         for line in self._process.stdout:
             message: WorkerMessage = {**json.loads(line), "who": self.who}
             if message["event"] == FAILED:
@@ -58,7 +58,7 @@ class WorkerProcess:
 
     def send_go(self) -> None:
         """Let it continue. Does nothing if it has ended."""
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None  # noqa: S101  # for the type checker
         with suppress(BrokenPipeError):
             self._process.stdin.write("\n")
             self._process.stdin.flush()

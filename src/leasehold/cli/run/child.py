@@ -100,7 +100,7 @@ class Child:
     @property
     def exit_code(self) -> int:
         """As a shell reports it: its own code, or 128 plus the signal that ended it."""
-        assert self.status is not None
+        assert self.status is not None  # noqa: S101  # for the type checker
         code = os.waitstatus_to_exitcode(self.status)
         return code if code >= 0 else 128 - code
 

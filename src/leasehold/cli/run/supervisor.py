@@ -99,7 +99,7 @@ class Supervisor:
         )
 
     def _kill(self) -> None:
-        assert self.lost_reason is not None
+        assert self.lost_reason is not None  # noqa: S101  # for the type checker
         self._killed = True
         self._child.signal_group(signal.SIGKILL)
         self._report(f"{self._lost_text(self.lost_reason)}; killed {self._program} and its process group")

@@ -49,7 +49,7 @@ class Terminal:
             return None
 
     def _set_foreground(self, group: int) -> bool:
-        assert self._fd is not None
+        assert self._fd is not None  # noqa: S101  # for the type checker
         # tcsetpgrp from the background stops the caller by SIGTTOU, unless that signal is blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:

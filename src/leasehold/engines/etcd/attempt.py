@@ -127,7 +127,7 @@ class EtcdAttempt:
     async def _rewrite(self, value: bytes, lease: EtcdLease) -> QueueView | NextStep:
         """Write a waiter's key anew, on this lease, if it is as this client has seen it last."""
         claim_state, queued = self.claim_state, self.claim_state.state
-        assert isinstance(queued, Queued)
+        assert isinstance(queued, Queued)  # noqa: S101  # for the type checker
         done = await self._write(
             queue.requeue_txn(claim_state.queue_key, queued.create_revision, queued.mod_revision, value, lease.id)
         )
@@ -301,7 +301,7 @@ class EtcdAttempt:
             claim_state.state,
             self._entry_value("held", token_base.number),
         )
-        assert isinstance(queued, Queued)
+        assert isinstance(queued, Queued)  # noqa: S101  # for the type checker
         revisions = (queued.create_revision, queued.mod_revision)
         done = await self._write(queue.grant_txn(queue_key, *revisions, value, lease.id, token_base.stored, checked))
         if done is None:
@@ -383,7 +383,7 @@ class EtcdAttempt:
         """Seconds from `asked_at`, where the caller starts counting. The delay is not part of them: for that time the
         engine keeps the name, but the holder must not use it."""
         lease = self.claim_state.key_lease
-        assert lease is not None
+        assert lease is not None  # noqa: S101  # for the type checker
         return max(0.0, min(lease.expires_at - self.asked_at, float(lease.ttl)) - self.claim.delay)
 
     def _wait_reply(self, view: QueueView) -> Busy:

@@ -120,7 +120,7 @@ class EtcdRenewal:
         if gone is not None:
             self._forget_claim(claim, claim_state)
             return gone
-        assert entry is not None
+        assert entry is not None  # noqa: S101  # for the type checker
         return await self._alive_reply(claim, claim_state, entry)
 
     def _gone_reply(self, claim: Claim, claim_state: ClaimState | None, entry: Entry | None) -> Gone | None:

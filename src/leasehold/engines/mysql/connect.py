@@ -187,7 +187,7 @@ async def _connect_address(
         handshake.cancel()
         raise no_answer(deadline - began, target.address)
     if handshake.result is None:
-        assert handshake.error is not None
+        assert handshake.error is not None  # noqa: S101  # for the type checker
         raise connection_refused(handshake.error, target.address) from handshake.error
     sock, connection_id, mariadb = handshake.result
     session = MySession(sock, runtime)

@@ -51,7 +51,7 @@ class MyListener(listener.SqlListener):
     async def _start_listening(
         self, session: SqlSession, address: str, runtime: Runtime, deadline: float
     ) -> listener.ListenLoop:
-        assert isinstance(session, MySession)
+        assert isinstance(session, MySession)  # noqa: S101  # for the type checker
         liveness_session = self._liveness_session = await self._open(runtime, deadline)
         if why := self._unusable_reason(liveness_session.server, session.server):
             raise Unavailable(why, engine=ENGINE)

@@ -286,7 +286,7 @@ def literal(value: Value) -> bytes:
         return b"null"
     if isinstance(value, str):
         return _text(value)
-    assert isinstance(value, int)
+    assert isinstance(value, int)  # noqa: S101  # for the type checker
     return str(int(value)).encode()
 
 

@@ -37,9 +37,9 @@ class PgConnection(connection.SerialConnection):
         super().__init__(runtime, ENGINE, SERVER)
         self._options = options
         prefix = schema.quote_identifier(options.schema)
-        self._version_query = f"select version from {prefix}.lh_meta".encode()
+        self._version_query = f"select version from {prefix}.lh_meta".encode()  # noqa: S608  # quoted
         self._statements = {
-            verb: f"select {'* from ' * (verb in _ROW_VERBS)}{prefix}.lh_{verb}_v1({_params(count)})".encode()
+            verb: f"select {'* from ' * (verb in _ROW_VERBS)}{prefix}.lh_{verb}_v1({_params(count)})".encode()  # noqa: S608  # quoted
             for verb, count in _VERBS.items()
         }
 
@@ -58,7 +58,7 @@ class PgConnection(connection.SerialConnection):
         return schema_missing(self._options.schema, why)
 
     async def _create_schema(self, session: SqlSession, deadline: float) -> None:
-        assert isinstance(session, PgSession)
+        assert isinstance(session, PgSession)  # noqa: S101  # for the type checker
         name = self._options.schema
         try:
             found = max(

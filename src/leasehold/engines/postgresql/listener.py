@@ -32,7 +32,7 @@ class PgListener(listener.SqlListener):
         self._target = target
 
     async def _open(self, runtime: Runtime, deadline: float) -> PgSession:
-        assert self._target is not None
+        assert self._target is not None  # noqa: S101  # for the type checker
         return await connect.open_session(self._target, runtime, deadline, 0.0)
 
     def _unusable_reason(self, server: DatabaseServer, call_server: DatabaseServer | None) -> str:
@@ -45,7 +45,7 @@ class PgListener(listener.SqlListener):
     async def _start_listening(
         self, session: SqlSession, address: str, runtime: Runtime, deadline: float
     ) -> listener.ListenLoop:
-        assert isinstance(session, PgSession)
+        assert isinstance(session, PgSession)  # noqa: S101  # for the type checker
         await session.run(_LISTEN.format(address=address), deadline)
         session.enable_shutdown()
 

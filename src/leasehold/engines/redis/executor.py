@@ -190,7 +190,7 @@ class Executor:
                 elif step is Step.RAISE or not await pause_before_retry(self._runtime, tries, _retry_deadline(call)):
                     raise self._final_error(connections, error, earlier_error)
                 tries, earlier_error = tries + 1, error
-                assert connections is not None
+                assert connections is not None  # noqa: S101  # for the type checker
                 result = await self._send(call, connections)
         except LeaseholdError as final_error:
             if may_be_executed:
@@ -238,7 +238,7 @@ class Executor:
     ) -> LeaseholdError:
         if isinstance(error, LeaseholdError):
             return error
-        assert connections is not None  # it sent this reply, or none
+        assert connections is not None  # noqa: S101  # it sent this reply, or none
         if isinstance(error, CONNECTION_ERRORS):
             final_error: LeaseholdError = self._no_answer_error(connections, error, earlier_error)
         else:
@@ -279,7 +279,7 @@ class Executor:
             by_server.setdefault(self._topology.connections(calls[index].tag), []).append(index)
         names_can_move, rejected = self._topology.names_can_move, by_server.pop(None, [])
         for count, (connections, server_indexes) in enumerate(by_server.items()):
-            assert connections is not None
+            assert connections is not None  # noqa: S101  # for the type checker
             try:
                 batch = [calls[index] for index in server_indexes]
                 replies, confirmed = await self._send_batch(

@@ -46,7 +46,7 @@ class Rejected(NamedTuple):
     def map_error(self) -> LeaseholdError:
         if isinstance(self.error, LeaseholdError):
             return self.error
-        assert self.connections is not None  # an error reply has a sender
+        assert self.connections is not None  # noqa: S101  # an error reply has a sender
         return self.connections.server.map_error(self.error)
 
 

@@ -85,7 +85,7 @@ class SerialConnection(ABC):
                 raise
         finally:
             self._leave(caller)
-        assert self.server is not None
+        assert self.server is not None  # noqa: S101  # for the type checker
         return self.server
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from leasehold.model import Claim, Grant
 _NEXT_TOKEN_IF_FREE: Final = """
     update lh_meta set token = max(token + 1, ?3), ticket = ticket + 1 where clock_id = ?4
         and not exists (select 1 from lh_grant where namespace = ?1 and name = ?2)
-        and not exists (select 1 from lh_queue where namespace = ?1 and name = ?2)"""
+        and not exists (select 1 from lh_queue where namespace = ?1 and name = ?2)"""  # noqa: S105  # a statement
 
 # Ends a grant that is held and has not expired, if the name has no waiters.
 _DELETE_IF_NO_WAITER: Final = """

@@ -38,21 +38,21 @@ _SELECT_NAME: Final = f"""
         {", ".join(f"g.{column}" for column in _GRANT_COLUMNS.split(", "))}
     from lh_meta m
     left join lh_queue l on l.namespace = ?1 and l.name = ?2
-    left join lh_grant g on g.namespace = ?1 and g.name = ?2"""
+    left join lh_grant g on g.namespace = ?1 and g.name = ?2"""  # noqa: S608  # constants of ours
 _GRANT_OFFSET: Final = 11  # where the columns of the grant begin
 
-_SELECT_BY_ID_HASH: Final = f"select {_WAITER_COLUMNS} from lh_waiter where id_hash = ? and namespace = ? and name = ?"
+_SELECT_BY_ID_HASH: Final = f"select {_WAITER_COLUMNS} from lh_waiter where id_hash = ? and namespace = ? and name = ?"  # noqa: S608  # constants of ours
 _SELECT_NEXT_WAITER: Final = f"""select {_WAITER_COLUMNS} from lh_waiter
-    where namespace = ? and name = ? and passed = 0 and ticket > ? order by ticket limit 1"""
+    where namespace = ? and name = ? and passed = 0 and ticket > ? order by ticket limit 1"""  # noqa: S608  # constants of ours
 _COUNT_AHEAD: Final = "select count(*) from lh_waiter where namespace = ? and name = ? and passed = 0 and ticket < ?"
 _EXISTS_WAITER: Final = "select exists (select 1 from lh_waiter where namespace = ? and name = ?)"
 _DELETE_EXPIRED: Final = "delete from lh_waiter where namespace = ? and name = ? and heartbeat_expires_at <= ?"
 
 REPLACE_GRANT: Final = (
-    f"replace into lh_grant (namespace, name, granted_ttl, kind, grant_limit, {_GRANT_COLUMNS}) "
+    f"replace into lh_grant (namespace, name, granted_ttl, kind, grant_limit, {_GRANT_COLUMNS}) "  # noqa: S608  # constants of ours
     f"values ({', '.join('?' * 20)})"
 )
-_REPLACE_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER_COLUMNS}) values ({', '.join('?' * 14)})"
+_REPLACE_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER_COLUMNS}) values ({', '.join('?' * 14)})"  # noqa: S608  # constants of ours
 _DELETE_GRANT: Final = "delete from lh_grant where namespace = ? and name = ? and token = ?"
 _DELETE_WAITER: Final = "delete from lh_waiter where namespace = ? and name = ? and passed = ? and ticket = ?"
 
@@ -290,12 +290,14 @@ def holdings(
     now = boot_clock.now()
     where = f"where namespace = ? and name {'=' if exact else '>='} ? order by name"
     grants = db.execute(
-        f"select name, kind, grant_limit, {_GRANT_COLUMNS} from lh_grant {where}", (namespace, prefix)
+        f"select name, kind, grant_limit, {_GRANT_COLUMNS} from lh_grant {where}",  # noqa: S608  # constants of ours
+        (namespace, prefix),
     ).fetchall()
     waiters = db.execute(
-        f"select name, {_WAITER_COLUMNS} from lh_waiter {where}, ticket", (namespace, prefix)
+        f"select name, {_WAITER_COLUMNS} from lh_waiter {where}, ticket",  # noqa: S608  # constants of ours
+        (namespace, prefix),
     ).fetchall()
-    queues = db.execute(f"select name, kind, grant_limit from lh_queue {where}", (namespace, prefix)).fetchall()
+    queues = db.execute(f"select name, kind, grant_limit from lh_queue {where}", (namespace, prefix)).fetchall()  # noqa: S608  # constants of ours
     lock_states: dict[str, LockState] = {}
     for name, kind, limit, *row in grants:
         add_entry(lock_states.setdefault(name, LockState(now, kind, limit)), holder_from_row(tuple(row)))

@@ -137,7 +137,7 @@ class ZookeeperAttempt:
     @property
     def _node(self) -> OwnNode:
         """The claim's node, in every state but NONE."""
-        assert self._own_node is not None
+        assert self._own_node is not None  # noqa: S101  # for the type checker
         return self._own_node
 
     # ------------------------------------------------------------- requests
@@ -263,7 +263,7 @@ class ZookeeperAttempt:
         """Watch the node that is in the way. REREAD: a node is gone meanwhile."""
         session, claim, own_node, queue = self._session, self._claim, self._node, self._queue
         index = queue.index(own_node.name)
-        assert index is not None
+        assert index is not None  # noqa: S101  # for the type checker
         position = queue.position(index)
         holders = queue.holders if position == 0 else queue.holders[:1]
         is_semaphore_head = claim.kind == "semaphore" and position == 0

@@ -223,7 +223,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
     def _fill_buffer(self) -> None:
         """Read once: while a server sends without end, replies must be handled in between."""
         with self._socket_error_handling(), suppress(BlockingIOError, ssl.SSLWantReadError):
-            assert self._read_buffer is not None
+            assert self._read_buffer is not None  # noqa: S101  # for the type checker
             self._read_buffer += self._receive(_READ_SIZE)
             while getattr(self._socket, "pending", int)():  # decrypted already, so `poll` would not see it
                 self._read_buffer += self._receive(_READ_SIZE)

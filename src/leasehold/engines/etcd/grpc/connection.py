@@ -186,7 +186,7 @@ class GrpcConnection:
                 self._tls[0].write(data)
                 data = self._tls[2].read()
             while data:
-                assert self._socket is not None
+                assert self._socket is not None  # noqa: S101  # for the type checker
                 try:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
@@ -238,7 +238,7 @@ class GrpcConnection:
             return
 
     def _decrypt(self, data: bytes) -> bytes:
-        assert self._tls is not None
+        assert self._tls is not None  # noqa: S101  # for the type checker
         tls, incoming, _ = self._tls
         out = bytearray()
         with self._mutex:

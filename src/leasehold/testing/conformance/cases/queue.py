@@ -6,7 +6,7 @@ import time
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, RESERVATION_TTL, WAITER_TTL
 from leasehold.errors import Unavailable
-from leasehold.model import Alive, Busy, Claim, Grant
+from leasehold.model import Busy, Claim, Grant
 from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.engine_driver import EngineDriver
