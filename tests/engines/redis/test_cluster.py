@@ -335,3 +335,5 @@ def test_user_with_documented_permissions_can_use_every_call(cluster, rights) ->
             assert grants[0].release()
         finally:
             cluster.move(slot, cluster.other_than(source), source)
+        key = f"rights-{names[0]}"
+        assert one.once(key, lambda: 1) == other.once(key, lambda: 2) == 1

@@ -94,6 +94,9 @@ def test_user_with_documented_permissions_can_use_every_call(start_redis) -> Non
         waiter.join(20)
         with one.semaphore("pool", 2), other.semaphore("pool", 2):
             pass
+        with one.rwlock("page").read(), other.rwlock("page").read():
+            pass
+        assert one.once("k", lambda: 1) == other.once("k", lambda: 2) == 1
         assert one.traits.survives == "nothing"
         assert probe.engine(one)._topology._server.settings.appendfsync == "everysec"
 

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.orm import Session
 
-from leasehold import Client, ConfigError, transaction
+from leasehold import Client, ConfigError, stores, transaction
 from leasehold.engines.mysql import schema as mysql_schema
 from leasehold.engines.postgresql import schema as postgresql_schema
 
@@ -129,6 +129,18 @@ def test_printed_schema_and_grants_are_all_a_role_needs(sql, server_dialect, rol
             with pytest.raises(server_dialect.denied_error, match="denied"):
                 connection.cursor().execute(query.replace("{s}", server_dialect.schema.quote_identifier(sql.schema)))
             connection.rollback()
+
+
+def test_records_need_four_rights_on_their_table(sql, server_dialect, role) -> None:
+    """As docs/stores.md says. The other tests run as the owner of the database, who creates the table on first use."""
+    scheme = sql.url().partition(":")[0]
+    quote = "'" if scheme == "mysql" else '"'
+    grant = f"grant select, insert, update, delete on leasehold_records to {quote}{role}{quote};"
+    server_dialect.run(sql.server, print_schema(sql, "--role", role) + "\n" + stores.schema(scheme) + "\n" + grant)
+    with Client(sql.url(role)) as one, Client(sql.url(role)) as other:
+        key = sql.schema
+        assert one.once(key, lambda: 1) == other.once(key, lambda: 2) == 1
+        assert one.once(f"{key}-2", lambda: 3, keep=0.001) == 3
 
 
 def test_role_without_operator_rights_cannot_inspect_or_break(sql, server_dialect, role) -> None:
