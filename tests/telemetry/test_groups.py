@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.telemetry.groups import OTHER, Group, Groups, group_of
+from leasehold.telemetry.groups import OTHER, Group, Groups, group_of, group_rule
 
 
 @pytest.mark.parametrize(
@@ -101,3 +101,8 @@ def test_group_is_the_same_after_many_names_were_seen():
         groups.find("", "".join(rng.choices(string.ascii_lowercase, k=10)))
     assert [groups.find("", name) for name in ("a", "b/1", "c")] == before
     assert len(groups._by_name) <= 8192
+
+
+def test_group_rule_falls_back_to_the_name_without_ids():
+    rule = group_rule(["orders/.*=checkout", "a=b=c"])
+    assert [rule(name) for name in ("orders/1", "a=b", "invoices/7")] == ["checkout", "c", "invoices/*"]

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import click
 
+from leasehold import telemetry
 from leasehold.blocking import Client
 from leasehold.cli.run.signals import Interrupted
 from leasehold.config import URL_VARIABLE, ClientOptions
@@ -23,6 +24,7 @@ from leasehold.errors import ConfigError
 from leasehold.events import Hook
 
 Output: TypeAlias = Literal["table", "json"]
+LogFormat: TypeAlias = Literal["text", "json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Console:
     output: Output = "table"
     quiet: bool = False
     verbosity: int = 0
+    log_format: LogFormat = "text"
 
     @property
     def json(self) -> bool:
@@ -72,8 +75,14 @@ def discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def say(text: str) -> None:
-    write_stderr(f"leasehold: {escape(text)}")
+_json_formatter: logging.Formatter | None = None  # of --log-format json
+
+
+def say(text: str, level: int = logging.WARNING) -> None:
+    if _json_formatter is None:
+        write_stderr(f"leasehold: {escape(text)}")
+    else:
+        write_stderr(_json_formatter.format(logging.LogRecord("leasehold.cli", level, "", 0, "%s", (text,), None)))
 
 
 def write_stderr(line: str) -> None:
@@ -86,8 +95,11 @@ def write_stderr(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def prepare_logs(quiet: bool, verbosity: int) -> None:
-    """Print the library's log lines: warnings always, info with -v, debug with -vv. With -q, only errors."""
+def prepare_logs(quiet: bool, verbosity: int, log_format: LogFormat = "text") -> None:
+    """Print the library's log lines: warnings always, info with -v, debug with -vv. With -q, only errors. What a waiter
+    waits for is info that is always printed: a silent wait looks like a hang."""
+    global _json_formatter
+    _json_formatter = telemetry.JSONFormatter() if log_format == "json" else None
     handler = _ConsoleHandler()
     if not verbosity:
         handler.addFilter(_not_reported_by_command)
@@ -95,11 +107,15 @@ def prepare_logs(quiet: bool, verbosity: int) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel((logging.ERROR if quiet else logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+    logging.getLogger("leasehold.waiting").setLevel(logging.NOTSET if quiet or verbosity else logging.INFO)
 
 
 class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())  # no traceback: `-vv` prints the one of the command itself
+        if _json_formatter is None:
+            say(record.getMessage())  # no traceback: `-vv` prints the one of the command itself
+        else:
+            write_stderr(_json_formatter.format(record))
 
 
 def _not_reported_by_command(record: logging.LogRecord) -> bool:
@@ -147,6 +163,12 @@ def global_options(*, for_command: bool) -> list[click.Option]:
             type=click.Choice(["table", "json"]),
             help="Format of data on stdout: table (the default) or json.",
         ),
+        option(
+            "--log-format",
+            env="LEASEHOLD_LOG_FORMAT",
+            type=click.Choice(["text", "json"]),
+            help="Format of messages on stderr: text (the default) or json, one object a line.",
+        ),
         option("-q", "--quiet", is_flag=True, help="Only print errors to stderr. A busy lock is not an error."),
         option("-v", "--verbose", count=True, help="Print more to stderr; -vv also prints tracebacks."),
     ]
@@ -164,7 +186,7 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
         field = "verbosity" if param.name == "verbose" else str(param.name)
         console = replace(console, **{field: value})
     ctx.obj, ctx.color = console, use_color()
-    prepare_logs(console.quiet, console.verbosity)
+    prepare_logs(console.quiet, console.verbosity, console.log_format)
 
 
 pass_console = click.make_pass_decorator(Console)

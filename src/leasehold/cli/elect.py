@@ -27,6 +27,7 @@ from leasehold.cli.options import (
 from leasehold.cli.run.command import RUN_CODES, RunCommand, RunJob, RunOptions
 from leasehold.cli.run.result_file import RunResult
 from leasehold.cli.run.signals import raise_on_signals
+from leasehold.cli.run.telemetry import RunTelemetry, telemetry_options
 from leasehold.config import LockArguments
 from leasehold.core import timing
 from leasehold.core.texts import escape
@@ -86,6 +87,7 @@ _MAX_PAUSE = 10.0
 @click.option("--holder", type=label, metavar="TEXT", help="Label of the candidate, display only. Default: host:pid.")
 @click.option("--purpose", type=label, metavar="TEXT", help="What the election is for, display only.")
 @audit_options
+@telemetry_options
 @pass_console
 def elect(
     console: Console,
@@ -96,6 +98,9 @@ def elect(
     lasting: float | None,
     max_hold: float | None,
     kill_after: float | None,
+    metrics_file: str | None,
+    metrics_group: tuple[str, ...],
+    otel: bool,
     audit_file: str | None,
     audit_key_file: str | None,
     **given: Any,
@@ -127,7 +132,8 @@ def elect(
     if options.get("purpose") is None and is_label(os.path.basename(command[0])):
         options["purpose"] = os.path.basename(command[0])
     run_options = RunOptions(given["ttl"], max_hold, "term", kill_after)
-    return run_leader(console, name, list(command), options, run_options, (audit_file, audit_key_file))
+    telemetry = RunTelemetry(console, metrics_file, metrics_group, otel, audit_file, audit_key_file)
+    return run_leader(console, name, list(command), options, run_options, telemetry)
 
 
 def run_leader(
@@ -136,7 +142,7 @@ def run_leader(
     argv: list[str],
     options: LockArguments,
     run_options: RunOptions,
-    audit: tuple[str | None, str | None],
+    telemetry: RunTelemetry,
 ) -> int:
     """Run CMD term after term, until it ends for another reason than a lost term."""
 
@@ -152,7 +158,7 @@ def run_leader(
         raise_on_signals()  # again: while CMD ran, signals were forwarded to it
         result = RunResult(console.namespace, name, argv, None)
         try:
-            RunJob(console, name, argv, lock, run_options, result, exit_codes.BUSY, *audit).run()
+            RunJob(console, name, argv, lock, run_options, result, exit_codes.BUSY, telemetry).run()
         except Unavailable as unavailable:
             pause = timing.backoff(next(tries), 0.5, _MAX_PAUSE, 1.0)
             console.say(f"{unavailable}; retrying in {pause:.1f} s", error=True)

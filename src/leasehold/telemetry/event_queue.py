@@ -42,7 +42,7 @@ class Background:
         self._events: deque[Event] = deque()
         self._wake = threading.Event()
         self._mutex = threading.RLock()  # reentrant: a signal handler may acquire a lock
-        self._busy = False
+        self._busy = self._stopping = False
         self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
@@ -67,8 +67,17 @@ class Background:
             time.sleep(0.005)
         return True
 
+    def stop(self, seconds: float) -> bool:
+        """`flush`, and end the thread. Call it when no more events come."""
+        flushed, thread = self.flush(seconds), self._thread
+        if flushed and thread is not None:
+            self._stopping = True
+            self._wake.set()
+            thread.join(seconds)
+        return flushed
+
     def _run(self) -> None:
-        while True:
+        while not self._stopping:
             self._wake.wait()
             self._wake.clear()
             while self._events:
@@ -77,6 +86,7 @@ class Background:
                     call_hook(self._hook, self._events.popleft(), may_be_slow=True)
                 finally:
                     self._busy = False
+        self._thread, self._stopping = None, False
 
 
 def _after_fork_in_child() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
+
+from leasehold.errors import ConfigError
 
 OTHER: Final = "other"  # the namespace and group of all that came after the cap was reached
 
@@ -49,6 +51,25 @@ def _group_of_part(part: str) -> str:
     return "*" if _LONG_WITH_DIGIT.fullmatch(part) else part
 
 
+def group_rule(rules: Sequence[str]) -> Callable[[str], str]:
+    """A rule from texts `REGEX=GROUP`: the first whose REGEX matches the whole name decides; after that, `group_of`.
+    `GROUP` alone is for all names."""
+    parsed = []
+    for rule in rules:
+        pattern, _, group = rule.rpartition("=")
+        if not group or len(group) > _MAX_LENGTH or not group.isprintable():
+            raise ConfigError(f"a group for metrics is written REGEX=GROUP, with up to 80 characters, not {rule!r}")
+        try:
+            parsed.append((re.compile(pattern or ".*", re.DOTALL), group))
+        except re.error as error:
+            raise ConfigError(f"{pattern!r} is not a regular expression: {error}") from None
+
+    def find(name: str) -> str:
+        return next((group for pattern, group in parsed if pattern.fullmatch(name)), None) or group_of(name)
+
+    return find
+
+
 class Group(NamedTuple):
     """The labels of a lock."""
 
@@ -75,6 +96,10 @@ class Groups:
                 self._by_name.clear()
             self._by_name[namespace, name, given] = found
         return found
+
+    def remember(self, groups: Iterable[Group]) -> None:
+        with self._mutex:
+            self._known.update(group for group in groups if group != (OTHER, OTHER))
 
     def _choose(self, wanted: Group) -> Group:
         with self._mutex:

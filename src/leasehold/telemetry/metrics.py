@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from leasehold import __version__
 from leasehold.events import Event, dropped_events, hook_failures
 from leasehold.telemetry.families import Counter, Family, Histogram, Series, counter, gauge
-from leasehold.telemetry.groups import Groups, group_of
+from leasehold.telemetry.groups import Group, Groups, group_of
 
 ACQUIRE_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 RENEW_BUCKETS: Final = tuple(seconds for seconds in ACQUIRE_BUCKETS if seconds <= 5)
@@ -149,6 +149,10 @@ class Metrics:
             if row is None or event.group is not None:
                 row = self._find_row(event)
             handler(event, row)
+
+    def remember_groups(self, groups: Iterable[Group]) -> None:
+        """These were counted before, by another process: they count for the cap."""
+        self._groups.remember(groups)
 
     def labels(self, event: Event) -> dict[str, str]:
         """The labels of an event."""

@@ -336,7 +336,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def export_from_environment(environ: Mapping[str, str]) -> Iterator[Hook]:
+def export_from_environment(environ: Mapping[str, str], group: Callable[[str], str] = group_of) -> Iterator[Hook]:
     """A hook for one command, whose spans are exported as the variables `OTEL_*` say, and are children of the span in
     `TRACEPARENT`. At the end it waits up to 2 seconds for the export. If the program was started by
     `opentelemetry-instrument`, that has set up the export already."""
@@ -344,7 +344,7 @@ def export_from_environment(environ: Mapping[str, str]) -> Iterator[Hook]:
     headers = {name.lower(): environ[name] for name in tracing.VARIABLES[:2] if name in environ}
     token = contexts.attach(_PROPAGATOR.extract(headers, contexts.get_current()))
     try:
-        yield Hook(provider, hold=True)
+        yield Hook(provider, hold=True, group=group)
     finally:
         contexts.detach(token)
         stop()

@@ -6,6 +6,7 @@ supervisor.py      the loop that watches lease and child
 orphan_killer.py   kills CMD's process group if the wrapper is killed
 parent_death.py    lets a child die with its parent
 signals.py         signals as values, queued for the loop
+telemetry.py       metrics and traces of a run
 terminal.py        the controlling terminal
 result_file.py     `--result-file`
 """

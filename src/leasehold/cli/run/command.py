@@ -21,7 +21,6 @@ from leasehold.cli.lease_input import LEASE_VARIABLE
 from leasehold.cli.options import (
     AcquireOptions,
     acquire_options,
-    audit_hook,
     audit_options,
     is_label,
     name_argument,
@@ -33,6 +32,7 @@ from leasehold.cli.run.child import CannotRun, Child
 from leasehold.cli.run.result_file import RunResult
 from leasehold.cli.run.signals import Interrupted, SignalQueue
 from leasehold.cli.run.supervisor import OnLost, Supervisor
+from leasehold.cli.run.telemetry import RunTelemetry, telemetry_options
 from leasehold.cli.run.terminal import Terminal
 from leasehold.config import URL_VARIABLE
 from leasehold.errors import LeaseholdError, LeaseLost, NotAcquired, SelfDeadlock
@@ -176,6 +176,7 @@ class RunOptions:
     help="At the end, write the result to FILE as JSON, described by `leasehold docs reference/json`.",
 )
 @audit_options
+@telemetry_options
 @pass_console
 def run(
     console: Console,
@@ -188,6 +189,9 @@ def run(
     kill_after: float | None,
     skip_ok: bool,
     result_file: str | None,
+    metrics_file: str | None,
+    metrics_group: tuple[str, ...],
+    otel: bool,
     audit_file: str | None,
     audit_key_file: str | None,
     **given: Any,
@@ -227,6 +231,7 @@ def run(
     usage_error_if(argv[0].startswith("-"), f"CMD cannot begin with a dash: {argv[0]!r}. Is it a misspelt option?")
     usage_error_if(options.min_hold > (max_hold or options.min_hold), "--min-hold must not exceed --max-hold")
     result = RunResult(console.namespace, name, argv, result_file)
+    telemetry = RunTelemetry(console, metrics_file, metrics_group, otel, audit_file, audit_key_file)
     if options.purpose is None and is_label(os.path.basename(argv[0])):
         given["purpose"] = os.path.basename(argv[0])
     busy_code = exit_codes.BUSY if options.busy_code is None else options.busy_code
@@ -236,7 +241,7 @@ def run(
         return lock_options.lock(client, name, max_hold=max_hold)
 
     busy_code = exit_codes.OK if skip_ok else busy_code
-    job = RunJob(console, name, argv, lock, run_options, result, busy_code, audit_file, audit_key_file)
+    job = RunJob(console, name, argv, lock, run_options, result, busy_code, telemetry)
     try:
         job.run()
     except LeaseholdError as error:
@@ -250,6 +255,7 @@ def run(
             result.write()
         except OSError as error:  # keep the exit code of the run
             console.say(f"the --result-file could not be written: {error}", error=True)
+        telemetry.write_result(name, result.exit_code)
     return result.exit_code
 
 
@@ -264,15 +270,14 @@ class RunJob:
     run_options: RunOptions
     result: RunResult
     busy_code: int
-    audit_file: str | None = None
-    audit_key_file: str | None = None
+    telemetry: RunTelemetry
 
     def run(self) -> None:
         child = Child(self.argv)  # fork before the client starts a thread
         try:
             with (
-                audit_hook(self.audit_file, self.audit_key_file) as audit,
-                self.console.client(ttl=self.run_options.ttl, on_event=audit) as client,
+                self.telemetry.start() as hooks,
+                self.console.client(ttl=self.run_options.ttl, on_event=hooks.hook) as client,
             ):
                 lock = self.lock(client)
                 began = time.monotonic()
@@ -288,7 +293,7 @@ class RunJob:
                 self.console.say(f"acquired {self.name} (token {lease.token})", detail=True)
                 signal_queue = SignalQueue()
                 try:
-                    self._run_child(lease, child, signal_queue)
+                    self._run_child(lease, child, signal_queue, hooks.environment(lease))
                 finally:
                     signal_queue.close()
                     # Leaving the block releases the lease. A silent engine must not delay the caller, who waits for
@@ -331,7 +336,9 @@ class RunJob:
         """Whether a person reads the messages: on a terminal, or with -v."""
         return self.console.verbosity > 0 or (sys.stderr is not None and sys.stderr.isatty())
 
-    def _run_child(self, lease: Lease, child: Child, signal_queue: SignalQueue) -> None:
+    def _run_child(
+        self, lease: Lease, child: Child, signal_queue: SignalQueue, trace_environment: dict[str, str | None]
+    ) -> None:
         terminal = Terminal()
         supervisor = Supervisor(
             lease,
@@ -346,7 +353,7 @@ class RunJob:
         if terminal.stdio_is_tty:
             terminal.give_to(child.pid)
         try:
-            child.start({**lease_environment(lease), **engine_environment(self.console)})
+            child.start({**lease_environment(lease), **engine_environment(self.console), **trace_environment})
         except CannotRun as failed:
             terminal.take_back(child.pid)
             self._report_cannot_run(failed)

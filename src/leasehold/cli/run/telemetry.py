@@ -1,0 +1,135 @@
+"""Metrics, traces and audit records of one run: `--metrics-file`, `--metrics-group`, `--otel` and `--audit`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from leasehold import telemetry
+from leasehold.blocking import Lease
+from leasehold.cli.console import Console
+from leasehold.cli.options import audit_hook
+from leasehold.errors import ConfigError
+from leasehold.events import Hook
+
+if TYPE_CHECKING:
+    from leasehold.telemetry.event_queue import Background
+    from leasehold.telemetry.text_file import TextFile
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WRITE_SECONDS: Final = 1.0  # at most this long the end of a run waits for its metrics to be written
+
+
+def telemetry_options(command: F) -> F:
+    for option in reversed(
+        [
+            click.option(
+                "--metrics-file",
+                type=click.Path(dir_okay=False),
+                envvar="LEASEHOLD_METRICS_FILE",
+                show_envvar=True,
+                metavar="FILE",
+                help="Add metrics of this run to FILE, whose name ends in .prom, for the textfile collector of "
+                "node_exporter.",
+            ),
+            click.option(
+                "--metrics-group",
+                multiple=True,
+                envvar="LEASEHOLD_METRICS_GROUP",
+                show_envvar=True,
+                metavar="[REGEX=]GROUP",
+                help="Count NAME under GROUP in metrics, if REGEX matches all of NAME. Default: NAME without its ids. "
+                "May be given several times; the first that matches counts.",
+            ),
+            click.option(
+                "--otel",
+                is_flag=True,
+                envvar="LEASEHOLD_OTEL",
+                show_envvar=True,
+                help="Export spans with OpenTelemetry, as its variables OTEL_* say. They continue the trace of "
+                "TRACEPARENT, and CMD gets a TRACEPARENT of its own.",
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class RunTelemetry:
+    """The options, and what they switch on."""
+
+    console: Console
+    metrics_file: str | None
+    metrics_group: tuple[str, ...]
+    otel: bool
+    audit_file: str | None
+    audit_key_file: str | None
+    _group: Callable[[str], str] = field(init=False)
+    _text_file: TextFile | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work now, rather than after an hour of work."""
+        object.__setattr__(self, "_text_file", None)
+        if self.metrics_file is None and not self.metrics_group and not self.otel:
+            return
+        from leasehold.telemetry.groups import group_rule  # only here: most runs do without
+        from leasehold.telemetry.text_file import TextFile
+
+        try:
+            object.__setattr__(self, "_group", group_rule(self.metrics_group))
+            if self.metrics_file is not None:
+                metrics = telemetry.Metrics(group=self._group)
+                object.__setattr__(self, "_text_file", TextFile(self.metrics_file, metrics))
+        except ConfigError as bad:
+            raise click.UsageError(str(bad)) from None
+        except OSError as error:
+            raise click.UsageError(f"--metrics-file {self.metrics_file!r}: {error.strerror}") from None
+
+    @contextmanager
+    def start(self) -> Iterator[RunHooks]:
+        """The hooks of one run. Call it after the child is forked: it starts threads. They end with it."""
+        with ExitStack() as stack:
+            tracing = None
+            hooks: list[Hook] = []
+            if audit := stack.enter_context(audit_hook(self.audit_file, self.audit_key_file)):
+                hooks.append(audit)
+            if self.otel:
+                tracing = stack.enter_context(telemetry.otel.export_from_environment(os.environ, self._group))
+                hooks.append(tracing)
+            if self._text_file is not None:
+                # The disk may be slow, or a network: no lock waits for it.
+                background = telemetry.background(self._text_file)
+                stack.callback(self._end_writes, background)
+                hooks.append(background)
+            yield RunHooks(telemetry.fan(*hooks) if hooks else None, tracing)
+
+    def _end_writes(self, background: Background) -> None:
+        if not background.stop(_WRITE_SECONDS):
+            self.console.say("the --metrics-file was not written in time", error=True)
+
+    def write_result(self, name: str, exit_code: int) -> None:
+        if self._text_file is not None:
+            try:
+                self._text_file.write_result(self.console.namespace, name, exit_code)
+            except (OSError, ConfigError) as error:  # keep the exit code of the run
+                self.console.say(f"the --metrics-file could not be written: {error}", error=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunHooks:
+    hook: Hook | None
+    _tracing: telemetry.otel.Hook | None
+
+    def environment(self, lease: Lease) -> dict[str, str | None]:
+        """The variables that continue the trace in CMD. Without --otel, CMD inherits those of this process."""
+        if self._tracing is None:
+            return {}
+        found = self._tracing.environment(lease.fingerprint)
+        return {"TRACEPARENT": None, "TRACESTATE": None, **found} if found else {}

@@ -1,0 +1,75 @@
+"""The metrics file of short-lived processes: counts go on from process to process, and none is lost."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from leasehold import Event
+from leasehold.telemetry import Metrics, text_file
+from leasehold.telemetry.text_file import TextFile
+
+
+def samples(path) -> dict[str, float]:
+    """Samples by name and label values, without buckets."""
+    families = text_string_to_metric_families(path.read_text())
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.endswith("_bucket")
+    }
+
+
+def test_metrics_file_keeps_only_lines_that_it_would_write(tmp_path):
+    file = tmp_path / "x.prom"
+    file.write_text('garbage\nleasehold_once_total{group="a\\"\\n\\\\",namespace="",outcome="ran"} 4.0\nx 1 2 3\ny z\n')
+    hook = TextFile(str(file), Metrics())
+    hook(Event("ran", "memory", "", "b", 1.0))
+    assert file.read_text().splitlines() == [
+        "# HELP leasehold_once_total Calls of once.",
+        "# TYPE leasehold_once_total counter",
+        'leasehold_once_total{group="a\\"\\n\\\\",namespace="",outcome="ran"} 4.0',
+        'leasehold_once_total{engine="memory",group="b",namespace="",outcome="ran"} 1.0',
+    ]
+
+
+def test_two_processes_that_write_one_file_lose_no_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_file, "_LOCK_SECONDS", 60)
+    file = tmp_path / "x.prom"
+    TextFile(str(file), Metrics()).write()
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                hook = TextFile(str(file), Metrics())
+                for _ in range(20):
+                    hook(Event("ran", "memory", "", "b", 1.0))
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert samples(file) == {"leasehold_once_total memory b  ran": 80}
+
+
+def test_groups_in_the_file_count_for_the_cap(tmp_path):
+    file = tmp_path / "x.prom"
+    for number in range(40):
+        TextFile(str(file), Metrics())(
+            Event("ran", "memory", "", f"g{chr(97 + number // 20)}{chr(97 + number % 20)}", 1.0)
+        )
+    found = samples(file)
+    assert len(found) == 31
+    assert found["leasehold_once_total memory other other ran"] == 10
+
+
+def test_locked_file_is_given_up_after_a_second(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_file, "_LOCK_SECONDS", 0.05)
+    file = TextFile(str(tmp_path / "x.prom"), Metrics())
+    timed_out = pytest.raises(TimeoutError, match="another process keeps it locked")
+    with text_file.open_folder(str(tmp_path)) as folder, text_file._locked(folder), timed_out:
+        file.write()
