@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-
-from prometheus_client import CollectorRegistry
+from collections.abc import Iterator
 
 from bench.cases import Part, Table
-from leasehold import AsyncClient, Client, telemetry
+from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "memory: acquire + release, against threading.Lock (aim: at most 80)"
-HOOKS_TITLE = "memory: acquire + release with a hook, against none (aims: no-op 1.25, Prometheus 1.6)"
 
 
 def run(rounds: int) -> list[BenchResult]:
@@ -57,27 +53,5 @@ def run(rounds: int) -> list[BenchResult]:
         )
 
 
-def run_hooks(rounds: int) -> list[BenchResult]:
-    hooks = {
-        "no hook": None,
-        "a hook that does nothing": lambda _event: None,
-        "telemetry.Prometheus": telemetry.Prometheus(CollectorRegistry()),
-    }
-
-    def case(client: Client) -> Callable[[int], None]:
-        lock = client.lock("orders/42")
-
-        def pair(times: int) -> None:
-            for _ in range(times):
-                lock.acquire().release()
-
-        return pair
-
-    with ExitStack() as stack:
-        clients = {name: stack.enter_context(Client("memory://", on_event=hook)) for name, hook in hooks.items()}
-        return measure([BenchCase(name, case(client), 2_000) for name, client in clients.items()], rounds)
-
-
 def parts(rounds: int) -> Iterator[Part]:
     yield Table(TITLE, run(rounds))
-    yield Table(HOOKS_TITLE, run_hooks(rounds))

@@ -42,11 +42,12 @@ EventKind: TypeAlias = Literal[
 FenceKind: TypeAlias = Literal["sql", "redis", "etcd", "zookeeper", "file", "object", "http", "local", "once"]
 
 SLOW_SECONDS: Final = 0.05
-_SLOW_CALLS: Final = 3  # one slow call may be the fault of a busy machine
+_SLOW_CALLS: Final = 3  # in a row, for one kind of event: single ones are the fault of a busy machine
 
 _log = logging.getLogger("leasehold.events")
 _failures = _dropped = 0
-_slow_calls: dict[str, int] = {}  # by hook
+_slow_calls: dict[tuple[str, str], int] = {}  # in a row, by hook and kind of event
+_slow_hooks: set[str] = set()  # that were reported
 
 
 class Event(NamedTuple):
@@ -88,8 +89,11 @@ def call_hook(hook: Hook, event: Event, may_be_slow: bool = False) -> None:
     except Exception:
         _failures += 1
         _log.exception("the on_event hook failed on %s of %s", event.kind, event.name)
-    if perf_counter() - began > SLOW_SECONDS and not may_be_slow:
-        _on_slow_call(hook, perf_counter() - began)
+    if perf_counter() - began > SLOW_SECONDS:
+        if not may_be_slow:
+            _on_slow_call(hook, event, perf_counter() - began)
+    elif _slow_calls:
+        _slow_calls.pop((_hook_name(hook), event.kind), None)
 
 
 def hook_failures() -> int:
@@ -108,15 +112,24 @@ def dropped_events() -> int:
     return _dropped
 
 
-def _on_slow_call(hook: Hook, seconds: float) -> None:
+def _hook_name(hook: Hook) -> str:
+    return getattr(hook, "__qualname__", None) or type(hook).__qualname__
+
+
+def _on_slow_call(hook: Hook, event: Event, seconds: float) -> None:
     """Log it once for each hook."""
-    name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
-    calls = _slow_calls[name] = _slow_calls.get(name, 0) + 1
-    if calls == _SLOW_CALLS:
-        _log.warning(
-            "the on_event hook %s is slow (%.3f s, for the %drd time) and delays the code that acquires locks: "
-            "pass on_event=leasehold.telemetry.background(hook)",
-            name,
-            seconds,
-            calls,
-        )
+    name = _hook_name(hook)
+    if name in _slow_hooks:
+        return
+    calls = _slow_calls[name, event.kind] = _slow_calls.get((name, event.kind), 0) + 1
+    if calls < _SLOW_CALLS:
+        return
+    _slow_hooks.add(name)
+    _slow_calls.clear()
+    _log.warning(
+        "the on_event hook %s is slow (%.3f s for %s) and delays the code that acquires locks: "
+        "pass on_event=leasehold.telemetry.background(hook)",
+        name,
+        seconds,
+        event.kind,
+    )
