@@ -22,12 +22,20 @@ from harness.rigs.redis_ha import three_node_cluster
 from harness.servers.mysql import MariaDB
 from harness.servers.redis import RedisServer
 from harness.servers.redis_ha import RedisCluster
+from leasehold.engines import repeated_logs
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.rig import Absent
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.bare_engine import BareEngineDriver
 from tests.support.child_process import Child
 from tests.support.databases import DATABASES, Database
+
+
+@pytest.fixture(autouse=True)
+def forget_logged_lines(monkeypatch) -> None:
+    """So that a warning that an earlier test has met is not left out."""
+    monkeypatch.setattr(repeated_logs, "_logged", set())
+    monkeypatch.setattr(repeated_logs, "_recent", {})
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 base.py        the Engine protocol, E1 to E9
 probe.py       the health of an engine's servers: values, and what all probes share; `health` below runs a probe
+repeated_logs.py  log lines that every client of a server would repeat
 registry.py    a client's claims by state: shared by its two engine instances, the client and the watchdog
 memory.py      locks within one process; the reference
 sqlite/  redis/  redlock/  etcd/  zookeeper/  postgresql/  mysql/     one folder per engine

@@ -11,7 +11,6 @@ import pytest
 from harness.rigs.redlock import RedlockAofRig
 from leasehold import AsyncClient, Client, ConfigError, LeaseholdError, Unavailable, Unsupported
 from leasehold.config import EngineConfig
-from leasehold.engines.redis import server as server_module
 from leasehold.engines.redis.scripts import PubSubCommands, source
 from leasehold.engines.redlock import url as address_module
 from leasehold.engines.redlock.url import parse_nodes as parse
@@ -114,7 +113,6 @@ def test_node_set_to_evict_later_is_left_out(start_nodes) -> None:
 
 
 def test_missing_aof_is_warned_of_once_per_node(start_nodes, caplog) -> None:
-    server_module._LOGGED.clear()
     nodes = start_nodes()
     with Client(nodes.url) as client:
         client.ping()

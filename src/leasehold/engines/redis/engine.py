@@ -22,15 +22,18 @@ from leasehold.engines.redis.deployment import Deployment, make_deployment
 from leasehold.engines.redis.executor import REPEATED_RELEASE, Executor, ScriptCall, ScriptResult
 from leasehold.engines.redis.protocol import RedisRequests
 from leasehold.engines.redis.pubsub import Subscription
-from leasehold.engines.redis.server import encode_command, log_once
+from leasehold.engines.redis.server import encode_command
 from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
+from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime, maybe_await
 
 TRAITS: Final = Traits(survives="restart")  # at best: depends on the server's settings
 _TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
+
+_log = logging.getLogger("leasehold.redis")
 
 _SHORT_MIN_HOLD: Final = 2.0  # seconds: no longer than a restart takes; elections use one of their own
 _SCAN_COUNT: Final = 1000  # keys per SCAN
@@ -110,6 +113,7 @@ class RedisEngine:
         settings = None if connections is None else connections.server.settings
         if connections is not None and settings is not None and settings.appendonly is False:
             log_once(
+                _log,
                 logging.WARNING,
                 f"{connections.server} has no AOF (appendonly no): a restart frees even names that min_hold still "
                 "keeps; set appendonly yes and appendfsync always to keep them",

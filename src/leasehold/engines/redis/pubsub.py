@@ -26,6 +26,7 @@ from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
 from leasehold.engines.redis.server import CONNECTION_ERRORS, encode_command
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime, Signal, log_unexpected, restarting
@@ -214,7 +215,8 @@ class PubSubListener(BaseSubscription):
                 except (*CONNECTION_ERRORS, LeaseholdError) as error:
                     expected = isinstance(error, (*CONNECTION_ERRORS, Unavailable))
                     level = logging.DEBUG if expected or misses else logging.WARNING
-                    _log.log(level, "push notifications unavailable, falling back to polling: %s", error)
+                    text = f"push notifications unavailable, falling back to polling: {error}"
+                    log_once(_log, level, text)
                 except Exception as error:  # without this thread no waiter is woken
                     log_unexpected(_log, "the thread for push notifications", error)
                     failed_unexpectedly = True  # even if it had subscribed: the pauses must become longer

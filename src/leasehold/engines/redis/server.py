@@ -23,6 +23,7 @@ from leasehold.engines.redis.server_settings import (
     Unreachable,
     parse_settings,
 )
+from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import AccessDenied, ConfigError, Unavailable
 from leasehold.runtime.base import Runtime, maybe_await
 from leasehold.runtime.net.blocking import SocketAddress, SocketStream, connect_blocking
@@ -39,15 +40,6 @@ _PERMANENT_ERRORS: Final = (
 _ERRORS_INSIDE_SCRIPT: Final = ("ACL failure in script", "ERR The user executing the script")
 
 CONNECTION_ERRORS: Final = (OSError, hiredis.ProtocolError)  # raised by a call without a reply; includes TimeoutError
-
-_LOGGED: Final[set[str]] = set()
-
-
-def log_once(level: int, text: str) -> None:
-    """Once per process: a server's settings are read on every new connection."""
-    if text not in _LOGGED:
-        _LOGGED.add(text)
-        _log.log(level, "%s", text)
 
 
 def describe_error(error: Exception) -> str:
@@ -162,13 +154,16 @@ class RedisEndpoint:
         """Tell the operator of this server what its settings mean for locks."""
         if settings.appendonly is False:
             log_once(
+                _log,
                 logging.INFO,
                 f"{self} has no AOF (appendonly no): a restart frees every lock, even those still held; set appendonly "
                 "yes and appendfsync always to keep them",
             )
         if settings.eviction_policy is None:
             log_once(
-                logging.WARNING, f"{self} does not let this user read its settings (INFO): it may evict held locks"
+                _log,
+                logging.WARNING,
+                f"{self} does not let this user read its settings (INFO): it may evict held locks",
             )
 
     def _check_sign_in(self, replies: list[Any]) -> None:

@@ -15,13 +15,16 @@ from typing import Any, Final
 from leasehold.core.timing import backoff
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.engines.redis.scripts import Script
-from leasehold.engines.redis.server import RedisEndpoint, log_once
+from leasehold.engines.redis.server import RedisEndpoint
 from leasehold.engines.redis.server_settings import SETTINGS_COMMANDS, ServerSettings
 from leasehold.engines.registry import snapshot_items
+from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketStream
 from leasehold.runtime.net.event_loop import LoopStream
+
+_log = logging.getLogger("leasehold.redlock")
 
 _MIN_BACKOFF: Final = 0.1  # seconds after the first failure; longer after each further one
 _MAX_BACKOFF: Final = 5.0
@@ -106,6 +109,7 @@ class RedlockNode(RedisEndpoint):
     def _log_settings(self, settings: ServerSettings) -> None:
         if settings.appendonly is False:  # a warning, because exclusion (E1) depends on it
             log_once(
+                _log,
                 logging.WARNING,
                 f"{self} has no AOF (appendonly no): after a restart it has forgotten its votes, and a second holder "
                 "may get a majority while the first still trusts its lease; set appendonly yes and appendfsync always "

@@ -24,6 +24,7 @@ from leasehold.engines.redis.server import encode_command
 from leasehold.engines.redlock.node import RedlockNode
 from leasehold.engines.redlock.quorum import majority
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime
@@ -167,7 +168,7 @@ class NodeSubscriptions(PubSubListener):
                 if isinstance(reply, ConfigError | hiredis.ReplyError) and not subscription.failures
                 else logging.DEBUG
             )
-            _log.log(level, "push notifications from %s unavailable: %s", self._nodes[index], reply)
+            log_once(_log, level, f"push notifications from {self._nodes[index]} unavailable: {reply}")
             if isinstance(reply, hiredis.ReplyError) and self._node_connections is not None:
                 self._node_connections.drop(index)
             self._on_node_disconnect(subscription, runtime)

@@ -20,6 +20,7 @@ from weakref import ReferenceType, ref
 
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.repeated_logs import log_once
 from leasehold.engines.sql.fair_mutex import FairMutex
 from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError, SqlSession
 from leasehold.errors import LeaseholdError
@@ -114,7 +115,8 @@ class SqlListener(ABC):
 
     def _set_unavailable(self, why: str) -> None:
         if not self.unavailable:
-            self._log.warning("push notifications unavailable, falling back to polling: %s", why)
+            text = f"push notifications unavailable, falling back to polling: {why}"
+            log_once(self._log, logging.WARNING, text)
         self.unavailable = True
 
     def check_same_server(self, call_server: DatabaseServer | None) -> None:

@@ -28,6 +28,7 @@ from weakref import ref
 from leasehold.core.queue_entry import Notification
 from leasehold.core.timing import WAITER_TTL, backoff
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError
 from leasehold.files import Folder, open_folder
 from leasehold.model import Claim, Holder
@@ -134,7 +135,8 @@ class WakeupSocket:
                         os.unlink(self._socket_path(address))
                     failed_socket.close()
                 if not self._unavailable:
-                    _log.warning("push notifications unavailable, falling back to polling: %s", error)
+                    text = f"push notifications of {self.database_path} unavailable, falling back to polling: {error}"
+                    log_once(_log, logging.WARNING, text)
                 self._unavailable = True
                 return
             self._unavailable = False

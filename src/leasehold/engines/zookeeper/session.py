@@ -21,6 +21,7 @@ from kazoo.protocol.states import KazooState
 from leasehold.core.texts import server_text
 from leasehold.core.timing import MAX_SLEEP, WAITER_TTL
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.repeated_logs import log_seldom
 from leasehold.engines.zookeeper.kazoo_adapter import KazooAdapter, Reply, ZookeeperConnectionLost, is_write, map_error
 from leasehold.engines.zookeeper.session_expiry import SessionExpiry
 from leasehold.engines.zookeeper.url import ZookeeperUrl
@@ -315,7 +316,7 @@ class ZookeeperSession:
         if not self._connected:
             self.registry.mark_all_at_risk("the connection to ZooKeeper was lost")
         if state == KazooState.SUSPENDED:
-            _log.warning("lost the connection to ZooKeeper at %s; reconnecting", self.url.servers)
+            log_seldom(_log, logging.WARNING, f"lost the connection to ZooKeeper at {self.url.servers}; reconnecting")
         self._wake()
 
     def _on_session_ended(self) -> None:
