@@ -17,6 +17,8 @@ servers=(
     pgbouncer
     mariadb-server
     faketime # false clocks
+    prometheus # also promtool, which tests the alerting rules
+    prometheus-alertmanager # amtool
 )
 
 wanted=("$@")

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +25,7 @@ from leasehold.config import SCHEME_ALIASES
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.runtime.threads import Threads
 from leasehold.server.settings import SETTINGS
+from leasehold.telemetry.alerts import rules
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -203,6 +205,32 @@ def server_settings_table() -> str:
     return table(("in the file", "flag", "default", "what it is"), rows)
 
 
+def alerts_table(severity: str) -> str:
+    chosen = [alert for alert in rules.ALERTS if alert.severity == severity]
+    return table(
+        ("alert", "fires"),
+        [(f"[{alert.name}](#{alert.name.lower()})", _readable(alert.summary)) for alert in chosen],
+    )
+
+
+def runbook() -> str:
+    """A section for each alert."""
+    parts = []
+    for alert in rules.ALERTS:
+        after = f" for {alert.after}" if alert.after != "0s" else ""
+        text = "\n".join(textwrap.wrap(alert.runbook, 120, break_on_hyphens=False))
+        expression = f"```text\n{alert.expression}\n```"
+        parts.append(
+            f"## {alert.name}\n\n**{alert.severity}**{after}: {_readable(alert.summary)}.\n\n{text}\n\n{expression}\n"
+        )
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _readable(summary: str) -> str:
+    """Without the templates of Prometheus: their label, or `N`."""
+    return re.sub(r"\{\{ \$(?:labels\.(\w+)|value)[^}]*\}\}", lambda found: (found[1] or "N").upper(), summary)
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "server settings": server_settings_table,
     "comparison": comparison_table,
@@ -213,6 +241,11 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "options of a lock": lock_options_table,
     "reasons": reasons_table,
     "error tree": error_tree,
+    "runbook": runbook,
+    **{
+        f"alerts, {severity}": (lambda severity=severity: alerts_table(severity))
+        for severity in ("critical", "warning", "info")
+    },
     **{f"traits of {engine}": (lambda scheme=scheme: traits_table(scheme)) for engine, scheme in ENGINES.items()},
 }
 

@@ -44,6 +44,7 @@ COMMANDS = {
     "release": "leasehold.cli.release:release",
     "serve": "leasehold.cli.serve:serve",
     "audit": "leasehold.cli.audit:audit",
+    "alerts": "leasehold.cli.alerts:alerts",
     "schema": "leasehold.cli.schema:schema",
     "rebase": "leasehold.cli.rebase:rebase",
     "doctor": "leasehold.cli.doctor.command:doctor",

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,9 +15,9 @@ from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Group
 from leasehold.cli.options import WholeNumber, audit_files, key_file_option, seconds, usage_error_if
 from leasehold.core.texts import escape
-from leasehold.telemetry.audit.chain import read_key, utc
-from leasehold.telemetry.audit.history import AuditFiles
-from leasehold.telemetry.audit.verify import Report, find_files, sort_files, verify
+
+if TYPE_CHECKING:
+    from leasehold.telemetry.audit.verify import Report
 
 EXAMPLES = """
 leasehold audit verify /var/log/leasehold                    are the files complete and unchanged?
@@ -87,6 +87,9 @@ def verify_command(
 
     With `-o json`: an array with one object per chain, described by `leasehold docs reference/json`.
     """
+    from leasehold.telemetry.audit.chain import read_key  # loaded if needed: every other command would wait for it
+    from leasehold.telemetry.audit.verify import find_files, sort_files, verify
+
     key = None if key_file is None else read_key(key_file)
     chains = sort_files(find_files(files))
     usage_error_if(bool(anchors) and len(chains) > 1, "--anchor can be used for one chain of files at a time")
@@ -127,6 +130,8 @@ def _print_report(console: Console, report: Report) -> None:
 
 def _instant(value: str) -> str:
     """A duration before now, or a time, as records have it."""
+    from leasehold.telemetry.audit.chain import utc
+
     try:
         return utc(time.time() - seconds(value))
     except (click.BadParameter, OverflowError, OSError, ValueError):
@@ -172,6 +177,7 @@ def show_command(
 
     With `-o json`: one record per line, as in the file; `leasehold docs operations/audit` describes them.
     """
+    from leasehold.telemetry.audit.history import AuditFiles
 
     def matches(record: Mapping[str, Any]) -> bool:
         lock, who = record.get("lock") or {}, record.get("who") or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +12,9 @@ from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
 from leasehold.cli.options import audit_files, checked_name
-from leasehold.telemetry.audit.history import AuditFiles, PastGrant, past_grants
+
+if TYPE_CHECKING:
+    from leasehold.telemetry.audit.history import PastGrant
 
 EXAMPLES = """
 leasehold history nightly-report /var/log/leasehold/audit.jsonl
@@ -41,6 +44,8 @@ def history(console: Console, name: str, files: Sequence[str]) -> None:
     With `-o json`: one array, described by `leasehold docs reference/json`. `leasehold audit verify` tells whether the
     files are complete and unchanged.
     """
+    from leasehold.telemetry.audit.history import AuditFiles, past_grants  # loaded if needed
+
     grants = past_grants(AuditFiles(files), console.namespace, name)
     if console.json:
         console.put_json([asdict(grant) for grant in grants])

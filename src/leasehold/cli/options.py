@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,7 +17,9 @@ from leasehold.cli.console import Console
 from leasehold.config import LockArguments, check_ttl, parse_duration
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseholdError
-from leasehold.telemetry.audit import AuditFile
+
+if TYPE_CHECKING:
+    from leasehold.telemetry.audit import AuditFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -255,6 +257,8 @@ def audit_hook(path: str | None, key_file: str | None) -> Iterator[AuditFile | N
     if not path:
         yield None
         return
+    from leasehold.telemetry.audit import AuditFile  # loaded if needed: every `leasehold run` would wait for it
+
     file = AuditFile(path, key_file=key_file or None)
     try:
         yield file

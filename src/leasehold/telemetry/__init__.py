@@ -8,6 +8,7 @@ families.py       counters, histograms and their text for Prometheus
 engine_health.py  metrics of the engine's servers; engine_calls.py: of calls to an engine
 otel.py           spans and metrics for OpenTelemetry
 logs.py           log lines as JSON
+audit/            the audit log; alerts/: rules for Prometheus, a dashboard
 event_queue.py    calls a slow hook on a thread of its own
 
 `fan` passes events to several hooks. Modules are loaded on first use, because some need packages of their own.
