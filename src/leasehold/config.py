@@ -70,7 +70,9 @@ class EngineConfig:
         """Split a URL. No part of one that cannot be parsed is shown: a character of the password that was not escaped
         may have made any part of it something else."""
         if not isinstance(url, str) or not (found := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", url, re.DOTALL)):
-            raise ConfigError('an engine URL looks like "memory://" or "redis://host:6379/0"; this one has no "://"')
+            raise ConfigError(
+                'an engine URL looks like "sqlite:///absolute/path.db" or "redis://host:6379/0"; this one has no "://"'
+            )
         scheme, remainder = SCHEME_ALIASES.get(found[1].lower(), found[1].lower()), found[2]
         if not remainder.isprintable() or (
             scheme not in _SCHEMES_WITHOUT_CREDENTIALS and _has_unescaped_characters(remainder)

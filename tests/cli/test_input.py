@@ -198,3 +198,20 @@ def test_refused_value_is_cut_in_the_message(shell):
     assert len(done.stderr) < 2000
     assert "LEASEHOLD_OUTPUT" in done.stderr
     assert "'table', 'json'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["release", "renew"])
+def test_refused_argument_is_not_repeated_for_a_lease(shell, command):
+    """A name, or the lease itself, whose id is a secret."""
+    lease = shell("acquire", "j").stdout
+    done = shell(command, lease)
+    assert done.returncode == 64
+    assert json.loads(lease)["id"] not in done.stderr
+    assert "pipe what `leasehold acquire` printed" in done.stderr
+
+
+@pytest.mark.parametrize(("word", "ours"), [("lock", "`leasehold run`"), ("unlock", "`leasehold release`")])
+def test_word_of_another_program_names_our_command(shell, word, ours):
+    done = shell(word, "j")
+    assert done.returncode == 64
+    assert ours in done.stderr

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import click
 
@@ -15,6 +15,25 @@ from leasehold.cli import exit_codes
 from leasehold.cli.console import global_options
 
 WIDTH = 100
+
+# Words of other programs for our commands. click would suggest the command with the most similar letters.
+_OTHER_WORDS: Final = {
+    "lock": ("run", "acquire"),
+    "exec": ("run",),
+    "unlock": ("release", "break"),
+    "free": ("release", "break"),
+    "extend": ("renew",),
+    "refresh": ("renew",),
+    "list": ("ls",),
+    "status": ("ls", "get"),
+    "show": ("get",),
+    "kill": ("break",),
+    "steal": ("break",),
+    "server": ("serve",),
+    "check": ("doctor",),
+    "help": ("--help",),
+    "version": ("--version",),
+}
 
 
 class Command(click.Command):
@@ -75,6 +94,13 @@ class Group(click.Group):
             module, _, attribute = self._lazy_commands[cmd_name].partition(":")
             self.commands[cmd_name] = getattr(import_module(module), attribute)
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and (ours := _OTHER_WORDS.get(args[0])):
+            ctx.fail(f"there is no command {args[0]!r}: see " + " or ".join(f"`leasehold {word}`" for word in ours))
+        return super().resolve_command(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self.examples)

@@ -6,6 +6,9 @@ import os
 import sys
 from typing import Final
 
+import click
+
+from leasehold.cli.help import Command
 from leasehold.cli.options import usage_error_if
 from leasehold.client import lease_document
 from leasehold.errors import ConfigError
@@ -13,6 +16,20 @@ from leasehold.model import Claim
 
 LEASE_VARIABLE: Final = "LEASEHOLD_LEASE"
 _MAX_BYTES: Final = 1 << 16  # a lease document has below 2,000, even with the longest names
+
+
+class LeaseCommand(Command):
+    """A command about the lease that it reads. It names no argument that it refuses: that could be the lease itself."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        usage_error_if(
+            bool(rest),
+            f"{self.name} takes no argument: pipe what `leasehold acquire` printed to stdin, or set "
+            f"${LEASE_VARIABLE} to it; `leasehold break NAME` takes a name away from another holder",
+        )
+        return rest
 
 
 def read_lease() -> Claim:

@@ -270,9 +270,3 @@ def audit_hook(path: str | None, key_file: str | None) -> Iterator[AuditFile | N
 def usage_error_if(condition: bool, text: str) -> None:
     if condition:
         raise click.UsageError(text)
-
-
-def get_console(ctx: click.Context) -> Console:
-    found = ctx.find_object(Console)
-    assert found is not None, "the group creates the console before any command runs"  # noqa: S101  # for the type checker
-    return found

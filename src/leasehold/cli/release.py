@@ -6,8 +6,7 @@ import click
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
-from leasehold.cli.lease_input import read_lease
+from leasehold.cli.lease_input import LeaseCommand, read_lease
 from leasehold.client import lease_document
 from leasehold.runtime.base import run_sync
 
@@ -18,7 +17,7 @@ leasehold release < lease.json
 
 
 @click.command(
-    "release", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST)
+    "release", cls=LeaseCommand, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST)
 )
 @pass_console
 def release(console: Console) -> int:

@@ -6,8 +6,7 @@ import click
 
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
-from leasehold.cli.lease_input import read_lease
+from leasehold.cli.lease_input import LeaseCommand, read_lease
 from leasehold.cli.options import positive_seconds
 from leasehold.client import lease_document
 from leasehold.runtime.base import run_sync
@@ -19,7 +18,7 @@ leasehold renew --ttl 600 < lease.json
 
 
 @click.command(
-    "renew", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST)
+    "renew", cls=LeaseCommand, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST)
 )
 @click.option(
     "--ttl",

@@ -9,8 +9,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 M = TypeVar("M")
 
-EQUAL, GREATER, LESS, NOT_EQUAL = 0, 1, 2, 3
-VERSION, CREATE, MOD, VALUE, LEASE = 0, 1, 2, 3, 4  # the target of a Compare
+EQUAL, GREATER, LESS = 0, 1, 2
+VERSION, CREATE, MOD, VALUE = 0, 1, 2, 3  # the target of a Compare
 ASCENDING, DESCENDING = 1, 2
 BY_CREATE_REVISION: Final = 2
 NO_PUTS: Final = 0  # a filter of a watch
