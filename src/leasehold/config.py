@@ -185,14 +185,22 @@ class LockArguments(TypedDict, total=False):
     group: str | None  # the label `group` of its metrics; None: the name without its ids
 
 
+# Arguments of other lock libraries, and ours for the same.
+_OTHER_ARGUMENTS: Final = {
+    "timeout": "use ttl= for how long a lease lives unrenewed, wait= for how long to wait in the queue",
+    "blocking_timeout": "use wait= for how long to wait in the queue",
+    "blocking": "use wait=0 or try_acquire() to try once, wait=None to wait for ever",
+    "expire": "use ttl= for how long a lease lives unrenewed",
+    "auto_renewal": "every lease is renewed in the background until it is released; max_hold= limits that",
+    "auto_renew": "every lease is renewed in the background until it is released; max_hold= limits that",
+}
+
+
 def refuse_unknown(where: str, names: Collection[str]) -> None:
-    """Raise TypeError for a misspelt argument. `timeout` gets its own text: elsewhere it may mean ttl or wait."""
-    if "timeout" in names:
-        raise TypeError(
-            f"{where} has no 'timeout': use ttl= for how long a lease lives unrenewed, "
-            "wait= for how long to wait in the queue"
-        )
-    for name in names:
+    """Raise TypeError for an argument that does not exist, with ours if another library has it."""
+    for name in sorted(names, key=lambda name: name not in _OTHER_ARGUMENTS):
+        if advice := _OTHER_ARGUMENTS.get(name):
+            raise TypeError(f"{where} has no {name!r}: {advice}")
         raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
 
 

@@ -64,6 +64,10 @@ def test_ttl_below_clock_drift_margin_is_refused(bench) -> None:
         bench.client().lock("a", ttl=0.002)
 
 
-def test_acquire_rejects_timeout_option(bench) -> None:
-    with pytest.raises(TypeError, match=r"acquire\(\) has no 'timeout': use ttl="):
-        bench.client().lock("a").acquire(timeout=3)
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("timeout", "use ttl="), ("blocking", "use wait=0 or try_acquire"), ("blocking_timeout", "use wait=")],
+)
+def test_acquire_names_our_option_for_that_of_another_library(bench, name, advice) -> None:
+    with pytest.raises(TypeError, match=rf"acquire\(\) has no '{name}': {advice}"):
+        bench.client().lock("a").acquire(**{name: 3, "other": 1})
