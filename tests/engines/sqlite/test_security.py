@@ -5,6 +5,7 @@ The tests with a second user need root: they give files to another uid, or run c
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sqlite3
@@ -510,6 +511,37 @@ def test_file_swapped_while_it_is_opened_is_not_used_unlocked(group_folder, tmp_
     ):
         client.ping()
     assert precious.read_text() == "keep me"
+
+
+@needs_root
+def test_shared_file_removed_while_it_is_opened_is_created_again(group_folder, monkeypatch) -> None:
+    use_file(group_folder, "locks")
+    lock, removed = location._lock_against_journals, []
+
+    def remove_and_lock(*arguments: object) -> object:
+        if not removed:
+            removed.append(os.unlink(group_folder / "locks.db"))
+        return lock(*arguments)
+
+    monkeypatch.setattr(location, "_lock_against_journals", remove_and_lock)
+    use_file(group_folder, "locks")
+    assert removed
+
+
+@needs_root
+@pytest.mark.parametrize(("number", "error"), [(errno.EMFILE, Unavailable), (errno.EACCES, ConfigError)])
+def test_shared_file_that_cannot_be_opened_raises_matching_error(group_folder, monkeypatch, number, error) -> None:
+    use_file(group_folder, "locks")
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "locks.db")
+
+    monkeypatch.setattr(location, "_lock_against_journals", refuse)
+    with (
+        Client(f"sqlite://{group_folder}/locks.db", call_timeout=0.3) as client,
+        pytest.raises(error, match=os.strerror(number)),
+    ):
+        client.ping()
 
 
 @needs_root

@@ -72,7 +72,7 @@ def connect(path: str, timeout: float, *, trust_folder: bool = False) -> sqlite3
     """A connection to the file, which is created if it does not exist. No row has been read from the file yet. Raises
     BlockingIOError while other processes create or replace the file."""
     real_path = prepare(path, trust_folder)
-    with open_folder(os.path.dirname(real_path)) as folder:
+    with _mapped_errors(path), open_folder(os.path.dirname(real_path)) as folder:
         if not folder.shared:
             return _open_database(real_path, timeout)
         return _open_shared_database(real_path, timeout, folder)
@@ -95,8 +95,8 @@ def _open_database(real_path: str, timeout: float) -> sqlite3.Connection:
 
 def _open_shared_database(real_path: str, timeout: float, folder: Folder) -> sqlite3.Connection:
     """Open a file that other users may replace at any moment, so that SQLite ignores journals."""
-    if sys.platform != "linux":
-        raise ConfigError(f"{folder.path} is shared by a group, which Leasehold supports on Linux only")
+    if sys.platform != "linux" or not os.path.isdir("/proc/self/fd"):
+        raise ConfigError(f"{folder.path} is shared by a group, which Leasehold supports only on Linux, with /proc")
     for _ in range(_OPEN_TRIES):
         inode = _lock_against_journals(folder, os.path.basename(real_path))
         before = _open_files()
@@ -132,7 +132,10 @@ def _lock_against_journals(folder: Folder, name: str) -> tuple[int, int]:
     found = folder.find(name)
     inode = (found.st_dev, found.st_ino) if found is not None else (0, 0)
     if inode not in _LOCKS:
-        fd = folder.open_file(name, os.O_RDONLY)
+        try:
+            fd = folder.open_file(name, os.O_RDONLY)
+        except FileNotFoundError as gone:
+            raise BlockingIOError(errno.EAGAIN, "the file was removed while it was opened", name) from gone
         opened = os.fstat(fd)
         inode = opened.st_dev, opened.st_ino
         _LOCKS[inode] = fd
@@ -166,7 +169,7 @@ def prepare(path: str, trust_folder: bool = False) -> str:
     if len(os.fsencode(name)) > 240 or len(os.fsencode(os.path.realpath(path))) > 490:
         # room for `-journal`; SQLite's own limit is 512
         raise ConfigError(f"{path} is too long a path for SQLite: choose a shorter one")
-    try:
+    with _mapped_errors(path):
         if folder_path == os.path.abspath(os.path.expanduser(_default_folder())):
             _make_folders(folder_path)
         with _open_folder(folder_path, private=not trust_folder) as folder:
@@ -185,11 +188,18 @@ def prepare(path: str, trust_folder: bool = False) -> str:
                     _create(folder, name)
             _refuse_second_names(folder, name)
             return os.path.join(folder.path, name)
+
+
+@contextmanager
+def _mapped_errors(path: str) -> Iterator[None]:
+    """Map the errors of the system (E9). BlockingIOError passes: another process creates or replaces the file."""
+    try:
+        yield
     except BlockingIOError:
         raise
     except OSError as error:
         if error.errno in _RESOURCE_ERRNOS:
-            raise Unavailable(f"{path} cannot be created now: {error.strerror}", engine="sqlite") from error
+            raise Unavailable(f"{path} cannot be opened or created now: {error.strerror}", engine="sqlite") from error
         raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}") from error
 
 
