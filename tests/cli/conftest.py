@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-PROGRAM = [sys.executable, "-m", "leasehold"]
+from tests.support.program import PROGRAM, run_program
+
 SECONDS = 60.0  # how long a test waits for what must happen, even on a slow machine
 
 
@@ -46,15 +47,7 @@ class Shell:
     def __call__(
         self, *arguments: str, stdin: str = "", seconds: float = SECONDS, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*PROGRAM, *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            cwd=self.folder,
-            env={**self.environment, **environment},
-        )
+        return run_program(arguments, self.folder, {**self.environment, **environment}, stdin, seconds)
 
     def sh(self, line: str, before: str = ":") -> subprocess.CompletedProcess[str]:
         """`leasehold LINE` through /bin/sh, for its redirections; after the command `before`."""
