@@ -120,6 +120,7 @@ def test_failover_demo_text_mentions_no_internals(shell):
     assert "NOSCRIPT" not in done.stdout
 
 
+@pytest.mark.extended  # it runs all demos
 def test_demo_without_name_runs_what_it_can_on_a_base_install(shell, hide_redis):
     done = shell("-o", "json", "demo", seconds=240, **hide_redis)
     reports = {report["demo"]: report for report in map(json.loads, done.stdout.splitlines())}
