@@ -10,6 +10,7 @@ from leasehold import Client, Unavailable
 from leasehold.records.access import RecordAccess
 from leasehold.records.store import Record
 from leasehold.runtime.base import run_sync
+from tests.support import probe
 
 
 class SilentStore:
@@ -26,7 +27,7 @@ class SilentStore:
 
     def _fail(self, seconds: float) -> None:
         self.seconds.append(seconds)
-        time.sleep(seconds)
+        time.sleep(seconds)  # pause: a silent store takes all the time it is given
         raise Unavailable("no answer")
 
 
@@ -35,6 +36,6 @@ def test_tries_of_one_write_share_one_call_timeout() -> None:
     store = SilentStore()
     with Client("memory://", call_timeout=0.4) as client:
         with pytest.raises(Unavailable):
-            run_sync(RecordAccess(client._core, store).swap("key", b"new", None, None))
+            run_sync(RecordAccess(probe.core(client), store).swap("key", b"new", None, None))
         assert len(store.seconds) > 1
         assert sum(store.seconds) <= 0.4

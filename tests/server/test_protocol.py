@@ -171,7 +171,7 @@ def test_bytes_that_trickle_in_do_not_extend_the_head(echo):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for byte in b"GET / HTTP/1.1\r\nHost: " + b"x" * 5000:
                 slow.sendall(bytes([byte]))
-                time.sleep(0.02)
+                time.sleep(0.02)  # pause: a slow client
                 if time.monotonic() - began > 60:
                     break
         check_elapsed(began, QUICK["head_seconds"] + LINGER + 1)

@@ -203,7 +203,7 @@ def test_drain_answers_the_request_under_way():
         waiting = in_background(release, server, FIRST)
         poll(lambda: 'call"} 1' in server.get("/metrics").body.decode())
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)  # the drain has begun; nothing shows it from outside, because the socket is closed
+        time.sleep(0.3)  # pause: the drain has begun; nothing shows it from outside, because the socket is closed
         redis.resume()
         answer = waiting()
         assert (answer.status, answer.json) == (200, {"released": True})
