@@ -40,7 +40,7 @@ ALLOWED = {
     # the only home of threads and event loops
     "runtime": {"core", "errors", "model"},
     # the engine interface and the engines: never the client
-    "engines": {"config", "core", "errors", "files", "model", "runtime.base", "runtime.net"},
+    "engines": {"config", "core", "errors", "files", "model", "runtime.base", "runtime.net", "tracing"},
     # SQL through drivers that the caller chose
     "dbapi": {"errors", "runtime.base"},
     # what both APIs share: of the engines, only the interface
@@ -115,6 +115,7 @@ ALLOWED = {
         "model",
         "runtime",
         "telemetry",
+        "tracing",
     },
     # checks at the protected resource: of the client they know only the lease they are given.
     # Exception: lock fences need to know where the engine keeps the lock's key.

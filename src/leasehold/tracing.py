@@ -16,7 +16,7 @@ VARIABLES: Final = ("TRACEPARENT", "TRACESTATE", "BAGGAGE")  # of the environmen
 # Of the acquire or request that runs in this thread or task.
 current: ContextVar[str | None] = ContextVar("leasehold_traceparent", default=None)
 
-_FORMAT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_FORMAT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?")
 
 _of_leases: dict[str, str] = {}  # fingerprint -> trace id
 

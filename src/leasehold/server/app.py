@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from leasehold import tracing
 from leasehold.errors import LeaseholdError
 from leasehold.events import Event, EventKind, Hook, call_hook
 from leasehold.model import Alive, Claim, Gone
@@ -115,10 +116,13 @@ class App:
     async def answer(self, request: Request) -> Response | EventStream:
         """Raises no error: each becomes a problem document."""
         self._read_ids(request)
+        trace = tracing.current.set(request.trace or None)  # for log lines, and servers behind this one
         try:
             answer = await self._dispatch(request)
         except Exception as error:
             answer = problem_response(self.explain(request, error))
+        finally:
+            tracing.current.reset(trace)
         self._measure(request, answer)
         echoed = [(b"x-request-id", request.request_id.encode())]
         if request.trace:

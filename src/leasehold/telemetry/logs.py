@@ -12,6 +12,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from leasehold import tracing
 from leasehold.telemetry.groups import group_of
 
 # Their order in a line; others follow.
@@ -36,6 +37,8 @@ class JSONFormatter(logging.Formatter):
         fields = dict(getattr(record, "leasehold", {}))
         if fields.get("lock"):
             fields.setdefault("group", group_of(fields["lock"]))
+        if "trace" not in fields and (trace := tracing.find(None)):
+            fields["trace"] = trace
         for name in (*_FIELDS, *fields):
             if name in fields:
                 line[name] = _rounded(fields[name])

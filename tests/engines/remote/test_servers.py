@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from leasehold import tracing
 from leasehold.engines.remote.servers import BEST_TRAITS
 from leasehold.errors import AccessDenied, Mismatch, NotSent, Unavailable, Unsupported
 from leasehold.model import Alive, Gone, Grant
@@ -269,3 +270,22 @@ def test_time_that_the_caller_has_is_sent_along(driver, start_server):
     head = next(head for head in server.heads if head.startswith("POST"))
     (within,) = [float(line.split(":")[1]) for line in head.splitlines() if line.startswith("Leasehold-Within")]
     assert 0 < within <= 8.0
+
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "sent"),
+    [(TRACEPARENT, True), (None, False), ("junk", False), (f"{TRACEPARENT}\r\nAuthorization: Bearer x", False)],
+)
+def test_request_within_a_trace_names_it(driver, pair, traceparent, sent):
+    driver.open(*pair)
+    token = tracing.current.set(traceparent)
+    try:
+        request = driver.servers.all[0].calls_request("client", [], 5.0)
+        assert driver.attempt(driver.claim()).token  # the server understands it
+    finally:
+        tracing.current.reset(token)
+    assert (f"traceparent: {TRACEPARENT}\r\n".encode() in request) == sent
+    assert b"Authorization" not in request

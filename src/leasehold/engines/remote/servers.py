@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+from leasehold import tracing
 from leasehold.core.texts import server_text
 from leasehold.core.timing import backoff
 from leasehold.engines.remote import wire
@@ -60,6 +61,9 @@ class Server:
     def calls_request(self, client_id: str, calls: list[Json], within: float) -> bytes:
         body = wire.encode(calls)
         head = self._head("POST", "calls", client_id)
+        traceparent = tracing.current.get()
+        if tracing.trace_id(traceparent) is not None:  # well formed: safe in a header
+            head += f"{tracing.HEADER}: {traceparent}\r\n"
         return (
             f"{head}Leasehold-Within: {max(within, 0.001):.3f}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
