@@ -112,6 +112,14 @@ def test_health_is_shown_as_these_metrics(probes):
     }
 
 
+def test_members_are_numbers_where_addresses_are_not_shown(probes):
+    source = EngineHealth("etcd://a:2379", addresses=False)
+    probes.sources.append(source)
+    poll_until(lambda: values(source))
+    assert "a:2379" not in metrics_text(source)
+    assert values(source)["leasehold_engine_memory_bytes['1', 'etcd']"] == 1000
+
+
 def test_page_explains_every_metric_of_engines(probes):
     page = (ROOT / "docs/operations/metrics.md").read_text()
     families = [*probes.source().families(), *EngineCalls("etcd").families()]

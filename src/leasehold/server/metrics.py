@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from leasehold.server.messages import Request, Response, known_arguments
-from leasehold.telemetry.families import CONTENT_TYPE, Counter, Family, Histogram, counter, gauge, metrics_text
+from leasehold.telemetry.families import CONTENT_TYPE, Counter, Family, Histogram, Source, counter, gauge, metrics_text
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
@@ -27,6 +27,7 @@ class ServerMetrics:
             "leasehold_engine_call_seconds", "Seconds per call of the engine.", _BUCKETS, ("engine", "call", "outcome")
         )
         self._engine = app.service.config.scheme
+        self.sources: list[Source] = []  # that are shown, too
         app.service.measure = self._measure
 
     def _measure(self, call: str, outcome: str, seconds: float) -> None:
@@ -48,6 +49,8 @@ class ServerMetrics:
         yield counter("leasehold_server_shed", "Requests refused by a limit.", *refused)
         yield gauge("leasehold_server_breaker_state", "0 closed, 2 open.", (engine, 2 if service.breaker.open else 0))
         yield gauge("leasehold_server_draining", "1 while the server is about to end.", ({}, int(service.draining)))
+        for source in self.sources:
+            yield from source.families()
 
 
 async def metrics(app: App, request: Request) -> Response:

@@ -30,6 +30,7 @@ from leasehold.server.protocol import Rules, protocol_for
 from leasehold.server.service import Service
 from leasehold.server.settings import Settings, split_address
 from leasehold.server.tls import Certificates
+from leasehold.telemetry import EngineHealth
 from leasehold.telemetry.logs import JSONFormatter
 
 _BACKLOG: Final = 2048
@@ -135,6 +136,8 @@ async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
         if certificates is not None:
             config.ssl = certificates.context
         await service.start()
+        health = stack.enter_context(contextlib.closing(EngineHealth(settings.engine, addresses=False)))
+        app.metrics.sources.append(health)
         refreshing = asyncio.get_running_loop().create_task(refresh_often())
         try:
             await Server(config, app, on_started, lambda: refresh(force=True)).serve(sockets)

@@ -36,12 +36,22 @@ class EngineHealth:
     url       as for `Client`
     interval  seconds from one probe to the next
     timeout   seconds that a probe may take
+    addresses whether the label `member` is the server's address; False: a number, for readers who must not learn it
     """
 
-    def __init__(self, url: str | None = None, *, interval: Duration = 10.0, timeout: Duration = 2.0) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        interval: Duration = 10.0,
+        timeout: Duration = 2.0,
+        addresses: bool = True,
+    ) -> None:
         self._interval = check_seconds("interval", interval, allow_zero=False)
         self._timeout = check_seconds("timeout", timeout, allow_zero=False)
         self._config = ClientOptions(url).engine_config()
+        self._addresses = addresses
+        self._numbers: dict[str, int] = {}  # of members, in order of appearance
         self._runtime = Threads()
         self._closed = False
         self._mutex = threading.Lock()
@@ -189,4 +199,5 @@ class EngineHealth:
                 yield gauge(f"leasehold_engine_storage_{name}", text, *samples)
 
     def _labels(self, member: MemberHealth) -> _Labels:
-        return {"engine": self._config.scheme, "member": member.member}
+        number = self._numbers.setdefault(member.member, len(self._numbers) + 1)
+        return {"engine": self._config.scheme, "member": member.member if self._addresses else str(number)}
