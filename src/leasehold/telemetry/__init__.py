@@ -5,7 +5,7 @@
 metrics.py        counts events; prometheus.py shows the same to prometheus-client
 groups.py         the label `group`: names without their ids, with a cap
 families.py       counters, histograms and their text for Prometheus
-engine_health.py  metrics of the engine's servers; engine_calls.py: of calls to an engine
+engine_health.py  metrics of the engine's servers
 otel.py           spans and metrics for OpenTelemetry
 logs.py           log lines as JSON
 audit/            the audit log; alerts/: rules for Prometheus, a dashboard
@@ -25,7 +25,6 @@ from leasehold.events import Event, Hook, call_hook
 if TYPE_CHECKING:
     from leasehold.telemetry import otel
     from leasehold.telemetry.audit import AuditFile
-    from leasehold.telemetry.engine_calls import EngineCalls
     from leasehold.telemetry.engine_health import EngineHealth
     from leasehold.telemetry.event_queue import background
     from leasehold.telemetry.families import metrics_text
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 _MODULES = {
     "AuditFile": "audit",
     "Collector": "prometheus",
-    "EngineCalls": "engine_calls",
     "EngineHealth": "engine_health",
     "JSONFormatter": "logs",
     "Metrics": "metrics",
@@ -48,7 +46,6 @@ _MODULES = {
 __all__ = [
     "AuditFile",
     "Collector",
-    "EngineCalls",
     "EngineHealth",
     "JSONFormatter",
     "Metrics",

@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from importlib.metadata import entry_points
 from typing import Any, Final, NamedTuple
@@ -228,10 +228,6 @@ class Hook:
         return {name.upper(): value for name, value in _carrier(trace.set_span_in_context(span)).items()}
 
     # ------------------------------------------------------------- requests
-
-    def span(self, name: str) -> AbstractContextManager[Span]:
-        """A span below the current one, for what a server does for a request."""
-        return self._tracer.start_as_current_span(name)
 
     @contextmanager
     def request(
