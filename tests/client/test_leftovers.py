@@ -130,6 +130,43 @@ def test_ctrl_c_at_every_point_of_with_releases_a_kept_lease(bench, wait_until, 
     assert not probe.held_locks(client)._held
 
 
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", ["with", "acquire", "call", "multilock"])
+def test_ctrl_c_while_reentering_leaves_the_outer_hold_alone(bench, ctrl_c, how) -> None:
+    client = bench.client(ttl=600)
+    lock = client.lock("job", reentrant=True)
+    multilock = client.multilock(["job"], reentrant=True)
+
+    def work() -> None:
+        if how == "with":
+            with lock:
+                pass
+        elif how == "acquire":
+            lock.acquire()
+        elif how == "call":
+            lock.call(lambda: None)
+        else:
+            with multilock:
+                pass
+
+    # Not at each line of call(): no handler covers the line that begins a `try`, and no signal arrives there.
+    files = ("blocking/locks.py",) if how == "call" else ("client/lock.py", "multilock.py")
+    with lock as lease:
+        number, uninterrupted, held_locks = 0, 0, client._core.held_locks._held
+        while uninterrupted < 3:  # the interpreter swallows an exception where a generator is closed
+            interrupted = ctrl_c(number := number + 1, work, *files)
+            uninterrupted = 0 if interrupted else uninterrupted + 1
+            if how == "acquire" and lease._depth == 2 and len(next(iter(held_locks.values()))) == 2:
+                lease.release()  # acquired, even if Ctrl-C came while acquire() returned
+            assert lease._depth == 1, f"Ctrl-C at place {number} left a hold"
+            assert [len(entries) for entries in held_locks.values()] == [1], f"Ctrl-C at place {number} left an entry"
+        assert number > 40
+        assert lease.held
+    assert not lease.held
+    assert not held_locks
+
+
 def test_interrupted_close_can_be_repeated(bench, wait_until) -> None:
     # `closed` was set first, so the second close() returned at once and the watchdog renewed the other leases for ever.
     client = bench.client()

@@ -97,7 +97,8 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def __aenter__(self) -> AsyncLease:
         entered: list[HeldLock] = []
         try:
-            return self._record_enter(await self._acquire_lease(UNSET), id(sys._getframe(1)), entered)
+            lease = await self._acquire_lease(UNSET, entered=entered)
+            return self._record_enter(lease, id(sys._getframe(1)), entered)
         except BaseException:
             self._rollback_enter(entered)
             raise

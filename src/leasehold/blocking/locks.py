@@ -97,7 +97,8 @@ class Lock(BaseLock[Lease]):
     def __enter__(self) -> Lease:
         entered: list[HeldLock] = []
         try:
-            return self._record_enter(run_sync(self._acquire_lease(UNSET)), id(sys._getframe(1)), entered)
+            lease = run_sync(self._acquire_lease(UNSET, entered=entered))
+            return self._record_enter(lease, id(sys._getframe(1)), entered)
         except BaseException:
             self._rollback_enter(entered)
             raise

@@ -30,6 +30,7 @@ class HeldLock:
     interrupt: Interrupt | None = None
     task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
     released: bool = False  # leaving the `with` releases nothing more
+    reentered: bool = False  # a hold of a lease that was held before: it counts in the lease's depth, recorded or not
 
 
 class HeldLocks:

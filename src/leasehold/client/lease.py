@@ -260,11 +260,12 @@ class BaseLease:
             self._core.callbacks.submit(callback, self)
         self._core.report_lost(self, reason)
 
-    def _reenter(self) -> bool:
+    def _reenter(self, held_lock: HeldLock) -> bool:
         """Count one more hold of a reentrant lock. False: the lease has ended."""
         with self._core.mutex:
             if not self.held:
                 return False
+            held_lock.reentered = True  # in one step with what follows: without a call, nothing interrupts between
             self._depth += 1
             return True
 

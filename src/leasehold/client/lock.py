@@ -108,9 +108,15 @@ class BaseLock(Generic[L]):
         return self._acquire_reentrant(wait) if self.options.reentrant else self._acquire_lease(wait)
 
     async def _acquire_reentrant(self, wait: Duration | Unset | None) -> L:
-        lease = await self._acquire_lease(wait)
-        held_lock = HeldLock(None, lease, self.shape.mode, task=self._core.runtime.blocked_task())
-        self._core.held_locks.push(self.name, held_lock)
+        entered: list[HeldLock] = []
+        try:
+            lease = await self._acquire_lease(wait, entered=entered)
+            held_lock = entered[0] if entered else HeldLock(None, lease, self.shape.mode)
+            held_lock.task = self._core.runtime.blocked_task()
+            self._core.held_locks.push(self.name, held_lock)
+        except BaseException:
+            self._rollback_enter(entered)
+            raise
         return lease
 
     async def _try_acquire(self) -> L | None:
@@ -119,9 +125,15 @@ class BaseLock(Generic[L]):
         except NotAcquired:
             return None
 
-    async def _acquire_lease(self, wait: Duration | Unset | None, get_engine: Callable[[], Engine] | None = None) -> L:
+    async def _acquire_lease(
+        self,
+        wait: Duration | Unset | None,
+        get_engine: Callable[[], Engine] | None = None,
+        entered: list[HeldLock] | None = None,
+    ) -> L:
         """A new lease, or the one this thread or task already has (then its depth is above 1). `get_engine` may raise
-        to end the wait.
+        to end the wait. `entered` gets the entry of a lease that is entered again, for the caller to record; if Ctrl-C
+        comes first, `_rollback_enter` takes the hold back.
 
         Here and below a coroutine is created only where something is awaited: each one doubles the cost of a call.
         """
@@ -133,8 +145,15 @@ class BaseLock(Generic[L]):
         if held_lock is not None and held_lock.lease._claim.kind == self.shape.kind:  # else the engine says Mismatch
             if not self._may_reenter(held_lock):
                 waiting_deadlocks = self._waiting_deadlocks(held_lock, wait)
-            elif held_lock.lease._reenter():
-                return held_lock.lease  # type: ignore[return-value]  # leases of one client are of one type
+            else:
+                lease_again = held_lock.lease
+                reentered = HeldLock(None, lease_again, self.shape.mode)
+                if entered is not None:
+                    entered.append(reentered)
+                if lease_again._reenter(reentered):
+                    return lease_again  # type: ignore[return-value]  # leases of one client are of one type
+                if entered is not None:
+                    entered.clear()
         claim, began = self._new_claim(), core.runtime.now()
         request: AcquireRequest[L] = AcquireRequest(
             self, claim, began, wait, waiting_deadlocks, get_engine or core.engine_unless_closed
@@ -211,10 +230,14 @@ class BaseLock(Generic[L]):
         """Record the lease for the `with` that this frame runs. `entered`: what to undo if that is interrupted."""
         core = self._core
         interrupt = core.runtime.interrupt() if lease._depth == 1 else None  # an outer hold has its own
-        held_lock = HeldLock(self, lease, self.shape.mode, frame, interrupt)
+        if entered:  # entered again
+            held_lock = entered[0]
+            held_lock.lock, held_lock.frame, held_lock.interrupt = self, frame, interrupt
+        else:
+            held_lock = HeldLock(self, lease, self.shape.mode, frame, interrupt)
+            entered.append(held_lock)
         if self.options.reentrant:
             held_lock.task = core.runtime.blocked_task()
-        entered.append(held_lock)
         core.held_locks.push(self.name, held_lock)
         if interrupt is not None:
             lease._interrupt = interrupt
@@ -241,10 +264,10 @@ class BaseLock(Generic[L]):
             error.add_note(str(lost))
 
     def _rollback_enter(self, entered: list[HeldLock]) -> None:
-        """After Ctrl-C while entering a `with`: release what this one acquired."""
+        """After Ctrl-C while entering a `with`: release what this one acquired, recorded or not yet."""
         for held_lock in entered:
-            if self._core.held_locks.remove(held_lock) and not held_lock.released:
-                held_lock.lease._release_nowait()
+            if (self._core.held_locks.remove(held_lock) or held_lock.reentered) and not held_lock.released:
+                held_lock.lease._release_nowait(held_lock)
 
     def _rollback_exit(self, frame: int, exited: list[HeldLock]) -> None:
         """After Ctrl-C while leaving a `with`: release what it still holds."""
@@ -270,7 +293,7 @@ class BaseLock(Generic[L]):
         entered: list[HeldLock] = []
         exited: list[HeldLock] = []
         try:
-            lease = self._record_enter(await self._acquire_lease(UNSET), frame, entered)
+            lease = self._record_enter(await self._acquire_lease(UNSET, entered=entered), frame, entered)
             try:
                 result = await work(lease)
             except BaseException as error:
@@ -278,7 +301,9 @@ class BaseLock(Generic[L]):
                 raise
             await self._exit(frame, None, None, exited)
         except BaseException:
-            if not exited:
+            if exited:
+                self._rollback_exit(frame, exited)
+            else:
                 self._rollback_enter(entered)
             raise
         return result

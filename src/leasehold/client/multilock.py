@@ -206,9 +206,9 @@ class BaseMultiLock(Generic[L, S]):
         with Rollback(members, interrupt):
             for lock in self._sorted_locks:
                 remaining = None if deadline is None else max(0.0, deadline - runtime.now())
-                lease = await lock._acquire_lease(remaining)
-                held_lock = HeldLock(None if frame is None else self, lease, lock.shape.mode, frame or 0)
-                members.append(MemberLock(lock, held_lock))
+                lease = await self._acquire_member(lock, remaining, members)
+                held_lock = members[-1].held_lock
+                held_lock.lock, held_lock.frame = None if frame is None else self, frame or 0
                 if frame is not None or lock.options.reentrant:
                     lock._core.held_locks.push(lock.name, held_lock)
                 if interrupt is not None and lease._depth == 1:
@@ -219,6 +219,17 @@ class BaseMultiLock(Generic[L, S]):
         leases = {member.lock: member.held_lock.lease for member in members}
         result: S = self._leases_type({lock: leases[lock] for lock in self.locks})
         return result
+
+    async def _acquire_member(self, lock: BaseLock[L], wait: float | None, members: list[MemberLock]) -> L:
+        entered: list[HeldLock] = []
+        try:
+            lease = await lock._acquire_lease(wait, entered=entered)
+            held_lock = entered[0] if entered else HeldLock(None, lease, lock.shape.mode)
+            members.append(MemberLock(lock, held_lock))
+        except BaseException:
+            lock._rollback_enter(entered)
+            raise
+        return lease
 
     def _rollback_enter(self, members: list[MemberLock]) -> None:
         roll_back(members)
