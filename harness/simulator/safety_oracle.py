@@ -155,7 +155,8 @@ class SafetyOracle(Observer):
             model.arrivals.pop(claim.id_hash, None)
             for promise in model.live.values():
                 if promise.claim.id_hash == claim.id_hash and not promise.ended and promise.end > now:
-                    promise.ended, promise.name_kept_until = True, max(now, promise.since + claim.min_hold)
+                    min_hold = 0.0 if claim.min_hold < 0 else promise.claim.min_hold
+                    promise.ended, promise.name_kept_until = True, max(now, promise.since + min_hold)
         if lock_state is not None:
             entries = (*lock_state.entries.values(), *lock_state.holders.values())
             left = [entry for entry in entries if entry.id_hash == claim.id_hash and entry.state != COOLING]

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 Mode: TypeAlias = Literal["exclusive", "shared"]
 Kind: TypeAlias = Literal["lock", "semaphore"]
 HoldingState: TypeAlias = Literal["held", "reserved", "cooling", "waiting", "passed over"]
 Reason: TypeAlias = Literal["expired", "broken", "unreachable", "stalled", "max_hold", "forked", "unknown", "released"]
+
+
+NO_MIN_HOLD: Final = -1.0  # `Claim.min_hold` of a release without work done under the grant
 
 
 class Holder(NamedTuple):
@@ -37,7 +40,7 @@ class Claim(NamedTuple):
     kind: Kind = "lock"
     limit: int = 1
     delay: float = 0.0
-    min_hold: float = 0.0
+    min_hold: float = 0.0  # kept with the grant, so a release need not know it; NO_MIN_HOLD there: it does not apply
     queue: bool = False  # if the name is not free: join the queue, or keep the position in it
     token: int = 0  # of the claim's grant; 0 before it is granted
     wait_deadline: float = inf  # when a queued claim's `wait` is over, by `runtime.now()`; never sent to the engine

@@ -110,7 +110,7 @@ def declined_claim_keeps_its_reservation(patch: Patch) -> None:
 
 @planted_bugs.bug("E7", "decline_ends_neither_a_grant_nor_a_position")
 def decline_ends_the_claim(patch: Patch) -> None:
-    patch(LockState, "decline", lambda self, context, id_hash, client: self.release(context, id_hash, 0.0))
+    patch(LockState, "decline", lambda self, context, id_hash, client: self.release(context, id_hash))
 
 
 @planted_bugs.bug("E4", "disowned_claim_lives_on")

@@ -10,7 +10,7 @@ from leasehold.core.queue_entry import HELD
 from leasehold.engines import registry
 from leasehold.engines.memory import MemoryEngine, MemoryServer
 from leasehold.errors import Unavailable
-from leasehold.model import Alive, Busy, Gone
+from leasehold.model import NO_MIN_HOLD, Alive, Busy, Gone
 from leasehold.testing.conformance.memory_rig import BreakableTransport
 
 planted_bugs = PlantedBugs("memory")
@@ -153,8 +153,9 @@ def delay_follows_a_clean_release(patch: Patch) -> None:
     original = LockState.release
 
     def release(self, context, id_hash, keep, *_):
-        entry = self.entries.get(id_hash)
-        return original(self, context, id_hash, context.now - entry.since + entry.delay if entry else keep)
+        if entry := self.entries.get(id_hash):
+            entry.min_hold = context.now - entry.since + entry.delay
+        return original(self, context, id_hash, keep)
 
     patch(LockState, "release", release)
 
@@ -196,6 +197,32 @@ def claim_is_released_by_its_id_in_any_namespace(patch: Patch) -> None:
 
     original = MemoryServer.release
     patch(MemoryServer, "release", release)
+
+
+@planted_bugs.bug("E6", "engine_keeps_min_hold_for_a_release_that_does_not_know_it")
+def min_hold_of_the_release_counts(patch: Patch) -> None:
+    original = MemoryServer.release
+
+    def release(self, claim):
+        return original(self, claim if claim.min_hold else claim._replace(min_hold=NO_MIN_HOLD))
+
+    patch(MemoryServer, "release", release)
+
+
+@planted_bugs.bug("E6", "min_hold_does_not_apply_to_a_claim_without_work")
+def min_hold_always_applies(patch: Patch) -> None:
+    original = MemoryServer.release
+    patch(MemoryServer, "release", lambda self, claim: original(self, claim._replace(min_hold=0.0)))
+
+
+@planted_bugs.bug("E6", "release_that_does_not_know_the_delay_leaves_none")
+def release_leaves_the_delay(patch: Patch) -> None:
+    def release(self, context, id_hash, keep_min_hold=True, release_held=True):
+        entry = self.entries[id_hash]
+        return self.break_(context, entry.token) if entry.delay else original(self, context, id_hash)
+
+    original = LockState.release
+    patch(LockState, "release", release)
 
 
 test_conformance_suite_catches_planted_bug = planted_bugs.test()

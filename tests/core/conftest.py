@@ -28,8 +28,8 @@ class Bench:
         self.notifications = notifications
         return reply
 
-    def release(self, who: str, min_hold: float = 0.0) -> bool:
-        done, self.notifications = self.lock_state.release(self.context, who, min_hold)
+    def release(self, who: str, keep_min_hold: bool = True) -> bool:
+        done, self.notifications = self.lock_state.release(self.context, who, keep_min_hold)
         return done
 
     def renew(self, who: str, token: int, ttl: float = 10.0) -> Alive | Gone:

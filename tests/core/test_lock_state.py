@@ -187,31 +187,40 @@ def test_release_with_other_id_hash_frees_nothing(bench) -> None:
 def test_release_of_unknown_claim_ends_reservation_but_never_grant(bench) -> None:
     bench.attempt("a")
     bench.attempt("b")
-    assert bench.lock_state.release(bench.context, "a", 0.0, release_held=False)[0] is False
+    assert bench.lock_state.release(bench.context, "a", release_held=False)[0] is False
     assert bench.state("a") == HELD
     bench.release("a")
     assert bench.state("b") == RESERVED
-    assert bench.lock_state.release(bench.context, "b", 0.0, release_held=False)[0] is True
+    assert bench.lock_state.release(bench.context, "b", release_held=False)[0] is True
     assert bench.lock_state.empty
 
 
 def test_min_hold_cools_until_break(bench) -> None:
-    bench.attempt("a")
+    bench.attempt("a", min_hold=5.0)
     bench.pass_time(2)
-    assert bench.release("a", min_hold=5.0)
-    assert not bench.release("a", min_hold=5.0)  # repeated: harmless
+    assert bench.release("a")
+    assert not bench.release("a")  # repeated: harmless
     assert bench.attempt("b") == Busy(3.0, 0, 1, Holder("a"))
     assert bench.break_(1)
     assert bench.state("b") == RESERVED
 
 
 def test_min_hold_is_bounded_when_clock_goes_back(bench) -> None:
-    bench.attempt("a")
+    bench.attempt("a", min_hold=5.0)
     bench.pass_time(-3600)
-    assert bench.release("a", min_hold=5.0)
+    assert bench.release("a")
     assert isinstance(bench.attempt("b", queue=False), Busy)
     bench.pass_time(5)
     assert isinstance(bench.attempt("b", queue=False), Grant)
+
+
+def test_min_hold_is_that_of_the_last_attempt_unless_it_does_not_apply(bench) -> None:
+    bench.attempt("a")
+    bench.attempt("b", min_hold=5.0)
+    bench.release("a")
+    bench.attempt("b", min_hold=5.0)
+    assert bench.release("b", keep_min_hold=False), "no work was done under it"
+    assert bench.lock_state.empty
 
 
 def test_delay_keeps_name_after_expiry_but_not_after_release(bench) -> None:

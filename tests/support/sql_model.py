@@ -151,7 +151,7 @@ class SqlModel:
 
     def attempt(self, claim: Claim, client: str):
         values = ("ns", 5, "name", claim.id_hash, client, *claim.holder, claim.mode, claim.kind, claim.limit)
-        options = (micros(claim.ttl), micros(claim.delay), claim.queue, 8, 1000)
+        options = (micros(claim.ttl), micros(claim.delay), micros(claim.min_hold), claim.queue, 8, 1000)
         ((answer, token, life, slot, *busy),) = self.call("attempt", *values, *options)
         self.learn_tokens()
         if answer != "1":
@@ -181,10 +181,8 @@ class SqlModel:
     def server_token(self, token: int) -> int:
         return next((server_token for server_token, model_token in self.tokens.items() if model_token == token), 7)
 
-    def release(self, id_hash: str, min_hold: float, held: bool):
-        rows = self.call(
-            "release", "ns", 5, "name", id_hash, micros(min_hold), held, 1000, *self.release_token(id_hash)
-        )
+    def release(self, id_hash: str, keep: bool, held: bool):
+        rows = self.call("release", "ns", 5, "name", id_hash, keep, held, 1000, *self.release_token(id_hash))
         return rows in ([], [("t",)])
 
     def release_token(self, id_hash: str) -> tuple[int, ...]:

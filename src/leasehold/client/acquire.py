@@ -13,7 +13,7 @@ from leasehold.core import timing
 from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
 from leasehold.errors import NotAcquired, NotSent, Reentered, SelfDeadlock, Unavailable, describe_position
-from leasehold.model import Busy, Claim, Grant, Holder
+from leasehold.model import NO_MIN_HOLD, Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
     from leasehold.client.core import ClientCore
@@ -213,4 +213,4 @@ def _with_queue(claim: Claim, wait_deadline: float) -> Claim:
 
 def without_min_hold(claim: Claim) -> Claim:
     """The claim to release when no work was done under it: `min_hold` does not apply."""
-    return claim._replace(min_hold=0.0) if claim.min_hold else claim
+    return claim._replace(min_hold=NO_MIN_HOLD) if claim.min_hold else claim

@@ -116,9 +116,10 @@ class LockState:
         return Alive(self._extend(context.now, entry, claim.ttl)), notifications
 
     def release(
-        self, context: Context, id_hash: str, min_hold: float, release_held: bool = True
+        self, context: Context, id_hash: str, keep_min_hold: bool = True, release_held: bool = True
     ) -> tuple[bool, list[Notification]]:
-        """`release_held=False`: give up only a queue position or a reservation.
+        """`keep_min_hold=False`: the grant's `min_hold` does not apply. `release_held=False`: give up only a queue
+        position or a reservation.
 
         The notification of a reservation may arrive late, when its client no longer knows the claim because it took the
         grant in the meantime and handed it to another client. Then the first client must not end the grant."""
@@ -130,11 +131,8 @@ class LockState:
             entry = None
         if entry is not None:
             # If the clock went back, the name must not be kept for longer than min_hold.
-            if (
-                min_hold
-                and entry.state == HELD
-                and (kept_until := min(entry.since, context.now) + min_hold) > context.now
-            ):
+            kept_until = min(entry.since, context.now) + entry.min_hold
+            if keep_min_hold and entry.state == HELD and kept_until > context.now:
                 self._start_cooling(entry, kept_until, delay=0.0)
             else:
                 self._remove(entry)
@@ -315,6 +313,7 @@ class LockState:
         entry = QueueEntry(
             claim.id_hash, client, claim.holder, claim.mode, claim.delay, self.last_ticket, now, now + WAITER_TTL
         )
+        entry.min_hold = claim.min_hold
         self.entries[claim.id_hash] = entry
         return entry
 
@@ -324,7 +323,7 @@ class LockState:
         """Answer an attempt of a reserved or held entry: the same token, and at least the requested ttl (E2, E8)."""
         if entry.state == RESERVED:
             entry.state, entry.since, entry.expires_at = HELD, context.now, context.now
-        entry.delay = claim.delay
+        entry.delay, entry.min_hold = claim.delay, claim.min_hold
         life = self._extend(context.now, entry, claim.ttl)
         self._next_expiry = min(self._next_expiry, entry.expires_at)
         self._advance_queue(context, notifications)

@@ -68,3 +68,4 @@ class QueueEntry:
     expires_at: float = 0.0
     token: int = 0
     slot: int | None = None
+    min_hold: float = 0.0

@@ -19,8 +19,9 @@ E5  An answer is the engine's reply to this call about this claim, through any i
     only if namespace, name and id fit, else the claim is not there: `Gone`, False. An answer is never inferred from a
     session or a cached flag. If the engine cannot tell, it is `Unavailable`.
 E6  `release` removes every trace of a claim, held or queued, whichever instances it was made through, except for what
-    `min_hold` keeps (`cooling`); repeating it is harmless. An attempt still in flight may arrive after the release:
-    only the ttl or session ends that grant, so give-up paths never assume the name is free.
+    `min_hold` keeps (`cooling`); repeating it is harmless. `min_hold` and `delay` are kept with the grant: a release or
+    renewal need not know them. An attempt still in flight may arrive after the release: only the ttl or session ends
+    that grant, so give-up paths never assume the name is free.
 E7  A queued claim expires 15 s after it was last attempted or renewed (etcd: with its queue lease; ZooKeeper: with its
     session); a claim that was passed over keeps its position until then.
 E8  `Grant.ttl` is the life left when the engine answered, even if the grant is repeated (E2), and for session engines
@@ -69,8 +70,9 @@ class Engine(Protocol):
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         """Give up a claim, held or queued. True: this call ended a live grant (E6). False: there was none any more,
         and the request was sent only once. None: there was none when a repeated request arrived, and the request sent
-        before may have ended it. A claim without an id, made from a wake-up for an unknown claim, gives up a queue
-        position or a reservation, never a grant."""
+        before may have ended it. Namespace, name and id suffice. `min_hold` is that of the grant; NO_MIN_HOLD in the
+        claim: it does not apply, because no work was done. A claim without an id, made from a wake-up for an unknown
+        claim, gives up a queue position or a reservation, never a grant."""
 
     async def decline(self, claim: Claim, deadline: float) -> bool:
         """Refuse a reservation whose client cannot be notified: the next waiter gets it at once. True: this call gave

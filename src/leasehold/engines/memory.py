@@ -74,7 +74,7 @@ class MemoryServer:
         return [self._apply((claim.namespace, claim.name), LockState.renew, gone, claim) for claim in claims]
 
     def release(self, claim: Claim) -> bool:
-        return self._apply(claim[:2], LockState.release, False, claim.id_hash, claim.min_hold, bool(claim.id))
+        return self._apply(claim[:2], LockState.release, False, claim.id_hash, claim.min_hold >= 0, bool(claim.id))
 
     def decline(self, claim: Claim, client: str) -> bool:
         return self._apply(claim[:2], LockState.decline, False, claim.id_hash, client)

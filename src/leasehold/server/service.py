@@ -30,7 +30,7 @@ from leasehold.engines.base import Engine
 from leasehold.engines.registry import snapshot_items
 from leasehold.engines.remote.wire import Hello, Lost, Moved, Notification, Wakeup
 from leasehold.errors import ConfigError, LeaseholdError, NotSent, Reentered, Unavailable, Unsupported
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
+from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.loop import Loop
 from leasehold.server.problems import Draining, invalid
 from leasehold.server.routes import ClientKey, Held, LongPoll, Registry, Route, Slot, Stream
@@ -187,7 +187,9 @@ class Service:
             self.registry.remove_waiter(claim.id_hash)
         elif not poll.own_id and poll.ended != "draining":
             self._unhold(claim.id_hash)
-            self.engine.forget(claim._replace(min_hold=0.0))  # made here and never sent: no caller can repeat it
+            self.engine.forget(
+                claim._replace(min_hold=NO_MIN_HOLD)
+            )  # made here and never sent: no caller can repeat it
         elif claim.queue and poll.ended not in ("draining", "released"):
             self._watch(claim, None, Busy(), poll.slot)
             poll.slot = None

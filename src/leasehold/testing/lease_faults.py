@@ -6,7 +6,7 @@ from typing import Final
 
 from leasehold.client.lease import BaseLease
 from leasehold.engines.memory import MemoryServer
-from leasehold.model import Reason
+from leasehold.model import NO_MIN_HOLD, Reason
 from leasehold.testing.clock import Clock, ClockLoop, ClockThreads
 
 _CLIENT_SIDE_REASONS: Final = frozenset({"unreachable", "stalled", "max_hold", "forked"})  # the engine is not involved
@@ -46,7 +46,7 @@ def lose(lease: BaseLease, reason: Reason = "broken") -> None:
     elif reason == "expired":
         _expire_at_engine(server, lease, clock.now())
     elif reason not in _CLIENT_SIDE_REASONS:
-        server.release(claim._replace(min_hold=0.0))
+        server.release(claim._replace(min_hold=NO_MIN_HOLD))
     lease._end_lost(reason)
     clock.wait_idle()
 

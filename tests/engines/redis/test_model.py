@@ -25,7 +25,7 @@ from leasehold.engines.redis.protocol import RedisRequests, RedisScripts, lock_k
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands, Script
 from leasehold.engines.redis.server import encode_command
 from leasehold.errors import Mismatch
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
+from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holder
 from leasehold.testing.conformance.suite import rig_or_skip
 
 REAL_CLOCK = "redis.call('TIME')"
@@ -209,7 +209,7 @@ steps = st.lists(
         st.tuples(st.just("attempt"), id_hashes, st.just(False), shapes, st.sampled_from([1.0, 10.0])),
         renewals,
         renewals,
-        st.tuples(st.just("release"), id_hashes, st.sampled_from([0.0, 4.0]), st.sampled_from([True, True, False])),
+        st.tuples(st.just("release"), id_hashes, st.booleans(), st.sampled_from([True, True, False])),
         st.tuples(st.just("break"), id_hashes),
         st.tuples(st.just("decline"), id_hashes, st.sampled_from([True, True, False])),
         time_steps,
@@ -299,13 +299,13 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
             expected.append(answer)
             notifications += new_notifications
     elif what == "release":
-        id_hash, min_hold, held = args
-        current_claim = claim(id_hash, min_hold=min_hold)._replace(id="secret" if held else "")
+        id_hash, keep, held = args
+        current_claim = claim(id_hash, min_hold=0.0 if keep else NO_MIN_HOLD)._replace(id="secret" if held else "")
         actual = bool(
             comparison.connection.send(comparison.requests_for(current_claim).release(comparison.name, current_claim))
         )
         expected, notifications = comparison.run_model(
-            lambda state, context: state.release(context, id_hash, min_hold, held)
+            lambda state, context: state.release(context, id_hash, keep, held)
         )
     elif what == "decline":
         id_hash, own = args
@@ -363,7 +363,7 @@ def test_waiters_that_send_heartbeats_keep_their_positions(comparison: ModelComp
             None,
         )
         comparison.check_inspect()
-    run_both(comparison, ("release", holder, 0.0, True), tokens, "lock", None)
+    run_both(comparison, ("release", holder, True, True), tokens, "lock", None)
     comparison.check_inspect()
 
 
@@ -373,7 +373,7 @@ def test_call_during_delay_after_expiry_does_not_end_the_delay(end: str, compari
     comparison.reset()
     id_hash, tokens = ID_HASHES[0], {}
     ends = {
-        "release": ("release", id_hash, 0.0, True),
+        "release": ("release", id_hash, True, True),
         "renew": ("renew", [(id_hash, True, 10.0)]),
         "break": ("break", id_hash),
         "attempt": ("attempt", id_hash, False, {"delay": 2.0}, 10.0),

@@ -34,14 +34,14 @@ def claim(id_hash: str, **fields) -> Claim:
 
 
 id_hashes = st.sampled_from(ID_HASHES)
-shapes = st.sampled_from([{}, {}, {"mode": "shared"}, {"delay": 2.0}])
+shapes = st.sampled_from([{}, {}, {"mode": "shared"}, {"delay": 2.0}, {"min_hold": 4.0}, {"min_hold": 4.0}])
 semaphores = st.sampled_from([{"kind": "semaphore", "limit": 2, "mode": "exclusive"}])
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("attempt"), id_hashes, st.booleans(), shapes, st.sampled_from([1.0, 10.0])),
         st.tuples(st.just("attempt"), id_hashes, st.just(True), shapes, st.just(10.0)),
         st.tuples(st.just("renew"), id_hashes, st.booleans()),
-        st.tuples(st.just("release"), id_hashes, st.sampled_from([0.0, 4.0]), st.booleans()),
+        st.tuples(st.just("release"), id_hashes, st.booleans(), st.booleans()),
         st.tuples(st.just("break"), id_hashes),
         st.tuples(st.just("decline"), id_hashes, id_hashes),
         st.tuples(st.just("decline"), id_hashes.map(lambda id_hash: (id_hash, id_hash))).map(lambda s: (s[0], *s[1])),
@@ -61,17 +61,17 @@ def attempt_step(id_hash: str, queue: bool = True, ttl: float = 10.0, **shape) -
 QUEUE_OF_THREE = (attempt_step("a"), attempt_step("b"), attempt_step("c"))
 HISTORIES = {
     "a declined reservation goes to the next waiter": (
-        *(*QUEUE_OF_THREE, ("release", "a", 0.0, True), ("decline", "b", "c"), ("decline", "b", "b")),
+        *(*QUEUE_OF_THREE, ("release", "a", True, True), ("decline", "b", "c"), ("decline", "b", "b")),
         *(("decline", "b", "b"), attempt_step("b"), attempt_step("c"), ("decline", "c", "c"), attempt_step("b")),
     ),
     "a turn nobody takes lapses, and its owner comes back": (
         *(
             *QUEUE_OF_THREE,
-            ("release", "a", 0.0, True),
+            ("release", "a", True, True),
             ("pass", 3.0),
             attempt_step("c"),
             attempt_step("b"),
-            ("release", "c", 0.0, True),
+            ("release", "c", True, True),
         ),
         *(attempt_step("b"), ("pass", 5.0), attempt_step("c")),
     ),
@@ -85,7 +85,7 @@ HISTORIES = {
         *(
             ("pass", 0.5),
             attempt_step("d", queue=False, mode="shared"),
-            ("release", "a", 0.0, True),
+            ("release", "a", True, True),
             ("pass", 3.0),
             ("look",),
         ),
@@ -93,7 +93,7 @@ HISTORIES = {
     "the next in line looks whether somebody given a turn is there": (
         *(
             *QUEUE_OF_THREE,
-            ("release", "a", 0.0, True),
+            ("release", "a", True, True),
             ("unreachable", "b"),
             ("pass", 0.5),
             attempt_step("c"),
@@ -136,9 +136,9 @@ HISTORIES = {
         ),
     ),
     "an early release cools": (
-        attempt_step("a"),
+        attempt_step("a", min_hold=4.0),
         attempt_step("b"),
-        ("release", "a", 4.0, True),
+        ("release", "a", True, True),
         attempt_step("b"),
         ("pass", 5.0),
         attempt_step("b"),
@@ -146,9 +146,9 @@ HISTORIES = {
     "a stray release ends no grant, but a turn": (
         *(
             *QUEUE_OF_THREE,
-            ("release", "a", 0.0, False),
-            ("release", "a", 0.0, True),
-            ("release", "b", 0.0, False),
+            ("release", "a", True, False),
+            ("release", "a", True, True),
+            ("release", "b", True, False),
             attempt_step("c"),
         ),
     ),
@@ -169,12 +169,12 @@ HISTORIES = {
             attempt_step("e", mode="shared"),
         ),
         *(
-            ("release", "a", 0.0, True),
+            ("release", "a", True, True),
             attempt_step("b", mode="shared"),
             attempt_step("c", mode="shared"),
             attempt_step("e", mode="shared"),
         ),
-        *(("release", "b", 0.0, True), ("release", "c", 0.0, True), attempt_step("d")),
+        *(("release", "b", True, True), ("release", "c", True, True), attempt_step("d")),
     ),
 }
 
@@ -265,11 +265,11 @@ def apply_step(model, step, tokens: dict[str, int], kind: str, data) -> None:
             lambda lock_state, context: lock_state.decline(context, id_hash, client),
         )
     elif verb == "release":
-        id_hash, min_hold, held = args
+        id_hash, keep, held = args
         assert_agreement(
             model,
-            model.release(id_hash, min_hold, held),
-            lambda lock_state, context: lock_state.release(context, id_hash, min_hold, held),
+            model.release(id_hash, keep, held),
+            lambda lock_state, context: lock_state.release(context, id_hash, keep, held),
         )
     else:
         token = tokens.get(args[0], 7)

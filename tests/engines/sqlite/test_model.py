@@ -22,7 +22,7 @@ from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
 from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings
 from leasehold.errors import Mismatch
-from leasehold.model import Claim, Holder
+from leasehold.model import NO_MIN_HOLD, Claim, Holder
 
 ID_HASHES = "abcdefgh"
 
@@ -104,7 +104,7 @@ steps = st.lists(
         st.tuples(st.just("attempt"), id_hashes, st.booleans(), shapes, st.sampled_from([1.0, 10.0])),
         st.tuples(st.just("attempt"), id_hashes, st.just(True), shapes, st.just(10.0)),
         st.tuples(st.just("renew"), id_hashes, st.booleans()),
-        st.tuples(st.just("release"), id_hashes, st.sampled_from([0.0, 4.0])),
+        st.tuples(st.just("release"), id_hashes, st.booleans()),
         st.tuples(st.just("break"), id_hashes),
         st.tuples(st.just("look")),
         st.tuples(st.just("decline"), id_hashes),
@@ -178,13 +178,13 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
             lambda state, context: state.renew(context, current_claim), id_hash
         ) == comparison.run_model(lambda state, context: state.renew(context, current_claim))
     elif what == "release":
-        id_hash, min_hold = args
-        current_claim = claim(id_hash, min_hold=min_hold)
+        id_hash, keep = args
+        current_claim = claim(id_hash, min_hold=0.0 if keep else NO_MIN_HOLD)
         idle = partial(release_uncontended, claim=current_claim)
         actual = comparison.run_on_rows(
-            lambda state, context: state.release(context, id_hash, min_hold), id_hash, idle=idle
+            lambda state, context: state.release(context, id_hash, keep), id_hash, idle=idle
         )
-        assert actual == comparison.run_model(lambda state, context: state.release(context, id_hash, min_hold))
+        assert actual == comparison.run_model(lambda state, context: state.release(context, id_hash, keep))
     else:
         token = tokens.get(args[0], 7)
         actual = comparison.run_on_rows(lambda state, context: state.break_(context, token))

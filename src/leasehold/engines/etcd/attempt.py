@@ -429,7 +429,9 @@ class EtcdAttempt:
 
     def _entry_value(self, state: EntryState, token_base: int, remaining_delay: float = 0.0) -> bytes:
         claim, written_at = self.claim, round(self.runtime.wall(), 3)
-        value = EntryValue(claim.id_hash, state, token_base, claim.delay, claim.holder, written_at, remaining_delay)
+        value = EntryValue(
+            claim.id_hash, state, token_base, claim.delay, claim.holder, written_at, remaining_delay, claim.min_hold
+        )
         return value.to_bytes()
 
     async def _get_lease(self, seconds: int) -> EtcdLease:

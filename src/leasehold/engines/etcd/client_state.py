@@ -58,9 +58,11 @@ class ClaimState:
     the watchdog read it on their own threads."""
 
     __slots__ = (
+        "delay",
         "delays",
         "has_unconfirmed_write",
         "key_lease",
+        "min_hold",
         "mutex",
         "prepared_lease",
         "queue_key",
@@ -71,6 +73,7 @@ class ClaimState:
     def __init__(self, queue_key: queue.QueueKey, runtime: Runtime) -> None:
         self.queue_key = queue_key
         self.mutex = FairMutex(runtime, "etcd", "the claim")  # one attempt at a time
+        self.delay = self.min_hold = 0.0  # as in the last attempt
         self.tag_revision = 0  # at which the keys with the claim's tag were read, and none was the claim's; 0: never
         self.state: New | Queued | Held = New()
         self.key_lease: EtcdLease | None = None  # the etcd lease that the key is attached to

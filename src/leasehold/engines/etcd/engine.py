@@ -58,6 +58,7 @@ class EtcdEngine:
             # Before the request is sent (E4), but after `check_history`: a claim that is refused there is no waiter.
             self._registry.add_waiter(claim, self._runtime)
         claim_state, caller = await self._client_state.begin_attempt(claim, deadline)
+        claim_state.delay, claim_state.min_hold = claim.delay, claim.min_hold
         try:
             attempt = EtcdAttempt(self._client_state, claim_state, self.rpc, self._runtime, claim, asked_at, deadline)
             return await attempt.run(notified)

@@ -69,6 +69,7 @@ class EntryValue(NamedTuple):
     holder: Holder
     written_at: float
     remaining_delay: float = 0.0  # seconds of an earlier holder's delay that this waiter is waiting out
+    min_hold: float = 0.0  # seconds for which a release keeps the name, from the grant on
 
     def to_bytes(self) -> bytes:
         fields: dict[str, object] = {
@@ -81,6 +82,8 @@ class EntryValue(NamedTuple):
         }
         if self.remaining_delay:
             fields["remaining_delay"] = self.remaining_delay
+        if self.min_hold > 0:
+            fields["min_hold"] = self.min_hold
         return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -100,6 +103,7 @@ def parse_value(value: bytes) -> EntryValue:
             holder,
             written_at,
             float(found.get("remaining_delay", 0.0)),
+            float(found.get("min_hold", 0.0)),
         )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return EntryValue("", "held", 0, 0.0, Holder("?"), 0.0)

@@ -50,7 +50,7 @@ def choose_action(entry: Entry, claim: Claim, granted: bool, min_hold_left: floa
             return ReleaseAction.NOTHING
         case _ if granted and min_hold_left > 0:
             return ReleaseAction.COOL
-        case "held" if claim.delay:
+        case "held" if entry.value.delay:
             return ReleaseAction.RECORD
         case _:
             return ReleaseAction.DELETE
@@ -72,8 +72,8 @@ class EtcdRelease:
         if (
             claim_state is None
             or not claim_state.create_revision
-            or self.claim.delay
-            or self.claim.min_hold
+            or claim_state.delay
+            or claim_state.min_hold
             or not self.claim.id
         ):
             ended = await self._find_and_release(claim_state)
@@ -91,7 +91,7 @@ class EtcdRelease:
         """Read the claim's key and act on it, until it is gone or nothing is to be done."""
         while (found := await self._find_entry(claim_state)) is not None:
             kv, entry, granted = found
-            min_hold_left = self._min_hold_left(claim_state)
+            min_hold_left = self._min_hold_left(claim_state, entry)
             match choose_action(entry, self.claim, granted, min_hold_left):
                 case ReleaseAction.NOTHING:
                     return False
@@ -148,11 +148,14 @@ class EtcdRelease:
         read = messages.RangeRequest(prefix, queue.range_end(prefix))
         return (await self.rpc.call(messages.RANGE, read, self.deadline)).kvs
 
-    def _min_hold_left(self, claim_state: ClaimState | None) -> float:
-        """What is left of `min_hold`: all of it if another process acquired the claim, as the start is then unknown."""
-        if self.claim.min_hold and claim_state is not None and isinstance(claim_state.state, Held):
-            return claim_state.state.since + self.claim.min_hold - self.runtime.now()
-        return self.claim.min_hold
+    def _min_hold_left(self, claim_state: ClaimState | None, entry: Entry) -> float:
+        """What is left of `min_hold`: all of it if another client acquired the claim, as the start is then unknown."""
+        if self.claim.min_hold < 0:
+            return 0.0
+        min_hold = entry.value.min_hold
+        if claim_state is not None and isinstance(claim_state.state, Held):
+            return claim_state.state.since + min_hold - self.runtime.now()
+        return min_hold
 
     async def _release_leases(self, claim_state: ClaimState) -> None:
         """The key is gone. Its leases can carry the next claim, unless a write with them may still be in flight."""
@@ -170,7 +173,7 @@ def send_release(client_state: EtcdClientState, rpc: RpcClient, claim: Claim, cl
     """Send the release of a claim without waiting, on a connection that is open anyway: the watchdog, which confirms
     it, may have none, and at interpreter exit may be unable to open one. Not with a delay or `min_hold`: these take
     several steps."""
-    if claim.delay or claim.min_hold or not claim.id:
+    if claim_state.delay or claim_state.min_hold or not claim.id:
         return
     if claim_state.create_revision:
         rpc.send_nowait(messages.TXN, queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision))

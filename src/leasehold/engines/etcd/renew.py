@@ -66,11 +66,11 @@ class EtcdRenewal:
         """Do not renew leases of grants that have expired and only keep the name for their delay: renewing them would
         make the delay endless."""
         delayed = {
-            claim_state.key_lease.id: claim.delay
+            claim_state.key_lease.id: claim_state.delay
             for claim in self.claims
-            if claim.delay
-            and claim.token
+            if claim.token
             and (claim_state := self.client_state.find_claim_state(claim))
+            and claim_state.delay
             and claim_state.key_lease
         }
         await self._find_overdue(delayed)
@@ -135,6 +135,7 @@ class EtcdRenewal:
         return Gone("expired") if entry.lease_id in self.overdue else None
 
     async def _alive_reply(self, claim: Claim, claim_state: ClaimState | None, entry: Entry) -> RenewReply:
+        claim = claim._replace(delay=entry.value.delay)  # as granted: a renewal need not know it
         lease = self.live_leases.get(entry.lease_id)
         if lease is None:  # created by another process, or just now by the other engine instance
             if claim.delay:

@@ -25,7 +25,7 @@ delimiter $$
 create procedure if not exists lh_attempt_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _client varbinary(64),
     _label varbinary(4096), _host varbinary(4096), _pid bigint, _purpose varbinary(4096),
-    _mode varbinary(16), _kind varbinary(16), _grant_limit integer, _ttl bigint, _delay bigint, _queue boolean,
+    _mode varbinary(16), _kind varbinary(16), _grant_limit integer, _ttl bigint, _delay bigint, _min_hold bigint, _queue boolean,
     _sweep integer, _lock_timeout_ms integer
 )
 begin
@@ -45,10 +45,10 @@ begin
     if _token > 0 then
         insert into lh_grant (
                 namespace, name, token, bucket, id_hash, state, client, label, host, pid, purpose, mode, kind,
-                grant_limit, slot, delay, ticket, since, heartbeat_expires_at, until)
+                grant_limit, slot, delay, min_hold, ticket, since, heartbeat_expires_at, until)
             values (
                 _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode,
-                _kind, _grant_limit, if(_kind = 'semaphore', 0, null), _delay, 0,
+                _kind, _grant_limit, if(_kind = 'semaphore', 0, null), _delay, _min_hold, 0,
                 timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)),
                 timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) + 15000000,
                 timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) + _ttl);
@@ -63,17 +63,17 @@ begin
         call lh_begin_v1(_lock_timeout_ms);
         call lh_attempt_contended_v1(
             _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit,
-            _ttl, _delay, _queue, _sweep);
+            _ttl, _delay, _min_hold, _queue, _sweep);
     end if;
 end
 $$
 
 -- Release a claim, held or queued (E6). No row: a live grant ended. _held false: give up only a queue position or a
 -- reservation; the release answers a wake-up for an unknown claim, and that claim may have been granted since.
--- _min_hold: the grant keeps cooling until this much time has passed since it began, never longer than that, even if
--- the clock stepped back. _token: of the grant, if it is known, else 0.
+-- _keep: the grant keeps cooling until its min_hold has passed since it began, never longer than that, even if the clock
+-- stepped back. Not _keep: its min_hold does not apply. _token: of the grant, if it is known, else 0.
 create procedure if not exists lh_release_v1(
-    _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _min_hold bigint,
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _keep boolean,
     _held boolean, _lock_timeout_ms integer, _token bigint
 )
 begin
@@ -84,10 +84,10 @@ begin
         set session innodb_lock_wait_timeout = (_lock_timeout_ms + 999) div 1000;
     end if;
     start transaction;
-    if _token > 0 and _held and _min_hold = 0 then
+    if _token > 0 and _held then
         delete from lh_grant
             where namespace = _namespace and name = _name and token = _token and id_hash = _id_hash and state = 2
-                and until > timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+                and (min_hold = 0 or not _keep) and until > timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
         set _ended = row_count() = 1;
     end if;
     if _ended then
@@ -105,7 +105,7 @@ begin
         else
             rollback;
             call lh_begin_v1(_lock_timeout_ms);
-            call lh_release_contended_v1(_namespace, _bucket, _name, _id_hash, _min_hold, _held, _ended);
+            call lh_release_contended_v1(_namespace, _bucket, _name, _id_hash, _keep, _held, _ended);
         end if;
         call lh_end_v1(0);
     end if;

@@ -21,11 +21,23 @@ from leasehold.model import Claim
 
 _KEY: Final = ("namespace", "bucket", "name", "id_hash")
 _HOLDER: Final = ("client", "label", "host", "pid", "purpose")
-_ATTEMPT: Final = (*_KEY, *_HOLDER, "mode", "kind", "grant_limit", "ttl", "delay", "queue", "sweep", "lock_timeout_ms")
+_ATTEMPT: Final = (
+    *_KEY,
+    *_HOLDER,
+    "mode",
+    "kind",
+    "grant_limit",
+    "ttl",
+    "delay",
+    "min_hold",
+    "queue",
+    "sweep",
+    "lock_timeout_ms",
+)
 _PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
     "attempt": _ATTEMPT,
     "attempt_free": _ATTEMPT,
-    "release": (*_KEY, "min_hold", "held", "lock_timeout_ms", "token"),
+    "release": (*_KEY, "keep", "held", "lock_timeout_ms", "token"),
     "decline": (*_KEY, "client", "lock_timeout_ms"),
     "break": ("namespace", "bucket", "name", "token", "lock_timeout_ms"),
     "inspect": ("namespace", "prefix", "exact"),

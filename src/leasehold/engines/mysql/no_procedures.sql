@@ -21,9 +21,9 @@ update {db}.lh_bucket set token = greatest(token + 1, @lh_now)
     where namespace = {namespace} and bucket = {bucket} and @lh_free;
 insert into {db}.lh_grant (
         namespace, name, token, bucket, id_hash, state, client, label, host, pid, purpose, mode, kind, grant_limit,
-        delay, ticket, since, heartbeat_expires_at, until)
+        delay, min_hold, ticket, since, heartbeat_expires_at, until)
     select {namespace}, {name}, token, bucket, {id_hash}, 2, '', {label}, {host}, {pid}, {purpose},
-        {mode}, {kind}, {grant_limit}, {delay}, 0, @lh_now, @lh_now + 15000000, @lh_now + {ttl}
+        {mode}, {kind}, {grant_limit}, {delay}, {min_hold}, 0, @lh_now, @lh_now + 15000000, @lh_now + {ttl}
     from {db}.lh_bucket where namespace = {namespace} and bucket = {bucket} and @lh_free;
 
 -- :expire  turn unclaimed reservations back into queue positions, and remove everything else that is over. A row that a
@@ -61,7 +61,7 @@ set @lh_joins = {queue} and not @lh_free and not @lh_mismatch and @lh_own_token 
 {grant}
 update {db}.lh_grant set
         until = greatest(if(state = 1, @lh_now, until), @lh_now + {ttl}), since = if(state = 1, @lh_now, since),
-        delay = {delay}, heartbeat_expires_at = @lh_now + 15000000, state = 2
+        delay = {delay}, min_hold = {min_hold}, heartbeat_expires_at = @lh_now + 15000000, state = 2
     where {here} and token = @lh_own_token;
 update {db}.lh_bucket set ticket = ticket + 1, sole_token = null
     where namespace = {namespace} and bucket = {bucket} and @lh_joins;
@@ -108,8 +108,8 @@ start transaction;
 {lock_bucket}
 select max(token), if(max(until) > @lh_now, 't', 'f') into @lh_own_token, @lh_ended from {db}.lh_grant
     where {here} and id_hash = {id_hash} and (state = 1 or state = 2 and {held} and until > @lh_now);
-update {db}.lh_grant set state = 3, delay = 0, until = least(since, @lh_now) + {min_hold}
-    where {here} and token = @lh_own_token and state = 2 and least(since, @lh_now) + {min_hold} > @lh_now;
+update {db}.lh_grant set state = 3, delay = 0, until = least(since, @lh_now) + min_hold
+    where {here} and token = @lh_own_token and state = 2 and {keep} and least(since, @lh_now) + min_hold > @lh_now;
 delete from {db}.lh_grant where {here} and token = @lh_own_token and state <> 3;
 delete from {db}.lh_waiter where id_hash = {id_hash} and {here};
 delete from {db}.lh_queue where {here} and not exists (select 1 from {db}.lh_waiter where {here});

@@ -50,6 +50,7 @@ create table if not exists lh_grant (
     grant_limit integer not null,
     slot integer,
     delay bigint not null,
+    min_hold bigint not null default 0,
     ticket bigint not null,
     since bigint not null,
     heartbeat_expires_at bigint not null,

@@ -13,7 +13,7 @@ delimiter $$
 create procedure if not exists lh_attempt_contended_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _client varbinary(64),
     _label varbinary(4096), _host varbinary(4096), _pid bigint, _purpose varbinary(4096),
-    _mode varbinary(16), _kind varbinary(16), _grant_limit integer, _ttl bigint, _delay bigint, _queue boolean,
+    _mode varbinary(16), _kind varbinary(16), _grant_limit integer, _ttl bigint, _delay bigint, _min_hold bigint, _queue boolean,
     _sweep integer
 )
 begin
@@ -73,10 +73,10 @@ begin
         set _slot = if(_kind = 'semaphore', coalesce(_free_slot, 0), null);
         insert into lh_grant (
                 namespace, name, token, bucket, id_hash, state, client, label, host, pid, purpose, mode, kind,
-                grant_limit, slot, delay, ticket, since, heartbeat_expires_at, until)
+                grant_limit, slot, delay, min_hold, ticket, since, heartbeat_expires_at, until)
             values (
                 _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind,
-                _grant_limit, _slot, _delay, 0, _now, _now + 15000000, _now + _ttl);
+                _grant_limit, _slot, _delay, _min_hold, 0, _now, _now + 15000000, _now + _ttl);
         set _answer = 1, _life = _ttl;
         if _sweep > 0 then  -- now and then, check whether this is the bucket's only grant, unless that is a long search
             select count(*) < 256 and count(if(bucket = _bucket, 1, null)) = 1 into _is_sole from (
@@ -124,7 +124,7 @@ begin
             update lh_grant set
                     until = greatest(if(state = 1, _now, until), _now + _ttl),
                     since = if(state = 1, _now, since),
-                    state = 2, client = _client, delay = _delay, heartbeat_expires_at = _now + 15000000
+                    state = 2, client = _client, delay = _delay, min_hold = _min_hold, heartbeat_expires_at = _now + 15000000
                 where namespace = _namespace and name = _name and token = _own_token;
         end if;
         select token, until - _now, slot into _token, _life, _slot
@@ -262,26 +262,26 @@ begin
 end
 $$
 
--- A release that the fast path cannot make: of a queue position or a reservation, with _min_hold, or too late.
+-- A release that the fast path cannot make: of a queue position or a reservation, with min_hold, or too late.
 create procedure if not exists lh_release_contended_v1(
-    _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _min_hold bigint,
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _keep boolean,
     _held boolean, out _ended boolean
 )
 begin
-    declare _now, _last_token, _token, _locked, _since, _until bigint;
+    declare _now, _last_token, _token, _locked, _since, _until, _min_hold bigint;
     declare _state integer;
     set _ended = false;
     select max(token) into _token from lh_grant
         where namespace = _namespace and name = _name and id_hash = _id_hash and state = 2;
     if _token is not null and _held then
-        select token, state, since, until into _locked, _state, _since, _until from lh_grant
+        select token, state, since, until, min_hold into _locked, _state, _since, _until, _min_hold from lh_grant
             where namespace = _namespace and name = _name and token = _token and state = 2 for update;
     end if;
     call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
     if _until <= _now then
         set _state = null;  -- too late
     elseif _locked is null then  -- read again: before the bucket was locked, the claim may have changed its state
-        select token, state, since into _token, _state, _since from lh_grant
+        select token, state, since, min_hold into _token, _state, _since, _min_hold from lh_grant
             where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2) and until > _now
             limit 1;
         if _state = 2 and _held then
@@ -293,7 +293,7 @@ begin
         signal sqlstate '45000' set message_text = 'a transaction has just checked this lease', mysql_errno = 1205;
     end if;
     set _since = least(_since, _now);
-    if _state = 2 and _held and _min_hold > 0 and _since + _min_hold > _now then
+    if _state = 2 and _held and _keep and _since + _min_hold > _now then
         update lh_grant set state = 3, delay = 0, until = _since + _min_hold
             where namespace = _namespace and name = _name and token = _token;
         set _ended = true;

@@ -8,7 +8,7 @@
 create or replace function "leasehold".lh_attempt_v1(
     _namespace text, _bucket integer, _name text, _id_hash text, _client text,
     _label text, _host text, _pid bigint, _purpose text,
-    _mode text, _kind text, _grant_limit integer, _ttl bigint, _delay bigint, _queue boolean,
+    _mode text, _kind text, _grant_limit integer, _ttl bigint, _delay bigint, _min_hold bigint, _queue boolean,
     _sweep integer, _lock_timeout_ms integer
 ) returns json
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
@@ -31,7 +31,7 @@ begin
     end loop;
     insert into "leasehold".lh_grant select
             _namespace, _name, _token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind,
-            _grant_limit, _slot, _delay, 0, _now, _now + 15000000, _now + _ttl, false
+            _grant_limit, _slot, _delay, 0, _now, _now + 15000000, _now + _ttl, false, _min_hold
         where not exists (select 1 from "leasehold".lh_grant g where g.namespace = _namespace and g.name = _name)
             and not exists (select 1 from "leasehold".lh_queue l where l.namespace = _namespace and l.name = _name);
     if found then
@@ -39,7 +39,7 @@ begin
     else
         _reply := "leasehold".lh_contend_v1(
             _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose,
-            _mode, _kind, _grant_limit, _ttl, _delay, _queue, _now);
+            _mode, _kind, _grant_limit, _ttl, _delay, _min_hold, _queue, _now);
     end if;
     if _sweep > 0 then
         perform "leasehold".lh_sweep_v1(_sweep);
@@ -52,7 +52,7 @@ $lh$;
 create or replace function "leasehold".lh_contend_v1(
     _namespace text, _bucket integer, _name text, _id_hash text, _client text,
     _label text, _host text, _pid bigint, _purpose text,
-    _mode text, _kind text, _grant_limit integer, _ttl bigint, _delay bigint, _queue boolean, _now bigint
+    _mode text, _kind text, _grant_limit integer, _ttl bigint, _delay bigint, _min_hold bigint, _queue boolean, _now bigint
 ) returns json
 language plpgsql as $lh$
 #variable_conflict use_column
@@ -110,7 +110,7 @@ begin
         slot := case _kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end;
         insert into "leasehold".lh_grant values (
             _namespace, _name, token, _bucket, _id_hash, 2, _client, _label, _host, _pid, _purpose, _mode, _kind,
-            _grant_limit, slot, _delay, 0, _now, _now + 15000000, _now + _ttl, true);
+            _grant_limit, slot, _delay, 0, _now, _now + 15000000, _now + _ttl, true, _min_hold);
         answer := 1;
         life := _ttl;
     elsif _own_grant.id_hash is null and (_queue or _ticket is not null) then
@@ -140,7 +140,7 @@ begin
     if _own_grant.id_hash is not null then
         -- Reserved or held: the same token, and at least the requested ttl. `until` never moves back (E2, E8).
         update "leasehold".lh_grant g set
-                state = 2, client = _client, delay = _delay, heartbeat_expires_at = _now + 15000000,
+                state = 2, client = _client, delay = _delay, min_hold = _min_hold, heartbeat_expires_at = _now + 15000000,
                 since = case g.state when 1 then _now else g.since end,
                 until = greatest(case g.state when 1 then _now else g.until end, _now + _ttl)
             where namespace = _namespace and name = _name and g.token = _own_grant.token

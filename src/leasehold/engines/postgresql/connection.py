@@ -20,7 +20,7 @@ _log = logging.getLogger("leasehold.postgresql")
 _GRACE: Final = 1.0  # seconds past the call's timeout, after which the server ends the statement
 # Each verb's number of parameters.
 _VERBS: Final = {
-    "attempt": 17,
+    "attempt": 18,
     "renew": 6,
     "heartbeat": 5,
     "release": 7,

@@ -205,7 +205,7 @@ begin
                 _namespace, _name, _token, _bucket, _head.id_hash, 1, _head.client, _head.label, _head.host, _head.pid,
                 _head.purpose, _head.mode, _queue_row.kind, _queue_row.grant_limit,
                 case _queue_row.kind when 'semaphore' then "leasehold".lh_free_slot_v1(_namespace, _name) end,
-                _head.delay, _head.ticket, _now, _head.heartbeat_expires_at, _now + 3000000, true);
+                _head.delay, _head.ticket, _now, _head.heartbeat_expires_at, _now + 3000000, true, 0);
             if _head.id_hash <> _caller_id_hash then
                 perform "leasehold".lh_notify_v1(_head.client, 'reserved', _head.id_hash, 0, _namespace, _name);
             end if;

@@ -58,6 +58,7 @@ create table if not exists "leasehold".lh_grant (
     heartbeat_expires_at bigint not null,
     until bigint not null,
     contended boolean not null,
+    min_hold bigint not null,
     primary key (namespace, name, token)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 

@@ -74,10 +74,10 @@ $lh$;
 
 -- Release a claim, held or queued (E6). True: a live grant ended. _held false: give up only a queue position or a
 -- reservation; the release answers a wake-up for an unknown claim, and that claim may have been granted since.
--- _min_hold: the grant keeps cooling until this much time has passed since it began, never longer than that, even if
--- the clock stepped back.
+-- _keep: the grant keeps cooling until its min_hold has passed since it began, never longer than that, even if the clock
+-- stepped back. Not _keep: its min_hold does not apply.
 create or replace function "leasehold".lh_release_v1(
-    _namespace text, _bucket integer, _name text, _id_hash text, _min_hold bigint, _held boolean,
+    _namespace text, _bucket integer, _name text, _id_hash text, _keep boolean, _held boolean,
     _lock_timeout_ms integer
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
@@ -86,7 +86,7 @@ declare
     _now bigint;
     _ended boolean;
 begin
-    if _held and _min_hold = 0 then
+    if _held then
         -- If no other claim has asked for the name since it was granted (`lh_set_contended_v1`) and no transaction has
         -- checked the lease, no other client is affected, and the bucket need not be locked: that saves a seventh of
         -- the server's work for a pair. xmax = 0: a row that a transaction has or had locked is left to the code below.
@@ -94,7 +94,7 @@ begin
         -- and a caller that has the bucket may be waiting for this release.
         delete from "leasehold".lh_grant
             where namespace = _namespace and name = _name and id_hash = _id_hash and state = 2 and not contended
-                and xmax = 0 and until > "leasehold".lh_now_v1();
+                and (min_hold = 0 or not _keep) and xmax = 0 and until > "leasehold".lh_now_v1();
         if found then
             return true;
         elsif pg_current_xact_id_if_assigned() is not null then
@@ -108,16 +108,16 @@ begin
     delete from "leasehold".lh_grant where ctid = (
         select ctid from "leasehold".lh_grant
         where namespace = _namespace and name = _name and id_hash = _id_hash and until > _now
-            and (state = 1 or state = 2 and _held and (_min_hold = 0 or least(since, _now) + _min_hold <= _now))
+            and (state = 1 or state = 2 and _held and (not _keep or least(since, _now) + min_hold <= _now))
         for update skip locked);
     _ended := found;
     if not _ended then
         -- min_hold keeps the grant for a while; or a transaction of its holder has its row locked, and then the grant
         -- ends with that transaction.
         update "leasehold".lh_grant set
-                state = case when _min_hold > 0 and least(since, _now) + _min_hold > _now then 3 else state end,
+                state = case when _keep and least(since, _now) + min_hold > _now then 3 else state end,
                 delay = 0,
-                until = case when _min_hold > 0 then greatest(least(since, _now) + _min_hold, _now) else _now end
+                until = case when _keep then greatest(least(since, _now) + min_hold, _now) else _now end
             where namespace = _namespace and name = _name and id_hash = _id_hash and until > _now and state = 2
                 and _held;
         _ended := found;

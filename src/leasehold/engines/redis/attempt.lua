@@ -2,13 +2,14 @@
 -- Acquire the name, or join its queue and stay in it (E1, E2, E3, E8).
 -- ARGV  1 id hash  2 ttl  3 delay  4 queue: 1 or 0  5 semaphore_limit: 0 for a lock
 --       6 the other fields of a grant, packed: state, shared, delay, slot, ticket, heartbeat_expires_at, client, holder
+--       7 min_hold, if it is not 0
 -- Reply {token, life, slot}     granted; slot -1: none
 --       {0, left, position, token, holder, subscribed}   busy; left -1: nothing blocks the name; position -1: not
 --                               queued; subscribed 0: the client's channel has no subscriber
 --       {-1, semaphore_limit}   in use as another kind
 local raw = redis.call('GET', NAME)
 local id_hash, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-if not raw and ARGV[5] == '0' then  -- no holder, no waiter. Commands format numbers slowly, so they get strings
+if not raw and ARGV[5] == '0' and not ARGV[7] then  -- no holder, no waiter. Commands format numbers slowly, so they get strings
   local token, last = now, redis.call('SET', COUNTER, string.format('%s%06d', time[1], time[2]), 'GET')
   if last and tonumber(last) >= now then  -- the clock went back: continue from the counter
     token = last + 1
@@ -26,5 +27,5 @@ local _, shared, _, _, _, _, client, holder = cmsgpack.unpack(ARGV[6])
 --@ attempt_claim.lua
 
 local grant, answer = attempt_claim({id_hash = id_hash, ttl = ttl, delay = delay, limit = tonumber(ARGV[5]),
-  shared = shared, queue = ARGV[4] == '1', client = client, holder = holder})
+  shared = shared, queue = ARGV[4] == '1', client = client, holder = holder, min_hold = tonumber(ARGV[7] or 0)})
 return grant and {grant.token, answer, grant.slot} or answer

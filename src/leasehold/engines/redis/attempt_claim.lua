@@ -1,5 +1,5 @@
 -- An attempt at a name that has a holder or a waiter, or may have several holders: for both engines (E1, E2, E8).
--- claim: id_hash, ttl, delay, limit, shared, queue, client, holder; with Redlock also number, proposal and ticket, which
+-- claim: id_hash, ttl, delay, min_hold, limit, shared, queue, client, holder; with Redlock also number, proposal and ticket, which
 -- its clients choose. Returns the grant's entry and its life; else nil and the reply.
 
 local function busy(entry)
@@ -27,7 +27,7 @@ local function attempt_claim(claim)
     advance_queue()
     if not head() and redis.call('EXISTS', WAITERS) == 0 then next_waiter_scan = now + WAITER_TTL end
     entry = {id_hash = claim.id_hash, state = PASSED, token = 0, expires_at = 0, since = now, shared = claim.shared,
-      delay = claim.delay, slot = -1, ticket = 0, heartbeat_expires_at = 0, holder = claim.holder}
+      delay = claim.delay, slot = -1, ticket = 0, heartbeat_expires_at = 0, holder = claim.holder, min_hold = claim.min_hold}
     if not head() and can_admit(claim.shared) then
       make_holder(entry, RESERVED, now)  -- and claimed at once, below
     elseif not claim.queue then
@@ -55,7 +55,7 @@ local function attempt_claim(claim)
       redis.call('SET', COUNTER, format_integer(entry.token))
     end
   end
-  entry.delay = claim.delay
+  entry.delay, entry.min_hold = claim.delay, claim.min_hold
   local life = extend(entry, claim.ttl)
   advance_queue()
   save()

@@ -1,7 +1,8 @@
 -- How a claim ends by a release or a break: for both engines (E6).
 
-local function release_claim(entry, min_hold)
-  local hold_until = math.min(entry.since, now) + min_hold  -- if the clock went back, still no longer than min_hold
+local function release_claim(entry, keep)  -- keep: for the rest of the grant's min_hold
+  -- If the clock went back, still no longer than min_hold.
+  local hold_until = keep and math.min(entry.since, now) + entry.min_hold or now
   if entry.state == HELD and hold_until > now then
     start_cooling(entry, hold_until, 0)
   else

@@ -27,7 +27,7 @@ from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
+from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime, maybe_await
 
 TRAITS: Final = Traits(survives="restart")  # at best: depends on the server's settings
@@ -289,7 +289,7 @@ class RedisEngine:
     # -------------------------------------------------------------- answers
 
     def _compensation(self, claim: Claim) -> bytes:
-        without_min_hold = claim._replace(min_hold=0.0) if claim.min_hold else claim
+        without_min_hold = claim._replace(min_hold=NO_MIN_HOLD) if claim.min_hold else claim
         return self._requests.release(
             self._requests.name_keys(without_min_hold.namespace, without_min_hold.name), without_min_hold
         )

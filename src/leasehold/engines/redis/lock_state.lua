@@ -31,12 +31,14 @@ end
 local function unpack_entry(entry)
   return {id_hash = entry[1], token = entry[2], expires_at = entry[3], since = entry[4], state = entry[5],
     shared = entry[6], delay = entry[7], slot = entry[8], ticket = entry[9], heartbeat_expires_at = entry[10],
-    client = entry[11], holder = entry[12], number = entry[13]}
+    client = entry[11], holder = entry[12], number = entry[13], min_hold = entry[14] or 0}
 end
 
-local function pack_entry(entry)
+local function pack_entry(entry)  -- number: only with Redlock; min_hold: only if there is one
+  local has_min_hold = entry.min_hold > 0
   return {entry.id_hash, entry.token, entry.expires_at, entry.since, entry.state, entry.shared, entry.delay, entry.slot,
-    entry.ticket, entry.heartbeat_expires_at, entry.client, entry.holder, entry.number}  -- number: only with Redlock
+    entry.ticket, entry.heartbeat_expires_at, entry.client, entry.holder,
+    entry.number or has_min_hold and 0 or nil, has_min_hold and entry.min_hold or nil}
 end
 
 for n = 6, #lock_state do

@@ -70,8 +70,9 @@ def encode_attempt_arguments(claim: Claim, client: str) -> tuple[bytes, bytes]:
     shared, delay = int(claim.mode == "shared"), to_micros(claim.delay)
     fields = (HELD, shared, delay, 0 if semaphore_limit else -1, 0, 0, client, encode_holder(claim.holder))
     packed_grant = b"".join([encode_msgpack(field) for field in fields])
+    min_hold = (to_micros(claim.min_hold),) if claim.min_hold > 0 else ()
     without_queue, with_queue = (
-        b"\r\n" + encode_arguments(to_micros(claim.ttl), delay, queue, semaphore_limit, packed_grant)
+        b"\r\n" + encode_arguments(to_micros(claim.ttl), delay, queue, semaphore_limit, packed_grant, *min_hold)
         for queue in (0, 1)
     )
     return without_queue, with_queue
@@ -124,21 +125,20 @@ class RedisRequests:
         return arguments
 
     def attempt(self, keys: NameKeys, claim: Claim) -> bytes:
-        last_arguments, key = self._last_arguments, claim[4:10]  # comparing takes a third of the time of a look-up
+        last_arguments, key = self._last_arguments, claim[4:11]  # comparing takes a third of the time of a look-up
         arguments = last_arguments[1] if last_arguments[0] == key else self._lookup_arguments(key, claim)
-        return b"".join(
-            (self._attempt_prefix, keys.encoded, _ID_HASH_HEADER, bytes.fromhex(claim.id_hash), arguments[claim.queue])
-        )
+        prefix = self._encode_prefix(self.scripts.attempt, 7) if claim.min_hold > 0 else self._attempt_prefix
+        return b"".join((prefix, keys.encoded, _ID_HASH_HEADER, bytes.fromhex(claim.id_hash), arguments[claim.queue]))
 
     def release(self, keys: NameKeys, claim: Claim) -> bytes:
         id_hash = bytes.fromhex(claim.id_hash)
-        if claim.id and not claim.min_hold:
+        if claim.id and claim.min_hold >= 0:
             return b"".join((self._release_prefix, keys.encoded, _ID_HASH_HEADER, id_hash, b"\r\n"))
         held = int(bool(claim.id))  # 0: does not end a grant
         return (
             self._encode_prefix(self.scripts.release, 3)
             + keys.encoded
-            + encode_arguments(id_hash, to_micros(claim.min_hold), held)
+            + encode_arguments(id_hash, int(claim.min_hold >= 0), held)
         )
 
     def renew(self, keys: NameKeys, claims: Sequence[Claim]) -> bytes:

@@ -71,16 +71,16 @@ class RedlockRequests:
 
     def _encoded_arguments(self, claim: Claim) -> bytes:
         """The encoded arguments after id hash, number and ticket: the same for all claims of a lock."""
-        cache_key = (claim.holder, claim.ttl, claim.delay, claim.queue)
+        cache_key = (claim.holder, claim.ttl, claim.delay, claim.min_hold, claim.queue)
         arguments = self._cached_arguments.get(cache_key)
         if arguments is None:
-            delay = to_micros(claim.delay)
+            delay, min_hold = to_micros(claim.delay), (to_micros(claim.min_hold),) if claim.min_hold > 0 else ()
             fields = (HELD, 0, delay, -1, 0, 0, self._client, encode_holder(claim.holder))
             packed_grant = b"".join([encode_msgpack(field) for field in fields])
             if len(self._cached_arguments) >= _MAX_CACHED:
                 self._cached_arguments.clear()
             arguments = self._cached_arguments[cache_key] = encode_arguments(
-                to_micros(claim.ttl), delay, int(claim.queue), packed_grant
+                to_micros(claim.ttl), delay, int(claim.queue), packed_grant, *min_hold
             )
         return arguments
 
@@ -88,7 +88,8 @@ class RedlockRequests:
         number_text, ticket_text = b"%d" % number, b"%d" % ticket
         values = (bytes.fromhex(claim.id_hash), len(number_text), number_text, len(ticket_text), ticket_text)
         arguments = b"$16\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % values
-        return b"".join((self._attempt_prefix, keys.encoded, arguments, self._encoded_arguments(claim)))
+        prefix = self._attempt_prefix if claim.min_hold <= 0 else encode_prefix(self.scripts.attempt, 8)
+        return b"".join((prefix, keys.encoded, arguments, self._encoded_arguments(claim)))
 
     def confirm(self, keys: NameKeys, claim: Claim, token: int, number: int) -> bytes:
         return (
@@ -105,12 +106,13 @@ class RedlockRequests:
 
     def rejoin(self, keys: NameKeys, claim: Claim, number: int, valid_until: int = 0) -> bytes:
         arguments = encode_arguments(bytes.fromhex(claim.id_hash), number, claim.token, valid_until)
-        return encode_prefix(self.scripts.rejoin, 8) + keys.encoded + arguments + self._encoded_arguments(claim)
+        count = 9 if claim.min_hold > 0 else 8
+        return encode_prefix(self.scripts.rejoin, count) + keys.encoded + arguments + self._encoded_arguments(claim)
 
     def release(self, keys: NameKeys, claim: Claim) -> bytes:
-        if claim.id and not claim.min_hold:
+        if claim.id and claim.min_hold >= 0:
             return b"%b%b$16\r\n%b\r\n" % (self._release_prefix, keys.encoded, bytes.fromhex(claim.id_hash))
-        return self._full_release(keys, claim, to_micros(claim.min_hold), int(bool(claim.id)), 0, 0)
+        return self._full_release(keys, claim, int(claim.min_hold >= 0), int(bool(claim.id)), 0, 0)
 
     def undo_attempt(self, keys: NameKeys, claim: Claim, number: int, ticket: int = 0) -> bytes:
         """Release what the request with this number got, but not what a later request got; with a ticket, requeue."""

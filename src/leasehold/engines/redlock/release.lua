@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Release a claim on this node, held or queued (E6), or requeue it.
--- ARGV  1 id hash; unless they are 0, 1, 0 and 0: 2 min_hold  3 held: 0 ends a position or a reservation, never a grant
+-- ARGV  1 id hash; unless they are 1, 1, 0 and 0: 2 keep: 0 if min_hold does not apply  3 held: 0 ends a position or a reservation, never a grant
 --       4 max_number: unless 0, do nothing if a request with a higher number has arrived since
 --       5 ticket: unless 0, requeue the claim with this ticket
 -- Reply 1: this call ended a grant or a reservation; 2: and the node then reserved the name for this claim; 0: there
@@ -10,7 +10,7 @@
 --@ lock_state.lua
 --@ end_claim.lua
 
-local min_hold, max_number, ticket = tonumber(ARGV[2] or 0), tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
+local max_number, ticket = tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
 expire_holders()
 local entry = find(ARGV[1])
 if entry and entry.state == HELD and ARGV[3] == '0' then entry = nil end
@@ -26,7 +26,7 @@ if entry and ticket > 0 then
     write_waiter(entry)
   end
 elseif entry then
-  release_claim(entry, min_hold)
+  release_claim(entry, ARGV[2] ~= '0')
 end
 advance_queue(ticket > 0 and entry or nil)
 save()

@@ -20,7 +20,7 @@ from leasehold.engines.redlock.client_state import ProposalClock
 from leasehold.engines.redlock.protocol import NodeRenewal, RedlockRequests
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.errors import LeaseholdError, Unavailable
-from leasehold.model import Alive, Claim, Gone
+from leasehold.model import NO_MIN_HOLD, Alive, Claim, Gone
 
 _OFFER_LIFETIME: Final = 500_000  # microseconds that an offer is valid
 
@@ -115,7 +115,8 @@ class RedlockRenewer:
             return
         release, requests = self._requests.scripts.release, self._requests
         packed = {
-            each.id_hash: requests.release(self._name_keys(each), each._replace(min_hold=0.0)) for each in released
+            each.id_hash: requests.release(self._name_keys(each), each._replace(min_hold=NO_MIN_HOLD))
+            for each in released
         }
         result = await self._broadcaster.run_round(
             release, {node: list(packed.values())}, deadline, released[0].ttl, lambda _: True

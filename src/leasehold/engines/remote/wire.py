@@ -33,7 +33,20 @@ from leasehold.config import check_limit, check_seconds, check_ttl
 from leasehold.core.names import check_name, check_namespace, hash_id
 from leasehold.core.texts import server_text
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Mismatch, NotSent, Unavailable, Unsupported
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, HoldingState, Kind, Mode, Traits
+from leasehold.model import (
+    NO_MIN_HOLD,
+    Alive,
+    Busy,
+    Claim,
+    Gone,
+    Grant,
+    Holder,
+    Holding,
+    HoldingState,
+    Kind,
+    Mode,
+    Traits,
+)
 
 Json: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -116,11 +129,15 @@ def claim_from_json(value: object, now: float) -> Claim:
         _one_of(made.get("kind", "lock"), get_args(Kind), "kind"),
         check_limit(made.get("limit", 1)),
         check_seconds("delay", _seconds(made.get("delay", 0.0), "delay")),
-        check_seconds("min_hold", _seconds(made.get("min_hold", 0.0), "min_hold")),
+        _min_hold(made.get("min_hold", 0.0)),
         _flag(made.get("queue", False), "queue"),
         integer_from_json(made.get("token", 0), "token"),
         inf if wait_left is None else now + _seconds(wait_left, "wait_left"),
     )
+
+
+def _min_hold(value: object) -> float:
+    return NO_MIN_HOLD if value == NO_MIN_HOLD else check_seconds("min_hold", _seconds(value, "min_hold"))
 
 
 def check_id(claim_id: object) -> str:

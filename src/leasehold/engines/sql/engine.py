@@ -100,7 +100,13 @@ class SqlEngine:
         try:
             address = await self._wakeup_address(claim.queue, deadline)
             values = (*key(claim), address, *claim.holder, claim.mode, claim.kind, claim.limit, micros(claim.ttl))
-            options = (micros(claim.delay), claim.queue, self._sweep_round(), self._lock_timeout_ms(deadline))
+            options = (
+                micros(claim.delay),
+                micros(max(0.0, claim.min_hold)),
+                claim.queue,
+                self._sweep_round(),
+                self._lock_timeout_ms(deadline),
+            )
             rows = await self._connection.call("attempt", (*values, *options), deadline, claim)
         except (ConfigError, Unavailable) as error:
             # Refused, or this client never reached a server.
@@ -198,7 +204,7 @@ class SqlEngine:
         self._never_applied.discard(claim.id_hash)
 
     def _release_args(self, claim: Claim, deadline: float) -> tuple[Any, ...]:
-        return (*key(claim), micros(claim.min_hold), bool(claim.id), self._lock_timeout_ms(deadline))
+        return (*key(claim), claim.min_hold >= 0, bool(claim.id), self._lock_timeout_ms(deadline))
 
     def _decoding(self) -> AbstractContextManager[None]:
         return decoding(self._connection.server_name, self.name)

@@ -259,7 +259,10 @@ class SqliteEngine:
             if release_uncontended(db, self._boot_clock, claim):
                 return True
             verb = partial(
-                LockState.release, id_hash=claim.id_hash, min_hold=claim.min_hold, release_held=bool(claim.id)
+                LockState.release,
+                id_hash=claim.id_hash,
+                keep_min_hold=claim.min_hold >= 0,
+                release_held=bool(claim.id),
             )
             return self._apply(db, notifications, (claim.namespace, claim.name, claim.id_hash), verb)
 

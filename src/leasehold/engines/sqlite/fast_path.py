@@ -26,6 +26,7 @@ _NEXT_TOKEN_IF_FREE: Final = """
 # Ends a grant that is held and has not expired, if the name has no waiters.
 _DELETE_IF_NO_WAITER: Final = """
     delete from lh_grant where namespace = ?1 and name = ?2 and id_hash = ?3 and state = ?4 and until > ?5
+        and (min_hold = 0 or ?7)
         and not exists (select 1 from lh_queue where namespace = ?1 and name = ?2)
         and exists (select 1 from lh_meta where clock_id = ?6)"""
 
@@ -38,14 +39,22 @@ def acquire_uncontended(db: sqlite3.Connection, boot_clock: BootClock, claim: Cl
     token, ticket = db.execute("select token, ticket from lh_meta").fetchone()
     now, slot = boot_clock.now(), 0 if claim.kind == "semaphore" else None
     holder_values = (token, claim.id_hash, HELD, client, *claim.holder, claim.mode, claim.delay)
-    time_values = (ticket, now, now + WAITER_TTL, now + claim.ttl, slot)
+    time_values = (ticket, now, now + WAITER_TTL, now + claim.ttl, slot, max(0.0, claim.min_hold))
     db.execute(REPLACE_GRANT, (*key, claim.ttl, claim.kind, claim.limit, *holder_values, *time_values))
     return Grant(token, claim.ttl, slot)
 
 
 def release_uncontended(db: sqlite3.Connection, boot_clock: BootClock, claim: Claim) -> bool:
     """Release a held claim that has no waiter to notify. False: not such a claim, and nothing has changed."""
-    if claim.min_hold or not claim.id:
+    if not claim.id:
         return False
-    values = (claim.namespace, claim.name, claim.id_hash, HELD, boot_clock.now(), boot_clock.clock_id)
+    values = (
+        claim.namespace,
+        claim.name,
+        claim.id_hash,
+        HELD,
+        boot_clock.now(),
+        boot_clock.clock_id,
+        claim.min_hold < 0,
+    )
     return bool(db.execute(_DELETE_IF_NO_WAITER, values).rowcount)

@@ -25,7 +25,7 @@ Row: TypeAlias = "tuple[Any, ...]"
 
 _GRANT_COLUMNS: Final = (
     "token, id_hash, state, client, label, host, pid, purpose, mode, delay, ticket, since, "
-    "heartbeat_expires_at, until, slot"
+    "heartbeat_expires_at, until, slot, min_hold"
 )
 _WAITER_COLUMNS: Final = (
     "passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at"
@@ -50,7 +50,7 @@ _DELETE_EXPIRED: Final = "delete from lh_waiter where namespace = ? and name = ?
 
 REPLACE_GRANT: Final = (
     f"replace into lh_grant (namespace, name, granted_ttl, kind, grant_limit, {_GRANT_COLUMNS}) "  # noqa: S608  # constants of ours
-    f"values ({', '.join('?' * 20)})"
+    f"values ({', '.join('?' * 21)})"
 )
 _REPLACE_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER_COLUMNS}) values ({', '.join('?' * 14)})"  # noqa: S608  # constants of ours
 _DELETE_GRANT: Final = "delete from lh_grant where namespace = ? and name = ? and token = ?"
@@ -137,14 +137,14 @@ class RowLockState(LockState):
             if new == row:
                 continue
             if row is not None and (new is None or new[:2] != row[:2] or len(new) != len(row)):
-                if len(row) == 15:
+                if len(row) == 16:
                     db.execute(_DELETE_GRANT, (*key, row[0]))
                 else:
                     db.execute(_DELETE_WAITER, (*key, row[0], row[1]))
             if new is None:
                 continue
-            if len(new) == 15:
-                if row is None or len(row) != 15 or row[13] != new[13]:
+            if len(new) == 16:
+                if row is None or len(row) != 16 or row[13] != new[13]:
                     granted_ttl = entry.expires_at - self._now
                 db.execute(REPLACE_GRANT, (*key, granted_ttl, self.kind, self.limit, *new))
             else:
@@ -185,6 +185,7 @@ class RowLockState(LockState):
             return (
                 *(entry.token, entry.id_hash, entry.state, entry.client, *entry.holder, entry.mode, entry.delay),
                 *(entry.ticket, entry.since, entry.heartbeat_expires_at, entry.expires_at, entry.slot),
+                entry.min_hold,
             )
         if self.entries.get(entry.id_hash) is entry:
             passed = int(entry.state == PASSED)
@@ -267,10 +268,11 @@ def holder_from_row(row: Row) -> QueueEntry:
         heartbeat_expires_at,
         until,
         slot,
+        min_hold,
     ) = row
     holder = Holder(label, host, pid, purpose)
     return QueueEntry(
-        id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at, state, until, token, slot
+        id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at, state, until, token, slot, min_hold
     )
 
 

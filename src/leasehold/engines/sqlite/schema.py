@@ -30,7 +30,7 @@ SCHEMA: Final = (
         label text not null, host text not null, pid integer not null, purpose text not null,
         mode text not null, delay real not null, ticket integer not null,
         since real not null, heartbeat_expires_at real not null, until real not null, slot integer,
-        granted_ttl real not null, kind text not null, grant_limit integer not null,
+        granted_ttl real not null, kind text not null, grant_limit integer not null, min_hold real not null,
         primary key (namespace, name, token)) without rowid""",
     """create table lh_waiter (
         namespace text not null, name text not null, passed integer not null, ticket integer not null,

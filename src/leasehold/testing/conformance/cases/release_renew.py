@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from leasehold.model import Alive, Claim, Gone
+from functools import partial
+from typing import Unpack
+
+from leasehold.model import NO_MIN_HOLD, Alive, Claim, Gone, Grant, Holder
 from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.context import CaseContext
-from leasehold.testing.conformance.engine_driver import EngineDriver
+from leasehold.testing.conformance.engine_driver import ClaimFields, EngineDriver
+
+_LONG = 60.0  # seconds that must not pass during a case
 
 
 @case(shows=("E6",))
@@ -148,6 +153,64 @@ async def early_release_keeps_name_cooling_for_min_hold(t: CaseContext) -> None:
     await t.pass_time(0.7 * t.rig.ttl)
     await other.refused_before(other.claim(), asked + t.rig.ttl)
     await other.granted_within(other.claim(), 0.4 * t.rig.ttl)
+
+
+def _bare(claim: Claim, **fields: Unpack[ClaimFields]) -> Claim:
+    """A claim that its caller knows only by namespace, name and id."""
+    return Claim(claim.namespace, claim.name, claim.id, claim.id_hash, Holder(""), 1.0)._replace(**fields)
+
+
+@case(needs={"outlives"}, shows=("E6",))
+async def engine_keeps_min_hold_for_a_release_that_does_not_know_it(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    for name, queue, releases in (("job", False, holder), ("queued", True, holder), ("elsewhere", False, other)):
+        ahead = await other.acquire(other.claim(name)) if queue else None
+        claim = holder.claim(name, min_hold=2 * t.rig.ttl, queue=queue)
+        if ahead is not None:
+            await holder.busy(claim)
+            await other.release(ahead)
+        asked = holder.now()
+        await holder.granted(claim)
+        assert await releases.release(_bare(claim)), f"a grant of {name} ended"
+        assert [holding.state for holding in await other.inspect(name, exact=True)] == ["cooling"]
+        await other.refused_before(other.claim(name), asked + 2 * t.rig.ttl)
+
+
+@case(needs={"outlives"}, shows=("E6",))
+async def min_hold_does_not_apply_to_a_claim_without_work(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    claim = holder.claim(min_hold=_LONG)
+    await holder.granted(claim)
+    await holder.release(claim._replace(min_hold=NO_MIN_HOLD))
+    await other.granted(other.claim())
+
+
+@case(needs={"outlives"}, shows=("E6",))
+async def release_that_does_not_know_the_delay_leaves_none(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    for driver in (holder, other):
+        claim, waiter = holder.claim(delay=_LONG), other.waiter()
+        await holder.granted(claim)
+        await other.busy(waiter)
+        assert await driver.release(_bare(claim))
+        await t.until(partial(_is_granted, other, waiter), "the waiter does not wait for the delay")
+        await other.release(waiter)
+
+
+@case(needs={"outlives", "ttl"}, shows=("E1", "E5", "E8"))
+async def renewal_that_does_not_know_the_delay_keeps_it(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    held = await holder.acquire(holder.claim(delay=4 * t.rig.ttl))
+    for driver in (holder, other, holder):
+        asked = driver.now()
+        alive = await driver.alive(_bare(held, ttl=t.rig.ttl)._replace(token=held.token))
+        assert alive.ttl <= t.rig.ttl + (await t.traits()).ttl_step, "the delay is not part of the life"
+    await t.pass_time(2 * t.rig.ttl)
+    await other.refused_before(other.claim(), asked + 4 * t.rig.ttl)
+
+
+async def _is_granted(driver: EngineDriver, claim: Claim) -> bool:
+    return isinstance(await driver.attempt(claim), Grant)
 
 
 @case(needs={"outlives", "ttl"}, shows=("E1", "E6"))
