@@ -11,6 +11,7 @@ keys.py        the file of API keys       auth.py    who calls, and what the cal
 limits.py      how much is admitted at once, and what is refused first
 tls.py         certificates               watched.py files that are read again when they change
 protocol.py    uvicorn's HTTP protocol, with limits
+audit.py       who was granted, released, broke or was refused what
 feed.py        what happens through this server, for callers that watch it
 metrics.py     the metrics of the server itself               openapi.py   the OpenAPI document, made from the routes
 run.py         runs the application on uvicorn: sockets, signals, drain

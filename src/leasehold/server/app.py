@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from leasehold import tracing
 from leasehold.errors import LeaseholdError
-from leasehold.events import Event, EventKind, Hook, call_hook
+from leasehold.events import Event, EventKind
 from leasehold.model import Alive, Claim, Gone
 from leasehold.server import api, calls, feed, metrics, openapi, problems, schemas
+from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator, certificate_names
 from leasehold.server.limits import Admitted, Limits
 from leasehold.server.messages import EventStream, Request, Response, problem_response, read_query
@@ -101,12 +102,11 @@ class App:
     """The ASGI application of one worker."""
 
     def __init__(
-        self, service: Service, authenticator: Authenticator, limits: Limits, hooks: Sequence[Hook] = ()
+        self, service: Service, authenticator: Authenticator, limits: Limits, audit: Audit | None = None
     ) -> None:
-        self.service, self.authenticator, self.limits = service, authenticator, limits
+        self.service, self.authenticator, self.limits, self.audit = service, authenticator, limits, audit
         self.feed = feed.Feed()
         self.metrics = metrics.ServerMetrics(self)
-        self._hooks: tuple[Hook, ...] = (self.feed, *hooks)
 
     def drain(self) -> None:
         """The server is about to end: callers go on at another one."""
@@ -193,7 +193,7 @@ class App:
     # ------------------------------------------------------ used by the routes
 
     def report(self, kind: EventKind, request: Request, claim: Claim, **fields: Any) -> None:
-        """Pass an event to the hooks: metrics, the audit log, callers that watch."""
+        """Pass an event to the audit log and to callers that watch."""
         event = Event(
             kind,
             self.service.config.scheme,
@@ -206,8 +206,12 @@ class App:
             purpose=claim.holder.purpose or None,
             **fields,
         )
-        for hook in self._hooks:
-            call_hook(hook, event)
+        self._pass_on(event, request)
+
+    def _pass_on(self, event: Event, request: Request) -> None:
+        self.feed(event)
+        if self.audit is not None:
+            self.audit.note(event, request)
 
     def report_renewal(self, request: Request, claim: Claim, reply: Alive | Gone | LeaseholdError) -> None:
         if isinstance(reply, Alive):
@@ -220,8 +224,7 @@ class App:
     def report_break(self, request: Request, namespace: str, name: str, token: int, reason: str) -> None:
         engine, now = self.service.config.scheme, self.service.runtime.wall()
         event = Event("broken", engine, namespace, name, now, token=token, actor=request.caller.who, why=reason or None)
-        for hook in self._hooks:
-            call_hook(hook, event)
+        self._pass_on(event, request)
 
     def watch(self, namespace: str, prefix: str) -> Stream[Event]:
         if self.service.draining:
@@ -234,6 +237,9 @@ class App:
 
     def admit_attempt(self, request: Request, claim: Claim) -> Callable[[bool], Admitted]:
         """Counts attempts of a claim. Only the first may be refused: later ones may have a reservation."""
+
+        if self.audit is not None:
+            self.audit.check()
 
         def admit(first: bool) -> Admitted:
             return self.limits.call(request.caller, "attempt" if first else "renew", claim.namespace, claim.name)
@@ -251,6 +257,8 @@ class App:
         problem = problems.problem_for(error)
         if problem.kind == "internal":
             _log.error("%s %s failed (request %s)", request.method, request.path, request.request_id, exc_info=error)
+        elif problem.kind == "forbidden" and self.audit is not None:
+            self.audit.note_denied(request, str(problem))
         elif problem is not error and problem.kind == "engine-unavailable":
             _log.info("%s %s: %s (request %s)", request.method, request.path, error, request.request_id)
         return problem

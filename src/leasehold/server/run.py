@@ -24,6 +24,7 @@ import uvloop
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError
 from leasehold.server.app import App
+from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
 from leasehold.server.limits import Limits
 from leasehold.server.protocol import Rules, protocol_for
@@ -31,6 +32,7 @@ from leasehold.server.service import Service
 from leasehold.server.settings import Settings, split_address
 from leasehold.server.tls import Certificates
 from leasehold.telemetry import EngineHealth
+from leasehold.telemetry.audit import AuditFile
 from leasehold.telemetry.logs import JSONFormatter
 
 _BACKLOG: Final = 2048
@@ -130,7 +132,10 @@ async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
     with contextlib.ExitStack() as stack:
         mode = 0o660 if settings.authenticates else 0o600
         sockets = [stack.enter_context(listen(address, mode)) for address in settings.listen]
-        app = App(service, authenticator, Limits(settings.limits))
+        audit = None
+        if settings.audit_file is not None:
+            audit = Audit(stack.enter_context(AuditFile(settings.audit_file)), settings.audit_required)
+        app = App(service, authenticator, Limits(settings.limits), audit)
         config = _uvicorn_config(app, settings)
         config.load()
         if certificates is not None:

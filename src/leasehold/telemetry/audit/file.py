@@ -155,7 +155,7 @@ class AuditFile:
 
     def __call__(self, event: Event) -> None:
         """Write an event, if it is one for the audit log. Never raises: failures are logged and counted."""
-        fields = _fields_of(event)
+        fields = fields_of(event)
         if fields is not None:
             action, more = fields
             self.write(action, **more)
@@ -415,7 +415,7 @@ class AuditFile:
         self._close_fd()
 
 
-def _fields_of(event: Event) -> tuple[Action, AuditFields] | None:
+def fields_of(event: Event) -> tuple[Action, AuditFields] | None:
     """The action and fields of an event; None: it is not one for the audit log."""
     action = _ACTIONS.get(event.kind)
     if action is None:

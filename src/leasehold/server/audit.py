@@ -1,0 +1,65 @@
+"""The audit log of a server: who was granted which name, how the grant ended, and who broke it or was refused."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from leasehold.errors import ConfigError
+from leasehold.events import Event
+from leasehold.server.messages import Request
+from leasehold.server.problems import Overloaded
+from leasehold.telemetry.audit.file import AuditFile, fields_of
+
+
+class Audit:
+    """Records are written once per turn of the loop: a busy server makes one call of the system for many of them."""
+
+    def __init__(self, file: AuditFile, required: bool) -> None:
+        self.file, self._required = file, required
+        self._flushing = False
+
+    def check(self) -> None:
+        """Raise if a grant needs a record and none can be written. Renewals and releases do not ask."""
+        if self._required:
+            try:
+                self.file.check()
+            except (OSError, ConfigError):
+                raise Overloaded(
+                    "the audit log cannot be written, so this server grants nothing: ask another"
+                ) from None
+
+    def note(self, event: Event, request: Request) -> None:
+        found = fields_of(event)
+        if found is None:
+            return
+        action, fields = found
+        fields |= {
+            "subject": request.caller.who,
+            "host": None,
+            "pid": None,
+        }  # not this process: the caller's are unknown
+        fields |= {"request": request.request_id, "trace": request.trace or None}
+        self.file.write(action, **fields)
+        self._flush_soon()
+
+    def note_denied(self, request: Request, why: str) -> None:
+        self.file.write(
+            "denied",
+            subject=request.caller.who,
+            why=why,
+            result=request.path,
+            request=request.request_id,
+            trace=request.trace or None,
+        )
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        with suppress(OSError, ConfigError):  # logged and counted by the file; `check` refuses the next attempts
+            self.file.flush()

@@ -1,0 +1,77 @@
+"""The audit log of a server: what is in it, and what happens if it cannot be written."""
+
+import json
+import os
+
+import pytest
+
+from tests.support.running_server import poll, running
+
+NAME, ID, OTHER = "orders/42", "first-0123456789", "second-0123456789"
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_audit_log_says_who_was_granted_released_and_broke_what(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    with running("--audit-file", str(path)) as server:
+        headers = {"X-Request-Id": "request-7"}
+        lease = server.post("/v1/acquire", {"name": NAME, "id": ID, "holder": "web-3", "ttl": 60}, headers=headers).json
+        server.post("/v1/acquire", {"name": NAME, "id": OTHER})
+        server.post("/v1/renew", {"name": NAME, "id": ID, "token": lease["token"], "ttl": 60})
+        server.post("/v1/break", {"name": NAME, "token": lease["token"], "reason": "it hangs"})
+        server.post("/v1/renew", {"name": NAME, "id": ID, "token": lease["token"], "ttl": 60})
+        server.post("/v1/calls", [{"do": "attempt", "claim": {"name": NAME, "id": OTHER, "ttl": 60}}])
+        server.post("/v1/release", {"name": NAME, "id": OTHER})
+        output = server.output
+    found = records(path)
+    assert [each["action"] for each in found] == ["open", "grant", "break", "loss", "grant", "release", "close"]
+    grant, break_ = found[1], found[2]
+    assert grant["lock"]["name"] == NAME
+    assert grant["who"] == {"subject": "anyone", "holder": "web-3"}
+    assert (grant["token"], grant["fingerprint"]) == (lease["token"], lease["fingerprint"])
+    assert grant["request"] == "request-7"
+    assert break_["why"] == "it hangs"
+    for secret in (ID, OTHER):
+        assert secret not in path.read_text() + output
+    assert os.stat(path).st_mode & 0o077 == 0
+
+
+def test_denied_requests_are_in_the_audit_log(tmp_path):
+    from datetime import UTC, datetime
+
+    from leasehold.server import keys
+
+    path, key_file = tmp_path / "audit.jsonl", tmp_path / "keys.toml"
+    key = keys.create(key_file, "web", [keys.Right.parse("lock::orders/")], now=datetime.now(UTC))
+    with running("--audit-file", str(path), "--keys", str(key_file)) as server:
+        assert server.post("/v1/acquire", {"name": "secrets/1", "id": ID}, key=key).status == 403
+    (denied,) = [each for each in records(path) if each["action"] == "denied"]
+    assert denied["who"]["subject"] == "web"
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_audit_log_that_cannot_be_written_stops_grants_if_required(tmp_path, required):
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    path = folder / "audit.jsonl"
+    arguments = ["--audit-file", str(path), *(["--audit-required"] if required else [])]
+    with running(*arguments) as server:
+        lease = server.post("/v1/acquire", {"name": NAME, "id": ID, "ttl": 60}).json
+        poll(lambda: len(records(path)) == 2)
+        path.rename(folder / "moved.jsonl")
+        path.mkdir()  # nothing can be written there
+        server.post("/v1/release", {"name": "other", "id": ID})
+        assert server.post("/v1/acquire", {"name": "noticed", "id": ID}).status == 200  # its record fails
+        answer = server.post("/v1/acquire", {"name": "next", "id": ID})
+        if required:
+            assert (answer.status, answer.kind, answer.json["done"]) == (503, "overloaded", False)
+        else:
+            assert answer.status == 200
+        renewal = {"name": NAME, "id": ID, "token": lease["token"]}
+        assert server.post("/v1/renew", renewal).status == 200
+        assert server.post("/v1/release", {"name": NAME, "id": ID}).json == {"released": True}
+        path.rmdir()
+        assert poll(lambda: server.post("/v1/acquire", {"name": "again", "id": ID}).status == 200)
