@@ -14,5 +14,6 @@ protocol.py    uvicorn's HTTP protocol, with limits
 audit.py       who was granted, released, broke or was refused what
 feed.py        what happens through this server, for callers that watch it
 metrics.py     the metrics of the server itself               openapi.py   the OpenAPI document, made from the routes
+workers.py     several processes of one host, and the wake-ups between them
 run.py         runs the application on uvicorn: sockets, signals, drain
 """

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from leasehold.engines.registry import ClaimRegistry
+from leasehold.engines.remote.wire import Notification
 from leasehold.model import Claim, Reason
 from leasehold.runtime.loop import Loop
 
@@ -22,6 +23,18 @@ class Slot(Protocol):
     """A place among the waiters that the server admits."""
 
     def end(self) -> None: ...
+
+
+class Relay(Protocol):
+    """How streams at other workers of the same server are reached."""
+
+    def opened(self, client: ClientKey) -> None: ...
+
+    def closed(self, client: ClientKey) -> None: ...
+
+    def knows(self, client: ClientKey) -> bool: ...
+
+    def notify(self, client: ClientKey, notification: Notification) -> bool: ...
 
 
 class Stream(Generic[T]):

@@ -31,6 +31,7 @@ from leasehold.server.protocol import Rules, protocol_for
 from leasehold.server.service import Service
 from leasehold.server.settings import Settings, split_address
 from leasehold.server.tls import Certificates
+from leasehold.server.workers import Relay, Worker, Workers
 from leasehold.telemetry import EngineHealth
 from leasehold.telemetry.audit import AuditFile
 from leasehold.telemetry.logs import JSONFormatter
@@ -86,8 +87,23 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it. `say` gets the line for each address, once it is served. Raises ConfigError."""
     _prepare_logs(settings)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until its handler is set
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, say))
+    check(settings)
+    with contextlib.ExitStack() as stack:
+        mode = 0o660 if settings.authenticates else 0o600
+        sockets = [stack.enter_context(listen(address, mode)) for address in settings.listen]
+
+        def on_started() -> None:
+            for sock in sockets:
+                say(f"listening on {shown_address(sock, settings.tls is not None)}")
+
+        def run(worker: Worker | None = None) -> None:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(settings, sockets, on_started if worker is None else worker.on_started, worker))
+
+        if settings.workers == 1:
+            run()
+        else:
+            Workers(settings.workers, run).run(on_started)
 
 
 def _prepare_logs(settings: Settings) -> None:
@@ -110,7 +126,9 @@ def check(settings: Settings) -> None:
     Service(EngineConfig.parse(settings.engine, settings.call_timeout))
 
 
-async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
+async def _serve(
+    settings: Settings, sockets: list[socket.socket], on_started: Callable[[], None], worker: Worker | None
+) -> None:
     authenticator = Authenticator.open(settings)
     certificates = None if settings.tls is None else Certificates(settings.tls)
     service = Service(EngineConfig.parse(settings.engine, settings.call_timeout))
@@ -125,13 +143,7 @@ async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
             await asyncio.sleep(_REFRESH_INTERVAL)
             refresh()
 
-    def on_started() -> None:
-        for sock in sockets:
-            say(f"listening on {shown_address(sock, certificates is not None)}")
-
     with contextlib.ExitStack() as stack:
-        mode = 0o660 if settings.authenticates else 0o600
-        sockets = [stack.enter_context(listen(address, mode)) for address in settings.listen]
         audit = None
         if settings.audit_file is not None:
             audit = Audit(stack.enter_context(AuditFile(settings.audit_file)), settings.audit_required)
@@ -143,9 +155,15 @@ async def _serve(settings: Settings, say: Callable[[str], None]) -> None:
         await service.start()
         health = stack.enter_context(contextlib.closing(EngineHealth(settings.engine, addresses=False)))
         app.metrics.sources.append(health)
+        server = Server(config, app, on_started, lambda: refresh(force=True))
+        if worker is not None:
+            relay = service.relay = Relay(worker, service)
+            relay.start()
+            stack.callback(relay.close)
+            worker.watch_parent(lambda: server.handle_exit(signal.SIGTERM, None))
         refreshing = asyncio.get_running_loop().create_task(refresh_often())
         try:
-            await Server(config, app, on_started, lambda: refresh(force=True)).serve(sockets)
+            await server.serve(sockets)
         finally:
             refreshing.cancel()
             await service.stop()

@@ -33,7 +33,7 @@ from leasehold.errors import ConfigError, LeaseholdError, NotSent, Reentered, Un
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.loop import Loop
 from leasehold.server.problems import Draining, invalid
-from leasehold.server.routes import ClientKey, Held, LongPoll, Registry, Route, Slot, Stream
+from leasehold.server.routes import ClientKey, Held, LongPoll, Registry, Relay, Route, Slot, Stream
 
 T = TypeVar("T")
 
@@ -64,6 +64,7 @@ class Service:
             )
         self.breaker = Breaker()
         self.draining = False
+        self.relay: Relay | None = None  # to the other workers of this server
         self.streams: dict[ClientKey, Stream[Notification]] = {}
         self.routes: dict[str, Route] = {}  # by id hash
         self.held: dict[str, Held] = {}
@@ -372,30 +373,48 @@ class Service:
         if (earlier := self.streams.get(client)) is not None:
             earlier.close()
         stream = self.streams[client] = Stream[Notification]()
+        if self.relay is not None:
+            self.relay.opened(client)
         stream.push(Hello(self.engine.traits))
         return stream
 
     def close_stream(self, client: ClientKey, stream: Stream[Notification]) -> None:
-        """The client is gone, or moved: what it was woken for and did not claim goes to the next waiter."""
+        """The client is gone, or moved."""
         stream.close()
         if self.streams.get(client) is not stream:
             return
         del self.streams[client]
+        if self.relay is not None:
+            self.relay.closed(client)
+        self.on_stream_gone(client)
+
+    def on_stream_gone(self, client: ClientKey) -> None:
+        """What the client was woken for and did not claim goes to the next waiter."""
         if not self.draining:
             for id_hash in list(self._routes_of.get(client, ())):
                 route = self.routes[id_hash]
                 if route.woken:
                     self._start(route, self._decline(route.claim))
 
+    def end_stream(self, client: ClientKey) -> None:
+        """The client has another stream, at another worker."""
+        if (stream := self.streams.pop(client, None)) is not None:
+            stream.close()
+
     def hears(self, client: ClientKey) -> bool:
         """Whether this server can wake the client."""
-        return client in self.streams
+        return client in self.streams or (self.relay is not None and self.relay.knows(client))
 
-    def _notify(self, client: ClientKey, notification: Notification) -> bool:
+    def notify_here(self, client: ClientKey, notification: Notification) -> bool:
         if (stream := self.streams.get(client)) is None:
             return False
         stream.push(notification)
         return True
+
+    def _notify(self, client: ClientKey, notification: Notification) -> bool:
+        if self.notify_here(client, notification):
+            return True
+        return self.relay is not None and self.relay.notify(client, notification)
 
     def _route(self, claim: Claim, client: ClientKey, reply: Grant | Busy, slot: Slot | None) -> None:
         """Note what an attempt of a remote engine means for wake-ups."""
@@ -422,7 +441,7 @@ class Service:
         if route.slot is not slot:
             _end(route.slot)
         route.claim, route.client, route.slot, route.woken = claim, client, slot, False
-        route.heard = client is not None and client in self.streams
+        route.heard = client is not None and self.hears(client)
         route.expires_at = self.runtime.now() + timing.WAITER_TTL
         if client is not None:
             self._routes_of.setdefault(client, set()).add(claim.id_hash)

@@ -1,0 +1,244 @@
+"""Several workers of one host: processes that share the listening sockets, and pass wake-ups on to each other.
+
+A client's stream and its attempts may reach different workers. The worker that gets the wake-up sends it to the worker
+that has the stream, as a datagram over sockets that only these processes have. A datagram may be lost: then the client
+is slower and just as correct, because wake-ups are hints (E4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from leasehold.engines.remote import wire
+from leasehold.errors import ConfigError
+from leasehold.server.routes import ClientKey
+from leasehold.server.service import Service
+
+_MAX_DATAGRAM: Final = 65_536
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RESTART_PAUSE: Final = 1.0  # seconds before a worker that ended is replaced
+
+_log = logging.getLogger("leasehold.server")
+
+
+class Worker(NamedTuple):
+    """What one worker needs to know."""
+
+    number: int
+    inbox: socket.socket  # datagrams for this worker
+    outboxes: Sequence[socket.socket]  # one for each worker
+    started: int  # a descriptor: a byte written there says that the worker serves
+    alive: int  # a descriptor: at its end the parent is gone
+
+    def on_started(self) -> None:
+        os.write(self.started, b".")
+
+    def watch_parent(self, on_gone: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(self.alive)
+            on_gone()
+
+        loop.add_reader(self.alive, gone)
+
+
+class _Message(msgspec.Struct, array_like=True):
+    """What workers tell each other. `what`: hello, opened, closed or notify."""
+
+    what: str
+    worker: int
+    who: str = ""
+    client: str = ""
+    notification: dict[str, object] | None = None
+
+
+class Relay:
+    """One worker's connection to the others. Knows which of them has which client's stream."""
+
+    def __init__(self, worker: Worker, service: Service) -> None:
+        self._own, self._service = worker.number, service
+        self._inbox, self._outboxes = worker.inbox, worker.outboxes
+        self._at: dict[ClientKey, int] = {}  # clients whose stream is at another worker
+        self._decoder = msgspec.json.Decoder(_Message)
+
+    def start(self) -> None:
+        asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
+        self._broadcast("hello")
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+
+    # ------------------------------------------------------ for the service
+
+    def opened(self, client: ClientKey) -> None:
+        self._at.pop(client, None)
+        self._broadcast("opened", client)
+
+    def closed(self, client: ClientKey) -> None:
+        self._broadcast("closed", client)
+
+    def knows(self, client: ClientKey) -> bool:
+        return client in self._at
+
+    def notify(self, client: ClientKey, notification: wire.Notification) -> bool:
+        """Send it to the worker that has the client's stream. False: none has, or it does not take it."""
+        worker = self._at.get(client)
+        if worker is None:
+            return False
+        return self._send(worker, _Message("notify", self._own, *client, wire.notification_to_json(notification)))
+
+    # -------------------------------------------------------------- datagrams
+
+    def _broadcast(self, what: str, client: ClientKey = ("", "")) -> None:
+        for worker in range(len(self._outboxes)):
+            if worker != self._own:
+                self._send(worker, _Message(what, self._own, *client))
+
+    def _send(self, worker: int, message: _Message) -> bool:
+        try:
+            self._outboxes[worker].send(msgspec.json.encode(message))
+        except OSError:  # it is too busy, or being replaced
+            return False
+        return True
+
+    def _receive(self) -> None:
+        for _ in range(100):  # then other work has its turn
+            try:
+                message = self._decoder.decode(self._inbox.recv(_MAX_DATAGRAM))
+            except BlockingIOError:
+                return
+            except (OSError, msgspec.DecodeError) as error:
+                _log.error("a message of another worker cannot be read: %s", error)
+                return
+            self._handle(message)
+
+    def _handle(self, message: _Message) -> None:
+        client = (message.who, message.client)
+        match message.what:
+            case "hello":  # it has just started: what its predecessor had is gone, and it does not know our streams
+                for lost in [each for each, worker in self._at.items() if worker == message.worker]:
+                    self._gone(lost)
+                for own in self._service.streams:
+                    self._send(message.worker, _Message("opened", self._own, *own))
+            case "opened":
+                self._at[client] = message.worker
+                self._service.end_stream(client)  # an earlier one, here
+            case "closed" if self._at.get(client) == message.worker:
+                self._gone(client)
+            case "notify":
+                for notification in wire.notifications_from_json([message.notification]):
+                    if not self._service.notify_here(client, notification):
+                        self._send(message.worker, _Message("closed", self._own, *client))
+
+    def _gone(self, client: ClientKey) -> None:
+        del self._at[client]
+        self._service.on_stream_gone(client)
+
+
+class Workers:
+    """The parent of the workers: starts them, replaces one that ends, and passes signals on."""
+
+    def __init__(self, count: int, run: Callable[[Worker], None]) -> None:
+        self._count, self._run_worker = count, run
+        self._pids: dict[int, int] = {}  # pid -> worker
+        self._ending = False
+
+    def run(self, on_started: Callable[[], None]) -> None:
+        """Return when all workers have ended after a signal. Raises ConfigError if one cannot start."""
+        self._started, self._alive = os.pipe(), os.pipe()
+        # Made before any worker, so that a worker that replaces another has the same.
+        self._boxes = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(self._count)]
+        for sock in itertools.chain(*self._boxes):
+            sock.setblocking(False)
+        try:
+            for number in _SIGNALS:
+                signal.signal(number, self._pass_on)
+            for worker in range(self._count):
+                self._start(worker)
+            started = self._await_started()
+            if started:
+                on_started()
+            self._supervise()
+            if not started:
+                raise ConfigError("a worker could not start: its log lines above say why")
+        finally:
+            for descriptor in (*self._started, *self._alive):
+                os.close(descriptor)
+            for sock in itertools.chain(*self._boxes):
+                sock.close()
+
+    def _start(self, worker: int) -> None:
+        # Blocked: the parent's handler must know the pid, and must not run in the child.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        pid = os.fork()
+        if pid:
+            self._pids[pid] = worker
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            return
+        code = 1
+        try:
+            os.close(self._alive[1])  # now only the parent has it open
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            outboxes = [outbox for _, outbox in self._boxes]
+            self._run_worker(Worker(worker, self._boxes[worker][0], outboxes, self._started[1], self._alive[0]))
+            code = 0
+        except ConfigError as error:
+            _log.error("%s", error)
+        except BaseException as error:
+            _log.error("a worker failed", exc_info=error)
+        finally:
+            os._exit(code)  # never returns into the parent's code
+
+    def _await_started(self) -> bool:
+        """Whether every worker serves. If one ends before that, the others are ended too."""
+        waiting = self._count
+        os.set_blocking(self._started[0], False)
+        while waiting and not self._ending:
+            with contextlib.suppress(BlockingIOError):
+                waiting -= len(os.read(self._started[0], waiting))
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                del self._pids[pid]
+                self._end()
+                return False
+            time.sleep(0.01)
+        return True
+
+    def _supervise(self) -> None:
+        while self._pids:
+            pid, status = os.waitpid(-1, 0)
+            worker = self._pids.pop(pid, None)
+            if worker is not None and not self._ending:
+                _log.error("worker %d ended with status %d: it is replaced", worker, os.waitstatus_to_exitcode(status))
+                time.sleep(_RESTART_PAUSE)
+                if not self._ending:
+                    self._start(worker)
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        if number == signal.SIGHUP:
+            self._signal(signal.SIGHUP)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._ending = True
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for pid in list(self._pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)

@@ -1,0 +1,137 @@
+"""Several workers of one server: they share the sockets, and pass wake-ups on to each other."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import leasehold
+from tests.support.running_server import RunningServer, poll, running
+
+WORKERS = 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with running("--workers", str(WORKERS), url=f"sqlite://{tmp_path_factory.mktemp('locks')}/locks.db") as server:
+        yield server
+
+
+def workers_of(server):
+    return [
+        int(pid) for pid in Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    ]
+
+
+def attempt(server, name, claim_id, client):
+    claim = {"name": name, "id": claim_id, "ttl": 60, "queue": True}
+    (answer,) = server.post("/v1/calls", [{"do": "attempt", "claim": claim}], headers={"Leasehold-Client": client}).json
+    return answer
+
+
+def test_every_worker_hears_a_client_whose_stream_is_at_one(server, name, new_id):
+    server.post("/v1/acquire", {"name": name, "id": new_id(), "ttl": 60})
+    with server.stream("/v1/stream", headers={"Leasehold-Client": "heard"}) as stream:
+        stream.wait_for("hello")
+        claim_id = new_id()
+        for _ in range(5 * WORKERS):  # each over its own connection, to any worker
+            poll(lambda: attempt(server, name, claim_id, "heard")["heard"])
+    poll(lambda: not attempt(server, name, claim_id, "heard")["heard"])
+
+
+def test_wakeup_reaches_the_worker_that_has_the_stream(server, name, new_id):
+    holder = new_id()
+    server.post("/v1/acquire", {"name": name, "id": holder, "ttl": 60})
+    with server.stream("/v1/stream", headers={"Leasehold-Client": "woken"}) as stream:
+        stream.wait_for("hello")
+        claim_id = new_id()
+        for _ in range(5):
+            poll(lambda: attempt(server, name, claim_id, "woken")["heard"])
+        server.post("/v1/release", {"name": name, "id": holder})
+        stream.wait_for('"wakeup"')
+        assert "grant" in attempt(server, name, claim_id, "woken")
+    server.post("/v1/release", {"name": name, "id": claim_id})
+
+
+def test_clients_wait_and_hand_over_through_workers(server):
+    url = f"http://127.0.0.1:{server.port}"
+    with leasehold.Client(url) as first, leasehold.Client(url) as second:
+        for _ in range(10):
+            lease = first.lock("hand-over", ttl=30).acquire()
+            lease.release()
+            with second.lock("hand-over", ttl=30, wait=30):
+                pass
+
+
+def test_worker_that_is_killed_is_replaced_and_no_lease_is_lost(server, name, new_id):
+    claim_id = new_id()
+    lease = server.post("/v1/acquire", {"name": name, "id": claim_id, "ttl": 60}).json
+    killed = workers_of(server)[0]
+    os.kill(killed, signal.SIGKILL)
+    poll(lambda: len(now := workers_of(server)) == WORKERS and killed not in now)
+    renewal = {"name": name, "id": claim_id, "token": lease["token"], "ttl": 60}
+
+    def renewed():
+        try:
+            return server.post("/v1/renew", renewal).status == 200
+        except OSError:  # a connection that the killed worker had accepted
+            return False
+
+    poll(renewed)
+
+
+def test_hangup_reaches_workers_and_ends_none(server):
+    before = workers_of(server)
+    server.process.send_signal(signal.SIGHUP)
+    assert server.get("/readyz").status == 200
+    assert workers_of(server) == before
+
+
+def test_workers_end_with_exit_0(tmp_path):
+    server = RunningServer("--workers", "2", url=f"sqlite://{tmp_path}/locks.db")
+    pids = workers_of(server)
+    assert len(pids) == 2
+    assert server.stop() == 0
+    assert not [pid for pid in pids if _runs(pid)]
+
+
+def test_worker_that_cannot_start_ends_the_server_with_78(tmp_path):
+    (tmp_path / "locks.db").write_text("this is no database, and long enough to be looked at " * 100)
+    program = [sys.executable, "-m", "leasehold", "-u", f"sqlite://{tmp_path}/locks.db", "serve"]
+    done = subprocess.run(
+        [*program, "--workers", "2", "--listen", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 78
+    assert "locks.db" in done.stderr
+    assert "listening" not in done.stderr
+
+
+def test_signals_in_quick_succession_end_all_workers(tmp_path):
+    server = RunningServer("--workers", "2", url=f"sqlite://{tmp_path}/locks.db")
+    pids = workers_of(server)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        server.process.send_signal(number)
+    assert server.stop() == 0
+    assert not [pid for pid in pids if _runs(pid)]
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    server = RunningServer("--workers", "2", url=f"sqlite://{tmp_path}/locks.db")
+    pids = workers_of(server)
+    server.process.kill()
+    server.process.wait(60)
+    poll(lambda: not [pid for pid in pids if _runs(pid)])
+    server.stop()
+
+
+def _runs(pid):
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
