@@ -278,6 +278,13 @@ def test_pages_follow_each_other_by_their_cursor(server, name, new_id):
     assert sizes == [2, 2, 2, 1]
 
 
+def test_empty_query_parameters_are_as_if_left_out(memory_server, name, new_id):
+    acquire(memory_server, name, new_id())
+    for query in (f"namespace=&prefix=&name={name}", f"namespace=&prefix={name}&limit=&cursor="):
+        answer = memory_server.get(f"/v1/locks?{query}")
+        assert [each["name"] for each in answer.json["holdings"]] == [name]
+
+
 def test_names_of_any_text_are_listed(server, new_id):
     odd = 'ä/"%2F ? & \u2028\U0001f512'
     acquire(server, odd, new_id(), namespace="odd")

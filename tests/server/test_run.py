@@ -203,11 +203,19 @@ def test_drain_answers_the_request_under_way():
         waiting = in_background(release, server, FIRST)
         poll(lambda: 'call"} 1' in server.get("/metrics").body.decode())
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)  # pause: the drain has begun; nothing shows it from outside, because the socket is closed
+        poll(lambda: refuses_connections(server))  # the drain has begun
         redis.resume()
         answer = waiting()
         assert (answer.status, answer.json) == (200, {"released": True})
         assert server.stop() == 0
+
+
+def refuses_connections(server):
+    try:
+        socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 # -- an engine that fails

@@ -510,7 +510,7 @@ async def test_client_without_a_stream_has_time_to_poll_its_reservation():
         await attempt(service, "polls")
         await attempt(service, "next")
         await release(service, "holder")
-        await asyncio.sleep(0.3)  # pause: a client that polls comes later
+        await asyncio.sleep(0.3)  # pause: such a client polls about every 0.2 s
         assert isinstance(await attempt(service, "polls"), Grant)
 
 

@@ -190,7 +190,7 @@ async def readyz(app: App, request: Request) -> Response:
 async def locks(app: App, request: Request) -> Response:
     arguments = known_arguments(request, "namespace", "prefix", "name", "limit", "cursor")
     exact = "name" in arguments
-    if exact and "prefix" in arguments:
+    if exact and arguments.get("prefix"):
         raise invalid("give name or prefix, not both", 400)
     limit, cursor = _read_limit(arguments.get("limit")), _read_cursor(arguments.get("cursor"))
     with checked():
@@ -203,7 +203,7 @@ async def locks(app: App, request: Request) -> Response:
 
 
 def _read_limit(text: str | None) -> int:
-    if text is None:
+    if not text:
         return schemas.MAX_HOLDINGS
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
         raise invalid("limit must be a whole number of at least 1", 400)
@@ -211,7 +211,7 @@ def _read_limit(text: str | None) -> int:
 
 
 def _read_cursor(text: str | None) -> tuple[str, int] | None:
-    if text is None:
+    if not text:
         return None
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(text.encode()), type=tuple[str, int])
