@@ -56,6 +56,17 @@ def test_wakeup_reaches_the_worker_that_has_the_stream(server, name, new_id):
     server.post("/v1/release", {"name": name, "id": claim_id})
 
 
+def test_events_of_all_workers_are_shown(server, name, new_id):
+    with server.stream(f"/v1/events?prefix={name}") as events:
+        assert events.answer.status == 200
+        # Each over its own connection, to any worker. The first may come before all workers know of the watcher.
+        for number in range(200):
+            server.post("/v1/acquire", {"name": f"{name}/{number}", "id": new_id(), "ttl": 60})
+        with_all = [f'"name":"{name}/{number}"' for number in range(150, 200)]
+        for text in with_all:
+            events.wait_for(text)
+
+
 def test_clients_wait_and_hand_over_through_workers(server):
     url = f"http://127.0.0.1:{server.port}"
     with leasehold.Client(url) as first, leasehold.Client(url) as second:

@@ -3,11 +3,12 @@ audit logs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from leasehold.core.names import check_namespace, check_prefix
 from leasehold.core.timing import HEARTBEAT_INTERVAL
-from leasehold.events import Event
+from leasehold.events import Event, Hook
 from leasehold.server.messages import EventStream, Request, checked, encode, known_arguments
 from leasehold.server.routes import Stream
 
@@ -25,12 +26,18 @@ class _Watcher(NamedTuple):
 
 
 class Feed:
-    """A hook that passes events on to those who watch."""
+    """A hook that passes events on to callers that watch, also at other workers of this server."""
 
     def __init__(self) -> None:
         self._watchers: dict[int, _Watcher] = {}
+        self.to_others: Hook = _pass_to_none
+        self.on_change: Callable[[], None] = _do_nothing  # called when a caller begins or ends to watch
 
     def __call__(self, event: Event) -> None:
+        self.pass_on_here(event)
+        self.to_others(event)
+
+    def pass_on_here(self, event: Event) -> None:
         for watcher in self._watchers.values():
             if watcher.namespace == event.namespace and event.name.startswith(watcher.prefix):
                 watcher.stream.push(event)
@@ -38,11 +45,13 @@ class Feed:
     def watch(self, namespace: str, prefix: str) -> Stream[Event]:
         stream = Stream[Event]()
         self._watchers[id(stream)] = _Watcher(namespace, prefix, stream)
+        self.on_change()
         return stream
 
     def forget(self, stream: Stream[Event]) -> None:
         stream.close()
         self._watchers.pop(id(stream), None)
+        self.on_change()
 
     def close(self) -> None:
         for watcher in self._watchers.values():
@@ -50,6 +59,14 @@ class Feed:
 
     def __len__(self) -> int:
         return len(self._watchers)
+
+
+def _pass_to_none(_event: Event) -> None:
+    """There are no other workers."""
+
+
+def _do_nothing() -> None:
+    """There are no other workers to tell."""
 
 
 async def events(app: App, request: Request) -> EventStream:

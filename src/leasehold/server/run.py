@@ -157,7 +157,7 @@ async def _serve(
         app.metrics.sources.append(health)
         server = Server(config, app, on_started, lambda: refresh(force=True))
         if worker is not None:
-            relay = service.relay = Relay(worker, service)
+            relay = service.relay = Relay(worker, service, app.feed)
             relay.start()
             stack.callback(relay.close)
             worker.watch_parent(lambda: server.handle_exit(signal.SIGTERM, None))

@@ -16,12 +16,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from leasehold.engines.remote import wire
 from leasehold.errors import ConfigError
+from leasehold.events import Event
+from leasehold.server.feed import Feed
 from leasehold.server.routes import ClientKey
 from leasehold.server.service import Service
 
@@ -55,26 +57,28 @@ class Worker(NamedTuple):
 
 
 class _Message(msgspec.Struct, array_like=True):
-    """What workers tell each other. `what`: hello, opened, closed or notify."""
+    """What workers tell each other. `what`: hello; opened, closed, notify (streams); watching, event (the feed)."""
 
     what: str
     worker: int
     who: str = ""
     client: str = ""
-    notification: dict[str, object] | None = None
+    payload: Any = None
 
 
 class Relay:
     """One worker's connection to the others. Knows which of them has which client's stream."""
 
-    def __init__(self, worker: Worker, service: Service) -> None:
-        self._own, self._service = worker.number, service
+    def __init__(self, worker: Worker, service: Service, feed: Feed) -> None:
+        self._own, self._service, self._feed = worker.number, service, feed
+        self._watching: set[int] = set()  # workers with callers that watch events
         self._inbox, self._outboxes = worker.inbox, worker.outboxes
         self._at: dict[ClientKey, int] = {}  # clients whose stream is at another worker
         self._decoder = msgspec.json.Decoder(_Message)
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
+        self._feed.to_others, self._feed.on_change = self._send_event, self._tell_watching
         self._broadcast("hello")
 
     def close(self) -> None:
@@ -99,12 +103,21 @@ class Relay:
             return False
         return self._send(worker, _Message("notify", self._own, *client, wire.notification_to_json(notification)))
 
+    # --------------------------------------------------------- for the feed
+
+    def _send_event(self, event: Event) -> None:
+        for worker in self._watching:
+            self._send(worker, _Message("event", self._own, payload=event._asdict()))
+
+    def _tell_watching(self) -> None:
+        self._broadcast("watching", payload=len(self._feed) > 0)
+
     # -------------------------------------------------------------- datagrams
 
-    def _broadcast(self, what: str, client: ClientKey = ("", "")) -> None:
+    def _broadcast(self, what: str, client: ClientKey = ("", ""), payload: object = None) -> None:
         for worker in range(len(self._outboxes)):
             if worker != self._own:
-                self._send(worker, _Message(what, self._own, *client))
+                self._send(worker, _Message(what, self._own, *client, payload))
 
     def _send(self, worker: int, message: _Message) -> bool:
         try:
@@ -130,17 +143,23 @@ class Relay:
             case "hello":  # it has just started: what its predecessor had is gone, and it does not know our streams
                 for lost in [each for each, worker in self._at.items() if worker == message.worker]:
                     self._gone(lost)
+                self._watching.discard(message.worker)
                 for own in self._service.streams:
                     self._send(message.worker, _Message("opened", self._own, *own))
+                self._tell_watching()
             case "opened":
                 self._at[client] = message.worker
                 self._service.end_stream(client)  # an earlier one, here
             case "closed" if self._at.get(client) == message.worker:
                 self._gone(client)
             case "notify":
-                for notification in wire.notifications_from_json([message.notification]):
+                for notification in wire.notifications_from_json([message.payload]):
                     if not self._service.notify_here(client, notification):
                         self._send(message.worker, _Message("closed", self._own, *client))
+            case "watching":
+                (self._watching.add if message.payload else self._watching.discard)(message.worker)
+            case "event":
+                self._feed.pass_on_here(Event(**message.payload))
 
     def _gone(self, client: ClientKey) -> None:
         del self._at[client]
