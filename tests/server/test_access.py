@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import shlex
 import signal
 import socket
 import ssl
@@ -116,6 +117,30 @@ def test_check_reads_everything_and_ends(tmp_path, path):
 def test_public_address_is_served_with_no_auth():
     with running("--listen", "0.0.0.0:0", "--no-auth") as server:
         assert server.post("/v1/acquire", {"name": "x"}).status == 200
+
+
+def test_too_few_open_files_are_worth_a_warning():
+    program = [
+        sys.executable,
+        "-m",
+        "leasehold",
+        "-u",
+        "memory://",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--log",
+        "text",
+    ]
+    line = f"ulimit -n 300; exec {shlex.join(program)}"
+    with subprocess.Popen(["/bin/sh", "-c", line], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = iter(process.stderr.readline, "")
+            warning = next(line for line in lines if "open files" in line)
+            assert "300 open files are permitted, too few for limits.connections = 10000" in warning
+        finally:
+            process.terminate()
+            process.wait(timeout=SECONDS)
 
 
 # -- Unix sockets

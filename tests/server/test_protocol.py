@@ -372,11 +372,18 @@ def test_upgrade_is_ignored_and_the_connection_ends(echo):
         (b"Origin: \xff\r\n", 403),
         (b"Sec-Fetch-Site: cross-site\r\n", 403),
         (b"Sec-Fetch-Site: same-site\r\n", 403),
+        (b"Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\n", 403),
     ],
 )
 def test_web_page_of_another_origin_is_refused(echo, lines, status):
     request = b"POST /x HTTP/1.1\r\nHost: localhost:1\r\nConnection: close\r\n" + lines + b"\r\n"
     assert ask(echo, request)[0] == status
+
+
+def test_link_on_another_page_may_be_followed(echo):
+    lines = b"Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: %s\r\nConnection: close\r\n\r\n"
+    assert ask(echo, b"GET / HTTP/1.1\r\nHost: x\r\n" + lines % b"navigate")[0] == 200
+    assert ask(echo, b"GET / HTTP/1.1\r\nHost: x\r\n" + lines % b"no-cors")[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -398,6 +405,8 @@ def test_name_of_a_rebound_host_is_refused_without_authentication(host, status):
         assert ask(app, b"GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % host)[0] == status
 
 
-@pytest.mark.parametrize("flags", [{"keys": "/k"}, {"listen": ("0.0.0.0:1",), "no_auth": True}])
+@pytest.mark.parametrize(
+    "flags", [{"keys": "/k"}, {"listen": ("0.0.0.0:1",), "no_auth": True}, {"listen": ("unix:/run/x",)}]
+)
 def test_every_host_is_accepted_where_a_browser_has_no_key(flags):
     assert Rules.of(read(flags, {}, None)).hosts is None

@@ -23,9 +23,10 @@ def guarded(tmp_path):
     path = tmp_path / "keys.toml"
     key = keys.create(path, "web", [Right.parse("lock::")], now=datetime.now(UTC))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))  # as a shell may have it: the server raises it
     try:
         with running("--keys", str(path)) as server:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
             yield server, key
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

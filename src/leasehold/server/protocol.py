@@ -74,8 +74,8 @@ class Rules:
         """Without authentication on loopback, a web page could reach the server under a host name of its own (DNS
         rebinding). So only names of this machine are accepted there."""
         hosts = None
-        if not settings.authenticates and all(is_local(address) for address in settings.listen):
-            own = {split_address(each)[0] for each in settings.listen if not each.startswith("unix:")}
+        own = {split_address(each)[0] for each in settings.listen if not each.startswith("unix:")}
+        if own and not settings.authenticates and all(is_local(address) for address in settings.listen):
             hosts = _LOOPBACK_NAMES | own
         return cls(settings.limits.connections, hosts)
 
@@ -223,7 +223,7 @@ class Protocol(HttpToolsProtocol):
                 if name in found:
                     return Problem("invalid", 400, f"the header {name.decode('ascii')} is given twice")
                 found[name] = value
-            elif name == b"sec-fetch-site":
+            elif name.startswith(b"sec-fetch-"):
                 found[name] = value
         return self._framing_problem(found) or self._browser_problem(found)
 
@@ -250,9 +250,9 @@ class Protocol(HttpToolsProtocol):
         if self._rules.hosts is not None and _without_port(host) not in self._rules.hosts:
             return Problem("forbidden", 403, "this server without authentication is reached as localhost only")
         origin = found.get(b"origin")
-        if found.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") or (
-            origin is not None and urlsplit(origin.decode("latin-1").lower()).netloc != host
-        ):
+        is_link = self.parser.get_method() == b"GET" and found.get(b"sec-fetch-mode") == b"navigate"
+        is_own = found.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin") or is_link
+        if not is_own or (origin is not None and urlsplit(origin.decode("latin-1").lower()).netloc != host):
             return Problem("forbidden", 403, "web pages of other origins may not call this server")
         return None
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -36,11 +37,14 @@ from leasehold.telemetry import EngineHealth
 from leasehold.telemetry.audit import AuditFile
 from leasehold.telemetry.logs import JSONFormatter
 
+_log = logging.getLogger("leasehold.server")
+
 _BACKLOG: Final = 2048
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
 _REFRESH_INTERVAL: Final = 0.5  # seconds between two looks at the key file and the certificates; two must agree
 _HANDSHAKE_SECONDS: Final = 5.0  # for TLS
+_OTHER_FILES: Final = 256  # open files that are no connections of callers: the engine's, logs, libraries
 
 
 class Server(uvicorn.Server):
@@ -86,6 +90,7 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it. `say` gets the line for each address, once it is served. Raises ConfigError."""
     _prepare_logs(settings)
+    _allow_open_files(settings.limits.connections)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until its handler is set
     check(settings)
     with contextlib.ExitStack() as stack:
@@ -104,6 +109,23 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             run()
         else:
             Workers(settings.workers, run).run(on_started)
+
+
+def _allow_open_files(connections: int) -> None:
+    """A shell often allows 1,024 open files, fewer than the server's connections. Raise that as far as permitted."""
+    wanted = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        _log.warning(
+            "%d open files are permitted, too few for limits.connections = %d: raise the limit of this process "
+            "(ulimit -Hn, LimitNOFILE=), or lower limits.connections",
+            allowed,
+            connections,
+        )
 
 
 def _prepare_logs(settings: Settings) -> None:
