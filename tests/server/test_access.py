@@ -45,16 +45,23 @@ def serve(*arguments, url="memory://", **environment):
 # -- the key file
 
 
-def test_changed_key_file_is_in_force_within_six_seconds(path):
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_changed_key_file_is_in_force_within_six_seconds(path, tmp_path, workers):
     old = create(path, "web")
-    with running("--keys", str(path)) as server:
-        assert server.get("/v1/locks", key=old).status == 200
+    with running("--keys", str(path), "--workers", workers, url=f"sqlite:///{tmp_path}/locks.db") as server:
+
+        def every_worker_answers(key, status):  # each connection may reach another one
+            return all(server.get("/v1/traits", key=key).status == status for _ in range(20))
+
+        assert every_worker_answers(old, 200)
         new = create(path, "web-2")
         keys.revoke(path, "web")
         began = time.monotonic()
-        poll(lambda: server.get("/v1/locks", key=new).status == 200)
-        poll(lambda: server.get("/v1/locks", key=old).status == 401)
+        poll(lambda: server.get("/v1/traits", key=new).status == 200)
+        poll(lambda: server.get("/v1/traits", key=old).status == 401)
         check_elapsed(began, 6.0)
+        poll(lambda: every_worker_answers(new, 200))
+        poll(lambda: every_worker_answers(old, 401))
 
 
 def test_hangup_reads_the_key_file_and_never_ends_the_server(path):
