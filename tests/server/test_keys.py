@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -170,8 +171,33 @@ def test_expired_key_is_known_by_the_clock(path):
     assert key.expired(NOW.timestamp() + 1.0)
 
 
+def test_second_writer_waits_for_the_first(path, monkeypatch):
+    first_has_read, second_had_its_chance = threading.Event(), threading.Event()
+    replace = keys._replace
+
+    def slow_replace(*arguments):
+        if not first_has_read.is_set():
+            first_has_read.set()
+            assert second_had_its_chance.wait(60)
+        replace(*arguments)
+
+    monkeypatch.setattr(keys, "_replace", slow_replace)
+    first, second = (
+        threading.Thread(target=keys.create, args=(path, who, [RIGHT]), kwargs={"now": NOW}) for who in ("web", "cron")
+    )
+    first.start()
+    assert first_has_read.wait(60)
+    second.start()
+    second.join(timeout=0.5)  # it would end now if it did not wait
+    second_had_its_chance.set()
+    first.join()
+    second.join()
+    assert list(keys.read(path)) == ["web", "cron"]
+
+
 CREATE = """
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from leasehold.server import keys
