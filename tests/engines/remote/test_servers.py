@@ -207,6 +207,20 @@ def test_waiter_gives_up_when_its_wait_is_over(driver, start_server):
     check_elapsed(began, 2.0)
 
 
+def test_call_to_the_only_server_is_repeated_once_if_the_connection_breaks(driver, start_server):
+    """The address may be that of a balancer."""
+    server = start_server()
+    driver.open(server)
+    answers = [HANG_UP]
+    server.script = lambda call: answers.pop() if answers else free_engine(call)
+    assert isinstance(driver.attempt(driver.claim()), Grant)
+    server.script = refusing(HANG_UP)
+    before = len(server.calls)
+    with pytest.raises(Unavailable):
+        driver.attempt(driver.claim())
+    assert len(server.calls) - before <= 3
+
+
 def test_idle_connection_that_the_server_closed_costs_nothing(driver, start_server):
     server = start_server()
     driver.open(server)

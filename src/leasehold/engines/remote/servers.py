@@ -7,7 +7,8 @@ the engine behind the servers knows a claim by its id (E2, E6). So `Failover.ask
 | what happens                                    | next                                                              |
 |-------------------------------------------------|-------------------------------------------------------------------|
 | an answer                                       | return it; if another server gave it, the client moves there      |
-| no connection, or it broke, or no valid answer  | the next server, at once; the client moves                        |
+| no connection, or it broke, or no valid answer  | the next server, at once; the client moves. If the connection was |
+|                                                 | idle before, or there is one server only: once more there         |
 | silence                                         | the next server, after this one's share of the deadline; moves    |
 | refused, `done: false`: the engine was not asked | the next server, at once                                         |
 | any other `Unavailable`, also inside a renewal  | the next server, once a second: that server alone may have lost   |
@@ -169,7 +170,7 @@ class Failover:
     async def ask(self, call: Call) -> Reply:
         servers, now = self._servers, self._runtime.now
         tried: set[Server] = set()
-        rounds, was_stale, may_have_arrived = 0, False, False
+        rounds, broke_before, may_have_arrived = 0, False, False
         failure: tuple[Server, Exception] | None = None
         fallback: Json | None = None  # a renewal that one server could answer in part
         while True:
@@ -179,7 +180,7 @@ class Failover:
                     return Reply(fallback, may_have_arrived)
                 if not await self._pause(call, rounds):
                     break
-                rounds, was_stale = rounds + 1, False
+                rounds, broke_before = rounds + 1, False
                 tried.clear()
                 continue
             left = call.deadline - now()
@@ -196,8 +197,8 @@ class Failover:
                 failure, may_have_arrived = (server, error), True
                 if not call.repeatable:
                     break
-                if isinstance(error, StaleConnection) and not was_stale:
-                    was_stale = True
+                if not broke_before and self._is_worth_repeating(error):
+                    broke_before = True
                     continue
                 servers.leave(server)
             except NotSent as error:
@@ -225,6 +226,12 @@ class Failover:
         first = servers.current.index
         in_turn = (servers.all[(first + offset) % len(servers.all)] for offset in range(len(servers.all)))
         return next((server for server in in_turn if server not in tried), None)
+
+    def _is_worth_repeating(self, error: Exception) -> bool:
+        """Whether the same server is asked once more: it may have closed an idle connection; and one address may be
+        that of a balancer, behind which another server answers."""
+        only_one = len(self._servers.all) == 1
+        return isinstance(error, StaleConnection) or (only_one and isinstance(error, ConnectionError))
 
     async def _pause(self, call: Call, rounds: int) -> bool:
         """Wait before a waiter tries all servers again. False: its time would be over."""
