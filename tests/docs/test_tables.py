@@ -39,7 +39,11 @@ GENERATED = re.compile(r"(?P<open><!-- generated: (?P<word>.+?) -->\n)(?P<text>.
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 # A page for each engine, by the name of its module, and its first scheme.
-ENGINES = {module.rpartition(".")[2]: scheme for scheme, module in reversed(engines.BUILT_IN.items())}
+PAGE_NAMES = {"remote": "server"}
+ENGINES = {
+    PAGE_NAMES.get(module.rpartition(".")[2], module.rpartition(".")[2]): scheme
+    for scheme, module in reversed(engines.BUILT_IN.items())
+}
 
 # -------------------------------------------------------- generated from the code
 
@@ -419,8 +423,8 @@ def test_api_page_explains_every_require_word():
     assert first_column("api.md", "Words for `require`") == list(config.REQUIREMENTS)
 
 
-# URLs on the pages that no engine serves: web addresses, one in an error message, names in certificates.
-OTHER_SCHEMES = {"file", "http", "https", "nowhere", "spiffe"}
+# URLs on the pages that no engine serves: one in an error message, names in certificates.
+OTHER_SCHEMES = {"file", "nowhere", "spiffe"}
 
 
 @each_page

@@ -47,13 +47,11 @@ class RemoteDriver:
         self.runtime = Threads() if self._runner is None else Loop()
         self.engine: Any = None
 
-    def open(
-        self, *servers: ScriptedServer, at: int = 0, options: str = "", call_timeout: float = 100.0
-    ) -> RemoteDriver:
+    def open(self, *servers: Any, at: int = 0, call_timeout: float = 100.0) -> RemoteDriver:
         """A client of these servers that keeps to the one with the index `at`. Its stream may be silent for
         `call_timeout`, and longer than any test: scripted servers send no beats."""
         self.registry = ClaimRegistry(self.runtime, f"{at:08x}{self.runtime.random_bytes(4).hex()}")
-        url = "http://" + ",".join(f"127.0.0.1:{server.port}" for server in servers) + options
+        url = "http://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)
         self.engine = remote.open(EngineConfig.parse(url, call_timeout), self.runtime, self.registry)
         self.servers = self.registry.shared["remote"].servers
         self.listener = self.registry.shared["remote"].listener
