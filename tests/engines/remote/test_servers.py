@@ -125,13 +125,28 @@ def test_renewal_with_a_problem_inside_is_asked_of_the_next_server(driver, pair)
     assert driver.servers.current.index == 1
 
 
-def test_renewal_keeps_a_partial_answer_if_no_server_has_a_better_one(driver, pair):
+@pytest.mark.parametrize("other", ["closed", "silent"])
+def test_renewal_keeps_a_partial_answer_if_no_server_has_a_better_one(driver, pair, other):
     driver.open(*pair)
     pair[0].script = lambda call: {"renewed": [{"alive": [1.0, None]}, NO_ENGINE, {"gone": "expired"}]}
-    pair[1].close()
-    alive, unavailable, gone = driver.renew(*[driver.claim(token=n) for n in (1, 2, 3)])
+    if other == "closed":
+        pair[1].close()
+    else:
+        pair[1].script = refusing(SILENT)
+    alive, unavailable, gone = driver.renew(*[driver.claim(token=n) for n in (1, 2, 3)], seconds=1.0)
     assert (alive, gone) == (Alive(1.0, None), Gone("expired"))
     assert isinstance(unavailable, Unavailable)
+
+
+def test_renewal_that_is_not_permitted_does_not_move_the_client(driver, pair):
+    """It would be refused at every server, once a second, and the stream would move each time."""
+    driver.open(*pair)
+    pair[0].script = lambda call: {"renewed": [{"alive": [1.0, None]}, problem("forbidden", 403)]}
+    alive, refused = driver.renew(driver.claim(token=1), driver.claim(token=2))
+    assert alive == Alive(1.0, None)
+    assert isinstance(refused, Unavailable)
+    assert driver.servers.current.index == 0
+    assert not pair[1].calls
 
 
 def test_release_repeated_after_a_lost_answer_is_not_known(driver, pair):

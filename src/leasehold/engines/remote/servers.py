@@ -176,9 +176,7 @@ class Failover:
         while True:
             server = self._next(tried)
             if server is None:
-                if fallback is not None:
-                    return Reply(fallback, may_have_arrived)
-                if not await self._pause(call, rounds):
+                if fallback is not None or not await self._pause(call, rounds):
                     break
                 rounds, broke_before = rounds + 1, False
                 tried.clear()
@@ -190,6 +188,7 @@ class Failover:
                 share = left / (len(servers.all) - len(tried)) if call.repeatable else left
                 answer = await self._connections.call(server, call.body, now() + share, reuse=call.repeatable)
                 self._raise_problem(answer)
+                is_partial = self._has_unavailable(answer)
             except NotConnected as error:
                 failure = (server, error)
                 servers.leave(server)
@@ -214,10 +213,12 @@ class Failover:
                 continue
             else:
                 servers.prefer(server)
-                if not _has_unavailable(answer) or not servers.doubt(server, now()):
+                if not is_partial or not servers.doubt(server, now()):
                     return Reply(answer, may_have_arrived)
-                fallback, may_have_arrived = answer, True
+                fallback = answer
             tried.add(server)
+        if fallback is not None:
+            return Reply(fallback, repeated=True)
         raise self._no_answer(failure, may_have_arrived)
 
     def _next(self, tried: set[Server]) -> Server | None:
@@ -247,6 +248,16 @@ class Failover:
         if "problem" in answer:
             raise wire.error_from_problem(answer["problem"], self._engine)
 
+    def _has_unavailable(self, answer: Json) -> bool:
+        """Whether the server could not renew some of the claims, because its engine did not answer it. Other problems,
+        such as a missing right, are the same at every server."""
+        renewed = answer.get("renewed")
+        return isinstance(renewed, list) and any(
+            isinstance(wire.error_from_problem(each["problem"], self._engine), Unavailable)
+            for each in renewed
+            if isinstance(each, dict) and "problem" in each
+        )
+
     def _no_answer(self, failure: tuple[Server, Exception] | None, may_have_arrived: bool) -> Unavailable:
         if failure is None:
             return NotSent("the deadline passed before the call was sent", engine=self._engine)
@@ -256,12 +267,6 @@ class Failover:
         error = kind(f"{server} {_describe(cause)}", engine=self._engine, retry_in=retry_in)
         error.__cause__ = cause
         return error
-
-
-def _has_unavailable(answer: Json) -> bool:
-    """Whether the server could not renew some of the claims: its engine did not answer it."""
-    renewed = answer.get("renewed")
-    return isinstance(renewed, list) and any(isinstance(each, dict) and "problem" in each for each in renewed)
 
 
 def _describe(error: Exception) -> str:
